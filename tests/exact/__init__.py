@@ -1,0 +1,1 @@
+"""The proof of exactness: laws of whole answers, by enumeration."""

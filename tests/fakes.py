@@ -1,0 +1,328 @@
+"""Fakes at the narrowest seams: tables of logits, a model with a checked KV, drafters and stoppers from scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from specllama.distribution import Distribution
+from specllama.errors import ContextFull, Interrupted
+from specllama.types import Caps, Chooser, Draft, FloatArray, Observation
+
+History: TypeAlias = tuple[int, ...]
+Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
+Laws: TypeAlias = Callable[[History], Sequence[float]]  # history -> probabilities (V,)
+Hook: TypeAlias = Callable[[int, str], None]  # before every model call: its number (from 0) and its name
+
+
+class ContractBroken(AssertionError):
+    """A fake was used in a way that its protocol forbids."""
+
+
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+class RandomTable:
+    """Seeded random logits that depend on the whole history, so that one wrong token in a KV changes them all.
+
+    `ties` rounds to whole numbers, which makes equal logits common. `masked` is the share of entries at -inf; the
+    largest entry stays finite. Rows are kept: a table is shared between the many replays of one enumeration.
+    """
+
+    def __init__(
+        self, vocab_size: int, seed: int, *, spread: float = 1.5, ties: bool = False, masked: float = 0.0
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._seed = seed
+        self._spread = spread
+        self._ties = ties
+        self._masked = masked
+        self._rows: dict[History, FloatArray] = {}
+
+    def __call__(self, history: History) -> FloatArray:
+        row = self._rows.get(history)
+        if row is None:
+            row = self._rows[history] = self._draw(history)
+        return row
+
+    def _draw(self, history: History) -> FloatArray:
+        # The length goes in, and ids start at 1: a SeedSequence does not tell trailing zeros from nothing.
+        rng = np.random.default_rng([self._seed, len(history), *(token + 1 for token in history)])
+        row = self._spread * rng.standard_normal(self.vocab_size)
+        if self._ties:
+            row = np.round(row)
+        hidden = rng.random(self.vocab_size) < self._masked
+        hidden[int(row.argmax())] = False
+        row[hidden] = -np.inf
+        return row.astype(np.float32)
+
+
+def table_of(laws: Laws) -> Table:
+    """Logits whose softmax is `laws`, up to the rounding of float32."""
+
+    def table(history: History) -> FloatArray:
+        with np.errstate(divide="ignore"):
+            return np.log(np.asarray(laws(history), dtype=np.float64)).astype(np.float32)
+
+    return table
+
+
+def always(probs: Sequence[float]) -> Laws:
+    """The same law after every history."""
+    return lambda history: probs
+
+
+def replaced(table: Table, at_length: int, value: float, token: int = 0) -> Table:
+    """`table`, with one logit replaced in every row that follows a history of `at_length` tokens."""
+
+    def changed(history: History) -> FloatArray:
+        row = table(history)
+        if len(history) == at_length:
+            row = row.copy()
+            row[token] = value
+        return row
+
+    return changed
+
+
+def random_laws(vocab_size: int, seed: int, *, zeros: float = 0.0) -> Laws:
+    """Seeded random probabilities that depend on the whole history; `zeros` is the share of exact zeros."""
+    table = RandomTable(vocab_size, seed, masked=zeros)
+
+    def laws(history: History) -> Sequence[float]:
+        weights = [math.exp(logit) for logit in table(history).tolist()]
+        return [weight / math.fsum(weights) for weight in weights]
+
+    return laws
+
+
+# ----------------------------------------------------------------------------------------------------------- model
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation of a fake model, as recorded."""
+
+    name: str
+    tokens: tuple[int, ...] = ()
+    length: int = 0  # of the KV, before the call
+
+
+@dataclass(slots=True)
+class FakeModel:
+    """A `LanguageModel` over a table of logits, with a KV that checks how it is used.
+
+    Invariants, each a ContractBroken when it is violated: ids lie in the vocabulary; `eval` holds 1 to
+    `caps.max_block` tokens and parents come before children; after an `eval` with branches only `keep`, or a
+    `truncate` to the pending token or below, may follow; `keep` names the pending token of the last `eval` and a
+    path from its root. Rows are read-only views and turn into NaN with the next `feed` or `eval`. A context that is
+    full raises ContextFull. `hook` sees every call before it happens and may raise; an Interrupted in `feed` leaves
+    the first half of its tokens in the KV, as an aborted prefill does.
+    """
+
+    table: Table
+    vocab_size: int
+    n_ctx: int = 64
+    end_tokens: frozenset[int] = frozenset()
+    caps: Caps = field(default_factory=lambda: Caps(tree=True))
+    hook: Hook = lambda n_call, name: None
+    calls: list[Call] = field(default_factory=list)
+    _kv: list[int] = field(default_factory=list)
+    _rows: FloatArray | None = None  # owns the memory of the view that the last eval returned
+    _pending_at: int | None = None  # index in the KV of the last eval's first token, while `keep` is possible
+    _parents: tuple[int, ...] = ()  # of the last eval's nodes
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the KV."""
+        return len(self._kv)
+
+    @property
+    def tokens(self) -> History:
+        """What the KV holds, in its order: of a tree, every node."""
+        return tuple(self._kv)
+
+    def count(self, name: str) -> int:
+        """How often the operation `name` was called."""
+        return sum(call.name == name for call in self.calls)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens without logits."""
+        self._require_line()
+        try:
+            self._record("feed", tokens)
+        except Interrupted:
+            self._append(tokens[: len(tokens) // 2])
+            raise
+        self._append(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their logits (len(tokens), V)."""
+        self._require_line()
+        n_nodes = len(tokens) - 1
+        if not 0 <= n_nodes < self.caps.max_block:
+            raise ContractBroken(f"eval of {len(tokens)} tokens, expected 1 to {self.caps.max_block}")
+        layout = tuple(range(-1, n_nodes - 1)) if parents is None else tuple(parents)
+        if len(layout) != n_nodes or any(not -1 <= parent < i for i, parent in enumerate(layout)):
+            raise ContractBroken(f"parents {layout} do not lay out {n_nodes} nodes")
+        if parents is not None and not self.caps.tree:
+            raise ContractBroken("parents given to a model that cannot do trees")
+        self._record("eval", tokens)
+        prefix = self.tokens
+        self._append(tokens)
+        self._pending_at, self._parents = len(prefix), layout
+        lines = [(*prefix, tokens[0])]
+        for node, parent in enumerate(layout):
+            lines.append((*lines[parent + 1], tokens[node + 1]))
+        self._rows = np.stack([self.table(line) for line in lines])
+        view = self._rows.view()
+        view.setflags(write=False)
+        return view
+
+    def truncate(self, length: int) -> None:
+        """Drop every token from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ContractBroken(f"truncate to {length} of {self.length} tokens")
+        if self._branches() and self._pending_at is not None and length > self._pending_at + 1:
+            raise ContractBroken("truncate into a tree, where an index is no position")
+        self._record("truncate", ())
+        del self._kv[length:]
+        self._pending_at, self._parents = None, ()
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Of the last eval keep the pending token and the nodes of `path`."""
+        if self._pending_at is None or length != self._pending_at + 1:
+            raise ContractBroken(f"keep({length}, ...), but the pending token is at {self._pending_at}")
+        for parent, node in zip((-1, *path), path, strict=False):
+            if not 0 <= node < len(self._parents) or self._parents[node] != parent:
+                raise ContractBroken(f"path {tuple(path)} is no line from the root of {self._parents}")
+        self._record("keep", ())
+        self._kv[length:] = [self._kv[length + node] for node in path]
+        self._pending_at, self._parents = None, ()
+
+    def _record(self, name: str, tokens: Sequence[int]) -> None:
+        """Note the call, let the hook see it, and refuse what has no room or no row."""
+        n_call = len(self.calls)
+        self.calls.append(Call(name, tuple(tokens), self.length))
+        for token in tokens:
+            if not 0 <= token < self.vocab_size:
+                raise ContractBroken(f"token {token} in a vocabulary of {self.vocab_size}")
+        self.hook(n_call, name)
+        if self.length + len(tokens) > self.n_ctx:
+            raise ContextFull(f"{self.length} + {len(tokens)} tokens in a context of {self.n_ctx}")
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Grow the KV; whatever view is still out there becomes unusable."""
+        if self._rows is not None and len(tokens):
+            self._rows.fill(np.nan)
+            self._rows = None
+        self._kv.extend(int(token) for token in tokens)
+        self._pending_at, self._parents = None, ()
+
+    def _branches(self) -> bool:
+        """Does the last eval hold a token that does not follow the one before it?"""
+        return any(parent != node - 1 for node, parent in enumerate(self._parents))
+
+    def _require_line(self) -> None:
+        """Tokens can only follow a line, not a tree whose branches are still open."""
+        if self._branches():
+            raise ContractBroken("feed or eval after a tree, before keep")
+
+
+# -------------------------------------------------------------------------------------------------------- drafters
+
+Script: TypeAlias = Callable[[History, int, Chooser], Draft]  # (tokens, limit, choose) -> at most `limit` tokens
+
+
+def points(tokens_at: Callable[[History], Sequence[int]]) -> Script:
+    """Proposes the tokens of a function as point masses."""
+    return lambda tokens, limit, choose: Draft(tuple(tokens_at(tokens))[:limit])
+
+
+def drawn_chain(laws: Laws, n_max: int) -> Script:
+    """Draws a chain of `n_max` tokens from `laws`."""
+    return drawn_tree(laws, (1,) * n_max)
+
+
+def drawn_tree(laws: Laws, widths: Sequence[int]) -> Script:
+    """Draws a tree from `laws`: every node of depth d has `widths[d]` children, drawn without replacement.
+
+    Each sibling's `probs` entry is the law before any sibling was removed.
+    """
+
+    def script(tokens: History, limit: int, choose: Chooser) -> Draft:
+        lines, drawn, probs, parents = [tokens], [], [], []
+        level = [-1]
+        for width in widths[:limit]:
+            children = []
+            for parent in level:
+                law = list(laws(lines[parent + 1]))
+                left = law
+                for _ in range(min(width, sum(prob > 0.0 for prob in law))):
+                    token = choose.pick(Distribution.dense(left))
+                    left = _without(left, token)
+                    children.append(len(drawn))
+                    lines.append((*lines[parent + 1], token))
+                    drawn.append(token)
+                    probs.append(Distribution.dense(law))
+                    parents.append(parent)
+            level = children
+        chain = all(width == 1 for width in widths)
+        return Draft(tuple(drawn), tuple(probs), None if chain else tuple(parents))
+
+    return script
+
+
+def _without(law: Sequence[float], token: int) -> list[float]:
+    """`law` given that the draw is not `token`; zeros where nothing is left."""
+    rest = math.fsum(prob for i, prob in enumerate(law) if i != token)
+    return [0.0 if i == token or not rest else prob / rest for i, prob in enumerate(law)]
+
+
+@dataclass(slots=True)
+class ScriptedDrafter:
+    """A drafter that proposes what its script says and remembers what it was told."""
+
+    script: Script
+    name: str = "scripted"
+    wants: frozenset[str] = frozenset()
+    begun: list[History] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)
+    seen: list[Observation] = field(default_factory=list)
+    closed: bool = False
+
+    def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
+        """Remember that an answer started."""
+        self.begun.append(tuple(tokens))
+
+    def propose(self, tokens: Sequence[int], limit: int, params: object, choose: Chooser) -> Draft:
+        """What the script says."""
+        self.limits.append(limit)
+        return self.script(tuple(tokens), limit, choose)
+
+    def observe(self, seen: Observation) -> None:
+        """Remember the verification, its tokens as they were then."""
+        self.seen.append(
+            Observation(tuple(seen.tokens), seen.draft, seen.verdict, seen.proposed_by, seen.features, seen.logits)
+        )
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+
+@dataclass(slots=True)
+class FakeStopper:
+    """Stops where the tokens end with one of `stops`."""
+
+    stops: tuple[History, ...]
+    tokens: list[int] = field(default_factory=list)
+
+    def push(self, token: int) -> bool:
+        """True if this token completes a stop."""
+        self.tokens.append(token)
+        return any(tuple(self.tokens[-len(stop) :]) == stop for stop in self.stops)
