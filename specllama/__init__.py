@@ -1,0 +1,91 @@
+"""specllama: exact speculative decoding for pairs of GGUF models. The public names, nothing else."""
+
+from specllama.distribution import Distribution
+from specllama.engine import Engine
+from specllama.errors import (
+    BackendError,
+    ChecksumMismatch,
+    ConfigError,
+    ContextFull,
+    DiskFull,
+    DownloadError,
+    DraftLawError,
+    GatedRepository,
+    Interrupted,
+    MemoryShort,
+    ModelFileError,
+    NumericsError,
+    PairError,
+    PromptError,
+    RollbackRefused,
+    SourceUnavailable,
+    SpecllamaError,
+    TemplateError,
+    UnsupportedModel,
+    UsageError,
+)
+from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.stats import SpecStats
+from specllama.types import (
+    Cancel,
+    Caps,
+    Chooser,
+    Draft,
+    Drafter,
+    DraftPolicy,
+    LanguageModel,
+    Observation,
+    Rule,
+    Stopper,
+    Verdict,
+)
+from specllama.verification import verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "Cancel",
+    "Caps",
+    "ChecksumMismatch",
+    "Chooser",
+    "ConfigError",
+    "ContextFull",
+    "DiskFull",
+    "Distribution",
+    "DownloadError",
+    "Draft",
+    "DraftLawError",
+    "DraftPolicy",
+    "Drafter",
+    "Engine",
+    "Event",
+    "Finished",
+    "GatedRepository",
+    "Interrupted",
+    "LanguageModel",
+    "MemoryShort",
+    "ModelFileError",
+    "Notice",
+    "NumericsError",
+    "Observation",
+    "PairError",
+    "PromptError",
+    "PromptProgress",
+    "RandomChooser",
+    "RollbackRefused",
+    "Rule",
+    "SamplingParams",
+    "SourceUnavailable",
+    "SpecStats",
+    "SpecllamaError",
+    "StepEvent",
+    "Stopper",
+    "TemplateError",
+    "TokenEvent",
+    "UnsupportedModel",
+    "UsageError",
+    "Verdict",
+    "verify",
+]

@@ -1,0 +1,168 @@
+"""Distribution: an immutable probability law over tokens, dense or on a sorted support."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import DraftLawError, NumericsError
+from specllama.types import FloatArray, IntArray
+
+Float64Array = npt.NDArray[np.float64]
+
+# A law whose mass differs from 1 by more than this was not normalised after its last change.
+MASS_TOLERANCE = 1e-6
+
+
+def _frozen(probs: Sequence[float] | FloatArray) -> Float64Array:
+    """`probs` as read-only float64; raises NumericsError where it is not a list of finite, non-negative numbers."""
+    array = np.array(probs, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise NumericsError(f"a law needs one row of probabilities, found an array of shape {array.shape}")
+    # One comparison catches negative numbers and NaN; the sum is infinite or NaN if any entry is.
+    if not array.min() >= 0.0 or not np.isfinite(array.sum()):
+        raise NumericsError("a law holds negative, infinite or NaN probabilities")
+    array.setflags(write=False)
+    return array
+
+
+class Distribution:
+    """A law over token ids. Ids outside what it holds have probability 0; everything is float64.
+
+    Build it with `dense`, `on` or `point`; a law never changes afterwards. The mass is not forced to 1: whoever uses
+    a law as q finds out with `require_normalised`.
+    """
+
+    __slots__ = ("_ids", "_probs")
+
+    def __init__(self, ids: IntArray | None, probs: Float64Array) -> None:
+        self._ids = ids  # None: probs[i] belongs to token i
+        self._probs = probs
+
+    @classmethod
+    def dense(cls, probs: Sequence[float] | FloatArray) -> Distribution:
+        """The law with `probs[i]` for token i.  probs: (V,)"""
+        return cls(None, _frozen(probs))
+
+    @classmethod
+    def on(cls, ids: Sequence[int] | IntArray, probs: Sequence[float] | FloatArray) -> Distribution:
+        """The law with `probs[j]` for token `ids[j]` and 0 elsewhere; ids in any order, none twice.  both: (n,)"""
+        frozen = _frozen(probs)
+        tokens = np.array(ids, dtype=np.int64)
+        if tokens.shape != frozen.shape:
+            raise ValueError(f"{tokens.size} ids for {frozen.size} probabilities")
+        if tokens.size > 1 and not (tokens[1:] > tokens[:-1]).all():
+            order = np.argsort(tokens, kind="stable")
+            tokens, frozen = tokens[order], frozen[order]
+            if (tokens[1:] == tokens[:-1]).any():
+                raise ValueError("a token stands twice in the support of a law")
+            frozen.setflags(write=False)
+        tokens.setflags(write=False)
+        return cls(tokens, frozen)
+
+    @classmethod
+    def point(cls, token: int) -> Distribution:
+        """All mass on one token."""
+        return cls.on([token], [1.0])
+
+    def prob(self, token: int) -> float:
+        """Probability of `token`; 0.0 for an id the law does not hold."""
+        if self._ids is None:
+            return float(self._probs[token]) if 0 <= token < self._probs.size else 0.0
+        i = int(self._ids.searchsorted(token))
+        return float(self._probs[i]) if i < self._ids.size and self._ids[i] == token else 0.0
+
+    def support(self) -> IntArray:
+        """Ids with positive probability, ascending.  (n,)"""
+        return self.items()[0]
+
+    def items(self) -> tuple[IntArray, Float64Array]:
+        """Ids with positive probability, ascending, and their probabilities.  both (n,)"""
+        positive = self._probs.nonzero()[0]
+        return (positive if self._ids is None else self._ids[positive]), self._probs[positive]
+
+    def cells(self) -> tuple[IntArray | None, Float64Array]:
+        """The law as it is stored: ids (None = 0, 1, 2, ...) and probabilities, zeros included.  both (n,)"""
+        return self._ids, self._probs
+
+    def peak(self) -> float:
+        """The largest probability."""
+        return float(self._probs.max())
+
+    def mass(self) -> float:
+        """The sum of all probabilities: 1 up to rounding, for a normalised law."""
+        return float(self._probs.sum())
+
+    def require_normalised(self) -> None:
+        """Raises DraftLawError where the mass is not 1 within MASS_TOLERANCE."""
+        mass = self.mass()
+        if not abs(mass - 1.0) <= MASS_TOLERANCE:
+            raise DraftLawError(
+                f"q sums to {mass:.9g}, expected 1",
+                hint="q must be the very law the draft token was drawn from, after every filter",
+            )
+
+    def excess(self, q: Distribution, weight: float = 1.0) -> tuple[IntArray | None, Float64Array]:
+        """max(weight*p - q, 0), not normalised, on the cells of this law.
+
+        Outside them p is 0, so the excess is 0 there too. `weight` is block verification's w.
+        """
+        q_ids, q_probs = q.cells()
+        left: Float64Array = self._probs * weight
+        if self._ids is None and q_ids is None:
+            n = min(left.size, q_probs.size)
+            left[:n] -= q_probs[:n]
+        elif self._ids is None:
+            assert q_ids is not None
+            inside = q_ids < left.size
+            left[q_ids[inside]] -= q_probs[inside]
+        elif q_ids is None:
+            inside = self._ids < q_probs.size
+            left[inside] -= q_probs[self._ids[inside]]
+        else:
+            at = np.minimum(q_ids.searchsorted(self._ids), q_ids.size - 1)
+            left -= np.where(q_ids[at] == self._ids, q_probs[at], 0.0)
+        np.maximum(left, 0.0, out=left)
+        return self._ids, left
+
+    def residual(self, q: Distribution, weight: float = 1.0) -> Distribution:
+        """normalised max(weight*p - q, 0); p itself where rounding leaves no mass.
+
+        Source: Leviathan et al., arXiv 2211.17192, section 2.3; with `weight`, Sun et al., arXiv 2403.10444.
+        """
+        ids, left = self.excess(q, weight)
+        mass = float(left.sum())
+        if not mass > 0.0:
+            return self
+        left /= mass
+        left.setflags(write=False)
+        return Distribution(ids, left)
+
+    def without(self, token: int) -> Distribution:
+        """The law given that the draw is not `token`, renormalised; itself where nothing else has mass."""
+        left = self._probs.copy()
+        at = np.array([token]) if self._ids is None else self._ids.searchsorted([token])
+        if at[0] < left.size and (self._ids is None or self._ids[at[0]] == token):
+            left[at] = 0.0
+        mass = float(left.sum())
+        if not mass > 0.0:
+            return self
+        left /= mass
+        left.setflags(write=False)
+        return Distribution(self._ids, left)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Distribution):
+            return NotImplemented
+        return all(np.array_equal(a, b) for a, b in zip(self.items(), other.items(), strict=True))
+
+    def __hash__(self) -> int:
+        ids, probs = self.items()
+        return hash((ids.tobytes(), probs.tobytes()))
+
+    def __repr__(self) -> str:
+        ids, probs = self.items()
+        shown = ", ".join(f"{i}: {p:.4g}" for i, p in zip(ids[:8], probs[:8], strict=True))
+        return f"Distribution({{{shown}{', ...' if ids.size > 8 else ''}}})"

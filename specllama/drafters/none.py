@@ -1,0 +1,28 @@
+"""No drafting at all: plain decoding through the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.sampling import SamplingParams
+from specllama.types import Chooser, Draft, FloatArray, Observation
+
+
+class NoDrafter:
+    """Proposes nothing, so that every step emits one token of the target's own."""
+
+    name = "none"
+    wants: frozenset[str] = frozenset()
+
+    def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
+        """Always the empty draft."""
+        return Draft()
+
+    def observe(self, seen: Observation) -> None:
+        """Nothing to learn."""
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,214 @@
+"""The one decoding loop: propose, evaluate, verify, keep, observe. Plain decoding is the same loop without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from time import perf_counter
+
+from specllama.drafters.none import NoDrafter
+from specllama.errors import Interrupted, PromptError, UnsupportedModel
+from specllama.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
+from specllama.sampling import RowLaws, SamplingParams
+from specllama.stats import SpecStats
+from specllama.types import (
+    Cancel,
+    Chooser,
+    Draft,
+    Drafter,
+    DraftReport,
+    LanguageModel,
+    Observation,
+    Reporting,
+    Rule,
+    Stopper,
+    common_prefix,
+)
+from specllama.verification import children_of, verify
+
+PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
+
+
+class Engine:
+    """Generates from `target`, helped by `drafter` (None = plain decoding); not for use from two threads at once.
+
+    Invariant: between steps the target's KV holds `tokens[:-1]` of prompt + answer; the last token is pending. It is
+    restored however an answer ends: finished, cancelled, failed, or its iterator abandoned.
+    """
+
+    def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
+        if not target.caps.rollback:
+            raise UnsupportedModel(
+                "this model cannot remove tokens from its memory, which every rejection needs",
+                hint="choose a target without recurrent layers",
+            )
+        self.target = target
+        self.drafter: Drafter = NoDrafter() if drafter is None else drafter
+        self.rule = rule
+        self._held: list[int] = []  # what the target's KV holds, as far as this engine knows
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        choose: Chooser,
+        *,
+        max_tokens: int,
+        stopper: Stopper | None = None,
+        cancel: Cancel | None = None,
+    ) -> Iterator[Event]:
+        """Events of one answer, the last one `Finished`; tokens follow the target's own law under `params`.
+
+        `max_tokens` < 0 goes on until the end or a full context. Raises PromptError for an empty prompt or one longer
+        than the context, NumericsError for logits that make no law, BackendError and its kin from the models.
+        """
+        if not prompt:
+            raise PromptError("the prompt holds no token", hint="give some text, or a template that begins with one")
+        if len(prompt) > self.target.n_ctx:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens, the context holds {self.target.n_ctx}",
+                hint=f"shorten it, or load with --ctx-size {len(prompt) + max(max_tokens, 256)} or more",
+            )
+        return self._answer(list(prompt), params, choose, max_tokens, stopper, cancel or Cancel())
+
+    def _answer(
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        choose: Chooser,
+        max_tokens: int,
+        stopper: Stopper | None,
+        cancel: Cancel,
+    ) -> Iterator[Event]:
+        """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
+        stats = SpecStats(n_prompt=len(tokens))
+        reason: Reason
+        try:
+            yield from self._prefill(tokens, stats, cancel)
+            reason = yield from self._decode(tokens, params, choose, max_tokens, stopper, cancel, stats)
+        except Interrupted:
+            reason = "cancelled"
+        finally:
+            # The block that was being handed out counts only as far as it was yielded.
+            del tokens[stats.n_prompt + stats.n_emitted :]
+            self._hold(tokens)
+        yield Finished(reason, stats)
+
+    def _hold(self, tokens: Sequence[int]) -> None:
+        """Leave the KV with nothing but `tokens[:-1]`, or with what part of it was prefilled."""
+        n_held = min(self.target.length, len(tokens) - 1)
+        if self.target.length > n_held:
+            self.target.truncate(n_held)
+        self._held = list(tokens[:n_held])
+
+    def _busy(self) -> float:
+        """Seconds spent so far inside the models' own calls, where they count them."""
+        return float(getattr(self.target, "busy_s", 0.0) + getattr(self.drafter, "busy_s", 0.0))
+
+    def _prefill(self, tokens: list[int], stats: SpecStats, cancel: Cancel) -> Iterator[Event]:
+        """Bring the KV from what is there to `tokens[:-1]`."""
+        started, busy = perf_counter(), self._busy()
+        # Someone else may have used the model since: then nothing is known of what it holds.
+        known = self._held if self.target.length == len(self._held) else []
+        n_cached = min(common_prefix(known, tokens), len(tokens) - 1)
+        if self.target.length > n_cached:
+            self.target.truncate(n_cached)
+        self._held = []  # true again once the answer has ended
+        stats.n_cached = n_cached
+        for at in range(n_cached, len(tokens) - 1, PREFILL_SLICE):
+            if cancel.is_set():
+                raise Interrupted("cancelled while the prompt was read")
+            self.target.feed(tokens[at : min(at + PREFILL_SLICE, len(tokens) - 1)])
+            stats.prompt_s += perf_counter() - started
+            yield PromptProgress(self.target.length, len(tokens))
+            started = perf_counter()
+        self.drafter.begin(tokens)
+        stats.prompt_s += perf_counter() - started
+        stats.loop_s += max(stats.prompt_s - (self._busy() - busy), 0.0)
+
+    def _limit(self, n_committed: int, n_left: int) -> int:
+        """Most tokens that may be drafted now: a step emits one more than it accepts, and rows need room in the KV."""
+        n_room = min(self.target.n_ctx - n_committed, self.target.caps.max_block - 1)
+        return max(min(n_left - 1, n_room) if n_left >= 0 else n_room, 0)
+
+    def _cut(self, block: Sequence[int], stopper: Stopper | None) -> tuple[int, int, bool]:
+        """(tokens to emit, tokens looked at, ended): where an end token or a stop string ends the answer."""
+        for i, token in enumerate(block):
+            if token in self.target.end_tokens:
+                return i, i + 1, True
+            if stopper is not None and stopper.push(token):
+                return i + 1, i + 1, True
+        return len(block), len(block), False
+
+    def _decode(
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        choose: Chooser,
+        max_tokens: int,
+        stopper: Stopper | None,
+        cancel: Cancel,
+        stats: SpecStats,
+    ) -> Generator[Event, None, Reason]:
+        """Steps until the answer ends; returns the reason. `tokens` runs ahead of `stats.n_emitted` within a block."""
+        explain = self.drafter.report if isinstance(self.drafter, Reporting) else DraftReport
+        while True:
+            if cancel.is_set():
+                return "cancelled"
+            n_left = max_tokens - stats.n_emitted if max_tokens >= 0 else -1
+            if n_left == 0 or len(tokens) > self.target.n_ctx:
+                return "length"
+            step, busy, started = stats.n_steps, self._busy(), perf_counter()
+
+            limit = self._limit(len(tokens), n_left)
+            draft = self.drafter.propose(tokens, limit, params, choose) if limit else Draft()
+            if len(draft.tokens) > limit:
+                raise ValueError(f"{self.drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked")
+            report = explain() if limit else DraftReport()
+            drafted = perf_counter()
+
+            rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
+            evaluated = perf_counter()
+
+            verdict = verify(draft, RowLaws(rows, tokens, draft, params), choose, self.rule)
+            block = [draft.tokens[node] for node in verdict.path] + [verdict.next_token]
+            n_block, n_seen, ended = self._cut(block, stopper)
+            sampled = perf_counter()
+
+            self.target.keep(len(tokens), verdict.path)
+            tokens.extend(block[:n_block])
+            logits = rows if "logits" in self.drafter.wants else None
+            self.drafter.observe(Observation(tokens, draft, verdict, self.drafter.name, logits=logits))
+            done = perf_counter()
+
+            # What lies behind the end of the answer was neither seen nor, for the counters, drafted.
+            n_accepted = min(len(verdict.path), n_seen)
+            n_drafted = verdict.path[n_seen - 1] + 1 if n_seen <= len(verdict.path) else len(draft.tokens)
+            last = verdict.path[-1] if verdict.path else -1
+            rejected = n_seen > len(verdict.path) and bool(children_of(draft, last))
+            stats.record(n_drafted, n_accepted, rejected)
+            loop_s = max(done - started - (self._busy() - busy), 0.0)
+            event = StepEvent(
+                step=step,
+                drafted=draft.tokens[:n_drafted],
+                accepted=n_accepted,
+                drafter=self.drafter.name,
+                decisions=report.decisions,
+                draft_s=drafted - started,
+                eval_s=evaluated - drafted,
+                sample_s=sampled - evaluated,
+                kv_s=done - sampled,
+                step_s=done - started,
+                loop_s=loop_s,
+            )
+            stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
+
+            if report.notice:
+                yield Notice(report.notice)
+            final: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"
+            for i, token in enumerate(block[:n_block]):
+                stats.n_emitted += 1
+                stats.n_from_draft += i < len(verdict.path)
+                yield TokenEvent(token, "draft" if i < len(verdict.path) else final, step)
+            yield event
+            if ended:
+                return "stop"

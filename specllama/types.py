@@ -1,0 +1,217 @@
+"""The types and protocols that cross rooms: drafts, verdicts, observations, models, drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from specllama.distribution import Distribution
+    from specllama.sampling import SamplingParams
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix of two token lists.
+
+    Halves the search by comparing slices, which Python does in C: the lists are mostly equal and thousands long.
+    """
+    known, unknown = 0, min(len(a), len(b))  # a[:known] == b[:known]; what lies behind `unknown` differs or is missing
+    while known < unknown:
+        middle = (known + unknown + 1) // 2
+        if list(a[known:middle]) == list(b[known:middle]):
+            known = middle
+        else:
+            unknown = middle - 1
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens, laid out so that a parent always comes before its children."""
+
+    tokens: tuple[int, ...] = ()
+    probs: tuple[Distribution, ...] | None = None  # law of node i given its path; None = point mass
+    parents: tuple[int, ...] | None = None  # None = chain; else per node the parent's index, -1 = pending token
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier decided about one draft."""
+
+    path: tuple[int, ...]  # accepted node indices, root to leaf
+    next_token: int  # correction after a rejection, else the bonus token; always present
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Told to every drafter after every verification, whoever proposed."""
+
+    tokens: Sequence[int]  # committed tokens, the new ones included
+    draft: Draft
+    verdict: Verdict
+    proposed_by: str
+    features: FloatArray | None = None  # (n+1, n_embd) hidden rows of the verified block, if a drafter wants them
+    logits: FloatArray | None = None  # (n+1, V) rows of the verified block, if a drafter wants them
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a loaded model can do."""
+
+    rollback: bool = True  # tokens can be removed from the KV again
+    tree: bool = False  # eval understands `parents`
+    features: bool = False  # hidden rows can be had
+    max_block: int = 32  # most tokens one eval may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One answer of a `DraftPolicy`: may token `depth` (0 = first) be drawn, given the confidence seen before it?"""
+
+    depth: int
+    confidence: float  # the largest probability in q of the row about to be drawn from
+    go_on: bool
+
+    def to_json(self) -> Mapping[str, object]:
+        return {"depth": self.depth, "confidence": self.confidence, "go_on": self.go_on}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What a drafter has to say about its last proposal, besides the draft."""
+
+    decisions: tuple[Decision, ...] = ()
+    notice: str = ""  # one sentence for the user, e.g. the draft's context is full; said once
+
+
+class Rule(Enum):
+    """How drafted tokens are accepted. All three keep the target's law exactly."""
+
+    TOKEN = "token"  # accept token by token with min(1, p/q)
+    BLOCK = "block"  # accept the longest prefix that the joint law allows
+    MATCH = "match"  # draw from p and go on while the draw equals the draft
+
+
+@dataclass(slots=True)
+class Cancel:
+    """A flag that asks a running answer to stop.
+
+    `buffer` is a C string of zero or one character: llama.cpp's abort callback reads it directly (see `llama.py`),
+    so setting the flag needs no lock, no GIL and no Python code on the other side.
+    """
+
+    buffer: bytearray = field(default_factory=lambda: bytearray(2))
+
+    def set(self) -> None:
+        """Ask to stop. Safe in a signal handler."""
+        self.buffer[0] = 1
+
+    def clear(self) -> None:
+        """Forget an earlier request."""
+        self.buffer[0] = 0
+
+    def is_set(self) -> bool:
+        """True once `set` was called."""
+        return self.buffer[0] != 0
+
+
+class Chooser(Protocol):
+    """The only source of randomness in the program."""
+
+    def flip(self, prob: float) -> bool:
+        """True with probability `prob`; certain at prob >= 1, impossible at prob <= 0."""
+        ...
+
+    def pick(self, law: Distribution) -> int:
+        """One token drawn from `law`."""
+        ...
+
+
+class DraftPolicy(Protocol):
+    """Decides the draft's length, always BEFORE a token is drawn."""
+
+    def go_on(self, depth: int, confidence: float) -> bool:
+        """May the drafter draw token number `depth` (0 = first), whose law has `confidence` as its largest mass?"""
+        ...
+
+    def observe(self, seen: Observation) -> None:
+        """Learn from a verification."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens. It may be told to draft nothing, and it hears of every verification."""
+
+    name: str
+    wants: frozenset[str]  # of {"features", "logits"}
+
+    def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
+        """A new answer to `tokens` starts; cheap, the first token must not wait for it."""
+        ...
+
+    def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
+        """At most `limit` tokens to follow `tokens`; an empty draft means plain decoding for one step."""
+        ...
+
+    def observe(self, seen: Observation) -> None:
+        """Bring the drafter's state in line with what was committed."""
+        ...
+
+    def close(self) -> None:
+        """Free what the drafter owns."""
+        ...
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """The optional side of a drafter: it explains its last proposal."""
+
+    def report(self) -> DraftReport:
+        """Decisions and notice of the last `propose`."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """A model with a KV cache for one sequence."""
+
+    vocab_size: int
+    n_ctx: int
+    end_tokens: frozenset[int]
+    caps: Caps
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the KV."""
+        ...
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens without asking for logits; chunks by itself."""
+        ...
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their logits (len(tokens), V): a view, valid until the next feed or eval."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Drop every token from `length` on. Raises RollbackRefused."""
+        ...
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Of the last eval keep the pending token (the KV up to `length`) and the nodes of `path`."""
+        ...
+
+
+class Stopper(Protocol):
+    """Recognises stop strings; they live in `text.py`, the engine only asks."""
+
+    def push(self, token: int) -> bool:
+        """True if this token completes a stop."""
+        ...
