@@ -1,0 +1,367 @@
+"""Tiny random GGUF files, so that tests run the real llama.cpp in milliseconds.
+
+What exists here:
+
+- `write_model(path, ...)`: one model; see its parameters. `arch` is "llama" (default), "qwen2", "gemma3" (sliding window) or
+  "mamba" (recurrent, cannot roll back).
+- `write_pair(folder, noise=0.3, ...)`: a target and a draft that agree often but not always; returns the two paths.
+- `write_split(path, n_parts)`: a written model cut into `-00001-of-0000N` parts; returns their paths.
+- `write_bare(path, ...)`: a header of any keys and no tensors (vocab-only files, architectures nobody knows, projectors).
+- `letters(n)`: a vocabulary for enumeration: n - 3 one-letter tokens, then `<|bos|>`, `<|im_end|>` and `<|endoftext|>`.
+- `byte_level()`: 256 byte tokens, three merges ("th", "the", " the"), then `<|bos|>`, `<|im_start|>`, `<|im_end|>`,
+  `<|endoftext|>`: tokenises any text, ends with either of the last two.
+- `sentencepiece()`: `<unk> <s> </s>`, 256 byte tokens `<0x00>`.., then some pieces with the U+2581 space.
+- `cut(path, n_bytes)`, `overwrite(path, offset, data)`: damaged copies of a file, made in place.
+- `CHATML`: a small chat template; `token_id(vocabulary, text)`: the id of a text in a vocabulary.
+
+The weights make laws that are neither flat nor one-hot (`scale` is about the standard deviation of the logits) and that
+depend on the whole history, not only on the last token. Equal arguments give equal files, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter, TokenType
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_TENSORS_PER_LAYER_NORMS = {
+    "llama": ("attn_norm", "ffn_norm"),
+    "qwen2": ("attn_norm", "ffn_norm"),
+    "gemma3": ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"),
+}
+
+
+@dataclass(frozen=True)
+class TinyVocabulary:
+    """What the tokenizer part of a GGUF file says."""
+
+    model: str  # "gpt2" or "llama"
+    tokens: tuple[str, ...]
+    types: tuple[int, ...]
+    merges: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    bos: int | None = None
+    eos: int | None = None
+    eot: int | None = None
+    add_bos: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a tiny model."""
+
+    n_layer: int = 2
+    n_embd: int = 32
+    n_head: int = 2
+    n_head_kv: int = 1
+    n_ff: int = 64
+    n_ctx: int = 512
+    sliding_window: int | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+
+def _byte_characters() -> list[str]:
+    """The 256 printable characters with which GPT-2 vocabularies spell bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+def letters(n_vocab: int = 12, *, add_bos: bool = False) -> TinyVocabulary:
+    """A vocabulary small enough to enumerate: a, b, c, ... and three special tokens at the end."""
+    n_letters = n_vocab - 3
+    if not 1 <= n_letters <= 94:
+        raise ValueError(f"n_vocab must be 4 to 97, not {n_vocab}")
+    alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&()*+,-./:;<=>?@[]^_`{|}~\"'\\"
+    tokens = (*alphabet[:n_letters], "<|bos|>", "<|im_end|>", "<|endoftext|>")
+    types = (TokenType.NORMAL,) * n_letters + (TokenType.CONTROL,) * 3
+    return TinyVocabulary(
+        model="gpt2",
+        tokens=tokens,
+        types=tuple(int(kind) for kind in types),
+        merges=("ÿ ÿ",),  # the format wants at least one; this one is never met
+        bos=n_letters,
+        eot=n_letters + 1,
+        eos=n_letters + 2,
+        add_bos=add_bos,
+    )
+
+
+def byte_level(*, add_bos: bool = False, extra_tokens: Sequence[str] = ()) -> TinyVocabulary:
+    """A vocabulary that spells every byte string, with a few merges; `extra_tokens` are appended as control tokens."""
+    space = _byte_characters()[0x20]
+    merged = ("th", "the", space + "the")
+    special = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", *extra_tokens)
+    tokens = (*_byte_characters(), *merged, *special)
+    n_normal = 256 + len(merged)
+    types = (TokenType.NORMAL,) * n_normal + (TokenType.CONTROL,) * len(special)
+    return TinyVocabulary(
+        model="gpt2",
+        tokens=tokens,
+        types=tuple(int(kind) for kind in types),
+        merges=("t h", "th e", f"{space} the"),
+        bos=n_normal,
+        eot=n_normal + 2,
+        eos=n_normal + 3,
+        add_bos=add_bos,
+    )
+
+
+def sentencepiece(*, add_bos: bool = True) -> TinyVocabulary:
+    """A SentencePiece vocabulary with byte fallback."""
+    pieces = ("▁", "a", "e", "h", "t", "▁t", "he", "▁the", "▁a")
+    tokens = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces)
+    types = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL)
+    types += (TokenType.BYTE,) * 256 + (TokenType.NORMAL,) * len(pieces)
+    scores = (0.0,) * 259 + tuple(-1.0 - index for index in range(len(pieces)))
+    return TinyVocabulary(
+        model="llama",
+        tokens=tokens,
+        types=tuple(int(kind) for kind in types),
+        scores=scores,
+        bos=1,
+        eos=2,
+        add_bos=add_bos,
+    )
+
+
+def token_id(vocabulary: TinyVocabulary, text: str) -> int:
+    """The id of the token whose raw vocabulary text is `text`."""
+    return vocabulary.tokens.index(text)
+
+
+def write_model(
+    path: Path,
+    *,
+    arch: str = "llama",
+    vocabulary: TinyVocabulary | None = None,
+    n_vocab: int = 12,
+    n_layer: int = 2,
+    n_embd: int = 32,
+    n_head: int = 2,
+    n_head_kv: int = 1,
+    n_ff: int = 64,
+    n_ctx: int = 512,
+    seed: int = 1,
+    noise: float = 0.0,
+    scale: float = 1.5,
+    chat_template: str | None = None,
+    sliding_window: int | None = None,
+    extra: Mapping[str, object] | None = None,
+) -> Path:
+    """Write one model and return `path`.
+
+    `vocabulary` defaults to `letters(n_vocab)`. `noise` mixes weights of another seed into those of `seed`: 0.0 is the
+    model itself, 1.0 an unrelated one. `n_ctx` is the context the model claims to be trained for. `extra` adds or
+    overrides metadata keys (int, float, bool, str or a list of them).
+    """
+    vocab = vocabulary or letters(n_vocab)
+    shape = Shape(n_layer, n_embd, n_head, n_head_kv, n_ff, n_ctx, sliding_window, extra or {})
+    writer = GGUFWriter(path, arch)
+    _add_sizes(writer, arch, shape, len(vocab.tokens))
+    _add_tokenizer(writer, vocab, chat_template)
+    _add_extra(writer, shape.extra)
+    tensors = _mamba_tensors if arch == "mamba" else _transformer_tensors
+    base, other = np.random.default_rng(seed), np.random.default_rng(seed + 1_000_003)
+    mix = np.hypot(1.0 - noise, noise)  # keeps the variance of the weights
+    for name, rows, columns, deviation in tensors(arch, shape, len(vocab.tokens), scale):
+        size = columns if rows == 0 else (rows, columns)
+        values = ((1.0 - noise) * base.standard_normal(size) + noise * other.standard_normal(size)) / mix
+        centre = 1.0 if rows == 0 and name.endswith("norm.weight") else 0.0
+        writer.add_tensor(name, (centre + deviation * values).astype(np.float32))
+    _finish(writer)
+    return path
+
+
+def write_pair(folder: Path, *, noise: float = 0.3, seed: int = 1, **options: object) -> tuple[Path, Path]:
+    """A target and a draft of one vocabulary; the larger `noise` (0 to 1), the worse they agree."""
+    target = write_model(folder / "target.gguf", seed=seed, **options)  # type: ignore[arg-type]
+    draft = write_model(folder / "draft.gguf", seed=seed, noise=noise, **options)  # type: ignore[arg-type]
+    return target, draft
+
+
+def write_bare(
+    path: Path,
+    *,
+    arch: str = "llama",
+    vocabulary: TinyVocabulary | None = None,
+    extra: Mapping[str, object] | None = None,
+) -> Path:
+    """A file with metadata and no tensor at all."""
+    writer = GGUFWriter(path, arch)
+    if arch in _TENSORS_PER_LAYER_NORMS:
+        _add_sizes(writer, arch, Shape(), len((vocabulary or letters()).tokens))
+    if vocabulary:
+        _add_tokenizer(writer, vocabulary, None)
+    _add_extra(writer, extra or {})
+    _finish(writer)
+    return path
+
+
+def write_split(path: Path, n_parts: int = 2, **options: object) -> list[Path]:
+    """A model cut into parts named as llama.cpp wants them; `path` is their common prefix, without an ending."""
+    whole = path.with_name(path.name + "-whole.gguf")
+    write_model(whole, **options)  # type: ignore[arg-type]
+    from gguf import GGUFReader
+
+    reader = GGUFReader(whole)
+    tensors = list(reader.tensors)
+    bounds = np.linspace(0, len(tensors), n_parts + 1).astype(int)
+    parts = [path.with_name(f"{path.name}-{index + 1:05d}-of-{n_parts:05d}.gguf") for index in range(n_parts)]
+    vocab = options.get("vocabulary") or letters(int(options.get("n_vocab", 12)))  # type: ignore[call-overload]
+    sizes = {
+        key: options[key] for key in ("n_layer", "n_embd", "n_head", "n_head_kv", "n_ff", "n_ctx") if key in options
+    }
+    for index, part in enumerate(parts):
+        writer = GGUFWriter(part, "llama")
+        if index == 0:
+            _add_sizes(writer, "llama", Shape(**sizes), len(vocab.tokens))  # type: ignore[arg-type, attr-defined]
+            _add_tokenizer(writer, vocab, None)  # type: ignore[arg-type]
+        writer.add_uint16("split.no", index)
+        writer.add_uint16("split.count", n_parts)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for tensor in tensors[bounds[index] : bounds[index + 1]]:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        _finish(writer)
+    del reader, tensors
+    whole.unlink()
+    return parts
+
+
+def cut(path: Path, n_bytes: int) -> Path:
+    """Drop the last `n_bytes` of the file."""
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - n_bytes)
+    return path
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> Path:
+    """Replace the bytes at `offset`."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+    return path
+
+
+def _add_sizes(writer: GGUFWriter, arch: str, shape: Shape, n_vocab: int) -> None:
+    writer.add_name(f"tiny {arch}")
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_vocab_size(n_vocab)
+    writer.add_layer_norm_rms_eps(1e-6)
+    if arch == "mamba":
+        writer.add_head_count(0)
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(2 * shape.n_embd)
+        writer.add_ssm_state_size(16)
+        writer.add_ssm_time_step_rank(2)
+        return
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    if shape.sliding_window is not None:
+        writer.add_sliding_window(shape.sliding_window)
+        writer.add_array(f"{arch}.attention.sliding_window_pattern", [index % 2 == 0 for index in range(shape.n_layer)])
+
+
+def _add_tokenizer(writer: GGUFWriter, vocab: TinyVocabulary, chat_template: str | None) -> None:
+    writer.add_tokenizer_model(vocab.model)
+    if vocab.model == "gpt2":
+        writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(vocab.tokens))
+    writer.add_token_types(list(vocab.types))
+    if vocab.merges:
+        writer.add_token_merges(list(vocab.merges))
+    if vocab.scores:
+        writer.add_token_scores(list(vocab.scores))
+    if vocab.bos is not None:
+        writer.add_bos_token_id(vocab.bos)
+    if vocab.eos is not None:
+        writer.add_eos_token_id(vocab.eos)
+    if vocab.eot is not None:
+        writer.add_eot_token_id(vocab.eot)
+    writer.add_add_bos_token(vocab.add_bos)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+
+
+def _add_extra(writer: GGUFWriter, extra: Mapping[str, object]) -> None:
+    for key, value in extra.items():
+        for shard in writer.kv_data:
+            shard.pop(key, None)  # an extra key may override one that is already there
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, list(value))  # type: ignore[call-overload]
+
+
+def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) -> Iterator[tuple[str, int, int, float]]:
+    """(name, rows or 0 for a vector, columns, standard deviation) of every tensor."""
+    n_embd, n_ff = shape.n_embd, shape.n_ff
+    n_kv = shape.n_head_kv * shape.head_dim
+    inner = 2.0 / np.sqrt(n_embd)  # strong enough that attention and feed-forward move the laws
+    yield "token_embd.weight", n_vocab, n_embd, 1.0
+    for index in range(shape.n_layer):
+        block = f"blk.{index}."
+        for norm in _TENSORS_PER_LAYER_NORMS[arch]:
+            yield f"{block}{norm}.weight", 0, n_embd, 0.1
+        if arch == "gemma3":
+            yield f"{block}attn_q_norm.weight", 0, shape.head_dim, 0.1
+            yield f"{block}attn_k_norm.weight", 0, shape.head_dim, 0.1
+        for name, rows in (("attn_q", n_embd), ("attn_k", n_kv), ("attn_v", n_kv)):
+            yield f"{block}{name}.weight", rows, n_embd, inner
+            if arch == "qwen2":
+                yield f"{block}{name}.bias", 0, rows, 0.1
+        yield f"{block}attn_output.weight", n_embd, n_embd, inner
+        yield f"{block}ffn_gate.weight", n_ff, n_embd, inner
+        yield f"{block}ffn_up.weight", n_ff, n_embd, inner
+        yield f"{block}ffn_down.weight", n_embd, n_ff, 1.0 / np.sqrt(n_ff)
+    yield "output_norm.weight", 0, n_embd, 0.1
+    yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
+
+
+def _mamba_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) -> Iterator[tuple[str, int, int, float]]:
+    n_embd, n_inner, n_state, n_rank = shape.n_embd, 2 * shape.n_embd, 16, 2
+    yield "token_embd.weight", n_vocab, n_embd, 1.0
+    for index in range(shape.n_layer):
+        block = f"blk.{index}."
+        yield f"{block}attn_norm.weight", 0, n_embd, 0.1
+        yield f"{block}ssm_in.weight", 2 * n_inner, n_embd, 0.2
+        yield f"{block}ssm_conv1d.weight", n_inner, 4, 0.2
+        yield f"{block}ssm_conv1d.bias", 0, n_inner, 0.1
+        yield f"{block}ssm_x.weight", n_rank + 2 * n_state, n_inner, 0.1
+        yield f"{block}ssm_dt.weight", n_inner, n_rank, 0.1
+        yield f"{block}ssm_dt.bias", 0, n_inner, 0.1
+        yield f"{block}ssm_a", n_inner, n_state, 0.1
+        yield f"{block}ssm_d", 0, n_inner, 0.1
+        yield f"{block}ssm_out.weight", n_embd, n_inner, 0.1
+    yield "output_norm.weight", 0, n_embd, 0.1
+    yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
+
+
+def _finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
