@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.drafters.none import NoDrafter
@@ -26,6 +27,17 @@ from specllama.types import (
 from specllama.verification import children_of, verify
 
 PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What one answer was asked with."""
+
+    params: SamplingParams
+    choose: Chooser
+    max_tokens: int
+    stopper: Stopper | None
+    cancel: Cancel
 
 
 class Engine:
@@ -68,33 +80,25 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.target.n_ctx}",
                 hint=f"shorten it, or load with --ctx-size {len(prompt) + max(max_tokens, 256)} or more",
             )
-        return self._answer(list(prompt), params, choose, max_tokens, stopper, cancel or Cancel())
+        return self._answer(list(prompt), _Request(params, choose, max_tokens, stopper, cancel or Cancel()))
 
-    def _answer(
-        self,
-        tokens: list[int],
-        params: SamplingParams,
-        choose: Chooser,
-        max_tokens: int,
-        stopper: Stopper | None,
-        cancel: Cancel,
-    ) -> Iterator[Event]:
+    def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
         stats = SpecStats(n_prompt=len(tokens))
         reason: Reason
         try:
-            yield from self._prefill(tokens, stats, cancel)
-            reason = yield from self._decode(tokens, params, choose, max_tokens, stopper, cancel, stats)
+            yield from self._prefill(tokens, stats, request.cancel)
+            reason = yield from self._decode(tokens, stats, request)
         except Interrupted:
             reason = "cancelled"
         finally:
-            # The block that was being handed out counts only as far as it was yielded.
+            # A block that was being handed out counts only as far as it was yielded.
             del tokens[stats.n_prompt + stats.n_emitted :]
             self._hold(tokens)
         yield Finished(reason, stats)
 
     def _hold(self, tokens: Sequence[int]) -> None:
-        """Leave the KV with nothing but `tokens[:-1]`, or with what part of it was prefilled."""
+        """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""
         n_held = min(self.target.length, len(tokens) - 1)
         if self.target.length > n_held:
             self.target.truncate(n_held)
@@ -109,12 +113,10 @@ class Engine:
         started, busy = perf_counter(), self._busy()
         # Someone else may have used the model since: then nothing is known of what it holds.
         known = self._held if self.target.length == len(self._held) else []
-        n_cached = min(common_prefix(known, tokens), len(tokens) - 1)
-        if self.target.length > n_cached:
-            self.target.truncate(n_cached)
-        self._held = []  # true again once the answer has ended
-        stats.n_cached = n_cached
-        for at in range(n_cached, len(tokens) - 1, PREFILL_SLICE):
+        stats.n_cached = min(common_prefix(known, tokens), len(tokens) - 1)
+        if self.target.length > stats.n_cached:
+            self.target.truncate(stats.n_cached)
+        for at in range(stats.n_cached, len(tokens) - 1, PREFILL_SLICE):
             if cancel.is_set():
                 raise Interrupted("cancelled while the prompt was read")
             self.target.feed(tokens[at : min(at + PREFILL_SLICE, len(tokens) - 1)])
@@ -125,90 +127,86 @@ class Engine:
         stats.prompt_s += perf_counter() - started
         stats.loop_s += max(stats.prompt_s - (self._busy() - busy), 0.0)
 
+    def _decode(self, tokens: list[int], stats: SpecStats, request: _Request) -> Generator[Event, None, Reason]:
+        """Steps until the answer ends; returns the reason. Within a block `tokens` runs ahead of `stats.n_emitted`."""
+        ended = False
+        while not ended:
+            if request.cancel.is_set():
+                return "cancelled"
+            if stats.n_emitted == request.max_tokens or len(tokens) > self.target.n_ctx:
+                return "length"
+            at = len(tokens)
+            event, origin, notice, ended = self._step(tokens, stats, request)
+            if notice:
+                yield Notice(notice)
+            for i, token in enumerate(tokens[at:]):
+                stats.n_emitted += 1
+                stats.n_from_draft += i < event.accepted
+                yield TokenEvent(token, "draft" if i < event.accepted else origin, event.step)
+            yield event
+        return "stop"
+
     def _limit(self, n_committed: int, n_left: int) -> int:
         """Most tokens that may be drafted now: a step emits one more than it accepts, and rows need room in the KV."""
         n_room = min(self.target.n_ctx - n_committed, self.target.caps.max_block - 1)
         return max(min(n_left - 1, n_room) if n_left >= 0 else n_room, 0)
 
-    def _cut(self, block: Sequence[int], stopper: Stopper | None) -> tuple[int, int, bool]:
-        """(tokens to emit, tokens looked at, ended): where an end token or a stop string ends the answer."""
+    def _n_seen(self, block: Sequence[int], stopper: Stopper | None) -> tuple[int, bool]:
+        """(tokens of the block up to and including the one that ends the answer, whether one does)."""
         for i, token in enumerate(block):
-            if token in self.target.end_tokens:
-                return i, i + 1, True
-            if stopper is not None and stopper.push(token):
-                return i + 1, i + 1, True
-        return len(block), len(block), False
+            if token in self.target.end_tokens or (stopper is not None and stopper.push(token)):
+                return i + 1, True
+        return len(block), False
 
-    def _decode(
-        self,
-        tokens: list[int],
-        params: SamplingParams,
-        choose: Chooser,
-        max_tokens: int,
-        stopper: Stopper | None,
-        cancel: Cancel,
-        stats: SpecStats,
-    ) -> Generator[Event, None, Reason]:
-        """Steps until the answer ends; returns the reason. `tokens` runs ahead of `stats.n_emitted` within a block."""
-        explain = self.drafter.report if isinstance(self.drafter, Reporting) else DraftReport
-        while True:
-            if cancel.is_set():
-                return "cancelled"
-            n_left = max_tokens - stats.n_emitted if max_tokens >= 0 else -1
-            if n_left == 0 or len(tokens) > self.target.n_ctx:
-                return "length"
-            step, busy, started = stats.n_steps, self._busy(), perf_counter()
+    def _step(self, tokens: list[int], stats: SpecStats, request: _Request) -> tuple[StepEvent, Origin, str, bool]:
+        """One verify pass. Appends what it emits to `tokens`; returns (event, last token's origin, notice, ended)."""
+        busy, started = self._busy(), perf_counter()
+        n_left = request.max_tokens - stats.n_emitted if request.max_tokens >= 0 else -1
+        limit = self._limit(len(tokens), n_left)
+        draft, report = Draft(), DraftReport()
+        if limit:
+            draft = self.drafter.propose(tokens, limit, request.params, request.choose)
+            if isinstance(self.drafter, Reporting):
+                report = self.drafter.report()
+        if len(draft.tokens) > limit:
+            raise ValueError(f"{self.drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
+        drafted = perf_counter()
 
-            limit = self._limit(len(tokens), n_left)
-            draft = self.drafter.propose(tokens, limit, params, choose) if limit else Draft()
-            if len(draft.tokens) > limit:
-                raise ValueError(f"{self.drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked")
-            report = explain() if limit else DraftReport()
-            drafted = perf_counter()
+        rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
+        evaluated = perf_counter()
 
-            rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
-            evaluated = perf_counter()
+        laws = RowLaws(rows, tokens, draft, request.params)
+        verdict = verify(draft, laws, request.choose, self.rule)
+        path = verdict.path
+        block = [*(draft.tokens[node] for node in path), verdict.next_token]
+        n_seen, ended = self._n_seen(block, request.stopper)
+        sampled = perf_counter()
 
-            verdict = verify(draft, RowLaws(rows, tokens, draft, params), choose, self.rule)
-            block = [draft.tokens[node] for node in verdict.path] + [verdict.next_token]
-            n_block, n_seen, ended = self._cut(block, stopper)
-            sampled = perf_counter()
+        self.target.keep(len(tokens), path)
+        # An end token is seen but not emitted.
+        tokens.extend(token for token in block[:n_seen] if token not in self.target.end_tokens)
+        logits = rows if "logits" in self.drafter.wants else None
+        self.drafter.observe(Observation(tokens, draft, verdict, self.drafter.name, logits=logits))
+        done = perf_counter()
 
-            self.target.keep(len(tokens), verdict.path)
-            tokens.extend(block[:n_block])
-            logits = rows if "logits" in self.drafter.wants else None
-            self.drafter.observe(Observation(tokens, draft, verdict, self.drafter.name, logits=logits))
-            done = perf_counter()
-
-            # What lies behind the end of the answer was neither seen nor, for the counters, drafted.
-            n_accepted = min(len(verdict.path), n_seen)
-            n_drafted = verdict.path[n_seen - 1] + 1 if n_seen <= len(verdict.path) else len(draft.tokens)
-            last = verdict.path[-1] if verdict.path else -1
-            rejected = n_seen > len(verdict.path) and bool(children_of(draft, last))
-            stats.record(n_drafted, n_accepted, rejected)
-            loop_s = max(done - started - (self._busy() - busy), 0.0)
-            event = StepEvent(
-                step=step,
-                drafted=draft.tokens[:n_drafted],
-                accepted=n_accepted,
-                drafter=self.drafter.name,
-                decisions=report.decisions,
-                draft_s=drafted - started,
-                eval_s=evaluated - drafted,
-                sample_s=sampled - evaluated,
-                kv_s=done - sampled,
-                step_s=done - started,
-                loop_s=loop_s,
-            )
-            stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
-
-            if report.notice:
-                yield Notice(report.notice)
-            final: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"
-            for i, token in enumerate(block[:n_block]):
-                stats.n_emitted += 1
-                stats.n_from_draft += i < len(verdict.path)
-                yield TokenEvent(token, "draft" if i < len(verdict.path) else final, step)
-            yield event
-            if ended:
-                return "stop"
+        # For the counters, what lies behind the end of the answer was never drafted.
+        n_drafted = len(draft.tokens) if n_seen > len(path) else path[n_seen - 1] + 1
+        n_accepted = min(n_seen, len(path))
+        rejected = n_seen > len(path) and bool(children_of(draft, path[-1] if path else -1))
+        event = StepEvent(
+            step=stats.n_steps,
+            drafted=draft.tokens[:n_drafted],
+            accepted=n_accepted,
+            drafter=self.drafter.name,
+            decisions=report.decisions,
+            draft_s=drafted - started,
+            eval_s=evaluated - drafted,
+            sample_s=sampled - evaluated,
+            kv_s=done - sampled,
+            step_s=done - started,
+            loop_s=max(done - started - (self._busy() - busy), 0.0),
+        )
+        stats.record(n_drafted, n_accepted, rejected)
+        stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
+        origin: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"
+        return event, origin, report.notice, ended

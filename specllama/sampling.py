@@ -112,13 +112,14 @@ def _largest(row: FloatArray, k: int) -> IntArray:
     The maxima of many columns bound the k-th largest entry from below, so only a few columns are looked at closely:
     for 152k tokens several times cheaper than partitioning the row.
     """
+    ids: IntArray
     n_columns = row.size // 64
     if n_columns >= 4 * k:
         grid = row[: 64 * n_columns].reshape(64, n_columns)
         peaks = grid.max(axis=0)
         bound = np.partition(peaks, n_columns - k)[n_columns - k]
         columns = (peaks >= bound).nonzero()[0]
-        ids = (columns + n_columns * np.arange(64)[:, None]).ravel()  # row-major: ascending within each grid row
+        ids = (columns + n_columns * np.arange(64)[:, None]).ravel()  # row by row, so ids ascend
         ids = np.concatenate((ids, np.arange(64 * n_columns, row.size)))
         values = row[ids]
         near = values >= bound
@@ -130,8 +131,8 @@ def _largest(row: FloatArray, k: int) -> IntArray:
     edge = np.partition(values, ids.size - k)[ids.size - k]
     above = (values > edge).nonzero()[0]
     ties = (values == edge).nonzero()[0][: k - above.size]
-    top: IntArray = np.sort(ids[np.concatenate((above, ties))])
-    return top
+    ids = np.sort(ids[np.concatenate((above, ties))])
+    return ids
 
 
 def _nucleus(ids: IntArray, weights: Float64Array, share: float) -> IntArray:
