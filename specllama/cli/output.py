@@ -1,0 +1,184 @@
+"""The sink: stdout is the answer or the data, stderr is everything else; each stream is judged on its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TextIO
+
+import typer
+
+from specllama.errors import SpecllamaError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ColorMode = Literal["auto", "always", "never"]
+Format = Literal["human", "json", "jsonl"]
+
+# TERM values of terminals that print every byte they are sent.
+DUMB_TERMS = frozenset({"dumb", "unknown"})
+# Control characters that text may bring along safely; everything else of C0, DEL and C1 is spelled out.
+PLAIN_CONTROLS = "\n\t"
+_SPELLED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in PLAIN_CONTROLS}
+
+
+def visible(text: str) -> str:
+    """`text` for a terminal: control characters spelled as \\xNN, so that nobody else's text can steer the screen."""
+    return text.translate(_SPELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One output stream and what may be sent to it."""
+
+    file: TextIO
+    is_terminal: bool
+    styled: bool  # bold and underline are allowed
+    coloured: bool  # colours are allowed
+    steerable: bool  # the cursor may be moved
+
+    def write(self, text: str) -> None:
+        """Send `text` as it is, at once."""
+        self.file.write(text)
+        self.file.flush()
+
+    def line(self, text: str) -> None:
+        """Send one line; on a terminal its control characters are spelled out."""
+        self.write((visible(text) if self.is_terminal else text) + "\n")
+
+    def encodes(self, sample: str) -> bool:
+        """True where the stream's encoding knows every character of `sample`."""
+        try:
+            sample.encode(self.file.encoding or "utf-8")
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
+
+    def paint(self, text: str, *, fg: str | None = None, bold: bool = False) -> str:
+        """`text`, bold or coloured where the stream allows it."""
+        if not self.styled:
+            return text
+        return typer.style(text, fg=fg if self.coloured else None, bold=bold or None)
+
+
+def _understands_escapes() -> bool:
+    """True where a terminal of this process acts on escape sequences."""
+    if sys.platform == "win32":  # the old console does not; Windows Terminal says who it is
+        return "WT_SESSION" in os.environ
+    return os.environ.get("TERM", "").lower() not in DUMB_TERMS
+
+
+def stream_of(file: TextIO, color: ColorMode = "auto") -> Stream:
+    """What may be sent to `file`, judged by itself, NO_COLOR, TERM and `color`.
+
+    NO_COLOR and `never` forbid colours, not bold and underline; TERM=dumb forbids every escape sequence. `always`
+    colours a stream that is not a terminal, too, but never moves a cursor there.
+    """
+    is_terminal = file.isatty()
+    steerable = is_terminal and _understands_escapes()
+    styled = steerable or color == "always"
+    coloured = color == "always" or (styled and color == "auto" and not os.environ.get("NO_COLOR"))
+    return Stream(file, is_terminal, styled, coloured, steerable)
+
+
+def console_of(stream: Stream) -> Console:
+    """A Rich console that keeps to what `stream` allows; markup and highlighting are off."""
+    from rich.console import Console
+
+    return Console(
+        file=stream.file,
+        force_terminal=stream.styled,
+        force_interactive=stream.steerable,
+        no_color=not stream.coloured,
+        color_system="auto" if stream.styled else None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command's words go. `quiet` drops everything on stderr but errors."""
+
+    out: Stream
+    err: Stream
+    format: Format = "human"
+    quiet: bool = False
+
+    def line(self, text: str = "") -> None:
+        """One line of data on stdout."""
+        self.out.line(text)
+
+    def data(self, value: object) -> None:
+        """One JSON value on one line of stdout, at once; NaN and infinity are refused, they are no JSON."""
+        self.out.write(to_json(value) + "\n")
+
+    def note(self, text: str) -> None:
+        """Something good to know, on stderr."""
+        if not self.quiet:
+            self.err.line(text)
+
+    def warn(self, text: str, hint: str = "") -> None:
+        """Something that should be changed although nothing failed, on stderr."""
+        if not self.quiet:
+            _say(self.err, "warning", "yellow", text, hint)
+
+    @property
+    def live(self) -> bool:
+        """True where something that moves may be drawn on stderr."""
+        return self.err.steerable and not self.quiet
+
+    def out_console(self) -> Console:
+        """Rich on stdout, for commands whose data is a table."""
+        return console_of(self.out)
+
+    def err_console(self) -> Console:
+        """Rich on stderr, for progress."""
+        return console_of(self.err)
+
+
+def open_output(*, color: ColorMode = "auto", format: Format = "human", quiet: bool = False) -> Output:
+    """The process's own stdout and stderr as a sink."""
+    return Output(stream_of(sys.stdout, color), stream_of(sys.stderr, color), format, quiet)
+
+
+def to_json(value: object) -> str:
+    """`value` as JSON on one line, text as UTF-8."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    """What JSON does not know, as what it knows."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _say(stream: Stream, word: str, fg: str, text: str, hint: str) -> None:
+    """`word: text` and, where there is one, `hint: hint`."""
+    lines = [stream.paint(f"{word}:", fg=fg, bold=True) + " " + visible(text)]
+    if hint:
+        lines.append(stream.paint("hint:", fg="cyan", bold=True) + " " + visible(hint))
+    stream.write("\n".join(lines) + "\n")
+
+
+def say_error(error: SpecllamaError, stream: Stream | None = None) -> None:
+    """What was found and what to do about it, on stderr."""
+    _say(stream or stream_of(sys.stderr), "error", "red", str(error), error.hint)
+
+
+def prepare_streams() -> None:
+    """Make stdout and stderr safe for any text: UTF-8 where they are not a terminal, and never an encoding error."""
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(encoding=file.encoding if file.isatty() else "utf-8", errors="replace")
