@@ -19,10 +19,10 @@ from specllama.types import (
     DraftReport,
     LanguageModel,
     Observation,
-    Reporting,
     Rule,
     Stopper,
     common_prefix,
+    explanation,
 )
 from specllama.verification import children_of, verify
 
@@ -147,9 +147,12 @@ class Engine:
         return "stop"
 
     def _limit(self, n_committed: int, n_left: int) -> int:
-        """Most tokens that may be drafted now: a step emits one more than it accepts, and rows need room in the KV."""
+        """Most tokens that may be drafted now; `n_left` < 0 = as many as there is room for.
+
+        A step emits one token more than it accepts, and every row needs a cell in the KV.
+        """
         n_room = min(self.target.n_ctx - n_committed, self.target.caps.max_block - 1)
-        return max(min(n_left - 1, n_room) if n_left >= 0 else n_room, 0)
+        return n_room if n_left < 0 else min(n_left - 1, n_room)
 
     def _n_seen(self, block: Sequence[int], stopper: Stopper | None) -> tuple[int, bool]:
         """(tokens of the block up to and including the one that ends the answer, whether one does)."""
@@ -161,13 +164,10 @@ class Engine:
     def _step(self, tokens: list[int], stats: SpecStats, request: _Request) -> tuple[StepEvent, Origin, str, bool]:
         """One verify pass. Appends what it emits to `tokens`; returns (event, last token's origin, notice, ended)."""
         busy, started = self._busy(), perf_counter()
-        n_left = request.max_tokens - stats.n_emitted if request.max_tokens >= 0 else -1
-        limit = self._limit(len(tokens), n_left)
         draft, report = Draft(), DraftReport()
-        if limit:
+        if limit := self._limit(len(tokens), request.max_tokens - stats.n_emitted):
             draft = self.drafter.propose(tokens, limit, request.params, request.choose)
-            if isinstance(self.drafter, Reporting):
-                report = self.drafter.report()
+            report = explanation(self.drafter)
         if len(draft.tokens) > limit:
             raise ValueError(f"{self.drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
         drafted = perf_counter()

@@ -179,6 +179,11 @@ class Reporting(Protocol):
         ...
 
 
+def explanation(drafter: Drafter) -> DraftReport:
+    """The drafter's account of its last proposal; an empty one where it gives none."""
+    return drafter.report() if isinstance(drafter, Reporting) else DraftReport()
+
+
 class LanguageModel(Protocol):
     """A model with a KV cache for one sequence."""
 
