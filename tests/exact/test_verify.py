@@ -1,0 +1,261 @@
+"""`verify` alone: the law of what it emits, for every rule and shape of draft, on random 3-token tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from specllama.distribution import Distribution
+from specllama.errors import DraftLawError
+from specllama.types import Chooser, Draft, Rule, Verdict
+from specllama.verification import verify
+from tests.enumeration import ScriptedChooser, law_of, tv
+from tests.exact.reference import TokenLaw, first_tokens
+from tests.fakes import History, Laws, Script, always, drawn_chain, drawn_tree, points, random_laws
+
+P, Q = (0.50, 0.30, 0.20), (0.15, 0.25, 0.60)  # the pair of laws that DESIGN 5 gives figures for
+N_VOCAB = 3
+
+
+class LazyRows(Sequence[Distribution]):
+    """p of every row of a draft, made when asked for; `asked` remembers the rows."""
+
+    def __init__(self, laws: Laws, tokens: History, draft: Draft) -> None:
+        parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
+        self._lines = [tokens]
+        for parent, token in zip(parents, draft.tokens, strict=True):
+            self._lines.append((*self._lines[parent + 1], token))
+        self._laws = laws
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, row: int) -> Distribution:
+        self.asked.append(row)
+        return Distribution.dense(self._laws(self._lines[row]))
+
+
+def emit(laws: Laws, script: Script, rule: Rule, n_tokens: int, choose: Chooser) -> History:
+    """The smallest decoding loop there is: propose, verify, commit, until `n_tokens` are out."""
+    tokens: History = ()
+    while len(tokens) < n_tokens:
+        draft = script(tokens, n_tokens - len(tokens), choose)
+        verdict = verify(draft, LazyRows(laws, tokens, draft), choose, rule)
+        tokens = (*tokens, *(draft.tokens[node] for node in verdict.path), verdict.next_token)
+    return tokens[:n_tokens]
+
+
+def emitted_law(laws: Laws, script: Script, rule: Rule, n_tokens: int) -> dict[History, float]:
+    return law_of(lambda choose: emit(laws, script, rule, n_tokens, choose))
+
+
+def plain_law(laws: Laws, n_tokens: int) -> dict[History, float]:
+    def law_at(history: History) -> TokenLaw:
+        return {token: prob for token, prob in enumerate(laws(history)) if prob > 0.0}
+
+    return first_tokens(law_at, (), n_tokens)
+
+
+def first_token(law: dict[History, float]) -> list[float]:
+    return [math.fsum(weight for tokens, weight in law.items() if tokens[0] == token) for token in range(N_VOCAB)]
+
+
+def likeliest_chain(laws: Laws, n_max: int) -> Script:
+    """A greedy draft: the most likely tokens, as point masses."""
+
+    def tokens_at(tokens: History) -> History:
+        chain: History = ()
+        for _ in range(n_max):
+            law = laws((*tokens, *chain))
+            chain = (*chain, law.index(max(law)))
+        return chain
+
+    return points(tokens_at)
+
+
+def dense_points(script: Script, laws: Laws) -> Script:
+    """What `script` proposes, with the one-hot law of every token spelled out."""
+
+    def spelled(tokens: History, limit: int, choose: Chooser) -> Draft:
+        draft = script(tokens, limit, choose)
+        return Draft(draft.tokens, tuple(Distribution.point(token) for token in draft.tokens))
+
+    return spelled
+
+
+def two_siblings_each(tokens: History, limit: int, choose: Chooser) -> Draft:
+    """Tokens 2 and 0, and below each of them 1 and 2: a tree chosen without chance."""
+    if limit == 1:
+        return Draft((2, 0), None, (-1, -1))
+    return Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
+
+
+CHAINS: dict[str, Callable[[Laws], Script]] = {
+    "nothing": lambda q: points(lambda tokens: ()),
+    "drawn 1": lambda q: drawn_chain(q, 1),
+    "drawn 2": lambda q: drawn_chain(q, 2),
+    "drawn 3": lambda q: drawn_chain(q, 3),
+    "likeliest 3": lambda q: likeliest_chain(q, 3),
+    "likeliest 2 with one-hot laws": lambda q: dense_points(likeliest_chain(q, 2), q),
+    "constant": lambda q: points(lambda tokens: (1, 1, 1)),
+}
+TREES: dict[str, Callable[[Laws], Script]] = {
+    "two siblings": lambda q: drawn_tree(q, (2,)),
+    "three siblings": lambda q: drawn_tree(q, (3,)),
+    "two, then one each": lambda q: drawn_tree(q, (2, 1)),
+    "one, then two": lambda q: drawn_tree(q, (1, 2)),
+    "two, then two": lambda q: drawn_tree(q, (2, 2)),
+    "fixed two by two": lambda q: two_siblings_each,
+}
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.4], ids=["full support", "with zeros"])
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("shape", CHAINS)
+def test_emitted_tokens_of_a_chain_follow_the_targets_law(shape: str, rule: Rule, zeros: float) -> None:
+    """Any bias in accepting, correcting or the bonus token, at any position and whatever was drafted before."""
+    # Chains of three double with every token more: two tokens in the vocabulary instead of three keep them small.
+    n_vocab, n_tokens = (2, 4) if shape == "drawn 3" else (N_VOCAB, 3)
+    p, q = random_laws(n_vocab, 1, zeros=zeros), random_laws(n_vocab, 101, zeros=zeros)
+    assert tv(emitted_law(p, CHAINS[shape](q), rule, n_tokens), plain_law(p, n_tokens)) < 1e-12
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.4], ids=["full support", "with zeros"])
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.MATCH])
+@pytest.mark.parametrize("shape", TREES)
+def test_emitted_tokens_of_a_tree_follow_the_targets_law(shape: str, rule: Rule, zeros: float) -> None:
+    """Siblings without replacement judged by a q that still holds the rejected ones, or a path through wrong rows."""
+    n_tokens = 2
+    p, q = random_laws(N_VOCAB, 3, zeros=zeros), random_laws(N_VOCAB, 103, zeros=zeros)
+    assert tv(emitted_law(p, TREES[shape](q), rule, n_tokens), plain_law(p, n_tokens)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_perfect_draft_is_exact_too(rule: Rule) -> None:
+    """A residual without mass (p = q) that divides by zero or draws from nothing."""
+    p = random_laws(N_VOCAB, 5)
+    assert tv(emitted_law(p, drawn_chain(p, 2), rule, 3), plain_law(p, 3)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_a_draft_from_the_targets_own_law_is_always_accepted(rule: Rule) -> None:
+    """p/q a rounding below 1, or a comparison that rejects at equality (DESIGN 5, p = q above temperature 0)."""
+    p = random_laws(N_VOCAB, 6)
+
+    def n_accepted(choose: Chooser) -> int:
+        draft = drawn_chain(p, 3)((), 3, choose)
+        return len(verify(draft, LazyRows(p, (), draft), choose, rule).path)
+
+    assert law_of(n_accepted) == {3: pytest.approx(1.0)}
+
+
+def test_the_figures_of_the_design_come_out() -> None:
+    """p=[.5,.3,.2] against q=[.15,.25,.6] must give p back, not the neighbours of the known mistakes."""
+    for rule in Rule:
+        law = first_token(emitted_law(always(P), drawn_chain(always(Q), 1), rule, 1))
+        assert law == pytest.approx(list(P), abs=1e-12)
+
+
+def test_a_greedy_draft_with_a_soft_law_beside_it_gives_the_targets_law() -> None:
+    """FIELD 1: argmax drafts judged by p/q of a soft q give [.833, 0, .167] for p=[.5,.3,.2], q=[.6,.3,.1]."""
+    law = first_token(emitted_law(always(P), likeliest_chain(always((0.6, 0.3, 0.1)), 1), Rule.TOKEN, 1))
+    assert law == pytest.approx(list(P), abs=1e-12)
+
+
+def test_siblings_without_replacement_give_the_targets_law() -> None:
+    """METHODS, trees: a verifier that leaves rejected siblings in q gives [.425, .375, .200]."""
+    law = first_token(emitted_law(always(P), drawn_tree(always(Q), (2,)), Rule.TOKEN, 1))
+    assert law == pytest.approx(list(P), abs=1e-12)
+
+
+def test_after_a_rejection_the_correction_follows_the_residual_of_the_whole_row() -> None:
+    """FIELD 4: a residual that only zeroes the drafted token, or a redraw from p, seen in the rejected rounds alone."""
+
+    def run(choose: Chooser) -> tuple[int, bool, int]:
+        draft = drawn_chain(always(Q), 1)((), 1, choose)
+        verdict = verify(draft, LazyRows(always(P), (), draft), choose)
+        return draft.tokens[0], bool(verdict.path), verdict.next_token
+
+    law = law_of(run)
+    rejected = {token: law.get((2, False, token), 0.0) for token in range(N_VOCAB)}
+    assert law[2, True, 0] + law[2, True, 1] + law[2, True, 2] == pytest.approx(0.2)
+    assert rejected == {0: pytest.approx(0.35), 1: pytest.approx(0.05), 2: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "n_accepted"), [((True, False), 1), ((False,), 0), ((True, True, False), 2), ((True,) * 4, 4)]
+)
+def test_everything_behind_the_first_rejection_is_dropped(answers: tuple[bool, ...], n_accepted: int) -> None:
+    """FIELD 7: an accept mask T,F,T,T that counts 3. The flips after the first refusal must not even be asked for."""
+    draft = Draft((2, 2, 2, 2), tuple(Distribution.dense(Q) for _ in range(4)))
+    choose = ScriptedChooser(flips=answers, picks=[0])
+    verdict = verify(draft, LazyRows(always(P), (), draft), choose)
+    assert verdict.path == tuple(range(n_accepted))
+    assert choose.flipped == [pytest.approx(1 / 3)] * len(answers)
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.MATCH])
+def test_only_the_rows_that_are_reached_are_asked_for(rule: Rule) -> None:
+    """Laws of 152k tokens made for rows behind a rejection: the time budget of a step would be gone."""
+    draft = Draft((2, 2, 2), tuple(Distribution.dense(Q) for _ in range(3)))
+    rows = LazyRows(always(P), (), draft)
+    choose = ScriptedChooser(flips=[True, False], picks=[0] if rule is Rule.TOKEN else [2, 0])
+    verdict = verify(draft, rows, choose, rule)
+    assert verdict.path == (0,)
+    assert set(rows.asked) == {0, 1}
+
+
+def test_block_verification_accepts_at_least_as_many_and_somewhere_more() -> None:
+    """Sun et al.: expected accepted length never below the token rule's. A wrong weight or a stop at the first failure
+    still gives an exact law often enough, but loses acceptance."""
+    gains = []
+    for seed in range(12):
+        p, q = random_laws(N_VOCAB, seed), random_laws(N_VOCAB, 50 + seed)
+        mean = {}
+        for rule in (Rule.TOKEN, Rule.BLOCK):
+
+            def n_accepted(choose: Chooser, rule: Rule = rule, p: Laws = p, q: Laws = q) -> int:
+                draft = drawn_chain(q, 3)((), 3, choose)
+                return len(verify(draft, LazyRows(p, (), draft), choose, rule).path)
+
+            mean[rule] = math.fsum(n * weight for n, weight in law_of(n_accepted).items())
+        gains.append(mean[Rule.BLOCK] - mean[Rule.TOKEN])
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.01
+
+
+def test_block_verification_equals_the_token_rule_for_point_masses() -> None:
+    """METHODS: with a point mass there is nothing to gain; a weight that leaks would accept behind a mismatch."""
+    p = random_laws(N_VOCAB, 9)
+
+    def verdict(choose: Chooser, rule: Rule) -> Verdict:
+        draft = likeliest_chain(random_laws(N_VOCAB, 59), 3)((), 3, choose)
+        return verify(draft, LazyRows(p, (), draft), choose, rule)
+
+    token, block = (law_of(lambda choose, rule=rule: verdict(choose, rule)) for rule in (Rule.TOKEN, Rule.BLOCK))
+    assert tv(token, block) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize(
+    "q",
+    [(0.5, 0.5, 0.0), (0.3, 0.3, 0.3), (0.5, 0.3, 0.3)],
+    ids=["token could not have been drawn", "mass below 1", "mass above 1"],
+)
+def test_a_law_the_token_was_not_drawn_from_is_an_error(q: tuple[float, ...], rule: Rule) -> None:
+    """FIELD 2: q taken before top-k, or not renormalised after it: a silent bias unless it is refused."""
+    draft = Draft((2,), (Distribution.dense(q),))
+    with pytest.raises(DraftLawError):
+        verify(draft, LazyRows(always(P), (), draft), ScriptedChooser([True, True], [0, 0]), rule)
+
+
+def test_a_token_that_the_target_cannot_say_is_never_accepted() -> None:
+    """`u <= p/q` accepts an impossible token when the generator returns exactly 0."""
+    for rule in Rule:
+        law = law_of(
+            lambda choose, rule=rule: emit(always((0.6, 0.4, 0.0)), drawn_chain(always(Q), 1), rule, 1, choose)
+        )
+        assert set(law) == {(0,), (1,)}
