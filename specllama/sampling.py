@@ -160,13 +160,13 @@ def law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> D
         token = int(row.argmax())  # the first of equals: ties go to the lowest id
         _checked_peak(float(row[token]))
         return Distribution.point(token)
+    peak = _checked_peak(float(row.max()))  # of the whole row: top-k sorts by comparing, and NaN compares with nothing
     whole = not 0 < params.top_k < row.size
     if whole:
         ids, values = np.arange(row.size), row.astype(np.float64)
     else:
         ids = _largest(row, params.top_k)
         values = row[ids].astype(np.float64)
-    peak = _checked_peak(float(values.max()))
     values -= peak
     if params.top_p < 1.0 or params.min_p > 0.0:
         # Both filters keep a prefix of the tokens by rank, so min-p may go first and spare top-p the sorting,
