@@ -1,0 +1,300 @@
+"""`sampling.law` against the plain-Python reference, and the random chooser."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.distribution import Distribution
+from specllama.errors import NumericsError, UsageError
+from specllama.sampling import RandomChooser, SamplingParams, law
+from specllama.types import FloatArray
+from tests.exact.reference import TokenLaw, token_law
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+QWEN_VOCAB = 151_936
+
+
+def params_of(**changes: object) -> SamplingParams:
+    """No filter at all, except what is named."""
+    return SamplingParams(**{**OFF, **changes})
+
+
+def as_dict(distribution: Distribution) -> TokenLaw:
+    ids, probs = distribution.items()
+    return dict(zip(ids.tolist(), probs.tolist(), strict=True))
+
+
+def assert_same(found: TokenLaw, expected: TokenLaw) -> None:
+    assert found.keys() == expected.keys()
+    assert all(math.isclose(found[token], expected[token], rel_tol=1e-9, abs_tol=1e-15) for token in expected)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One random row with the history and the settings that it is to be sampled with."""
+
+    logits: FloatArray
+    history: list[int]
+    params: SamplingParams
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Drawn:
+    """Rows of 1 to 2000 logits: smooth or full of ties, some masked; settings of every kind."""
+    n_vocab = draw(st.integers(1, 40) | st.integers(1000, 2000))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    logits = draw(st.sampled_from([0.5, 2.0, 8.0])) * rng.standard_normal(n_vocab)
+    if draw(st.booleans()):
+        logits = np.round(logits)
+    masked = rng.random(n_vocab) < draw(st.sampled_from([0.0, 0.0, 0.5]))
+    masked[int(logits.argmax())] = False
+    logits[masked] = -np.inf
+    logits = logits.astype(np.float32)
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 1e-6, 0.3, 0.8, 1.0, 2.0])),
+        top_k=draw(st.sampled_from([0, 1, 2, 5, 20, 40])),
+        # Odd shares: at a sum that rounds to the share itself, two right orders of summation may disagree.
+        top_p=draw(st.sampled_from([1.0, 0.9531, 0.7013, 0.3137])),
+        min_p=draw(st.sampled_from([0.0, 0.0507, 0.3011])),
+        repeat_penalty=draw(st.sampled_from([1.0, 1.3, 0.9])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.7, -0.4])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.35])),
+        repeat_last_n=draw(st.sampled_from([-1, 0, 2, 64])),
+        logit_bias=draw(st.dictionaries(st.integers(0, n_vocab + 3), st.sampled_from([-100.0, -0.5, 0.5]), max_size=4)),
+    )
+    return Drawn(logits, draw(st.lists(st.integers(0, n_vocab - 1), max_size=12)), params)
+
+
+@given(rows())
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+def test_the_law_of_any_row_is_the_one_of_the_definitions(drawn: Drawn) -> None:
+    """Filters in another order, on other numbers, or with other ties than the definitions say."""
+    found = law(drawn.logits, drawn.history, drawn.params)
+    assert_same(as_dict(found), token_law(drawn.logits.tolist(), drawn.history, drawn.params))
+    assert abs(found.mass() - 1.0) < 1e-9
+
+
+def test_every_filter_on_a_row_small_enough_to_check_by_hand() -> None:
+    """The reference and the code making the same mistake: these figures were computed on paper."""
+    row = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    assert_same(as_dict(law(row, (), params_of())), {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05})
+    assert_same(as_dict(law(row, (), params_of(top_k=2))), {0: 0.625, 1: 0.375})
+    assert_same(as_dict(law(row, (), params_of(top_p=0.7))), {0: 0.625, 1: 0.375})
+    assert_same(as_dict(law(row, (), params_of(min_p=0.29))), {0: 0.5 / 0.95, 1: 0.3 / 0.95, 2: 0.15 / 0.95})
+    assert_same(as_dict(law(row, (), params_of(temperature=0.5, top_k=2))), {0: 0.25 / 0.34, 1: 0.09 / 0.34})
+    assert_same(as_dict(law(row, (), params_of(temperature=0.0))), {0: 1.0})
+    assert_same(as_dict(law(row, (), params_of(logit_bias={0: -100.0}, top_k=1))), {1: 1.0})
+
+
+def test_top_p_looks_at_the_mass_after_top_k() -> None:
+    """top-p over the whole row would need three tokens for 0.85; of the two that top-k left, it needs both."""
+    row = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    assert set(as_dict(law(row, (), params_of(top_k=3, top_p=0.84)))) == {0, 1}
+    assert set(as_dict(law(row, (), params_of(top_p=0.84)))) == {0, 1, 2}
+
+
+def test_filters_look_at_the_row_before_temperature() -> None:
+    """Temperature first, as some samplers have it, would let a hot row keep more tokens."""
+    row = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    for temperature in (0.2, 1.0, 5.0):
+        assert set(as_dict(law(row, (), params_of(temperature=temperature, top_p=0.7)))) == {0, 1}
+        assert set(as_dict(law(row, (), params_of(temperature=temperature, min_p=0.5)))) == {0, 1}
+
+
+def test_bias_comes_before_penalties_and_both_before_the_filters() -> None:
+    """A bias that a repeat penalty does not scale, or a banned token that still takes a place in top-k."""
+    row = np.array([3.0, 1.0, 0.0])
+    biased = as_dict(law(row, (0,), params_of(repeat_penalty=2.0, logit_bias={0: 1.0})))
+    assert biased[0] / biased[1] == pytest.approx(math.exp((3.0 + 1.0) / 2.0 - 1.0))
+    assert set(as_dict(law(row, (), params_of(top_k=2, logit_bias={0: -math.inf})))) == {1, 2}
+    assert set(as_dict(law(row, (0,), params_of(top_k=1, presence_penalty=2.5)))) == {1}
+
+
+def test_penalties_count_within_the_window_only() -> None:
+    """A window of the wrong length, or one that counts a token once where frequency asks for every time."""
+    row = np.zeros(3)
+    ratio = as_dict(law(row, (0, 1, 1), params_of(frequency_penalty=0.5, repeat_last_n=2)))
+    assert ratio[0] == pytest.approx(ratio[2])
+    assert ratio[1] / ratio[2] == pytest.approx(math.exp(-1.0))
+    ratio = as_dict(law(row, (0, 1, 1), params_of(presence_penalty=0.5, repeat_last_n=-1)))
+    assert ratio[0] == pytest.approx(ratio[1])
+    assert ratio[0] / ratio[2] == pytest.approx(math.exp(-0.5))
+
+
+def test_a_repeat_penalty_makes_negative_logits_smaller_too() -> None:
+    """Dividing a negative logit would reward the repetition."""
+    found = as_dict(law(np.array([-2.0, -2.0]), (0,), params_of(repeat_penalty=2.0)))
+    assert found[0] / found[1] == pytest.approx(math.exp(-2.0))
+
+
+@pytest.mark.parametrize("n_vocab", [5, 300, 5000, QWEN_VOCAB])
+def test_ties_go_to_the_lowest_ids(n_vocab: int) -> None:
+    """Draft and target that break the same tie differently: exactness kept, acceptance lost, greedy text changed."""
+    row = np.zeros(n_vocab, dtype=np.float32)
+    row[3] = 1.0
+    assert as_dict(law(row, (), params_of(temperature=0.0))) == {3: 1.0}
+    assert set(as_dict(law(row, (), params_of(top_k=3)))) == {0, 1, 3}
+    assert as_dict(law(np.zeros(n_vocab), (), params_of(temperature=0.0))) == {0: 1.0}
+    # Equal logits have equal mass, so a share of 2.5 tokens needs three of them.
+    assert set(as_dict(law(np.zeros(n_vocab), (), params_of(top_p=2.5 / n_vocab)))) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-9, 1e-6])
+def test_one_cut_off_decides_greedy(temperature: float) -> None:
+    """A temperature that is greedy in one room and a division by almost nothing in another."""
+    assert params_of(temperature=temperature).greedy
+    assert as_dict(law(np.array([1.0, 1.0 + 1e-7]), (), params_of(temperature=temperature))) == {1: 1.0}
+    assert not params_of(temperature=1.1e-6).greedy
+
+
+def test_a_tiny_temperature_does_not_overflow() -> None:
+    """exp(logit / T) without subtracting the maximum first."""
+    found = as_dict(law(np.array([500.0, 499.0, -500.0], dtype=np.float32), (), params_of(temperature=1e-5)))
+    assert found == {0: 1.0}
+
+
+SETTINGS_OF_ALL_KINDS = [
+    params_of(),
+    params_of(temperature=0.0),
+    params_of(top_k=2),
+    params_of(top_k=40),
+    params_of(top_p=0.9),
+    params_of(min_p=0.1),
+    SamplingParams(),
+    params_of(repeat_penalty=1.3, temperature=0.0),
+]
+
+
+@pytest.mark.parametrize("params", SETTINGS_OF_ALL_KINDS)
+@pytest.mark.parametrize("n_vocab", [4, 200, 2000, QWEN_VOCAB])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_inf_logits_are_a_named_error(value: float, n_vocab: int, params: SamplingParams) -> None:
+    """FIELD 6: a NaN that a partial sort hides; it comes out as silence, an endless loop or an id out of range."""
+    for n_bad in (1, n_vocab):
+        row = np.linspace(0.0, 1.0, n_vocab, dtype=np.float32)
+        row[n_vocab // 2 : n_vocab // 2 + n_bad] = value
+        with pytest.raises(NumericsError):
+            law(row, (1, 2), params)
+
+
+@pytest.mark.parametrize("params", SETTINGS_OF_ALL_KINDS)
+@pytest.mark.parametrize("n_vocab", [4, 200, QWEN_VOCAB])
+def test_a_row_with_every_token_masked_is_a_named_error(n_vocab: int, params: SamplingParams) -> None:
+    """A law of 0/0, or token 0 by default."""
+    with pytest.raises(NumericsError):
+        law(np.full(n_vocab, -np.inf, dtype=np.float32), (1, 2), params)
+
+
+def test_banning_every_token_is_a_named_error() -> None:
+    """A logit bias of -inf on all that the model could say."""
+    with pytest.raises(NumericsError):
+        law(np.zeros(2), (), params_of(logit_bias={0: -math.inf, 1: -math.inf}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"top_k": -1},
+        {"repeat_penalty": 0.0},
+        {"logit_bias": {0: math.nan}},
+        {"logit_bias": {-1: 1.0}},
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(change: dict[str, object]) -> None:
+    """A law that is silently wrong for a whole answer because of one typing error."""
+    with pytest.raises(UsageError):
+        params_of(**change)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), params_of(), params_of(top_p=0.9), params_of(min_p=0.01)])
+def test_a_row_of_a_real_vocabulary_gives_the_law_of_the_definitions(params: SamplingParams) -> None:
+    """A shortcut for large rows (columns, partial sorts) that loses a token."""
+    row = (3.0 * np.random.default_rng(0).standard_normal(QWEN_VOCAB)).astype(np.float32)
+    found = as_dict(law(row, (), params))
+    expected = token_law(row.tolist(), (), params) if params.top_k else None
+    if expected is not None:
+        assert_same(found, expected)
+    assert math.isclose(math.fsum(found.values()), 1.0, rel_tol=1e-12)
+    assert int(row.argmax()) in found
+
+
+class Uniforms(np.random.Generator):
+    """A generator whose uniforms are given: the edges that a real one shows once in 2^53 draws."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__(np.random.PCG64(0))
+        self._values = list(values)
+
+    def random(self, *args: object, **kwargs: object) -> float:  # type: ignore[override]
+        return self._values.pop(0)
+
+
+def chooser_with(monkeypatch: pytest.MonkeyPatch, *uniforms: float) -> RandomChooser:
+    chooser = RandomChooser(0)
+    (name,) = [name for name in vars(chooser) if isinstance(getattr(chooser, name), np.random.Generator)]
+    monkeypatch.setattr(chooser, name, Uniforms(*uniforms))
+    return chooser
+
+
+LARGEST = 1.0 - 2.0**-53  # what a generator on [0, 1) returns at most
+
+
+def test_a_uniform_of_zero_does_not_let_the_impossible_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`u <= prob` accepts with prob 0 when u is 0; a cumulative search from the left draws a token without mass."""
+    chooser = chooser_with(monkeypatch, 0.0, 0.0)
+    assert not chooser.flip(0.0)
+    assert chooser.pick(Distribution.dense([0.0, 0.0, 1.0, 0.0])) == 2
+
+
+def test_the_largest_uniform_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mass a rounding below 1 lets the search run past the end: an id out of range, or a token without mass."""
+    chooser = chooser_with(monkeypatch, LARGEST, LARGEST, LARGEST)
+    assert chooser.flip(1.0)
+    assert chooser.pick(Distribution.dense([0.1] * 10 + [0.0, 0.0])) == 9
+    assert chooser.pick(Distribution.on([4, 9], [0.5, 0.5 - 1e-12])) == 9
+
+
+def test_the_same_seed_repeats_and_another_does_not() -> None:
+    """FIELD 12: seed 0 taken for 'no seed', or a generator shared between choosers."""
+    flat = Distribution.dense([0.125] * 8)
+
+    def draws(seed: int) -> list[int]:
+        chooser = RandomChooser(seed)
+        return [chooser.pick(flat) + 8 * chooser.flip(0.5) for _ in range(40)]
+
+    assert draws(0) == draws(0)
+    assert len({tuple(draws(seed)) for seed in range(20)}) == 20
+
+
+def test_draws_that_follow_each_other_are_independent() -> None:
+    """FIELD 5: one uniform used for two decisions, so that an acceptance tells what the redraw will be."""
+    chooser = RandomChooser(7)
+    flat = Distribution.dense([0.25] * 4)
+    n = 20_000
+    counts = np.zeros((4, 2, 4))
+    for _ in range(n):
+        counts[chooser.pick(flat), int(chooser.flip(0.5)), chooser.pick(flat)] += 1
+    chi_square = float(((counts - n / 32) ** 2 / (n / 32)).sum())
+    assert chi_square < 82.0  # 31 degrees of freedom: p = 1.6e-6
+
+
+def test_picks_follow_the_law() -> None:
+    """Inversion that is off by one token, or that takes positions in the support for ids."""
+    chooser = RandomChooser(11)
+    n = 20_000
+    for made in (Distribution.dense([0.1, 0.0, 0.2, 0.7]), Distribution.on([5, 9, 70], [0.1, 0.2, 0.7])):
+        ids, probs = made.items()
+        drawn = [chooser.pick(made) for _ in range(n)]
+        counts = np.array([drawn.count(token) for token in ids.tolist()])
+        assert counts.sum() == n
+        assert float(((counts - n * probs) ** 2 / (n * probs)).sum()) < 26.8  # 2 degrees of freedom: p = 1.5e-6
