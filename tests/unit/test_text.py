@@ -1,0 +1,295 @@
+"""Tokens to text: whole characters, stop strings, and whose token showed what."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.errors import UsageError
+from specllama.text import Detokenizer, Span, StopWatch, TextStream
+
+# Few letters, so that stop strings overlap each other and themselves; characters of 1 to 4 bytes; bytes that are not
+# UTF-8.
+letters = st.sampled_from(["a", "b", "é", "語", "😀"])
+fragments = st.one_of(letters.map(str.encode), st.sampled_from([b"\xff", b"\xf0\x9f", b"\xe8\xaa", b"\x80", b"\xc3"]))
+streams = st.lists(fragments, max_size=12).map(b"".join)
+stop_lists = st.lists(st.lists(letters, min_size=1, max_size=4).map("".join), max_size=3)
+
+
+@st.composite
+def answers(draw):
+    """The pieces of an answer (its tokens are their indices), some of them empty, cut at random places."""
+    stream = draw(streams)
+    cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    borders = [0, *cuts, len(stream)]
+    return [stream[a:b] for a, b in pairwise(borders)]
+
+
+def decoded(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def stopping_token(pieces: list[bytes], stops: list[str]) -> int | None:
+    """The first token after which some stop string is among the bytes so far, found the slow way."""
+    for token in range(len(pieces)):
+        data = b"".join(pieces[: token + 1])
+        if any(stop.encode() in data for stop in stops):
+            return token
+    return None
+
+
+def streamed(pieces: list[bytes], stops: list[str] = (), tags: list[str] | None = None):
+    """The stream after all tokens, the spans of every push, those of `finish` last."""
+    stream = TextStream(pieces.__getitem__, stops)
+    tags = tags or [str(token) for token in range(len(pieces))]
+    spans = [stream.push(token, tag) for token, tag in enumerate(tags)]
+    return stream, [*spans, stream.finish()]
+
+
+def joined(spans: list[list[Span]]) -> str:
+    return "".join(span.text for group in spans for span in group)
+
+
+@given(answers())
+def test_detokenizer_says_what_decoding_all_bytes_at_once_says(pieces):
+    """A decoder per token turns every character that is split over tokens into U+FFFD."""
+    detokenizer = Detokenizer(pieces.__getitem__)
+    text = "".join(detokenizer.push(token) for token in range(len(pieces))) + detokenizer.finish()
+    assert text == decoded(b"".join(pieces))
+
+
+def test_a_split_character_appears_with_its_last_token_and_not_before():
+    """Half an emoji on a pipe is invalid UTF-8."""
+    pieces = ["😀".encode()[:1], "😀".encode()[1:3], "😀".encode()[3:] + b"!"]
+    detokenizer = Detokenizer(pieces.__getitem__)
+    assert [detokenizer.push(token) for token in range(3)] == ["", "", "😀!"]
+    assert detokenizer.finish() == ""
+
+
+def test_an_incomplete_character_at_the_end_becomes_one_replacement_character():
+    """An answer cut by its length cap in the middle of an emoji left broken bytes, or nothing, or three U+FFFD."""
+    detokenizer = Detokenizer([b"ok", b"\xf0\x9f", b"\x98"].__getitem__)
+    assert [detokenizer.push(token) for token in range(3)] == ["ok", "", ""]
+    assert detokenizer.finish() == "\ufffd"
+    assert detokenizer.finish() == ""
+
+
+def test_bytes_that_are_no_utf8_do_not_swallow_the_good_ones_after_them():
+    """A broken byte made the decoder wait for continuation bytes that never came."""
+    detokenizer = Detokenizer([b"a\xff", b"\xe8\xaa", b"b", "語".encode()].__getitem__)
+    assert [detokenizer.push(token) for token in range(4)] == ["a\ufffd", "", "\ufffdb", "語"]
+
+
+def test_the_leading_space_of_the_first_token_is_kept():
+    """After the raw prompt 'The capital of France is' the answer ' Paris' must not become 'isParis'."""
+    stream, _ = streamed([b" Paris"])
+    assert stream.text == " Paris"
+
+
+@given(answers(), stop_lists)
+def test_stop_watch_says_true_exactly_at_the_token_that_completes_the_first_stop(pieces, stops):
+    """A stop was missed where it was split over tokens, or where a false start overlapped the real one."""
+    watch = StopWatch(stops, pieces.__getitem__)
+    stopping = stopping_token(pieces, stops)
+    upto = len(pieces) if stopping is None else stopping + 1
+    assert [watch.push(token) for token in range(upto)] == [token == stopping for token in range(upto)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
+def test_a_stop_string_is_found_at_every_offset_of_a_block(size):
+    """FIELD 11: the stop stood at offset 0, in the middle, at the end of a block, or across two blocks."""
+    for offset in range(20):
+        data = b"x" * offset + b"</done>" + b"y" * 20
+        pieces = [data[i : i + size] for i in range(0, len(data), size)]
+        watch = StopWatch(["</done>"], pieces.__getitem__)
+        assert [watch.push(token) for token in range(len(pieces))].index(True) == (offset + 6) // size
+
+
+def test_a_false_start_inside_a_stop_string_is_not_forgotten():
+    """Starting over after a mismatch loses 'aab' in 'aaab'."""
+    watch = StopWatch(["aab"], [b"a", b"a", b"a", b"b"].__getitem__)
+    assert [watch.push(token) for token in range(4)] == [False, False, False, True]
+
+
+def test_a_stop_string_inside_a_longer_token_is_found():
+    """Only the ends of tokens were compared."""
+    assert StopWatch(["END"], [b"the END of it"].__getitem__).push(0)
+
+
+def test_reset_forgets_half_a_stop_string_of_the_answer_before():
+    """The last answer ended in '<' and the next began with 'end>': it was stopped at once."""
+    pieces = [b"<", b"end>"]
+    watch = StopWatch(["<end>"], pieces.__getitem__)
+    assert not watch.push(0)
+    watch.reset()
+    assert not watch.push(1)
+    assert not watch.push(0)
+    assert watch.push(1)
+
+
+def test_an_empty_stop_string_is_refused():
+    """`--stop ""` ended every answer before its first token."""
+    with pytest.raises(UsageError, match="empty"):
+        StopWatch(["x", ""], [].__getitem__)
+    with pytest.raises(UsageError, match="empty"):
+        TextStream([].__getitem__, [""])
+
+
+def test_one_string_in_place_of_a_list_of_stop_strings_is_a_programming_error():
+    """`stops="END"` silently meant the three stop strings E, N and D."""
+    with pytest.raises(TypeError, match="sequence"):
+        StopWatch("END", [].__getitem__)
+
+
+@given(answers(), stop_lists)
+def test_the_spans_are_the_whole_text_cut_at_the_earliest_stop(pieces, stops):
+    """Text was lost, doubled or printed past the stop at some split of the bytes."""
+    stopping = stopping_token(pieces, stops)
+    stream, spans = streamed(pieces, stops)
+    data = b"".join(pieces if stopping is None else pieces[: stopping + 1])
+    if stopping is not None:
+        data = data[: min(at for stop in stops if (at := data.find(stop.encode())) >= 0)]
+    assert joined(spans) == stream.text == decoded(data)
+    assert stream.stopped == (stopping is not None)
+
+
+@given(answers(), stop_lists)
+def test_what_was_shown_never_has_to_be_taken_back(pieces, stops):
+    """Half of a stop string flashed up before the rest of it arrived."""
+    stream = TextStream(pieces.__getitem__, stops)
+    shown = ""
+    for token in range(len(pieces)):
+        shown += "".join(span.text for span in stream.push(token))
+        held = decoded(b"".join(pieces[: token + 1]))[len(shown) :].strip("\ufffd")
+        assert not any(stop in shown for stop in stops)
+        # Nothing is held back without a reason: what is held starts like a stop, or a stop has ended the answer.
+        assert stream.stopped or not held or any(stop.startswith(held) for stop in stops)
+    stream.finish()
+    assert stream.text.startswith(shown)
+
+
+@given(answers(), stop_lists)
+def test_tokens_end_with_the_last_one_that_shows_a_byte(pieces, stops):
+    """DESIGN invariant 6: tokens of a stop string alone stayed among the tokens, or an empty one before it was lost."""
+    stream, _ = streamed(pieces, stops)
+    stopping = stopping_token(pieces, stops)
+    data = b"".join(pieces if stopping is None else pieces[: stopping + 1])
+    if stopping is not None:
+        data = data[: min(at for stop in stops if (at := data.find(stop.encode())) >= 0)]
+    n_shown, n_bytes = 0, 0
+    for token, piece in enumerate(pieces):
+        if piece and n_bytes < len(data):
+            n_shown = token + 1
+        n_bytes += len(piece)
+    assert stream.tokens == list(range(n_shown))
+    assert stream.n_shown == n_shown
+
+
+@given(answers(), stop_lists)
+def test_every_character_carries_the_tag_of_the_token_that_completed_it(pieces, stops):
+    """Text that was held back took the colour of the token that released it."""
+    _, spans = streamed(pieces, stops)
+    tags = [span.tag for group in spans for span in group for _ in span.text]
+    detokenizer = Detokenizer(pieces.__getitem__)
+    expected = [str(token) for token in range(len(pieces)) for _ in detokenizer.push(token)]
+    # The last may be the U+FFFD of a character that was never completed; a test of its own says what becomes of it.
+    certain = slice(max(len(tags) - 1, 0))
+    assert tags[certain] == expected[certain]
+
+
+def test_spans_keep_the_tags_of_held_back_tokens_and_join_neighbours():
+    """A held 'E' of a draft token came out under the correction's tag."""
+    stream = TextStream([b"so", b"E", b"N", b"x", b"y"].__getitem__, ["END"])
+    pushed = [stream.push(token, tag) for token, tag in enumerate(["draft", "draft", "correction", "draft", "bonus"])]
+    assert pushed == [
+        [Span("so", "draft")],
+        [],
+        [],
+        [Span("E", "draft"), Span("N", "correction"), Span("x", "draft")],
+        [Span("y", "bonus")],
+    ]
+    joined_stream = TextStream([b"E", b"N", b"x"].__getitem__, ["END"])
+    assert [joined_stream.push(token, "draft") for token in range(3)] == [[], [], [Span("ENx", "draft")]]
+
+
+def test_a_character_of_several_tokens_takes_the_tag_of_the_last():
+    """Half a character cannot be coloured."""
+    emoji = "😀".encode()
+    stream = TextStream([emoji[:2], emoji[2:]].__getitem__)
+    assert stream.push(0, "draft") == []
+    assert stream.push(1, "bonus") == [Span("😀", "bonus")]
+
+
+def test_a_stop_string_may_start_in_the_middle_of_one_token_and_end_in_another():
+    """The whole first token was dropped, its good bytes too."""
+    stream, spans = streamed([b"fine EN", b"D of it"], ["END"])
+    assert joined(spans) == "fine "
+    assert stream.tokens == [0]
+
+
+def test_of_two_stops_in_one_token_the_one_that_starts_first_counts():
+    """The text depended on the order in which the stop strings were given."""
+    for stops in (["bc", "abcd"], ["abcd", "bc"]):
+        assert streamed([b"xabcd"], stops)[0].text == "x"
+
+
+def test_after_a_stop_nothing_more_is_shown():
+    """What had been drafted behind the stop string was printed."""
+    stream = TextStream([b"a END b", b" more"].__getitem__, ["END"])
+    assert stream.push(0) == [Span("a ", "")]
+    assert stream.push(1) == []
+    assert stream.finish() == []
+    assert (stream.text, stream.tokens) == ("a ", [0])
+
+
+def test_an_incomplete_character_before_a_stop_string_is_replaced_once():
+    """The bytes of a broken character in front of a stop leaked into nothing, or into the next answer."""
+    assert streamed([b"a\xf0\x9f", b"END"], ["END"])[0].text == "a\ufffd"
+
+
+def test_control_tokens_in_between_stay_and_those_at_the_end_go():
+    """A control token that shows nothing ended the list of tokens."""
+    stream, _ = streamed([b"a", b"", b"b", b""])
+    assert stream.tokens == [0, 1, 2]
+
+
+def test_held_back_text_comes_out_at_the_end():
+    """An answer that ends in the first half of a stop string lost it."""
+    stream = TextStream([b"a<", b"/do"].__getitem__, ["</done>"])
+    assert stream.push(0, "draft") == [Span("a", "draft")]
+    assert stream.push(1, "bonus") == []
+    assert stream.text == "a"
+    assert stream.tokens == [0]
+    assert stream.finish() == [Span("<", "draft"), Span("/do", "bonus")]
+    assert stream.finish() == []
+    assert stream.tokens == [0, 1]
+
+
+def test_a_token_costs_the_same_at_the_end_of_a_long_answer():
+    """Scanning the whole text for a stop string at every token makes a long answer quadratic."""
+    pieces = [b" aaaa", b"a" * 2_000_000]
+    stream = TextStream(pieces.__getitem__, ["aaaaaaab", "\nUser:"])
+    watch = StopWatch(["\nUser:"], pieces.__getitem__)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(100):
+            stream.push(0, "draft")
+            watch.push(0)
+        return time.perf_counter() - start
+
+    early = min(seconds() for _ in range(5))
+    stream.push(1)
+    watch.push(1)
+    assert min(seconds() for _ in range(5)) < 4 * early
+
+
+def test_a_stop_string_may_hold_a_byte_that_is_no_utf8():
+    """`--stop $'\\xff'` on the command line arrives as a lone surrogate and raised UnicodeEncodeError."""
+    assert StopWatch(["a\udcff"], [b"ba\xff"].__getitem__).push(0)
+    with pytest.raises(UsageError, match="not text"):
+        StopWatch(["\ud800"], [].__getitem__)
