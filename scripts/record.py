@@ -1,0 +1,171 @@
+"""Record a real terminal session as an SVG film for the README: what the screen showed, when it showed it.
+
+    .venv/bin/python scripts/record.py docs/run.svg --size 100x24 --title "specllama run" -- specllama run "..."
+
+The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second; a
+`--still` picture holds the screen at the given second instead. Colours are those of the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import shlex
+import time
+from pathlib import Path
+
+import pexpect
+import pyte
+
+CELL_W, CELL_H, FONT_SIZE = 8.4, 19.0, 14
+MARGIN, BAR = 14, 34
+FRAME_S, LAST_FRAME_S = 0.16, 4.0
+BACKGROUND, FOREGROUND = "#11151c", "#d8dee9"
+PALETTE = {
+    "black": "#3b4252", "red": "#e06c75", "green": "#98c379", "brown": "#e5c07b", "blue": "#61afef",
+    "magenta": "#c678dd", "cyan": "#56b6c2", "white": "#d8dee9",
+    "brightblack": "#7f8899", "brightred": "#ff7b86", "brightgreen": "#b5e890", "brightbrown": "#ffd58a",
+    "brightyellow": "#ffd58a", "brightblue": "#82c7ff", "brightmagenta": "#e19bff", "brightcyan": "#7fe3ee",
+    "brightwhite": "#ffffff", "default": FOREGROUND,
+}  # fmt: skip
+
+
+def colour(name: str) -> str:
+    """pyte's colour name or six hexadecimal digits as a CSS colour."""
+    return PALETTE.get(name, f"#{name}")
+
+
+def runs(line: dict[int, pyte.screens.Char], n_columns: int) -> list[tuple[int, str, pyte.screens.Char]]:
+    """Stretches of one style: (first column, text, the style)."""
+    found: list[tuple[int, str, pyte.screens.Char]] = []
+    for x in range(n_columns):
+        char = line[x]
+        style = char._replace(data="")
+        if found and found[-1][2]._replace(data="") == style:
+            found[-1] = (found[-1][0], found[-1][1] + char.data, found[-1][2])
+        else:
+            found.append((x, char.data, char))
+    return found
+
+
+def draw(screen: pyte.Screen) -> tuple[str, ...]:
+    """The screen's lines, each as SVG elements."""
+    return tuple(draw_line(screen, y) for y in range(screen.lines))
+
+
+def draw_line(screen: pyte.Screen, y: int) -> str:
+    """One line of the screen as SVG elements."""
+    parts = []
+    for x, text, char in runs(screen.buffer[y], screen.columns):
+        fore, back = colour(char.fg), BACKGROUND if char.bg == "default" else colour(char.bg)
+        if char.reverse:
+            fore, back = back, fore
+        left, top = MARGIN + x * CELL_W, BAR + y * CELL_H
+        if back != BACKGROUND:
+            parts.append(
+                f'<rect x="{left:.1f}" y="{top:.1f}" width="{len(text) * CELL_W:.1f}" height="{CELL_H}" fill="{back}"/>'
+            )
+        if not text.strip():
+            continue
+        style = "".join(
+            f' {attribute}="{value}"'
+            for attribute, value, wanted in (
+                ("font-weight", "bold", char.bold),
+                ("font-style", "italic", char.italics),
+                ("text-decoration", "underline", char.underscore),
+            )
+            if wanted
+        )
+        width = f' textLength="{len(text) * CELL_W:.1f}" lengthAdjust="spacing"' if text.isascii() else ""
+        parts.append(
+            f'<text x="{left:.1f}" y="{top + 14:.1f}" fill="{fore}"{style}{width} xml:space="preserve">'
+            f"{html.escape(text)}</text>"
+        )
+    return "".join(parts)
+
+
+Frame = tuple[float, tuple[str, ...]]  # second, lines
+
+
+def record(command: str, n_columns: int, n_lines: int, timeout_s: float) -> list[Frame]:
+    """Distinct screens of `command` with the second at which each appeared."""
+    screen = pyte.Screen(n_columns, n_lines)
+    stream = pyte.ByteStream(screen)
+    child = pexpect.spawn("/bin/sh", ["-c", command], dimensions=(n_lines, n_columns), timeout=None)
+    started, frames = time.monotonic(), [(0.0, draw(screen))]
+    while time.monotonic() - started < timeout_s:
+        try:
+            stream.feed(child.read_nonblocking(65536, timeout=FRAME_S))
+        except pexpect.TIMEOUT:
+            continue
+        except pexpect.EOF:
+            break
+        now, picture = time.monotonic() - started, draw(screen)
+        if picture != frames[-1][1]:
+            if now - frames[-1][0] < FRAME_S:
+                frames[-1] = (frames[-1][0], picture)
+            else:
+                frames.append((now, picture))
+    child.close()
+    frames.append((time.monotonic() - started, draw(screen)))
+    return frames
+
+
+def film(frames: list[Frame], n_columns: int, n_lines: int, title: str) -> str:
+    """The frames as one SVG that plays in a loop; a line that stays is drawn once for as long as it stays."""
+    width, height = 2 * MARGIN + n_columns * CELL_W, BAR + n_lines * CELL_H + MARGIN
+    total = frames[-1][0] + LAST_FRAME_S
+    groups, rules = [], []
+    for y in range(n_lines):
+        starts = [i for i in range(len(frames)) if i == 0 or frames[i][1][y] != frames[i - 1][1][y]]
+        for start, following in zip(starts, [*starts[1:], None], strict=True):
+            picture = frames[start][1][y]
+            if not picture:
+                continue
+            if start == 0 and following is None:
+                groups.append(picture)
+                continue
+            begin = 100 * frames[start][0] / total if start else 0.0
+            end = 100.0 if following is None else 100 * frames[following][0] / total
+            name = f"l{len(rules)}"
+            hidden_first = "" if start == 0 else "0%{visibility:hidden}"
+            shown = f"{begin:.3f}%{{visibility:visible}}{end:.3f}%,100%{{visibility:hidden}}"
+            rules.append(
+                f"@keyframes {name}{{{hidden_first}{shown}}}"
+                f"#{name}{{visibility:hidden;animation:{name} {total:.2f}s step-end infinite}}"
+            )
+            groups.append(f'<g id="{name}">{picture}</g>')
+    dots = "".join(
+        f'<circle cx="{MARGIN + 6 + 18 * i}" cy="17" r="5.5" fill="{fill}"/>'
+        for i, fill in enumerate(("#e06c75", "#e5c07b", "#98c379"))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="{FONT_SIZE}">'
+        f"<style>{''.join(rules)}</style>"
+        f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>{dots}'
+        f'<text x="50%" y="21" text-anchor="middle" fill="#7f8899">{html.escape(title)}</text>'
+        f"{''.join(groups)}</svg>\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--size", default="100x24", help="columns x lines")
+    parser.add_argument("--title", default="")
+    parser.add_argument("--still", type=float, metavar="SECOND", help="one picture: the screen at this second")
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args()
+    n_columns, n_lines = map(int, args.size.split("x"))
+    frames = record(shlex.join(args.command), n_columns, n_lines, args.timeout)
+    if args.still is not None:
+        frames = [[frame for frame in frames if frame[0] <= args.still][-1]]
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(film(frames, n_columns, n_lines, args.title), encoding="utf-8")
+    print(f"{args.output}: {len(frames)} frames, {args.output.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
