@@ -35,16 +35,17 @@ def colour(name: str) -> str:
     return PALETTE.get(name, f"#{name}")
 
 
-def runs(line: dict[int, pyte.screens.Char], n_columns: int) -> list[tuple[int, str, pyte.screens.Char]]:
-    """Stretches of one style: (first column, text, the style)."""
-    found: list[tuple[int, str, pyte.screens.Char]] = []
+def runs(line: dict[int, pyte.screens.Char], n_columns: int) -> list[tuple[int, int, str, pyte.screens.Char]]:
+    """Stretches of one style: (first column, cells, text, the style). A wide character takes two cells."""
+    found: list[tuple[int, int, str, pyte.screens.Char]] = []
     for x in range(n_columns):
         char = line[x]
         style = char._replace(data="")
-        if found and found[-1][2]._replace(data="") == style:
-            found[-1] = (found[-1][0], found[-1][1] + char.data, found[-1][2])
+        if found and found[-1][3] == style:
+            first, n_cells, text, _ = found[-1]
+            found[-1] = (first, n_cells + 1, text + char.data, style)
         else:
-            found.append((x, char.data, char))
+            found.append((x, 1, char.data, style))
     return found
 
 
@@ -56,14 +57,14 @@ def draw(screen: pyte.Screen) -> tuple[str, ...]:
 def draw_line(screen: pyte.Screen, y: int) -> str:
     """One line of the screen as SVG elements."""
     parts = []
-    for x, text, char in runs(screen.buffer[y], screen.columns):
+    for x, n_cells, text, char in runs(screen.buffer[y], screen.columns):
         fore, back = colour(char.fg), BACKGROUND if char.bg == "default" else colour(char.bg)
         if char.reverse:
             fore, back = back, fore
         left, top = MARGIN + x * CELL_W, BAR + y * CELL_H
         if back != BACKGROUND:
             parts.append(
-                f'<rect x="{left:.1f}" y="{top:.1f}" width="{len(text) * CELL_W:.1f}" height="{CELL_H}" fill="{back}"/>'
+                f'<rect x="{left:.1f}" y="{top:.1f}" width="{n_cells * CELL_W:.1f}" height="{CELL_H}" fill="{back}"/>'
             )
         if not text.strip():
             continue
@@ -76,7 +77,7 @@ def draw_line(screen: pyte.Screen, y: int) -> str:
             )
             if wanted
         )
-        width = f' textLength="{len(text) * CELL_W:.1f}" lengthAdjust="spacing"' if text.isascii() else ""
+        width = f' textLength="{n_cells * CELL_W:.1f}" lengthAdjust="spacing"' if text.isascii() else ""
         parts.append(
             f'<text x="{left:.1f}" y="{top + 14:.1f}" fill="{fore}"{style}{width} xml:space="preserve">'
             f"{html.escape(text)}</text>"
