@@ -1,0 +1,123 @@
+"""What this CPU can do, in llama.cpp's words; standard library only, so that the build scripts can load it alone."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+# llama.cpp's name of a feature -> what the operating system calls it (all of them must be there).
+_X86: dict[str, tuple[str, ...]] = {
+    "SSE3": ("pni",),
+    "SSSE3": ("ssse3",),
+    "AVX": ("avx",),
+    "AVX_VNNI": ("avx_vnni",),
+    "AVX2": ("avx2",),
+    "F16C": ("f16c",),
+    "FMA": ("fma",),
+    "BMI2": ("bmi2",),
+    "AVX512": ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"),
+    "AVX512_VBMI": ("avx512vbmi",),
+    "AVX512_VNNI": ("avx512_vnni",),
+    "AVX512_BF16": ("avx512_bf16",),
+    "AMX_INT8": ("amx_tile", "amx_int8"),
+}
+_ARM: dict[str, tuple[str, ...]] = {
+    "NEON": ("asimd",),
+    "FP16_VA": ("asimdhp",),
+    "DOTPROD": ("asimddp",),
+    "MATMUL_INT8": ("i8mm",),
+    "SVE": ("sve",),
+    "SME": ("sme",),
+}
+_MAC_X86 = {"sse3": "pni", "avx1.0": "avx", "avx512vnni": "avx512_vnni"}  # where macOS and Linux differ
+_MAC_ARM = {"FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_SME": "sme"}
+
+# Without one of these a build is so much slower that it is worth building again.
+DECISIVE = frozenset({"AVX", "AVX2", "F16C", "FMA", "AVX512", "AMX_INT8", "NEON", "DOTPROD", "MATMUL_INT8"})
+
+# Flags that say how a compiler may write code. The rest of /proc/cpuinfo (caches, virtualisation, mitigations) changes
+# with the kernel and would only cause needless builds.
+_CODE_FLAGS = re.compile(
+    r"pni|ssse3|sse\d|sse4|avx|amx|fma|f16c|bmi|abm|lzcnt|popcnt|movbe|adx|aes|vaes|v?pclmul|sha|gfni|xop|tbm|movdir"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One CPU: its name, its architecture, and the instructions it has."""
+
+    model: str
+    arch: str  # x86_64, arm64, ...
+    flags: tuple[str, ...]  # the operating system's words, sorted; only those that matter to a compiler
+    features: frozenset[str]  # llama.cpp's words
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for two CPUs that can run the same code."""
+        return " ".join((self.arch, *self.flags))
+
+
+def this_cpu() -> Cpu:
+    """The CPU this runs on. Never raises: what cannot be found out is left empty."""
+    arch = {"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower())
+    try:
+        facts = _macos_facts() if platform.system() == "Darwin" else _linux_facts()
+    except (OSError, ValueError, subprocess.SubprocessError):
+        facts = ("", frozenset())
+    return describe(arch, *facts)
+
+
+def describe(arch: str, model: str, words: frozenset[str]) -> Cpu:
+    """A `Cpu` from the words the operating system uses for it."""
+    table = {"x86_64": _X86, "arm64": _ARM}.get(arch, {})
+    flags = sorted(word for word in words if arch != "x86_64" or _CODE_FLAGS.match(word))
+    return Cpu(
+        model=model or "unknown CPU",
+        arch=arch,
+        flags=tuple(flags),
+        features=frozenset(name for name, needs in table.items() if words.issuperset(needs)),
+    )
+
+
+def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
+    """Model name and flags of the first processor of a Linux /proc/cpuinfo."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip().lower(), value.strip())
+    # ARM names no model; implementer and part are the best there is.
+    model = fields.get("model name") or " ".join(
+        f"{key} {fields[key]}" for key in ("cpu implementer", "cpu part") if key in fields
+    )
+    return model, frozenset((fields.get("flags") or fields.get("features") or "").split())
+
+
+def parse_sysctl(values: Mapping[str, str]) -> tuple[str, frozenset[str]]:
+    """Model name and flags, in Linux's words, from macOS's `sysctl` values."""
+    words: set[str] = set()
+    for key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
+        words.update(_MAC_X86.get(word, word) for word in values.get(key, "").lower().split())
+    words.update(word for name, word in _MAC_ARM.items() if values.get(f"hw.optional.arm.{name}") == "1")
+    if values.get("hw.optional.arm64") == "1":
+        words.add("asimd")
+    return values.get("machdep.cpu.brand_string", ""), frozenset(words)
+
+
+def _linux_facts() -> tuple[str, frozenset[str]]:
+    # The kernel writes this file as it is read; the first processor says it all, and there may be hundreds.
+    with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+        return parse_cpuinfo(file.read(8192).split("\n\n")[0])
+
+
+def _macos_facts() -> tuple[str, frozenset[str]]:
+    command = ["sysctl", "machdep.cpu", "hw.optional"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    pairs = (line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    return parse_sysctl({key: value.strip() for key, value in pairs})

@@ -1,0 +1,293 @@
+"""Does the installed llama.cpp survive a decode on this CPU? Asked of a child process, once per build.
+
+A build can be made for another CPU, or be miscompiled (DESIGN, section 6): then its first decode ends the process with
+a signal that no Python code can catch. So a child tries it on a tiny model, first with llama.cpp's own choice of weight
+layout (the 'extra buffer types': AMX, repacked), then, should that be fatal, without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from specllama import probe_model
+from specllama.cpu import this_cpu
+from specllama.errors import BackendError
+
+TIMEOUT_S = 120.0
+_VERSION = 1  # raise it when the probe asks more than before: old answers are then forgotten
+_BATCHES = (48, 6, 1)  # tokens per decode: each width takes other kernels
+
+# What a bad build dies of. Any other signal came from outside (no memory, a time limit) and says nothing about it.
+_CRASHES = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP"}
+_WINDOWS_CRASHES = {0xC000001D: "SIGILL", 0xC0000005: "SIGSEGV", 0xC0000409: "SIGABRT"}
+
+# `-I` keeps the user's folder and environment out; the parent's own import path is passed on instead.
+_CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from specllama import probe; probe.child()"
+
+REBUILD_FLAGS = "-fno-tree-dse -fno-dse"
+
+
+class State(Enum):
+    """How the installed llama.cpp fares."""
+
+    OK = "ok"
+    FALLBACK = "fallback"  # crashes with extra buffer types, works without
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What is known about the installed llama.cpp."""
+
+    state: State
+    use_extra_bufts: bool = True  # what to load models with
+    signal: str = ""  # what the child died of: "SIGILL"
+    detail: str = ""  # one sentence: what was found
+    hint: str = ""  # one more: what to do about it
+
+    def require(self) -> None:
+        """Raise BackendError where nothing can be decoded with this build."""
+        if self.state is State.BROKEN:
+            raise BackendError(self.detail, hint=self.hint)
+
+
+def installed() -> ProbeResult:
+    """What is known about the installed llama.cpp; runs the child only where nothing is known yet."""
+    folder = library_folder()
+    if folder is None:
+        return ProbeResult(
+            State.BROKEN,
+            detail=f"llama-cpp-python is not installed in {sys.prefix}.",
+            hint="In a checkout of specllama run: make setup. Elsewhere: pip install specllama.",
+        )
+    cache = _Cache.open()
+    key = cache.key(folder)
+    result = cache.results.get(key) or check()
+    if result.state is not State.BROKEN:  # what is broken may be mended without a change of these files
+        cache.keep(key, result)
+    return result
+
+
+def check() -> ProbeResult:
+    """Ask the child, whatever is already known."""
+    with tempfile.TemporaryDirectory(prefix="specllama-probe-") as folder:
+        model = Path(folder) / "tiny.gguf"
+        model.write_bytes(probe_model.tiny_gguf())
+        first = _try(model, use_extra_bufts=True)
+        if first.state is State.BROKEN and first.signal in _CRASHES:
+            second = _try(model, use_extra_bufts=False)
+            if second.state is State.OK:
+                return ProbeResult(
+                    State.FALLBACK,
+                    use_extra_bufts=False,
+                    signal=first.signal,
+                    detail=f"The installed llama.cpp dies with {first.signal} on its fast weight layouts (AMX, "
+                    "repacked); they are switched off, which makes verification slower.",
+                    hint=rebuild_hint(),
+                )
+        return first
+
+
+def library_folder() -> Path | None:
+    """Where the bindings will look for llama.cpp, found without importing them."""
+    if os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return Path(os.environ["LLAMA_CPP_LIB_PATH"])
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "lib"
+
+
+def rebuild_hint() -> str:
+    """How to build llama.cpp again so that it works, and works fast, on this machine."""
+    return (
+        "Build llama.cpp again for this machine. In a checkout of specllama: make setup. Elsewhere: "
+        f'CFLAGS="{REBUILD_FLAGS}" CXXFLAGS="{REBUILD_FLAGS}" pip install --force-reinstall --no-deps --no-cache-dir '
+        "--no-binary llama-cpp-python " + _bindings_requirement()
+    )
+
+
+def child() -> None:
+    """The child's whole life: decode, and print what came of it as one line of JSON."""
+    _, model, layout = sys.argv[1:]
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # dying is expected; leave no core file about
+    try:
+        problem = _decode(Path(model), use_extra_bufts=layout == "extra")
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    print(json.dumps({"problem": problem}), flush=True)
+    # Skip the teardown: some back ends crash while the interpreter goes down, which is no reason to distrust a build.
+    os._exit(0)
+
+
+@dataclass(slots=True)
+class _Cache:
+    """What was found out before: per content of the libraries and CPU. Reading 20 MB of libraries takes time, so their
+    hash in turn is remembered by their sizes and dates."""
+
+    path: Path
+    hashes: dict[str, str]
+    results: dict[str, ProbeResult]
+
+    @classmethod
+    def open(cls) -> _Cache:
+        path = platformdirs.user_cache_path("specllama") / "probe.json"
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            results = {key: _from_json(value) for key, value in facts["results"].items()}
+            return cls(path, dict(facts["hashes"]), results)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls(path, {}, {})
+
+    def key(self, folder: Path) -> str:
+        """Names the build in `folder` on this CPU."""
+        look = _digest(f"{folder}\n{_look(folder)}".encode())
+        if look not in self.hashes:
+            self.hashes[look] = _digest(*(path.read_bytes() for path in _libraries(folder)))
+        return _digest(f"{_VERSION}\n{self.hashes[look]}\n{this_cpu().fingerprint}".encode())
+
+    def keep(self, key: str, result: ProbeResult) -> None:
+        """Write down a result, unless it is there already. Where nothing can be written, the next start asks again."""
+        if key in self.results:
+            return
+        self.results[key] = result
+        facts = {"hashes": self.hashes, "results": {key: _to_json(value) for key, value in self.results.items()}}
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+            fresh.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            os.replace(fresh, self.path)
+
+
+def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:
+    command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), str(model)]
+    command.append("extra" if use_extra_bufts else "plain")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return ProbeResult(
+            State.BROKEN,
+            detail=f"The installed llama.cpp did not finish a tiny decode within {TIMEOUT_S:.0f} seconds.",
+            hint="See whether the machine is overloaded, then run: specllama doctor",
+        )
+    if died_of := _signal_name(done.returncode):
+        return ProbeResult(
+            State.BROKEN,
+            signal=died_of,
+            detail=f"The installed llama.cpp dies with {died_of} on a tiny decode.",
+            hint=rebuild_hint() if died_of in _CRASHES else "It was ended from outside; is there memory enough?",
+        )
+    return _verdict(done.stdout, done.stderr)
+
+
+def _verdict(stdout: str, stderr: str) -> ProbeResult:
+    """What a child that ended by itself had to say."""
+    last = stdout.strip().splitlines()[-1:]
+    try:
+        problem = json.loads(last[0])["problem"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        problem = " ".join(stderr.split()[-40:]) or "it ended without a word"
+    if not problem:
+        return ProbeResult(State.OK)
+    return ProbeResult(State.BROKEN, detail=f"The installed llama.cpp does not work: {problem}.", hint=_hint(problem))
+
+
+def _hint(problem: str) -> str:
+    if missing := re.search(r"(\S+): cannot open shared object file|Library not loaded: (\S+)", problem):
+        library = Path(missing[1] or missing[2]).name
+        return f"The system library {library} is missing; install the package that holds it. Or: {rebuild_hint()}"
+    return rebuild_hint()
+
+
+def _decode(model_path: Path, *, use_extra_bufts: bool) -> str:
+    """Decode some tokens of the tiny model. Returns what went wrong in one phrase, or nothing."""
+    import llama_cpp as bindings
+
+    lib: Any = bindings
+    lib.llama_backend_init()
+    model_params = lib.llama_model_default_params()
+    model_params.n_gpu_layers = 0  # it is the CPU that is asked
+    model_params.use_extra_bufts = use_extra_bufts
+    model = lib.llama_model_load_from_file(str(model_path).encode(), model_params)
+    if not model:
+        return "it does not load a tiny model"
+    context_params = lib.llama_context_default_params()
+    context_params.n_ctx = context_params.n_batch = context_params.n_ubatch = probe_model.N_CTX
+    context_params.n_threads = context_params.n_threads_batch = 2
+    context = lib.llama_init_from_model(model, context_params)
+    if not context:
+        return "it makes no context for a tiny model"
+    for n_tokens in _BATCHES:
+        tokens = (ctypes.c_int32 * n_tokens)(*(token % probe_model.N_VOCAB for token in range(n_tokens)))
+        status = lib.llama_decode(context, lib.llama_batch_get_one(tokens, n_tokens))
+        if status != 0:
+            return f"a decode of {n_tokens} tokens returned {status}"
+        logits = lib.llama_get_logits_ith(context, -1)
+        if not all(math.isfinite(logits[token]) for token in range(probe_model.N_VOCAB)):
+            return f"a decode of {n_tokens} tokens gave logits that are no numbers"
+    return ""
+
+
+def _signal_name(status: int) -> str:
+    """The signal behind an exit status, or an empty string."""
+    if status >= 0:
+        return _WINDOWS_CRASHES.get(status, "")
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _libraries(folder: Path) -> Iterator[Path]:
+    """llama.cpp's own files, in a fixed order."""
+    if folder.is_dir():
+        yield from sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _look(folder: Path) -> str:
+    return "\n".join(f"{path.name} {(facts := path.stat()).st_size} {facts.st_mtime_ns}" for path in _libraries(folder))
+
+
+def _digest(*pieces: bytes) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()[:32]
+
+
+def _to_json(result: ProbeResult) -> dict[str, object]:
+    return {**asdict(result), "state": result.state.value}
+
+
+def _from_json(facts: dict[str, Any]) -> ProbeResult:
+    return ProbeResult(**{**facts, "state": State(facts["state"])})
+
+
+def _bindings_requirement() -> str:
+    from importlib import metadata
+
+    for line in metadata.requires("specllama") or ():
+        if line.startswith("llama-cpp-python"):
+            return line.split(";")[0].strip()
+    return "llama-cpp-python"
