@@ -2,11 +2,12 @@
 
 What exists here:
 
-- `write_model(path, ...)`: one model; see its parameters. `arch` is "llama" (default), "qwen2", "gemma3" (sliding window) or
+- `write_model(path, ...)`: one model; see its parameters. `arch` is "llama" (default), "qwen2", "gemma3" (with a
+  sliding window) or
   "mamba" (recurrent, cannot roll back).
 - `write_pair(folder, noise=0.3, ...)`: a target and a draft that agree often but not always; returns the two paths.
 - `write_split(path, n_parts)`: a written model cut into `-00001-of-0000N` parts; returns their paths.
-- `write_bare(path, ...)`: a header of any keys and no tensors (vocab-only files, architectures nobody knows, projectors).
+- `write_bare(path, ...)`: a header of any keys and no tensors (vocab-only files, unknown architectures).
 - `letters(n)`: a vocabulary for enumeration: n - 3 one-letter tokens, then `<|bos|>`, `<|im_end|>` and `<|endoftext|>`.
 - `byte_level()`: 256 byte tokens, three merges ("th", "the", " the"), then `<|bos|>`, `<|im_start|>`, `<|im_end|>`,
   `<|endoftext|>`: tokenises any text, ends with either of the last two.

@@ -1,0 +1,525 @@
+"""Models on llama.cpp: load, eval, roll back. The only importer of the bindings; nobody outside sees a ctypes type.
+
+The low-level API is driven directly: a batch whose arrays are filled through numpy views, logits of the block's rows
+only, and one KV sequence whose length is known here at every moment, also after an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specllama.errors import (
+    BackendError,
+    ContextFull,
+    Interrupted,
+    MemoryShort,
+    ModelFileError,
+    RollbackRefused,
+    SpecllamaError,
+    UnsupportedModel,
+)
+from specllama.llama_ext import (
+    BuildInfo,
+    Device,
+    abort_callback,
+    bindings,
+    build_info,
+    devices,
+    extra_buffer_types,
+    log,
+    read_gguf,
+)
+from specllama.llama_file import check_file, part_paths
+from specllama.llama_header import Header, cannot_roll_back, make_header, not_left_to_right, refuse_architecture
+from specllama.llama_log import LogSink
+from specllama.llama_memory import MemoryNeed, memory_free, need_for
+from specllama.llama_plan import GpuMemory, LoadOptions, LoadPlan, plan_load
+from specllama.llama_vocab import Vocabulary
+from specllama.types import Cancel, Caps, FloatArray
+
+__all__ = [
+    "BuildInfo",
+    "Device",
+    "Header",
+    "LlamaModel",
+    "LoadOptions",
+    "MemoryNeed",
+    "Vocabulary",
+    "build_info",
+    "header",
+    "load",
+    "load_vocabulary",
+    "memory_free",
+    "memory_needed",
+    "set_log",
+]
+
+_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
+_OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
+_SEQUENCE = 0  # the one sequence that a chain needs
+
+
+def set_log(sink: LogSink | None) -> None:
+    """Pass every line that llama.cpp logs to `sink(level, text)`; None keeps them unseen, as they are at first."""
+    log.sink = sink
+
+
+def header(path: Path) -> Header:
+    """What a model file says about itself; some hundredths of a second, no weights are read. Raises ModelFileError."""
+    path = Path(path)
+    check_file(path)
+    files = [read_gguf(path)]
+    n_parts = files[0].values.get("split.count", 1)
+    parts = part_paths(path, files[0].values.get("split.no", 0), n_parts) if n_parts > 1 else (path,)
+    for part in parts[1:]:
+        check_file(part)
+        files.append(read_gguf(part))
+    return make_header(path, parts, files)
+
+
+def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNeed:
+    """What the model would occupy when loaded so; a context of 0 counts as the one it was trained for."""
+    wish = options or LoadOptions()
+    return need_for(
+        model,
+        n_ctx=wish.n_ctx or model.n_ctx_train,
+        n_ubatch=wish.n_ubatch,
+        n_outputs=wish.max_block,
+        type_k=wish.type_k,
+        type_v=wish.type_v,
+    )
+
+
+def load(
+    path: Path, options: LoadOptions | None = None, *, progress: Callable[[float], bool] | None = None
+) -> LlamaModel:
+    """Load a model and open a context on it.
+
+    `progress` is told the share that is loaded and stops the loading by returning False. Raises ModelFileError,
+    UnsupportedModel, MemoryShort, UsageError, BackendError, and Interrupted where `progress` said so.
+    """
+    about = header(path)
+    refuse_architecture(about)
+    plan = plan_load(about, options or LoadOptions(), free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
+    native = _load_native(about, plan, options or LoadOptions(), progress)
+    try:
+        _refuse_kind(native, about)
+        _open_context(native, about, plan, options or LoadOptions())
+        model = LlamaModel(native, about, plan)
+        model._probe_rollback()
+    except BaseException:
+        native.close()
+        raise
+    return model
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a model file without its weights: enough to compare two models. Raises ModelFileError."""
+    about = header(path)
+    lib = bindings()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    native = _load_with(about, params, None)
+    return Vocabulary(lib, lib.llama_model_get_vocab(native.pointers.model), native)
+
+
+@dataclass(slots=True)
+class _Pointers:
+    """The C objects of one model. `in_call` is true while one of them is in use."""
+
+    lib: Any
+    model: int
+    context: int | None = None
+    batch: Any = None
+    in_call: bool = False
+    callbacks: list[object] = field(default_factory=list)  # what C may still call or read
+
+
+class _Native:
+    """Owns C objects and frees them exactly once: on close, on garbage collection, or at exit."""
+
+    def __init__(self, lib: Any, model: int) -> None:
+        self.pointers = _Pointers(lib, model)
+        self.close = weakref.finalize(self, _free, self.pointers)
+
+
+def _free(pointers: _Pointers) -> None:
+    if pointers.in_call:  # the process ends while another thread computes: freeing its memory would crash it
+        return
+    if pointers.batch is not None:
+        pointers.lib.llama_batch_free(pointers.batch)
+    if pointers.context is not None:
+        pointers.lib.llama_free(pointers.context)
+    pointers.lib.llama_model_free(pointers.model)
+
+
+class LlamaModel:
+    """A model with a KV cache for one sequence; implements `types.LanguageModel`.
+
+    Invariant: `length` = tokens in llama.cpp's memory + tokens held back, whatever happened. Tokens are held back by
+    `feed` when they do not fill a batch, so that the next `eval` computes them in the same pass as its own.
+    """
+
+    def __init__(self, native: _Native, about: Header, plan: LoadPlan) -> None:
+        lib, pointers = native.pointers.lib, native.pointers
+        self._native = native
+        self._lib = lib
+        self._context = pointers.context
+        self._memory = lib.llama_get_memory(pointers.context)
+        self._n_batch = plan.n_batch
+        self._slots = _BatchSlots(lib, pointers, plan.n_batch)
+        self._views: dict[tuple[int, int], FloatArray] = {}  # (address, rows) -> logits
+        self._n_decoded = 0
+        self._held: list[int] = []
+        self.header = about
+        self.path = about.path
+        self.architecture = about.architecture
+        self.metadata: Mapping[str, str] = about.metadata
+        self.chat_template = about.metadata.get("tokenizer.chat_template")
+        self.plan = plan
+        self.warnings = plan.warnings
+        self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)
+        self.vocab_size = self.vocab.size
+        self.end_tokens = self.vocab.end_tokens
+        self.n_ctx = plan.n_ctx
+        self.n_params: int = lib.llama_model_n_params(pointers.model)
+        self.n_bytes: int = lib.llama_model_size(pointers.model)
+        self.description = _describe(lib, pointers.model)
+        self.caps = Caps(rollback=True, tree=False, features=False, max_block=plan.max_block)
+        self.busy_s = 0.0  # time spent inside llama.cpp since loading; callers look at differences
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the KV, those held back for the next eval included."""
+        return self._n_decoded + len(self._held)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens without logits. Full batches are computed now, the remainder together with the next `eval`.
+
+        Raises ContextFull, Interrupted (what was computed stays, `length` says how much) and BackendError.
+        """
+        self._require_room(len(tokens))
+        counted = self.length
+        waiting = [*self._held, *tokens]
+        n_done = 0
+        try:
+            while len(waiting) - n_done >= self._n_batch:
+                self._decode(waiting[n_done : n_done + self._n_batch], 0)
+                n_done += self._n_batch
+        except BaseException:
+            waiting = waiting[: n_done + max(0, counted - self._n_decoded)]  # never fewer than before
+            raise
+        finally:
+            self._held = waiting[n_done:]
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their logits, (len(tokens), V) float32: a read-only view, valid until the next call.
+
+        `parents` (one per token but the first) may only describe a chain. After an error the KV is as before. Raises
+        ContextFull, Interrupted, UnsupportedModel for trees, BackendError for too many tokens or a failure.
+        """
+        n_rows = len(tokens)
+        self._require_room(n_rows)
+        if not 1 <= n_rows <= self.caps.max_block:
+            raise BackendError(
+                f"eval takes 1 to {self.caps.max_block} tokens at once, not {n_rows}",
+                hint="draft fewer tokens, or load the model with a larger max_block and n_batch",
+            )
+        if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
+            raise UnsupportedModel("trees of drafted tokens are not supported yet", hint="draft a chain")
+        if self._held and len(self._held) + n_rows > self._n_batch:
+            self._decode(self._held, 0)
+            self._held = []
+        self._decode([*self._held, *tokens] if self._held else tokens, n_rows)
+        self._held = []
+        return self._logits(n_rows)
+
+    def truncate(self, length: int) -> None:
+        """Drop every token from `length` on. Raises RollbackRefused, and then drops nothing."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate {self.length} tokens to {length}")
+        if length < self._n_decoded:
+            if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
+                raise RollbackRefused(
+                    f"llama.cpp would not remove the tokens from {length} on from its memory of {self._n_decoded}"
+                )
+            self._n_decoded = length
+            self._held = []
+        else:
+            del self._held[length - self._n_decoded :]
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Of the last eval keep the KV up to `length` (the pending token) and the nodes of `path`."""
+        if any(node != index for index, node in enumerate(path)):
+            raise UnsupportedModel("only the beginning of a chain can be kept", hint="draft a chain")
+        self.truncate(length + len(path))
+
+    def watch(self, cancel: Cancel | None) -> None:
+        """Let a long `feed` or `eval` stop within one graph node of `cancel.set()`, on CPU backends; None ends that."""
+        lib, callbacks = self._lib, self._native.pointers.callbacks
+        if cancel is None:
+            lib.llama_set_abort_callback(self._context, lib.ggml_abort_callback(), None)
+            callbacks.clear()
+            return
+        flag = (ctypes.c_char * len(cancel.buffer)).from_buffer(cancel.buffer)  # also forbids resizing the buffer
+        function = abort_callback(lib)
+        lib.llama_set_abort_callback(self._context, function, ctypes.addressof(flag))
+        callbacks[:] = [cancel, flag, function]
+
+    def close(self) -> None:
+        """Free model and context. Closing twice does nothing; logits seen so far become invalid."""
+        self._views.clear()
+        self.vocab.close()
+        self._native.close()
+
+    def __enter__(self) -> LlamaModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_room(self, n_new: int) -> None:
+        if not self._native.close.alive:
+            raise BackendError(f"{self.path.name} was closed")
+        if self.length + n_new > self.n_ctx:
+            raise ContextFull(
+                f"{self.length} tokens and {n_new} more do not fit into the context of {self.n_ctx}",
+                hint="use a longer context (--ctx-size)",
+            )
+
+    def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Call into llama.cpp: the time counts as busy, and the memory in use cannot be freed at exit meanwhile."""
+        pointers = self._native.pointers
+        pointers.in_call = True
+        start_s = perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            self.busy_s += perf_counter() - start_s
+            pointers.in_call = False
+
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
+        """Compute `tokens` after what is in the memory, with logits for the last `n_rows` of them; all or nothing."""
+        start = self._n_decoded
+        self._slots.fill(tokens, start, n_rows)
+        try:
+            status = self._timed(self._lib.llama_decode, self._context, self._slots.batch)
+            if status == _OK:
+                self._n_decoded = start + len(tokens)
+                return
+        except BaseException:  # Ctrl-C arrives when the call returns
+            self._cut_back(start)
+            raise
+        self._cut_back(start)
+        raise self._failure(status, tokens)
+
+    def _cut_back(self, length: int) -> None:
+        """Remove what an interrupted call left in the memory; where it refuses, empty it: `length` must stay true."""
+        self._n_decoded = length
+        if not self._lib.llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
+            self._lib.llama_memory_clear(self._memory, False)
+            self._n_decoded = 0
+
+    def _failure(self, status: int, tokens: Sequence[int]) -> SpecllamaError:
+        if status == _ABORTED:
+            return Interrupted("the computation was stopped on request")
+        if status == _NO_SLOT:
+            return ContextFull(
+                f"no room for {len(tokens)} tokens in the KV cache", hint="use a longer context (--ctx-size)"
+            )
+        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
+        if status == _INVALID_BATCH and wrong:
+            return BackendError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens")
+        reason = log.reason() or f"return code {status}"
+        if status == _NO_MEMORY:
+            return MemoryShort(f"llama.cpp ran out of memory: {reason}", hint="use a shorter context (--ctx-size)")
+        return BackendError(
+            f"llama.cpp could not compute {len(tokens)} tokens: {reason}", hint="run `specllama doctor`"
+        )
+
+    def _logits(self, n_rows: int) -> FloatArray:
+        """The logits of the last decode's output rows, contiguous and in the order of the batch."""
+        pointer = self._timed(self._lib.llama_get_logits, self._context)
+        key = (ctypes.addressof(pointer.contents), n_rows)
+        view = self._views.get(key)
+        if view is None:  # the buffer moves only when it grows, so a handful of views serve a whole session
+            array = (ctypes.c_float * (n_rows * self.vocab_size)).from_address(key[0])
+            view = np.ctypeslib.as_array(array).reshape(n_rows, self.vocab_size)
+            view.flags.writeable = False
+            self._views[key] = view
+        return view
+
+    def _probe_rollback(self) -> None:
+        """Decode two tokens and take one back: whether this memory can do that is a property of the model."""
+        token = self.vocab.bos or 0
+        try:
+            self._decode([token, token], 0)
+            self.truncate(1)
+        except RollbackRefused:
+            raise cannot_roll_back(self.path, "a model whose memory refused a rollback", self.architecture) from None
+        self._lib.llama_memory_clear(self._memory, False)
+        self._n_decoded = 0
+        self.busy_s = 0.0
+
+
+class _BatchSlots:
+    """A llama_batch allocated once, and numpy views of its arrays."""
+
+    def __init__(self, lib: Any, pointers: _Pointers, capacity: int) -> None:
+        self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, 1)
+        self._token = _view(self.batch.token, np.int32, capacity)
+        self._position = _view(self.batch.pos, np.int32, capacity)
+        self._output = _view(self.batch.logits, np.int8, capacity)
+        self._offsets = np.arange(capacity, dtype=np.int32)
+        _view(self.batch.n_seq_id, np.int32, capacity)[:] = 1
+        for index in range(capacity):
+            self.batch.seq_id[index][0] = _SEQUENCE
+
+    def fill(self, tokens: Sequence[int], start: int, n_rows: int) -> None:
+        """Put `tokens` at positions from `start` on; the last `n_rows` of them want logits."""
+        count = len(tokens)
+        self._token[:count] = tokens
+        np.add(self._offsets[:count], start, out=self._position[:count])
+        self._output[:count] = 0
+        self._output[count - n_rows : count] = 1
+        self.batch.n_tokens = count
+
+
+def _view(pointer: Any, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    return np.ctypeslib.as_array(pointer, (count,)).view(dtype)
+
+
+def _gpu_memory() -> GpuMemory:
+    gpus = [device for device in devices() if device.is_gpu]
+    return GpuMemory(
+        supported=bool(bindings().llama_supports_gpu_offload()) and bool(gpus),
+        n_free=sum(device.memory_free for device in gpus),
+        shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
+    )
+
+
+def _load_native(
+    about: Header, plan: LoadPlan, options: LoadOptions, progress: Callable[[float], bool] | None
+) -> _Native:
+    params = bindings().llama_model_default_params()
+    params.n_gpu_layers = plan.n_gpu_layers
+    params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
+    params.use_extra_bufts = options.use_extra_bufts
+    return _load_with(about, params, progress)
+
+
+def _load_with(about: Header, params: Any, progress: Callable[[float], bool] | None) -> _Native:
+    lib = bindings()
+    stopped: list[BaseException | None] = []  # why `progress` stopped the loading; None = it returned False
+
+    def report(done: float, _user_data: object) -> bool:
+        try:
+            go_on = progress is None or progress(done) is not False
+        except BaseException as error:  # it must not be lost between C frames; raised again below
+            stopped.append(error)
+            return False
+        if not go_on:
+            stopped.append(None)
+        return go_on
+
+    callback = lib.llama_progress_callback(report)
+    params.progress_callback = callback
+    log.clear()
+    model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
+    if model:
+        return _Native(lib, model)
+    if stopped:
+        raise stopped[0] or Interrupted(f"loading {about.path.name} was stopped on request")
+    raise _load_failure(about, log.reason())
+
+
+def _load_failure(about: Header, reason: str) -> SpecllamaError:
+    version = bindings().__version__
+    if "unknown model architecture" in reason:
+        return ModelFileError(
+            f"{about.path} has the architecture {about.architecture!r}, which llama-cpp-python {version} does not know",
+            hint="the file is newer than the bindings: update specllama and llama-cpp-python",
+        )
+    if any(word in reason for word in ("unknown pre-tokenizer", "unknown tokenizer")):
+        return ModelFileError(
+            f"{about.path} needs a tokenizer that llama-cpp-python {version} does not know: {reason}",
+            hint="the file is newer than the bindings: update specllama and llama-cpp-python",
+        )
+    if _is_allocation(reason):
+        return MemoryShort(
+            f"there is not enough memory to load {about.path.name}: {reason}",
+            hint="use a shorter context (--ctx-size), a smaller model, or close other programs",
+        )
+    return ModelFileError(
+        f"llama.cpp cannot load {about.path}: {reason or 'it gave no reason'}",
+        hint="the file may be damaged: download it again",
+    )
+
+
+def _is_allocation(reason: str) -> bool:
+    return any(word in reason for word in ("allocate", "bad_alloc", "out of memory", "mlock"))
+
+
+def _refuse_kind(native: _Native, about: Header) -> None:
+    """Ask llama.cpp itself what `refuse_architecture` guessed from names."""
+    lib, model = native.pointers.lib, native.pointers.model
+    if lib.llama_model_is_recurrent(model):
+        raise cannot_roll_back(about.path, "a recurrent model", about.architecture)
+    if lib.llama_model_is_hybrid(model):
+        raise cannot_roll_back(about.path, "a model with recurrent layers", about.architecture)
+    if lib.llama_model_is_diffusion(model):
+        raise not_left_to_right(about.path, "a diffusion model", about.architecture)
+    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
+        raise not_left_to_right(about.path, "a model with an encoder", about.architecture)
+
+
+def _open_context(native: _Native, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
+    lib = native.pointers.lib
+    params = lib.llama_context_default_params()
+    params.n_ctx = plan.n_ctx
+    params.n_batch = plan.n_batch
+    params.n_ubatch = plan.n_ubatch
+    params.n_seq_max = 1
+    params.n_outputs_max = plan.max_block
+    params.n_threads = plan.n_threads
+    params.n_threads_batch = plan.n_threads_batch
+    params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
+    params.type_k = _KV_TYPES[options.type_k]
+    params.type_v = _KV_TYPES[options.type_v]
+    params.kv_unified = True
+    params.swa_full = True  # a window that forgets cannot be rolled back across its edge
+    params.no_perf = True
+    log.clear()
+    context = lib.llama_init_from_model(native.pointers.model, params)
+    if context:
+        native.pointers.context = context
+        return
+    reason = log.reason() or "it gave no reason"
+    if _is_allocation(reason):
+        raise MemoryShort(
+            f"there is not enough memory for a context of {plan.n_ctx} tokens: {reason}",
+            hint="use a shorter context (--ctx-size)",
+        )
+    raise BackendError(f"llama.cpp cannot open a context on {about.path.name}: {reason}")
+
+
+def _describe(lib: Any, model: int) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    lib.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")

@@ -1,0 +1,342 @@
+"""What llama-cpp-python does not bind: GGUF headers, devices, buffer types, C callbacks, the log. For llama.py alone.
+
+Every symbol is looked up when it is first needed; one that is missing disables only what is built on it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama.errors import BackendError, ModelFileError
+from specllama.llama_log import LogBook
+
+log = LogBook()
+_keep_alive: list[object] = []  # callbacks that llama.cpp may call until the process ends
+
+
+@functools.cache
+def bindings() -> Any:
+    """The module llama_cpp, imported once, silenced, with its backends initialised. Raises BackendError."""
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError, FileNotFoundError, AttributeError) as error:
+        raise BackendError(
+            f"the llama.cpp bindings cannot be loaded: {error}",
+            hint="install them again: pip install --force-reinstall --no-cache-dir llama-cpp-python; "
+            "then run `specllama doctor`",
+        ) from error
+    _route_log(llama_cpp)
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def _route_log(lib: Any) -> None:
+    """Send llama.cpp's log into the log book; at exit to a C function, since Python can no longer be called then."""
+
+    def receive(level: int, text: bytes, _user_data: object) -> None:
+        with contextlib.suppress(Exception):  # an exception here would be printed in the middle of somebody's output
+            log.write(level, text.decode("utf-8", "replace"))
+
+    callback = lib.llama_log_callback(receive)
+    # abs(level) reads one integer and has no effect: a ready-made C function for a log nobody reads.
+    silent = ctypes.cast(_c_library().abs, lib.llama_log_callback)
+    _keep_alive.extend((callback, silent))
+    lib.llama_log_set(callback, None)
+    atexit.register(lib.llama_log_set, silent, None)
+
+
+def _c_library() -> Any:
+    return ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+
+
+def abort_callback(lib: Any) -> Any:
+    """A callback that is true while the C string it is given is not empty: libc's strlen.
+
+    llama.cpp asks once per graph node from its own thread; this answer needs neither the GIL nor any Python code.
+    Only the low byte of the length is looked at, and our strings have at most one character.
+    """
+    return ctypes.cast(_c_library().strlen, lib.ggml_abort_callback)
+
+
+# --- symbols of libggml ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _symbol(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+    """A function of libllama or the ggml libraries beside it. Raises BackendError where there is none."""
+    for library in _libraries():
+        with contextlib.suppress(AttributeError):
+            function = library[name]  # a fresh function object: the bindings' own prototypes stay as they are
+            function.restype, function.argtypes = restype, list(argtypes)
+            return function  # type: ignore[no-any-return]
+    raise BackendError(
+        f"the installed llama.cpp has no function {name}", hint="install the version of llama-cpp-python that pip chose"
+    )
+
+
+@functools.cache
+def _libraries() -> tuple[Any, ...]:
+    """libllama first: on Linux and macOS a look-up there finds its dependencies too; Windows needs each by name."""
+    lib = bindings()
+    found = [lib.llama_cpp._lib]
+    for path in library_paths():
+        if "ggml" in path.name and path.suffix in (".so", ".dylib", ".dll"):
+            with contextlib.suppress(OSError):
+                found.append(ctypes.CDLL(str(path)))
+    return tuple(found)
+
+
+def library_paths() -> tuple[Path, ...]:
+    """The llama and ggml libraries of the installed bindings, without the links that carry version numbers."""
+    folder = Path(bindings().llama_cpp._base_path)
+    return tuple(
+        path
+        for path in sorted(folder.glob("*"))
+        if path.suffix in (".so", ".dylib", ".dll") and any(word in path.name for word in ("llama", "ggml"))
+    )
+
+
+# --- GGUF headers ---------------------------------------------------------------------------------------------------
+
+_SCALARS: Mapping[int, tuple[str, Any]] = {
+    0: ("u8", ctypes.c_uint8),
+    1: ("i8", ctypes.c_int8),
+    2: ("u16", ctypes.c_uint16),
+    3: ("i16", ctypes.c_int16),
+    4: ("u32", ctypes.c_uint32),
+    5: ("i32", ctypes.c_int32),
+    6: ("f32", ctypes.c_float),
+    7: ("bool", ctypes.c_bool),
+    8: ("str", ctypes.c_char_p),
+    10: ("u64", ctypes.c_uint64),
+    11: ("i64", ctypes.c_int64),
+    12: ("f64", ctypes.c_double),
+}
+_STRING, _ARRAY = 8, 9
+_MAX_ARRAY = 4096  # per-layer arrays are short; token lists are not wanted here
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """Metadata and tensor sizes of one GGUF file."""
+
+    values: Mapping[str, Any]  # scalars, strings and short numeric arrays (as tuples)
+    array_lengths: Mapping[str, int]  # of every array, token lists included
+    n_tensors: int
+    n_tensor_bytes: int
+    tensor_types: frozenset[str]
+    end: int  # the offset in the file at which the last tensor ends
+
+
+def read_gguf(path: Path) -> GgufHeader:
+    """Read the header with llama.cpp's own reader, which is some twenty times faster than one in Python.
+
+    Raises ModelFileError where it cannot be read; `check_file` has looked at the first bytes before.
+    """
+    log.clear()
+    start = _symbol("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _InitParams)
+    handle = start(os.fsencode(path), _InitParams(no_alloc=True, ctx=None))
+    if not handle:
+        raise ModelFileError(
+            f"{path} is damaged: {log.reason() or 'its header cannot be read'}", hint="download it again"
+        )
+    try:
+        values, lengths = _read_keys(handle)
+        return _read_tensors(handle, values, lengths)
+    finally:
+        _symbol("gguf_free", None, ctypes.c_void_p)(handle)
+
+
+def _read_keys(handle: int) -> tuple[dict[str, Any], dict[str, int]]:
+    values: dict[str, Any] = {}
+    lengths: dict[str, int] = {}
+    key_type = _by_id("gguf_get_kv_type", ctypes.c_int)
+    key_name = _by_id("gguf_get_key", ctypes.c_char_p)
+    for index in range(_symbol("gguf_get_n_kv", ctypes.c_int64, ctypes.c_void_p)(handle)):
+        name = key_name(handle, index).decode("utf-8", "replace")
+        kind = key_type(handle, index)
+        if kind == _ARRAY:
+            lengths[name] = _by_id("gguf_get_arr_n", ctypes.c_size_t)(handle, index)
+            items = _read_array(handle, index, lengths[name])
+            if items is not None:
+                values[name] = items
+        elif kind in _SCALARS:
+            suffix, ctype = _SCALARS[kind]
+            value = _by_id(f"gguf_get_val_{suffix}", ctype)(handle, index)
+            values[name] = value.decode("utf-8", "replace") if kind == _STRING else value
+    return values, lengths
+
+
+def _read_array(handle: int, index: int, length: int) -> tuple[Any, ...] | None:
+    kind = _by_id("gguf_get_arr_type", ctypes.c_int)(handle, index)
+    if kind == _STRING or kind not in _SCALARS or length > _MAX_ARRAY:
+        return None
+    if length == 0:
+        return ()
+    address = _by_id("gguf_get_arr_data", ctypes.c_void_p)(handle, index)
+    return tuple((_SCALARS[kind][1] * length).from_address(address))
+
+
+def _read_tensors(handle: int, values: dict[str, Any], lengths: dict[str, int]) -> GgufHeader:
+    tensor_type = _by_id("gguf_get_tensor_type", ctypes.c_int)
+    tensor_size = _by_id("gguf_get_tensor_size", ctypes.c_size_t)
+    tensor_offset = _by_id("gguf_get_tensor_offset", ctypes.c_size_t)
+    n_tensors = _symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(handle)
+    data = _symbol("gguf_get_data_offset", ctypes.c_size_t, ctypes.c_void_p)(handle)
+    type_name = _symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    return GgufHeader(
+        values=values,
+        array_lengths=lengths,
+        n_tensors=n_tensors,
+        n_tensor_bytes=sum(tensor_size(handle, index) for index in range(n_tensors)),
+        tensor_types=frozenset(
+            type_name(kind).decode() for kind in {tensor_type(handle, index) for index in range(n_tensors)}
+        ),
+        end=max((data + tensor_offset(handle, i) + tensor_size(handle, i) for i in range(n_tensors)), default=data),
+    )
+
+
+def _by_id(name: str, restype: Any) -> Callable[..., Any]:
+    """A GGUF getter that takes (header, index)."""
+    return _symbol(name, restype, ctypes.c_void_p, ctypes.c_int64)
+
+
+# --- devices and buffer types ---------------------------------------------------------------------------------------
+
+_DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that llama.cpp can compute on."""
+
+    name: str  # "CPU", "CUDA0", "Metal"
+    kind: str  # cpu, gpu, igpu, accel
+    description: str
+    memory_free: int  # bytes
+    memory_total: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """True where layers can be offloaded to it."""
+        return self.kind in ("gpu", "igpu")
+
+
+def devices() -> tuple[Device, ...]:
+    """Every device of the installed build."""
+    return tuple(map(_device, _device_handles()))
+
+
+def _device_handles() -> Iterator[int]:
+    count = _symbol("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = _symbol("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    return (get(index) for index in range(count))
+
+
+def _device(handle: int) -> Device:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    size_p = ctypes.POINTER(ctypes.c_size_t)
+    _symbol("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
+    return Device(
+        name=_text_of("ggml_backend_dev_name", handle),
+        kind=_DEVICE_KINDS.get(_symbol("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle), "other"),
+        description=_text_of("ggml_backend_dev_description", handle),
+        memory_free=free.value,
+        memory_total=total.value,
+    )
+
+
+def extra_buffer_types() -> tuple[str, ...]:
+    """The CPU's extra buffer types by name, such as AMX and CPU_REPACK: weights put there are stored rearranged."""
+    find = _symbol("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    registry_of = _symbol("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
+    names: list[str] = []
+    for handle in _device_handles():
+        address = find(registry_of(handle), b"ggml_backend_dev_get_extra_bufts")
+        if _device(handle).kind == "cpu" and address:
+            list_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
+            types = list_types(handle)
+            for index in range(64):  # the array ends with a null pointer
+                if not types or not types[index]:
+                    break
+                names.append(_text_of("ggml_backend_buft_name", types[index]))
+    return tuple(names)
+
+
+def _text_of(function: str, handle: int) -> str:
+    text = _symbol(function, ctypes.c_char_p, ctypes.c_void_p)(handle)
+    return text.decode("utf-8", "replace") if text else ""
+
+
+# --- the build ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """Which llama.cpp is installed and what it can do."""
+
+    bindings: str  # version of llama-cpp-python
+    llama_cpp: str  # version of llama.cpp itself
+    commit: str  # "unknown" for builds from a source archive
+    libraries: tuple[Path, ...]
+    features: Mapping[str, str]  # per device and feature, as "CPU.AVX2": "1"
+    devices: tuple[Device, ...]
+    extra_buffer_types: tuple[str, ...]
+    gpu_offload: bool
+    fingerprint: str  # changes with the libraries (their sizes and times; reading 20 MB at every start would be slow)
+    system: str  # operating system and machine
+
+
+def build_info() -> BuildInfo:
+    """Describe the installed build. Raises BackendError where it cannot be loaded."""
+    lib = bindings()
+    paths = library_paths()
+    stamp = ";".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
+    return BuildInfo(
+        bindings=str(lib.__version__),
+        llama_cpp=_optional_text("llama_version") or _optional_text("ggml_version"),
+        commit=_optional_text("ggml_commit") or "unknown",
+        libraries=paths,
+        features=_parse_features(lib.llama_print_system_info().decode("utf-8", "replace")),
+        devices=devices(),
+        extra_buffer_types=extra_buffer_types(),
+        gpu_offload=bool(lib.llama_supports_gpu_offload()),
+        fingerprint=hashlib.sha256(stamp.encode()).hexdigest()[:16],
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+    )
+
+
+def _optional_text(function: str) -> str:
+    with contextlib.suppress(BackendError):
+        text = _symbol(function, ctypes.c_char_p)()
+        return text.decode("utf-8", "replace") if text else ""
+    return ""
+
+
+def _parse_features(line: str) -> dict[str, str]:
+    """`CPU : SSE3 = 1 | AVX = 1 | CUDA : ARCHS = 500 | ` as a mapping with names like "CPU.AVX"."""
+    features: dict[str, str] = {}
+    device = ""
+    for part in line.split("|"):
+        name, found, value = part.partition("=")
+        head, colon, tail = name.partition(" : ")
+        if colon:
+            device, name = head.strip(), tail
+        if found and name.strip():
+            features[f"{device}.{name.strip()}"] = value.strip()
+    return features

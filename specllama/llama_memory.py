@@ -1,0 +1,123 @@
+"""How much memory a model and its context need, and how much there is: arithmetic only, llama.cpp is not asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from specllama.errors import MemoryShort, UsageError
+from specllama.llama_header import Header
+
+# Bytes per number in a KV cache: quantised types store blocks of 32 numbers with a scale (and a minimum).
+KV_TYPE_BYTES = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}
+CELL_STEP = 256  # llama.cpp rounds the number of KV cells up to this
+_MIN_FITTED_CTX = 512  # a smaller context is of no use to anybody: say that memory is short instead
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes that a loaded model occupies."""
+
+    weights: int
+    kv: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.kv + self.compute
+
+
+def kv_bytes(header: Header, n_ctx: int, type_k: str, type_v: str) -> int:
+    """Size of the KV cache in bytes; layers with a sliding window keep the full context too (rollback needs it)."""
+    n_cells = -(-n_ctx // CELL_STEP) * CELL_STEP
+    per_head = header.key_length * _type_bytes(type_k) + header.value_length * _type_bytes(type_v)
+    return int(n_cells * sum(header.n_head_kv) * per_head)
+
+
+def compute_bytes(header: Header, n_ctx: int, n_ubatch: int, n_outputs: int) -> int:
+    """Scratch memory of one forward pass, estimated from the widest moment of the graph.
+
+    Two live copies of the widest activation, the residual stream, the attention mask, and the logits of the
+    output rows (in the graph and again in the buffer that llama.cpp hands out).
+    """
+    n_rows = min(n_ubatch, n_ctx)
+    activations = n_rows * (2 * max(header.n_ff, 2 * header.n_embd) + 3 * header.n_embd) * 4
+    mask = n_rows * n_ctx * (4 + 2)
+    logits = 2 * n_outputs * header.n_vocab * 4
+    return activations + mask + logits
+
+
+def memory_free() -> int:
+    """Bytes of main memory that can be had without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def need_for(
+    header: Header, *, n_ctx: int, n_ubatch: int, n_outputs: int, type_k: str = "f16", type_v: str = "f16"
+) -> MemoryNeed:
+    """What the model of `header` occupies with a context of `n_ctx` tokens."""
+    return MemoryNeed(
+        weights=header.n_weight_bytes,
+        kv=kv_bytes(header, n_ctx, type_k, type_v),
+        compute=compute_bytes(header, n_ctx, n_ubatch, n_outputs),
+    )
+
+
+def fit_context(header: Header, free: int, *, n_ubatch: int, n_outputs: int, type_k: str, type_v: str) -> int:
+    """The longest context up to the one the model was trained for whose memory fits into `free` bytes.
+
+    Raises MemoryShort where not even a short one fits.
+    """
+
+    def total(n_ctx: int) -> int:
+        return need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, type_k=type_k, type_v=type_v).total
+
+    longest = header.n_ctx_train or _MIN_FITTED_CTX
+    if total(longest) <= free:
+        return longest
+    shortest = min(longest, _MIN_FITTED_CTX)
+    if total(shortest) > free:
+        raise memory_short(header, total(shortest), free, shortest)
+    low, high = shortest // CELL_STEP, longest // CELL_STEP  # total() grows with n_ctx: bisect on whole steps
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if total(middle * CELL_STEP) <= free else (low, middle - 1)
+    return max(low * CELL_STEP, shortest)
+
+
+def layers_that_fit(header: Header, need: MemoryNeed, free: int) -> int:
+    """How many layers (the output layer counts as one) fit into `free` bytes of a GPU, beside the compute buffer."""
+    n_units = header.n_layer + 1
+    per_unit = (need.weights + need.kv) / n_units
+    return max(0, min(n_units, int((free - need.compute) // per_unit)))
+
+
+def memory_short(header: Header, needed: int, free: int, n_ctx: int) -> MemoryShort:
+    """The error for a model that does not fit, with the numbers and the flag that helps."""
+    return MemoryShort(
+        f"{header.path.name} with a context of {n_ctx} tokens needs {_size(needed)}, but only {_size(free)} are free",
+        hint="use a shorter context (--ctx-size), a smaller model, or close other programs",
+    )
+
+
+def _type_bytes(name: str) -> float:
+    try:
+        return KV_TYPE_BYTES[name]
+    except KeyError:
+        raise UsageError(f"unknown KV cache type {name!r}", hint=f"use one of {', '.join(KV_TYPE_BYTES)}") from None
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

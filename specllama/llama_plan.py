@@ -1,0 +1,161 @@
+"""How a model is to be loaded, and what follows from that: context size, GPU layers, memory mapping."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+from specllama.errors import UsageError
+from specllama.llama_header import Header
+from specllama.llama_memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
+
+_GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs room for its runtime and for the screen
+_QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}
+# Which weights the CPU's extra buffer types take, at most: what they really take depends on the CPU and on each tensor.
+_REARRANGED = {
+    "CPU_REPACK": frozenset(["q1_0", "q2_k", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0", "iq4_nl", "mxfp4"]),
+    "AMX": frozenset(["q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"]),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How to load a model. Invalid values raise UsageError when the model is loaded."""
+
+    n_ctx: int = 4096  # tokens; 0 = what the model was trained for, as far as memory allows
+    n_batch: int = 512  # most tokens in one llama.cpp call
+    n_ubatch: int = 512  # most tokens computed at once
+    n_threads: int | None = None  # None = the physical cores
+    n_threads_batch: int | None = None  # for more than one token at once; None = like n_threads
+    n_gpu_layers: int | Literal["auto", "all"] = "auto"
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    type_k: str = "f16"  # see llama_memory.KV_TYPE_BYTES
+    type_v: str = "f16"
+    use_extra_bufts: bool = True  # let llama.cpp rearrange weights for faster kernels
+    max_block: int = 33  # longest eval: the draft and the pending token
+    use_mmap: bool | None = None  # None = wherever that does not keep weights twice
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """What the installed build can offload to."""
+
+    supported: bool  # built with a GPU backend
+    n_free: int  # bytes on all GPUs together
+    shared: bool  # the GPU lives in main memory (Apple silicon, integrated graphics)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """The numbers a model is loaded with."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    n_threads_batch: int
+    n_gpu_layers: int  # the output layer counts as one
+    max_block: int
+    use_mmap: bool
+    need: MemoryNeed
+    warnings: tuple[str, ...]
+
+
+def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory, extra: tuple[str, ...]) -> LoadPlan:
+    """Turn wishes into numbers. `free` is main memory in bytes, `extra` names the CPU's extra buffer types.
+
+    Raises UsageError for impossible options and MemoryShort where the model does not fit.
+    """
+    _check(options)
+    kv = {"type_k": options.type_k, "type_v": options.type_v}
+    room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
+    n_ctx = options.n_ctx
+    if n_ctx == 0:
+        n_ctx = fit_context(header, room, n_ubatch=options.n_ubatch, n_outputs=options.max_block, **kv)
+    n_batch = min(options.n_batch, n_ctx)
+    n_ubatch = min(options.n_ubatch, n_batch)
+    need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, **kv)
+    n_gpu_layers = _gpu_layers(header, options, need, gpu)
+    on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
+    if need.total * (1.0 - on_gpu) > free:
+        raise memory_short(header, int(need.total * (1.0 - on_gpu)), free, n_ctx)
+    n_threads = options.n_threads or physical_cores()
+    return LoadPlan(
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_threads=n_threads,
+        n_threads_batch=options.n_threads_batch or n_threads,
+        n_gpu_layers=n_gpu_layers,
+        max_block=min(options.max_block, n_batch),
+        use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
+        need=need,
+        warnings=_warnings(header, options, gpu, n_ctx),
+    )
+
+
+def physical_cores() -> int:
+    """Cores that this process may use; two threads of one core only get in each other's way."""
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
+
+
+def _check(options: LoadOptions) -> None:
+    for name, lowest in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 1), ("max_block", 1)):
+        value = getattr(options, name)
+        if not lowest <= value < 1 << 31:
+            raise UsageError(f"{name} must be at least {lowest}, not {value}")
+    for name in ("n_threads", "n_threads_batch"):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= 1024:
+            raise UsageError(f"{name} must be 1 to 1024, not {value}")
+    if options.flash_attn not in ("auto", "on", "off"):
+        raise UsageError(f"flash attention is on, off or auto, not {options.flash_attn!r}")
+    if isinstance(options.n_gpu_layers, str) and options.n_gpu_layers not in ("auto", "all"):
+        raise UsageError(f"GPU layers are a number, auto or all, not {options.n_gpu_layers!r}")
+    if options.type_v in _QUANTIZED_KV and options.flash_attn == "off":
+        raise UsageError(
+            f"a V cache of type {options.type_v} needs flash attention", hint="leave out --flash-attn off, or use f16"
+        )
+
+
+def _may_offload(options: LoadOptions, gpu: GpuMemory) -> bool:
+    return gpu.supported and options.n_gpu_layers != 0
+
+
+def _gpu_layers(header: Header, options: LoadOptions, need: MemoryNeed, gpu: GpuMemory) -> int:
+    if not _may_offload(options, gpu):
+        return 0
+    n_all = header.n_layer + 1
+    if options.n_gpu_layers == "auto":
+        return layers_that_fit(header, need, gpu.n_free - _GPU_RESERVE)
+    if options.n_gpu_layers == "all" or options.n_gpu_layers < 0:
+        return n_all
+    return min(options.n_gpu_layers, n_all)
+
+
+def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gpu_layers: int) -> bool:
+    """Map the file unless the CPU would keep rearranged weights beside the mapped pages: a second copy."""
+    if options.use_mmap is not None:
+        return options.use_mmap
+    if not options.use_extra_bufts or n_gpu_layers > header.n_layer:
+        return True
+    types = {kind.lower() for kind in header.weight_types}
+    return not any(header.quantized if name not in _REARRANGED else types & _REARRANGED[name] for name in extra)
+
+
+def _warnings(header: Header, options: LoadOptions, gpu: GpuMemory, n_ctx: int) -> tuple[str, ...]:
+    found = []
+    asked = options.n_gpu_layers
+    if asked not in ("auto", 0) and not gpu.supported:
+        found.append(
+            f"-ngl {asked} has no effect: the installed llama.cpp was built for the CPU only. For a GPU build: "
+            'CMAKE_ARGS="-DGGML_CUDA=on" (NVIDIA) or CMAKE_ARGS="-DGGML_METAL=on" (Apple), then '
+            "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
+        )
+    if 0 < header.n_ctx_train < n_ctx:
+        found.append(f"a context of {n_ctx} tokens is longer than the {header.n_ctx_train} the model was trained for")
+    return tuple(found)
