@@ -1,0 +1,343 @@
+"""`models.toml`, read strictly and written carefully."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+
+from specllama.errors import ConfigError, ModelFileError
+from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
+from specllama.repo_files import split_names
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+UNPINNED = "unpinned"
+
+# These end up in paths, on command lines and in addresses, and a project's file may come from a stranger's repository:
+# nothing that climbs out of a folder, nothing that begins with a dash.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REPO_FILE = re.compile(r"(?:[\w+][\w .+-]*/)*[\w+][\w .+-]*\.gguf", re.IGNORECASE)
+_REVISION = re.compile(r"\w[\w./-]*")
+_WHEEL = re.compile(r"[A-Za-z0-9][\w.{}-]*")
+_VERSION = re.compile(r"[A-Za-z0-9][\w.+!-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}|unpinned")
+
+_KINDS: dict[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
+
+
+@dataclass(frozen=True, slots=True)
+class PairEntry:
+    """A pair as written: its models are names until every file has been read."""
+
+    where: str  # file and table, for error messages
+    name: str
+    target: str
+    draft: str
+    summary: str
+    memory_gb: int | None
+    defaults: PairDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one `models.toml` says."""
+
+    path: Path
+    models: tuple[Model, ...]
+    pairs: tuple[PairEntry, ...]
+    default: str | None
+
+
+class _Table:
+    """One table, read key by key; a key that nobody asked for is an error."""
+
+    def __init__(self, data: object, where: str) -> None:
+        self.where = where
+        self.asked: list[str] = []
+        if not isinstance(data, dict):
+            raise ConfigError(f"{where}: a table was expected, found {_shown(data)}")
+        self.data: dict[str, Any] = data
+
+    def get(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key`, of type `kind`, or None where it is not given."""
+        self.asked.append(key)
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"{self.where}: {key} must be {_KINDS[kind]}, found {_shown(value)}")
+        return value
+
+    def need(self, key: str, kind: type[T]) -> T:
+        """The value of `key`; it must be given."""
+        value = self.get(key, kind)
+        if value is None:
+            raise ConfigError(f"{self.where}: the key {key!r} is missing")
+        return value
+
+    def text(self, key: str, pattern: re.Pattern[str]) -> str | None:
+        """A text that matches `pattern`, or None where it is not given."""
+        value = self.get(key, str)
+        if value is not None and not pattern.fullmatch(value):
+            raise ConfigError(f"{self.where}: {key} = {_shown(value)} is not a possible value")
+        return value
+
+    def need_text(self, key: str, pattern: re.Pattern[str]) -> str:
+        """A text that matches `pattern`; it must be given."""
+        self.need(key, str)
+        return self.text(key, pattern) or ""
+
+    def count(self, key: str) -> int | None:
+        """A whole number above zero, or None where it is not given."""
+        value = self.get(key, int)
+        if value is not None and value < 1:
+            raise ConfigError(f"{self.where}: {key} must be above zero, found {value}")
+        return value
+
+    def done(self) -> None:
+        """Complain about keys that mean nothing here."""
+        known = dict.fromkeys(self.asked)
+        unknown = [key for key in self.data if key not in known]
+        if unknown:
+            raise ConfigError(f"{self.where}: unknown key {unknown[0]!r}", hint=f"possible keys: {', '.join(known)}")
+
+
+def _shown(value: object) -> str:
+    """`value` for an error message, on one short line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def _read_source(table: _Table, model_file: str) -> Source:
+    """One entry of `sources`; the key it begins with says of which kind it is."""
+    source: Source
+    if "hub" in table.data:
+        repo, file = table.need_text("hub", _REPO), table.text("file", _REPO_FILE)
+        source = HubSource(repo, file or model_file, table.text("revision", _REVISION))
+    elif "wheel" in table.data:
+        name, version = table.need_text("wheel", _WHEEL), table.need_text("version", _VERSION)
+        source = WheelSource(name, version, table.count("parts") or 1, table.need("member", str))
+        _check_patterns(source, table.where)
+    elif "path" in table.data:
+        source = PathSource(Path(table.need("path", str)))
+    else:
+        raise ConfigError(f"{table.where}: a source needs one of the keys hub, wheel, path")
+    table.done()
+    return source
+
+
+def _check_patterns(source: WheelSource, where: str) -> None:
+    """The patterns name only what they may name."""
+    try:
+        source.package(1), source.member(1)
+    except (LookupError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: wheel and member may hold {{n}} and {{i}}, nothing else in braces") from error
+
+
+def _read_sha256(table: _Table) -> str | None:
+    value = table.text("sha256", _SHA256)
+    return None if value == UNPINNED else value
+
+
+def _read_parts(table: _Table, names: tuple[str, ...]) -> tuple[ModelFile, ...]:
+    """Sizes and sums of a split model's parts; empty where they are not given."""
+    entries = table.get("parts", list)
+    if entries is None:
+        return ()
+    if len(entries) != len(names):
+        raise ConfigError(f"{table.where}: parts lists {len(entries)} files, the name says {len(names)}")
+    parts = []
+    for number, (name, entry) in enumerate(zip(names, entries, strict=True), start=1):
+        part = _Table(entry, f"{table.where} part {number}")
+        parts.append(ModelFile(name, part.count("size"), _read_sha256(part)))
+        part.done()
+    return tuple(parts)
+
+
+def _total(parts: tuple[ModelFile, ...]) -> int | None:
+    sizes = [part.size for part in parts if part.size is not None]
+    return sum(sizes) if parts and len(sizes) == len(parts) else None
+
+
+def _read_model(name: str, data: object, path: Path) -> Model:
+    """One `[models."NAME"]` table."""
+    table = _Table(data, f'{path}: [models."{name}"]')
+    _check_name(name, table.where)
+    file = f"{name}.gguf"
+    try:
+        names = split_names(file)
+    except ModelFileError as error:
+        raise ConfigError(f"{table.where}: {error}", hint=error.hint) from error
+    sources = tuple(
+        _at_home(_read_source(_Table(entry, f"{table.where} source {number}"), file), path.parent)
+        for number, entry in enumerate(table.need("sources", list), start=1)
+    )
+    if not sources:
+        raise ConfigError(f"{table.where}: sources is empty")
+    licence = table.get("licence", str) or "not stated"
+    if len(names) == 1:
+        model = Model(name, file, table.count("size"), _read_sha256(table), licence, sources)
+    else:
+        if any(isinstance(source, WheelSource) for source in sources):
+            raise ConfigError(f"{table.where}: a split model cannot come from wheels")
+        parts = _read_parts(table, names)
+        model = Model(name, file, _total(parts), None, licence, sources, parts)
+    table.done()
+    return model
+
+
+def _at_home(source: Source, folder: Path) -> Source:
+    """A path is meant relative to the `models.toml` that holds it."""
+    return PathSource(folder / source.path.expanduser()) if isinstance(source, PathSource) else source
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}: a name begins with a letter or digit and holds letters, digits, '.', '_', '+', '-'"
+        )
+
+
+def _read_pair(name: str, data: object, path: Path) -> PairEntry:
+    """One `[pairs."NAME"]` table."""
+    table = _Table(data, f'{path}: [pairs."{name}"]')
+    _check_name(name, table.where)
+    settings = _Table(table.get("defaults", dict) or {}, f"{table.where} defaults")
+    defaults = PairDefaults(settings.count("n_max"), settings.count("n_ctx"))
+    settings.done()
+    entry = PairEntry(
+        where=table.where,
+        name=name,
+        target=table.need("target", str).removesuffix(".gguf"),
+        draft=table.need("draft", str).removesuffix(".gguf"),
+        summary=table.get("summary", str) or "",
+        memory_gb=table.count("memory_gb"),
+        defaults=defaults,
+    )
+    table.done()
+    return entry
+
+
+def parse(text: str, path: Path) -> dict[str, Any]:
+    """The raw tables of a TOML text. Raises ConfigError."""
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return data
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The raw tables of the file. Raises ConfigError."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text") from error
+
+
+def layer(data: dict[str, Any], path: Path) -> Layer:
+    """The models and pairs of the file's tables. Raises ConfigError naming file, table and key."""
+    table = _Table(data, str(path))
+    default = table.get("default", str)
+    models, pairs = table.get("models", dict) or {}, table.get("pairs", dict) or {}
+    table.done()
+    return Layer(
+        path=path,
+        models=tuple(_read_model(name, entry, path) for name, entry in models.items()),
+        pairs=tuple(_read_pair(name, entry, path) for name, entry in pairs.items()),
+        default=default,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def _source_table(source: Source) -> dict[str, Any]:
+    if isinstance(source, HubSource):
+        table = {"hub": source.repo, "file": source.file}
+        return {**table, "revision": source.revision} if source.revision else table
+    if isinstance(source, WheelSource):
+        parts = source.n_parts
+        return {
+            "wheel": source.name_pattern,
+            "version": source.version,
+            "parts": parts,
+            "member": source.member_pattern,
+        }
+    return {"path": str(source.path)}
+
+
+def _model_table(model: Model) -> dict[str, Any]:
+    table: dict[str, Any] = {"licence": model.licence, "sources": [_source_table(source) for source in model.sources]}
+    if len(model.files) == 1:
+        table = {"size": model.size, "sha256": model.sha256 or UNPINNED, **table}
+    elif model.parts:
+        parts = [_without_none({"size": part.size, "sha256": part.sha256}) for part in model.parts]
+        table = {"parts": parts, **table}
+    return _without_none(table)
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no word for nothing."""
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _pair_table(pair: Pair) -> dict[str, Any]:
+    defaults = _without_none({"n_max": pair.defaults.n_max, "n_ctx": pair.defaults.n_ctx})
+    return _without_none(
+        {
+            "target": pair.target.name,
+            "draft": pair.draft.name,
+            "summary": pair.summary or None,
+            "memory_gb": pair.memory_gb,
+            "defaults": defaults or None,
+        }
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file in one step, so that a reader or a crash never meets half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:
+    """Write `pair` and `models` into the file, replacing tables of the same names; everything else stays.
+
+    New tables go to the end of the text, so that comments survive. Only a replacement rewrites the file, and then the
+    old text is kept beside it as `models.toml.bak`.
+    """
+    old_text = path.read_text(encoding="utf-8") if path.exists() else ""
+    data = parse(old_text, path)
+    new = {"models": {model.name: _model_table(model) for model in models}, "pairs": {pair.name: _pair_table(pair)}}
+    new = {kind: tables for kind, tables in new.items() if tables}
+    if not any(name in data.get(kind, {}) for kind, tables in new.items() for name in tables):
+        text = f"{old_text.rstrip()}\n\n{tomli_w.dumps(new)}".lstrip()
+    else:
+        write_text(path.with_name(f"{path.name}.bak"), old_text)
+        merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}
+        text = tomli_w.dumps(merged)
+    layer(parse(text, path), path)  # never write what could not be read again
+    write_text(path, text)

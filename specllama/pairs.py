@@ -1,0 +1,259 @@
+"""The models and pairs that have a name, and whether a draft's vocabulary fits its target's."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from platformdirs import user_config_path
+
+from specllama import models_toml
+from specllama.errors import ConfigError, PairError
+from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
+
+__all__ = [
+    "Catalog",
+    "Difference",
+    "FitReport",
+    "HubSource",
+    "Model",
+    "ModelFile",
+    "Pair",
+    "PairDefaults",
+    "PathSource",
+    "Source",
+    "WheelSource",
+    "fit",
+    "load_catalog",
+    "user_file",
+]
+
+T = TypeVar("T")
+
+FILE_NAME = "models.toml"
+FILE_VARIABLE = "SPECLLAMA_MODELS"
+
+
+# --------------------------------------------------------------------------------------------------------- the names
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything that has a name."""
+
+    pairs: Mapping[str, Pair]
+    models: Mapping[str, Model]
+    default: str  # the name of a pair
+    files: tuple[Path, ...] = ()  # what was read, later ones override
+    notes: tuple[str, ...] = ()  # what the user may want to know about the reading
+
+    def pair(self, name: str | None = None) -> Pair:
+        """The pair of that name, or the default pair. Raises ConfigError with the closest names as the hint."""
+        return _named(self.pairs, name or self.default, "pair")
+
+    def model(self, name: str) -> Model:
+        """The model of that name; `.gguf` at the end is forgiven. Raises ConfigError."""
+        return _named(self.models, name.removesuffix(".gguf"), "model")
+
+    def resolve(self, name: str) -> tuple[Model, ...]:
+        """The models behind a name: of a pair its target and draft, of a model itself. Raises ConfigError."""
+        if name in self.pairs:
+            return (self.pairs[name].target, self.pairs[name].draft)
+        either: dict[str, tuple[Model, ...]] = dict.fromkeys(self.pairs, ())
+        either.update((known, (model,)) for known, model in self.models.items())
+        return _named(either, name.removesuffix(".gguf"), "pair or model")
+
+
+def _named(table: Mapping[str, T], name: str, kind: str) -> T:
+    """`table[name]`, or a ConfigError that suggests what may have been meant."""
+    if name in table:
+        return table[name]
+    folded = {known.lower(): known for known in table}
+    close = [folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ConfigError(f"there is no {kind} named {name!r}", hint=f"{meant}`specllama models list` shows them all")
+
+
+def user_file() -> Path:
+    """The user's own `models.toml`; it need not exist."""
+    return user_config_path("specllama") / FILE_NAME
+
+
+def _shipped_file() -> Path:
+    """Inside the package where it was installed, at the repository's top where it is edited."""
+    inside = Path(__file__).with_name(FILE_NAME)
+    return inside if inside.exists() else Path(__file__).parent.parent / FILE_NAME
+
+
+def _project_file(folder: Path) -> tuple[Path | None, str]:
+    """The project's file to read, and a note where there is one that is not read.
+
+    Other programs have a `models.toml` too. One without any of our tables is theirs and is left alone. One that has
+    them is taken as meant for us, and then every mistake in it is an error: silence would hide a typing error.
+    """
+    named = os.environ.get(FILE_VARIABLE)
+    if named is not None:
+        return (Path(named) if named else None), ""
+    path = folder / FILE_NAME
+    if not path.is_file() or path.samefile(_shipped_file()):
+        return None, ""
+    data = models_toml.load(path)
+    if any(isinstance(data.get(key), dict) for key in ("models", "pairs")):
+        return path, ""
+    return None, f"{path} has neither [models] nor [pairs]: not read"
+
+
+def load_catalog(project_dir: Path | None = None) -> Catalog:
+    """What specllama ships, overridden by the user's file, overridden by the project's.
+
+    The project's file is `models.toml` in `project_dir` (the working directory if None); the environment variable
+    SPECLLAMA_MODELS names another one, or none if it is empty. Raises ConfigError naming file, table and key.
+    """
+    layers = [_read(_shipped_file())]
+    if user_file().exists():
+        layers.append(_read(user_file()))
+    try:
+        project, note = _project_file(project_dir or Path.cwd())
+        layers += [_read(project)] if project else []
+    except ConfigError as error:
+        hint = error.hint or f"if the file is not meant for specllama, set {FILE_VARIABLE}= (empty)"
+        raise ConfigError(str(error), hint=hint) from error
+    return _merge(layers, (note,) if note else ())
+
+
+def _read(path: Path) -> models_toml.Layer:
+    return models_toml.layer(models_toml.load(path), path)
+
+
+def _merge(layers: list[models_toml.Layer], notes: tuple[str, ...]) -> Catalog:
+    """A later table replaces an earlier one of the same name."""
+    models = {model.name: model for layer in layers for model in layer.models}
+    entries = {entry.name: entry for layer in layers for entry in layer.pairs}
+    pairs = {name: _join(entry, models) for name, entry in entries.items()}
+    default = [(layer.default, layer.path) for layer in layers if layer.default is not None][-1]
+    if default[0] not in pairs:
+        raise ConfigError(f"{default[1]}: default = {default[0]!r} names no pair")
+    return Catalog(pairs, models, default[0], tuple(layer.path for layer in layers), notes)
+
+
+def _join(entry: models_toml.PairEntry, models: Mapping[str, Model]) -> Pair:
+    """The pair, its models found."""
+    for role, name in (("target", entry.target), ("draft", entry.draft)):
+        if name not in models:
+            raise ConfigError(f"{entry.where}: {role} = {name!r} names no model")
+    target, draft = models[entry.target], models[entry.draft]
+    return Pair(entry.name, target, draft, entry.summary, entry.memory_gb, entry.defaults)
+
+
+# ----------------------------------------------------------------------------------------------------------- the fit
+
+
+class Vocab(Protocol):
+    """What the fit looks at; `llama.Vocabulary` is one."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def kind(self) -> object: ...
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> int | None: ...
+    @property
+    def add_bos(self) -> bool: ...
+    def text(self, token: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A token id that means one text to the target and another to the draft."""
+
+    token: int
+    target_text: str
+    draft_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """Whether the draft's token ids mean what the target's mean.
+
+    Says nothing about exactness: the verifier is exact for any draft whose law it is given. But a draft that does not
+    fit proposes other words than it means, and next to nothing is accepted.
+    """
+
+    target_kind: str
+    draft_kind: str
+    target_size: int
+    draft_size: int
+    n_differing: int  # among the ids that both have
+    differing: tuple[Difference, ...]  # the first ten
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Same kind of tokenizer, and the same text for every id that both have."""
+        return self.target_kind == self.draft_kind and self.n_differing == 0
+
+    @property
+    def reason(self) -> str:
+        """Why it does not fit, in one sentence; empty if it does."""
+        if self.target_kind != self.draft_kind:
+            return f"the target's tokenizer is {self.target_kind}, the draft's is {self.draft_kind}"
+        if self.n_differing:
+            first, shared = self.differing[0], min(self.target_size, self.draft_size)
+            texts = f"the target reads {first.target_text!r}, the draft {first.draft_text!r}"
+            return f"{self.n_differing:,} of {shared:,} token ids differ, the first is {first.token}: {texts}"
+        return ""
+
+    def require(self) -> None:
+        """Raise PairError if the draft does not fit."""
+        if not self.fits:
+            raise PairError(
+                f"the draft does not fit the target: {self.reason}",
+                hint="take a draft of the target's own family; `specllama models list` shows pairs that fit",
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """The report as plain data."""
+        return {"fits": self.fits, "reason": self.reason, **asdict(self)}
+
+
+_N_SHOWN = 10
+
+
+def fit(target: Vocab, draft: Vocab) -> FitReport:
+    """Compare two vocabularies token by token.
+
+    More rows at the end of one of them are allowed: models of one family are padded to different sizes. Ids that only
+    the target has are never drafted, ids that only the draft has are masked.
+    """
+    differing = [t for t in range(min(target.size, draft.size)) if target.text(t) != draft.text(t)]
+    shown = tuple(Difference(token, target.text(token), draft.text(token)) for token in differing[:_N_SHOWN])
+    return FitReport(
+        target_kind=str(target.kind),
+        draft_kind=str(draft.kind),
+        target_size=target.size,
+        draft_size=draft.size,
+        n_differing=len(differing),
+        differing=shown,
+        notes=tuple(_notes(target, draft)),
+    )
+
+
+def _notes(target: Vocab, draft: Vocab) -> list[str]:
+    """Differences that do no harm."""
+    notes = []
+    if draft.size < target.size:
+        notes.append(f"{target.size - draft.size:,} token ids at the end are the target's alone and are never drafted")
+    if draft.size > target.size:
+        notes.append(f"{draft.size - target.size:,} token ids at the end are the draft's alone and are masked")
+    for what, ours, theirs in (("BOS", target.bos, draft.bos), ("EOS", target.eos, draft.eos)):
+        if ours != theirs:
+            notes.append(f"{what} is {ours} for the target, {theirs} for the draft: the target's is used")
+    if target.add_bos != draft.add_bos:
+        notes.append("only one of the two wants a BOS in front: the target's wish is followed")
+    return notes
