@@ -94,15 +94,17 @@ def run_logged(
 
     The command gets a process group of its own, so that whatever ends this process ends the compilers, too.
     """
-    with log.open("ab") as file:
-        process = subprocess.Popen(
+    with (
+        log.open("ab") as file,
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(os.environ if env is None else env),
             start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             _follow(process, file.write, ticker, stage_of)
             return process.wait()

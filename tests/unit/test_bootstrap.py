@@ -1,0 +1,582 @@
+"""The set-up behind the Makefile: which build is wanted, which wheel is taken, what is shown, what is left behind."""
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import ast
+import io
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))  # as for `python scripts/bootstrap.py`
+
+import bootstrap
+import environment
+import progress
+import toolchain
+import wheelhouse
+from environment import Goal, Venv
+from progress import Stage, Ticker
+from toolchain import Compiler, NoCompiler, Plan, SetupError
+
+GCC = Compiler(cc="cc", cxx="c++", version="gcc 12.2.0")
+CLANG = Compiler(cc="cc", cxx="c++", version="clang 16.0.0")
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return Plan(
+        bindings="0.3.36",
+        flags=("-DGGML_NATIVE=ON",),
+        environment={},
+        compiler="gcc 12.2.0",
+        cpu="x86_64 avx2",
+        cpu_model="A CPU",
+        system="Linux x86_64 glibc 2.36",
+        cc="cc",
+        cxx="c++",
+    )
+
+
+def program(path: Path, text: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return path
+
+
+# --- bootstrap.py: any Python ---
+
+
+def test_an_old_python_is_told_so_in_one_sentence() -> None:
+    """Prevents: a SyntaxError out of the set-up where one word on the Python version would do."""
+    problem = bootstrap.version_problem((3, 9, 7), "python3")
+    assert "needs Python 3.10 or newer" in problem
+    assert "3.9.7" in problem
+    assert "\n" not in problem
+    assert bootstrap.version_problem((3, 10, 0), "python3") == ""
+    assert bootstrap.version_problem((4, 0, 0), "python3") == ""
+
+
+def test_bootstrap_is_written_in_words_that_every_python_reads() -> None:
+    """Prevents: an f-string or an annotation in the one file that must run before the version is known."""
+    tree = ast.parse((ROOT / "scripts" / "bootstrap.py").read_text(encoding="utf-8"), feature_version=(3, 4))
+    newer = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.AsyncFunctionDef, ast.Nonlocal)
+    assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert functions
+    assert not [argument for function in functions for argument in function.args.args if argument.annotation]
+    imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    assert imported <= {"os", "sys", "subprocess"}
+
+
+# --- toolchain.py: which build ---
+
+
+def test_gcc_keeps_the_stores_that_amx_needs() -> None:
+    """Prevents: a build that dies with an illegal instruction on its first decode (DESIGN, section 6)."""
+    flags = toolchain.cmake_flags(GCC, {}, nvcc=None)
+    assert "-DCMAKE_C_FLAGS=-fno-tree-dse -fno-dse" in flags
+    assert "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse" in flags
+    assert not [flag for flag in toolchain.cmake_flags(CLANG, {}, nvcc=None) if "dse" in flag]
+
+
+def test_the_users_own_flags_are_kept_and_come_last() -> None:
+    """Prevents: CFLAGS silently lost to ours, and CMAKE_ARGS that cannot override."""
+    env = {"CFLAGS": "-O1", "CMAKE_ARGS": "-DGGML_NATIVE=OFF '-DX=a b'"}
+    flags = toolchain.cmake_flags(GCC, env, nvcc=None)
+    assert "-DCMAKE_C_FLAGS=-fno-tree-dse -fno-dse -O1" in flags
+    assert flags[-2:] == ("-DGGML_NATIVE=OFF", "-DX=a b")
+
+
+def test_cuda_needs_a_compiler_and_a_gpu_and_can_be_declined(tmp_path: Path) -> None:
+    """Prevents: an hour of CUDA compilation on a machine that has the toolkit but no GPU."""
+    nvcc = program(tmp_path / "nvcc", "")
+    env = {"PATH": str(tmp_path)}
+    assert toolchain.find_nvcc(env, lambda: True) == str(nvcc)
+    assert toolchain.find_nvcc(env, lambda: False) is None
+    assert toolchain.find_nvcc({**env, "SPECLLAMA_CPU": "1"}, lambda: True) is None
+    assert toolchain.find_nvcc({**env, "SPECLLAMA_CPU": "0"}, lambda: True) == str(nvcc)
+    assert "-DGGML_CUDA=ON" in toolchain.cmake_flags(GCC, {}, nvcc=str(nvcc))
+
+
+def test_the_compiler_is_known_by_its_macros(tmp_path: Path) -> None:
+    """Prevents: taking clang for GCC because it is called c++, or because it claims __GNUC__."""
+    program(tmp_path / "cc", "")
+    gcc = "echo '#define __GNUC__ 12'; echo '#define __VERSION__ \"12.2.0\"'"
+    program(tmp_path / "c++", gcc)
+    found = toolchain.find_compiler({"PATH": str(tmp_path), "CXX": str(tmp_path / "c++")})
+    assert (found.version, found.is_gcc) == ("gcc 12.2.0", True)
+    program(tmp_path / "c++", gcc + "; echo '#define __clang__ 1'")
+    found = toolchain.find_compiler({"PATH": str(tmp_path), "CXX": str(tmp_path / "c++")})
+    assert not found.is_gcc
+
+
+def test_a_missing_compiler_is_one_sentence_with_what_to_install(tmp_path: Path) -> None:
+    """Prevents: two hundred lines of CMake where 'install a compiler' would do."""
+    with pytest.raises(NoCompiler, match=r"no C compiler was found .* To install a compiler: ") as caught:
+        toolchain.find_compiler({"PATH": str(tmp_path)})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(NoCompiler, match="CXX names nonesuch"):
+        toolchain.find_compiler({"PATH": os.environ["PATH"], "CXX": "nonesuch -O2"})
+
+
+def test_a_compiler_that_was_removed_after_the_build_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: `make run` refusing to start because of a compiler it no longer needs."""
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda *_, **__: None)
+    with_compiler = toolchain.make_plan(os.environ)
+    monkeypatch.setattr(toolchain, "_C_NAMES", ("nonesuch",))
+    env = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
+    with pytest.raises(NoCompiler):
+        toolchain.make_plan(env)
+    without = toolchain.make_plan(env, remembered=Compiler(cc="", cxx="", version=with_compiler.compiler))
+    assert without.key == with_compiler.key
+    with pytest.raises(NoCompiler):
+        wheelhouse.build(without, tmp_path, Path(sys.executable), {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bindings": "0.3.37"},
+        {"flags": ("-DGGML_NATIVE=OFF",)},
+        {"environment": {"LDFLAGS": "-s"}},
+        {"compiler": "gcc 13.1.0"},
+        {"cpu": "x86_64 avx2 avx512f"},
+        {"system": "Linux x86_64 glibc 2.31"},
+    ],
+)
+def test_whatever_changes_the_libraries_changes_the_key(plan: Plan, change: dict[str, object]) -> None:
+    """Prevents: a wheel built for other flags, another compiler or another CPU being installed."""
+    assert replace(plan, **change).key != plan.key
+
+
+def test_names_and_places_do_not_change_the_key(plan: Plan) -> None:
+    """Prevents: five minutes of compilation because a compiler is reached by another path."""
+    assert replace(plan, cpu_model="The same", cc="/usr/bin/cc", cxx="/usr/bin/c++").key == plan.key
+
+
+def test_the_version_comes_from_the_pin_in_pyproject() -> None:
+    """Prevents: compiling one version and having pip compile another."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"llama-cpp-python=={toolchain.bindings_version(text)}"' in text
+    with pytest.raises(SetupError, match="does not pin"):
+        toolchain.bindings_version('dependencies = ["llama-cpp-python>=0.3"]')
+
+
+# --- wheelhouse.py: the cache ---
+
+PIP_THAT_BUILDS = """
+for word; do [ "$previous" = --wheel-dir ] && folder=$word; previous=$word; done
+echo "Collecting llama-cpp-python"; echo "  [1/2] c++ a.o"; echo "  [2/2] c++ b.o"
+echo "the wheel for $CMAKE_ARGS" > "$folder/llama_cpp_python-0.3.36-py3-none-any.whl"
+"""
+PIP_THAT_FAILS = "echo 'error: the moon is full'; exit 7"
+
+
+def test_a_built_wheel_is_found_again_by_its_own_plan_alone(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: a wheel taken from another key's folder."""
+    python = program(tmp_path / "python", PIP_THAT_BUILDS)
+    wheel = wheelhouse.build(plan, tmp_path / "shelf", python, dict(os.environ))
+    assert wheel.read_text() == "the wheel for -DGGML_NATIVE=ON\n"
+    assert wheelhouse.find(plan, tmp_path / "shelf") == wheel
+    record = json.loads(wheel.with_name("build.json").read_text())
+    assert (record["parts"]["compiler"], record["cpu_model"]) == ("gcc 12.2.0", "A CPU")
+    other = replace(plan, cpu="x86_64 sse2")
+    assert wheelhouse.find(other, tmp_path / "shelf") is None
+    wheel.parent.rename(tmp_path / "shelf" / other.key)
+    assert wheelhouse.find(other, tmp_path / "shelf") is None, "the folder's name alone must not count"
+
+
+def test_a_damaged_wheel_is_not_taken_but_replaced(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: installing what a full disk left of a wheel, at every start anew."""
+    python = program(tmp_path / "python", PIP_THAT_BUILDS)
+    wheel = wheelhouse.build(plan, tmp_path, python, dict(os.environ))
+    wheel.write_bytes(wheel.read_bytes()[:5])
+    assert wheelhouse.find(plan, tmp_path) is None
+    wheelhouse.build(plan, tmp_path, python, dict(os.environ))
+    assert wheelhouse.find(plan, tmp_path) == wheel
+
+
+def test_a_failed_build_shows_the_end_of_its_log_and_where_it_is(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: 'exit status 7' after five minutes, and nothing else."""
+    python = program(tmp_path / "python", PIP_THAT_FAILS)
+    with pytest.raises(SetupError) as caught:
+        wheelhouse.build(plan, tmp_path / "shelf", python, dict(os.environ))
+    assert "the moon is full" in str(caught.value)
+    assert str(tmp_path / "shelf" / f"{plan.key}.log") in str(caught.value)
+    assert not [path for path in (tmp_path / "shelf").iterdir() if path.is_dir()]
+
+
+def test_an_interrupted_build_leaves_no_half_wheel(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: Ctrl-C during the first build spoiling every later one."""
+
+    def interrupted(command: list[str], **_: object) -> int:
+        (Path(command[command.index("--wheel-dir") + 1]) / "half.whl").write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wheelhouse, "run_logged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wheelhouse.build(plan, tmp_path, Path("python"), {})
+    assert [path.name for path in tmp_path.iterdir()] == [f"{plan.key}.log"]
+
+
+def test_what_a_killed_build_left_is_swept_up(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: a cache that grows by a build tree at every power cut."""
+    (tmp_path / ".building-left" / "x").mkdir(parents=True)
+    wheelhouse.build(plan, tmp_path, program(tmp_path / "python", PIP_THAT_BUILDS), dict(os.environ))
+    assert not (tmp_path / ".building-left").exists()
+
+
+def test_the_build_takes_no_ready_made_wheel(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: pip handing back what it once built with other flags."""
+    command = wheelhouse.pip_wheel(Path("python"), plan, tmp_path)
+    assert command[command.index("--no-binary") + 1] == "llama-cpp-python"
+    assert "--no-cache-dir" in command
+    env = wheelhouse.build_env(replace(plan, flags=("-DA=b c", "-DD")), {"CMAKE_ARGS": "-DOLD", "PIP_INDEX_URL": "x"})
+    assert env["CMAKE_ARGS"] == "'-DA=b c' -DD"
+    assert env["PIP_INDEX_URL"] == "x"
+    assert (env["CC"], env["CXX"]) == ("cc", "c++")
+
+
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        ("  [12/340] /usr/bin/c++ -DGGML_USE_CPU ...", Stage("compiling", 12, 340)),
+        ("  [ 42%] Building CXX object src/llama.cpp.o", Stage("compiling", 42, 100)),
+        ("Collecting llama-cpp-python==0.3.36", Stage("fetching the source")),
+        ("  *** Configuring CMake...", Stage("configuring")),
+        ("  -- Found Threads: TRUE", None),
+    ],
+)
+def test_the_builds_own_words_tell_how_far_it_is(line: str, stage: Stage | None) -> None:
+    """Prevents: five minutes of silence."""
+    assert wheelhouse.stage_of(line) == stage
+
+
+def test_the_cache_is_where_the_system_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Prevents: compiled wheels inside the checkout, gone with it."""
+    assert wheelhouse.cache_home({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "specllama"
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(wheelhouse.sys, "platform", "darwin")
+    assert wheelhouse.cache_home({}) == tmp_path / "Library/Caches" / "specllama"
+    monkeypatch.setattr(wheelhouse.sys, "platform", "linux")
+    assert wheelhouse.cache_home({}) == tmp_path / ".cache" / "specllama"
+
+
+# --- progress.py: what is shown ---
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_gets_few_plain_lines() -> None:
+    """Prevents: escape bytes and a thousand lines in a CI log, and a silence that looks like a hang."""
+    clock, stream = Clock(), io.StringIO()
+    ticker = Ticker("llama.cpp", stream=stream, clock=clock)
+    for done in range(1, 341):
+        clock.now_s += 1
+        ticker.show(Stage("compiling", done, 340))
+    ticker.finish("built")
+    lines = stream.getvalue().splitlines()
+    assert "\x1b" not in stream.getvalue()
+    assert "\r" not in stream.getvalue()
+    assert lines[0] == "llama.cpp: compiling 1/340 (0 %)  0:01"
+    assert lines[-1] == "llama.cpp: built  5:40"
+    times_s = [
+        60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"(\d+):(\d+)$", "\n".join(lines), re.M)
+    ]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times_s)) <= progress.QUIET_S
+    assert len(lines) < 40
+
+
+def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a screenful of progress lines, or one that wraps and can no longer be redrawn."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    ticker = Ticker("llama.cpp", stream=stream, clock=Clock())
+    ticker.show(Stage("compiling", 1, 340))
+    ticker.show(Stage("compiling something with a very long name indeed", 2, 340))
+    assert "\n" not in stream.getvalue()
+    assert all(len(part.removesuffix("\x1b[K")) < 40 for part in stream.getvalue().split("\r"))
+    ticker.finish("built")
+    assert stream.getvalue().endswith("llama.cpp: built  0:00\x1b[K\n")
+
+
+def test_a_dumb_terminal_gets_no_escape_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: escape sequences as garbage in an editor's shell."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    Ticker("llama.cpp", stream=stream, clock=Clock()).show(Stage("configuring"))
+    assert stream.getvalue() == "llama.cpp: configuring  0:00\n"
+
+
+def test_a_commands_whole_output_goes_to_the_log(tmp_path: Path) -> None:
+    """Prevents: an error message that nobody kept."""
+    log = tmp_path / "log"
+    stages: list[str] = []
+
+    def stage_of(line: str) -> Stage | None:
+        stages.append(line)
+        return None
+
+    command = ["sh", "-c", "echo one; echo two >&2; printf three; exit 3"]
+    ticker = Ticker("x", stream=io.StringIO())
+    assert progress.run_logged(command, log=log, ticker=ticker, stage_of=stage_of) == 3
+    assert log.read_text() == "one\ntwo\nthree"
+    assert stages == ["one", "two"]
+    assert progress.tail(log, n_lines=2) == "    two\n    three"
+
+
+def test_what_stops_the_set_up_stops_the_compilers_too(tmp_path: Path) -> None:
+    """Prevents: compilers that go on in the background after Ctrl-C."""
+    pids: list[int] = []
+
+    def interrupt(line: str) -> Stage | None:
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with pytest.raises(KeyboardInterrupt):
+        progress.run_logged(command, log=tmp_path / "log", ticker=Ticker("x", stream=io.StringIO()), stage_of=interrupt)
+    deadline = time.monotonic() + 10
+    while _runs(pids[0]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(pids[0])
+
+
+def _runs(pid: int) -> bool:
+    """True while a process runs; one that ended but was not yet collected by init does not count."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
+
+
+# --- environment.py: .venv ---
+
+
+@pytest.fixture
+def goal(tmp_path: Path) -> Goal:
+    version = "{}.{}".format(*sys.version_info)
+    return Goal("key1", "gcc 12.2.0", "hash1", (), version, str(tmp_path / ".venv"))
+
+
+@pytest.fixture
+def venv(tmp_path: Path, goal: Goal) -> Venv:
+    """A .venv, as it looks after a set-up for `goal`."""
+    venv = Venv(tmp_path / ".venv")
+    program(venv.path / "bin" / "specllama", "")
+    program(venv.python, "")
+    (venv.path / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {goal.python}.4\n")
+    venv.stamp.write_text(json.dumps(goal.__dict__))
+    installed_from(venv, "file:///home/someone/.cache/specllama/wheels/key1/llama_cpp_python-0.3.36-py3-none-any.whl")
+    return venv
+
+
+def installed_from(venv: Venv, url: str) -> None:
+    """The note that pip leaves about where llama-cpp-python came from."""
+    note = venv.path / "lib/python3.11/site-packages/llama_cpp_python-0.3.36.dist-info/direct_url.json"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps({"url": url}))
+
+
+def test_an_environment_that_serves_is_left_alone(venv: Venv, goal: Goal) -> None:
+    """Prevents: pip running at every start."""
+    assert venv.holds(goal)
+
+
+@pytest.mark.parametrize("change", [{"key": "key2"}, {"pyproject": "hash2"}, {"extras": ("dev",)}, {"place": "/else"}])
+def test_any_other_goal_needs_work(venv: Venv, goal: Goal, change: dict[str, object]) -> None:
+    """Prevents: a stale environment after a pull, or after a change of flags."""
+    assert not venv.holds(replace(goal, **change))
+
+
+def test_an_installation_by_hand_over_ours_is_noticed(venv: Venv, goal: Goal) -> None:
+    """Prevents: running with the build that crashes because a stamp says all is well."""
+    installed_from(venv, "file:///tmp/other/llama_cpp_python-0.3.36-py3-none-any.whl")
+    assert not venv.holds(goal)
+
+
+def test_only_another_build_is_installed_by_force(venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: the old libraries staying because pip sees the same version number."""
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Venv, "_pip", lambda self, ticker, *arguments: calls.append(arguments))
+    monkeypatch.setattr(Venv, "_pip_version", lambda self: (24, 0))
+    venv.install(replace(goal, extras=("dev",)), Path("/shelf/key1/x.whl"))
+    assert calls == [("install", "--editable", f"{ROOT}[dev]")]
+    calls.clear()
+    venv.install(replace(goal, key="key2"), Path("/shelf/key2/x.whl"))
+    assert calls[0] == ("install", "--no-deps", "--force-reinstall", "/shelf/key2/x.whl")
+
+
+def test_a_failed_installation_is_not_taken_for_a_good_one(
+    venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a stamp left standing while pip died half-way."""
+    monkeypatch.setattr(environment, "run_logged", lambda *_, **__: 1)
+    with pytest.raises(SetupError, match="pip install failed"):
+        venv.install(goal, Path("x.whl"))
+    assert not venv.holds(goal)
+
+
+@pytest.mark.parametrize(
+    ("harm", "remade"),
+    [
+        (lambda venv: None, False),
+        (lambda venv: venv.python.unlink(), True),
+        (lambda venv: (venv.path / "pyvenv.cfg").write_text("version = 3.8.1\n"), True),
+        (lambda venv: (venv.path / "pyvenv.cfg").unlink(), True),
+        (lambda venv: venv.stamp.write_text(venv.stamp.read_text().replace(".venv", "moved")), True),
+    ],
+)
+def test_a_venv_that_cannot_run_is_made_anew_and_no_other(
+    harm: Callable[[Venv], object], remade: bool, venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a dead .venv after an upgrade of Python or a move of the folder, and a good one thrown away."""
+    made: list[Path] = []
+    monkeypatch.setattr("venv.EnvBuilder.create", lambda self, path: made.append(path))
+    harm(venv)
+    venv.create(goal)
+    assert bool(made) is remade
+
+
+def test_a_python_without_venv_is_told_what_to_install(
+    tmp_path: Path, goal: Goal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: ensurepip's traceback on a fresh Debian."""
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else "there")
+    with pytest.raises(SetupError, match=r"apt install python3\.\d+-venv"):
+        Venv(tmp_path / "none").create(goal)
+
+
+def test_the_extras_of_an_earlier_recipe_are_kept(venv: Venv, goal: Goal, plan: Plan) -> None:
+    """Prevents: `make run` after `make test` installing everything again, and `make test` after it once more."""
+    venv.stamp.write_text(json.dumps({**goal.__dict__, "extras": ["dev"]}))
+    assert environment._goal(plan, venv, ()).extras == ("dev",)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with nothing in it, whose `make_plan` is cheap."""
+    (tmp_path / "pyproject.toml").write_text("")
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_second_start_neither_installs_nor_waits(checkout: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a second `make run` that does not start at once."""
+    steps: list[str] = []
+    monkeypatch.setattr(environment, "make_plan", lambda env, remembered: plan)
+    monkeypatch.setattr(environment, "_wheel", lambda *_: steps.append("wheel") or Path("x.whl"))
+    monkeypatch.setattr(Venv, "create", lambda self, goal: steps.append("create") or self.path.mkdir())
+    monkeypatch.setattr(Venv, "_pip", lambda self, ticker, *arguments: steps.append("pip"))
+
+    environment.prepare(os.environ, extras=())
+    assert steps[:2] == ["create", "wheel"]
+    venv = Venv(checkout / ".venv")
+    program(venv.path / "bin" / "specllama", "")
+    installed_from(venv, f"file:///wheels/{plan.key}/x.whl")
+    steps.clear()
+    monkeypatch.setattr(environment, "_alone", lambda env: pytest.fail("took the lock"))
+    environment.prepare(os.environ, extras=())
+    assert steps == []
+
+
+def test_two_set_ups_at_once_go_one_after_the_other(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prevents: two terminals compiling the same thing at once and moving it over one another."""
+    order: list[str] = []
+
+    def second() -> None:
+        with environment._alone(os.environ):
+            order.append("second")
+
+    with environment._alone(os.environ):
+        thread = threading.Thread(target=second)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while "waiting" not in capsys.readouterr().err and time.monotonic() < deadline:
+            time.sleep(0.01)
+        order.append("first")
+    thread.join(timeout=10)
+    assert order == ["first", "second"]
+
+
+def test_a_problem_is_a_sentence_and_an_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prevents: a traceback for a missing compiler."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise NoCompiler("no compiler")
+
+    monkeypatch.setattr(environment, "prepare", fail)
+    monkeypatch.setattr(environment.signal, "signal", lambda *_: None)
+    assert environment.main([]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("specllama: no compiler")
+
+
+# --- the Makefile ---
+
+
+@pytest.mark.parametrize(
+    "prompt", ["two words", 'it\'s "$HOME" `x` # no', "$(shell touch gone-wrong)", "--help", "two\nlines", "100 %", ""]
+)
+def test_a_prompt_reaches_the_program_as_it_was_written(prompt: str, tmp_path: Path) -> None:
+    """Prevents: make or the shell expanding, cutting or running what a person asked."""
+    program(tmp_path / "bin" / "specllama", 'for word; do printf "%s\\0" "$word"; done')
+    done = subprocess.run(
+        [
+            "make",
+            "-f",
+            str(ROOT / "Makefile"),
+            "run",
+            f"PROMPT={prompt}",
+            f"BIN={tmp_path}/bin",
+            "PYTHON=true",
+            "ARGS=-q",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+    )
+    assert done.stdout.split("\0")[:-1] == ["run", "-q", "--", prompt]
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_ci_runs_make_test_and_nothing_else() -> None:
+    """Prevents: a green CI that runs other things than the command in the README."""
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["exec make test"]

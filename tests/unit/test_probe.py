@@ -1,0 +1,277 @@
+"""The probe of the installed llama.cpp: real child processes, mostly around a make-believe `llama_cpp` package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import gguf
+import pytest
+
+from specllama import probe, probe_model
+from specllama.cpu import Cpu
+from specllama.errors import BackendError
+from specllama.probe import State
+
+# The calls that the probe makes, and a place to go wrong in: {on_import}, {on_decode}.
+FAKE_BINDINGS = """
+import os, signal, time
+{on_import}
+
+class Params:
+    use_extra_bufts = True
+
+params = Params()
+
+def llama_backend_init(): pass
+def llama_model_default_params(): return params
+def llama_model_load_from_file(path, params): return os.path.exists(path)
+def llama_context_default_params(): return Params()
+def llama_init_from_model(model, params): return 1
+def llama_batch_get_one(tokens, n): return n
+def llama_get_logits_ith(context, row): return [{logit}] * 64
+def llama_decode(context, batch):
+    with open(__file__ + ".decodes", "a") as file:
+        file.write("extra " if params.use_extra_bufts else "plain ")
+    {on_decode}
+    return 0
+"""
+
+DIE = "os.kill(os.getpid(), signal.{})"
+
+
+class FakeBuild:
+    """A `llama_cpp` package in a folder of its own, in front of the real one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.module = folder / "llama_cpp" / "__init__.py"
+        self.library = folder / "llama_cpp" / "lib" / "libllama.so"
+        self.library.parent.mkdir(parents=True)
+        self.library.write_bytes(b"one build")
+        self.behave()
+
+    def behave(self, *, on_import: str = "", on_decode: str = "", logit: str = "0.5") -> None:
+        self.module.write_text(FAKE_BINDINGS.format(on_import=on_import, on_decode=on_decode or "pass", logit=logit))
+
+    def decodes(self) -> list[str]:
+        """How the child loaded the model, one entry per decode since the last call."""
+        notes = self.module.with_name("__init__.py.decodes")
+        text = notes.read_text() if notes.exists() else ""
+        notes.unlink(missing_ok=True)
+        return text.split()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(probe.platformdirs, "user_cache_path", lambda name: folder)
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    return folder
+
+
+@pytest.fixture
+def build(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    fake = FakeBuild(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name in [name for name in probe.sys.modules if name.split(".")[0] == "llama_cpp"]:
+        monkeypatch.delitem(probe.sys.modules, name)  # else the real one, imported by other tests, would be found
+    return fake
+
+
+def test_a_build_that_decodes_is_asked_once(build: FakeBuild) -> None:
+    """Prevents: half a second of child process at every start of the program."""
+    assert probe.installed() == probe.ProbeResult(State.OK)
+    assert build.decodes() == ["extra"] * 3
+    assert probe.installed() == probe.ProbeResult(State.OK)
+    assert build.decodes() == []
+
+
+def test_an_illegal_instruction_on_the_fast_layouts_switches_them_off(build: FakeBuild) -> None:
+    """Prevents: a miscompiled AMX path ending the program without a word (FIELD_CASES 36)."""
+    build.behave(on_decode="if params.use_extra_bufts: " + DIE.format("SIGILL"))
+    result = probe.installed()
+    assert (result.state, result.use_extra_bufts, result.signal) == (State.FALLBACK, False, "SIGILL")
+    assert "SIGILL" in result.detail
+    assert "make setup" in result.hint
+    assert "-fno-tree-dse -fno-dse" in result.hint
+    result.require()
+    assert build.decodes() == ["extra", "plain", "plain", "plain"]
+    assert probe.installed() == result
+    assert build.decodes() == []
+
+
+def test_an_illegal_instruction_on_every_layout_is_an_error_that_says_what_to_do(build: FakeBuild) -> None:
+    """Prevents: loading a model with a build for another CPU, and a crash in place of an explanation."""
+    build.behave(on_decode=DIE.format("SIGILL"))
+    result = probe.installed()
+    assert (result.state, result.signal) == (State.BROKEN, "SIGILL")
+    with pytest.raises(BackendError, match="SIGILL") as caught:
+        result.require()
+    assert "llama-cpp-python==" in caught.value.hint
+
+
+def test_a_broken_build_is_asked_again_at_the_next_start(build: FakeBuild) -> None:
+    """Prevents: an error that stays although the cause outside the libraries is gone."""
+    build.behave(on_decode=DIE.format("SIGSEGV"))
+    assert probe.installed().state is State.BROKEN
+    build.behave()
+    assert probe.installed().state is State.OK
+
+
+def test_a_child_ended_from_outside_says_nothing_about_the_fast_layouts(build: FakeBuild) -> None:
+    """Prevents: a moment without memory switching AMX off for good."""
+    build.behave(on_decode="if params.use_extra_bufts: " + DIE.format("SIGKILL"))
+    result = probe.installed()
+    assert (result.state, result.use_extra_bufts) == (State.BROKEN, True)
+    assert "memory" in result.hint
+
+
+def test_a_missing_system_library_is_named(build: FakeBuild) -> None:
+    """Prevents: a traceback out of ctypes where one package is to be installed."""
+    build.behave(on_import="raise OSError('libgomp.so.1: cannot open shared object file: No such file or directory')")
+    result = probe.installed()
+    assert result.state is State.BROKEN
+    assert "libgomp.so.1" in result.detail
+    assert result.hint.startswith("The system library libgomp.so.1 is missing")
+
+
+def test_logits_that_are_no_numbers_are_no_success(build: FakeBuild) -> None:
+    """Prevents: a build that computes nonsense without crashing passing for a good one."""
+    build.behave(logit="float('nan')")
+    result = probe.installed()
+    assert result.state is State.BROKEN
+    assert "no numbers" in result.detail
+
+
+def test_a_build_that_never_answers_is_given_up(build: FakeBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a start that hangs for ever, without a word."""
+    monkeypatch.setattr(probe, "TIMEOUT_S", 1.0)
+    build.behave(on_decode="time.sleep(60)")
+    result = probe.installed()
+    assert result.state is State.BROKEN
+    assert "did not finish" in result.detail
+
+
+def test_a_child_that_speaks_no_json_is_quoted(build: FakeBuild) -> None:
+    """Prevents: hiding the only sentence that explains a failure, such as an interpreter's own."""
+    build.behave(on_import="import sys; sys.stderr.write('the moon is full'); sys.stderr.flush(); os._exit(3)")
+    result = probe.installed()
+    assert result.state is State.BROKEN
+    assert "the moon is full" in result.detail
+
+
+def test_without_llama_cpp_no_child_is_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: 'No module named llama_cpp' as the whole answer."""
+    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: pytest.fail("a child was started"))
+    result = probe.installed()
+    assert result.state is State.BROKEN
+    assert "not installed" in result.detail
+    assert result.hint
+
+
+def test_another_build_in_the_same_place_is_asked_again(build: FakeBuild) -> None:
+    """Prevents: trusting what was found about the build before this one."""
+    probe.installed()
+    build.library.write_bytes(b"two builds")
+    build.decodes()
+    probe.installed()
+    assert build.decodes() == ["extra"] * 3
+
+
+def test_the_same_build_installed_again_is_not_asked_again(build: FakeBuild) -> None:
+    """Prevents: keying by dates alone, so that every reinstallation costs a probe."""
+    probe.installed()
+    os.utime(build.library, (1, 1))
+    build.decodes()
+    assert probe.installed().state is State.OK
+    assert build.decodes() == []
+
+
+def test_the_same_build_on_another_cpu_is_asked_again(build: FakeBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: an answer travelling with a home folder to a machine without AVX-512."""
+    probe.installed()
+    other = Cpu(model="another", arch="x86_64", flags=("sse2",), features=frozenset())
+    monkeypatch.setattr(probe, "this_cpu", lambda: other)
+    build.decodes()
+    probe.installed()
+    assert build.decodes() == ["extra"] * 3
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"hashes": {}, "results": {"a": {"state": "odd"}}}'])
+def test_a_spoilt_cache_file_is_no_obstacle(text: str, cache: Path, build: FakeBuild) -> None:
+    """Prevents: a program that cannot start because of its own cache."""
+    cache.mkdir()
+    (cache / "probe.json").write_text(text)
+    assert probe.installed().state is State.OK
+    build.decodes()
+    assert probe.installed().state is State.OK
+    assert build.decodes() == []
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(cache: Path, build: FakeBuild) -> None:
+    """Prevents: an error in a read-only home folder."""
+    cache.write_text("a file where the folder should be")
+    assert probe.installed().state is State.OK
+
+
+def test_the_installed_llama_cpp_decodes_the_tiny_model_on_every_layout(tmp_path: Path) -> None:
+    """Prevents: a tiny model that llama.cpp refuses, which would make every build look broken."""
+    assert probe.check() == probe.ProbeResult(State.OK)
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(probe_model.tiny_gguf())
+    assert probe._try(model, use_extra_bufts=False) == probe.ProbeResult(State.OK)
+
+
+def test_the_tiny_model_holds_the_tensor_types_of_usual_files(tmp_path: Path) -> None:
+    """Prevents: a probe that says yes because it never touched the kernels that crash."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(probe_model.tiny_gguf())
+    tensors = gguf.GGUFReader(path).tensors
+    assert {tensor.tensor_type.name for tensor in tensors} == {"F32", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
+    assert all(tensor.shape[0] % 256 == 0 for tensor in tensors)
+
+
+def test_the_parent_never_imports_llama_cpp(build: FakeBuild) -> None:
+    """Prevents: the parent dying of the very build that the child was sent to try."""
+    build.behave(on_import=DIE.format("SIGILL"))
+    assert probe.installed().signal == "SIGILL"
+    assert "llama_cpp" not in probe.sys.modules
+
+
+def test_a_crash_leaves_no_core_file(build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a core file of some hundred megabytes in the folder where someone ran the program."""
+    build.behave(
+        on_import="import resource; limit = resource.getrlimit(resource.RLIMIT_CORE)\nraise OSError(str(limit))"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "(0, 0)" in probe.installed().detail
+
+
+def test_a_signal_without_a_name_is_still_a_signal() -> None:
+    """Prevents: a ValueError for real-time signals."""
+    assert probe._signal_name(-63) in {"signal 63", "SIGRTMAX-1"}
+    assert probe._signal_name(0) == ""
+    assert probe._signal_name(3221225501) == "SIGILL"
+
+
+def test_the_child_is_the_same_interpreter_with_the_same_path(
+    build: FakeBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: probing another environment's llama.cpp than the one that will be loaded."""
+    seen: list[list[str]] = []
+    run = subprocess.run
+
+    def spy(command: list[str], **options: object) -> object:
+        seen.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(probe.subprocess, "run", spy)
+    build.behave(on_import="import sys; raise OSError(sys.executable + ' ' + __file__)")
+    result = probe.installed()
+    assert probe.sys.executable in result.detail
+    assert str(build.module) in result.detail
+    assert "-I" in seen[0]
