@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +16,8 @@ from specllama.types import Caps, Chooser, Draft, FloatArray, Observation
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
-Laws: TypeAlias = Callable[[History], Sequence[float]]  # history -> probabilities (V,)
+Probs: TypeAlias = tuple[float, ...]
+Laws: TypeAlias = Callable[[History], Probs]  # history -> probabilities (V,)
 Hook: TypeAlias = Callable[[int, str], None]  # before every model call: its number (from 0) and its name
 
 
@@ -71,7 +73,13 @@ def table_of(laws: Laws) -> Table:
     return table
 
 
-def always(probs: Sequence[float]) -> Laws:
+@cache
+def dense(probs: Probs) -> Distribution:
+    """The law with these probabilities; kept, because an enumeration asks for the same few again and again."""
+    return Distribution.dense(probs)
+
+
+def always(probs: Probs) -> Laws:
     """The same law after every history."""
     return lambda history: probs
 
@@ -93,9 +101,10 @@ def random_laws(vocab_size: int, seed: int, *, zeros: float = 0.0) -> Laws:
     """Seeded random probabilities that depend on the whole history; `zeros` is the share of exact zeros."""
     table = RandomTable(vocab_size, seed, masked=zeros)
 
-    def laws(history: History) -> Sequence[float]:
+    @cache
+    def laws(history: History) -> Probs:
         weights = [math.exp(logit) for logit in table(history).tolist()]
-        return [weight / math.fsum(weights) for weight in weights]
+        return tuple(weight / math.fsum(weights) for weight in weights)
 
     return laws
 
@@ -251,24 +260,23 @@ def drawn_chain(laws: Laws, n_max: int) -> Script:
 def drawn_tree(laws: Laws, widths: Sequence[int]) -> Script:
     """Draws a tree from `laws`: every node of depth d has `widths[d]` children, drawn without replacement.
 
-    Each sibling's `probs` entry is the law before any sibling was removed.
+    Each sibling's `probs` entry is the law before any sibling was removed. Levels are drawn until `limit` nodes stand.
     """
 
     def script(tokens: History, limit: int, choose: Chooser) -> Draft:
         lines, drawn, probs, parents = [tokens], [], [], []
         level = [-1]
-        for width in widths[:limit]:
+        for width in widths:
             children = []
             for parent in level:
-                law = list(laws(lines[parent + 1]))
-                left = law
-                for _ in range(min(width, sum(prob > 0.0 for prob in law))):
-                    token = choose.pick(Distribution.dense(left))
+                law = left = laws(lines[parent + 1])
+                for _ in range(min(width, sum(prob > 0.0 for prob in law), limit - len(drawn))):
+                    token = choose.pick(dense(left))
                     left = _without(left, token)
                     children.append(len(drawn))
                     lines.append((*lines[parent + 1], token))
                     drawn.append(token)
-                    probs.append(Distribution.dense(law))
+                    probs.append(dense(law))
                     parents.append(parent)
             level = children
         chain = all(width == 1 for width in widths)
@@ -277,10 +285,11 @@ def drawn_tree(laws: Laws, widths: Sequence[int]) -> Script:
     return script
 
 
-def _without(law: Sequence[float], token: int) -> list[float]:
+@cache
+def _without(law: Probs, token: int) -> Probs:
     """`law` given that the draw is not `token`; zeros where nothing is left."""
     rest = math.fsum(prob for i, prob in enumerate(law) if i != token)
-    return [0.0 if i == token or not rest else prob / rest for i, prob in enumerate(law)]
+    return tuple(0.0 if i == token or not rest else prob / rest for i, prob in enumerate(law))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from specllama.types import Chooser, Draft, Rule, Verdict
 from specllama.verification import verify
 from tests.enumeration import ScriptedChooser, law_of, tv
 from tests.exact.reference import TokenLaw, first_tokens
-from tests.fakes import History, Laws, Script, always, drawn_chain, drawn_tree, points, random_laws
+from tests.fakes import History, Laws, Script, always, dense, drawn_chain, drawn_tree, points, random_laws
 
 P, Q = (0.50, 0.30, 0.20), (0.15, 0.25, 0.60)  # the pair of laws that DESIGN 5 gives figures for
 N_VOCAB = 3
@@ -35,7 +35,7 @@ class LazyRows(Sequence[Distribution]):
 
     def __getitem__(self, row: int) -> Distribution:
         self.asked.append(row)
-        return Distribution.dense(self._laws(self._lines[row]))
+        return dense(self._laws(self._lines[row]))
 
 
 def emit(laws: Laws, script: Script, rule: Rule, n_tokens: int, choose: Chooser) -> History:
@@ -88,9 +88,13 @@ def dense_points(script: Script, laws: Laws) -> Script:
 
 def two_siblings_each(tokens: History, limit: int, choose: Chooser) -> Draft:
     """Tokens 2 and 0, and below each of them 1 and 2: a tree chosen without chance."""
-    if limit == 1:
-        return Draft((2, 0), None, (-1, -1))
     return Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
+
+
+def tree(*widths: int) -> Callable[[Laws], Script]:
+    """Draws trees no deeper than the tokens that are still wanted: what lies deeper only multiplies the branches."""
+    n_nodes = sum(math.prod(widths[: depth + 1]) for depth in range(len(widths)))
+    return lambda q: lambda tokens, n_left, choose: drawn_tree(q, widths[:n_left])(tokens, n_nodes, choose)
 
 
 CHAINS: dict[str, Callable[[Laws], Script]] = {
@@ -103,11 +107,11 @@ CHAINS: dict[str, Callable[[Laws], Script]] = {
     "constant": lambda q: points(lambda tokens: (1, 1, 1)),
 }
 TREES: dict[str, Callable[[Laws], Script]] = {
-    "two siblings": lambda q: drawn_tree(q, (2,)),
-    "three siblings": lambda q: drawn_tree(q, (3,)),
-    "two, then one each": lambda q: drawn_tree(q, (2, 1)),
-    "one, then two": lambda q: drawn_tree(q, (1, 2)),
-    "two, then two": lambda q: drawn_tree(q, (2, 2)),
+    "two siblings": tree(2),
+    "three siblings": tree(3),
+    "two, then one each": tree(2, 1),
+    "one, then two": tree(1, 2),
+    "two, then two": tree(2, 2),
     "fixed two by two": lambda q: two_siblings_each,
 }
 
@@ -190,7 +194,7 @@ def test_after_a_rejection_the_correction_follows_the_residual_of_the_whole_row(
 )
 def test_everything_behind_the_first_rejection_is_dropped(answers: tuple[bool, ...], n_accepted: int) -> None:
     """FIELD 7: an accept mask T,F,T,T that counts 3. The flips after the first refusal must not even be asked for."""
-    draft = Draft((2, 2, 2, 2), tuple(Distribution.dense(Q) for _ in range(4)))
+    draft = Draft((2, 2, 2, 2), tuple(dense(Q) for _ in range(4)))
     choose = ScriptedChooser(flips=answers, picks=[0])
     verdict = verify(draft, LazyRows(always(P), (), draft), choose)
     assert verdict.path == tuple(range(n_accepted))
@@ -200,7 +204,7 @@ def test_everything_behind_the_first_rejection_is_dropped(answers: tuple[bool, .
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.MATCH])
 def test_only_the_rows_that_are_reached_are_asked_for(rule: Rule) -> None:
     """Laws of 152k tokens made for rows behind a rejection: the time budget of a step would be gone."""
-    draft = Draft((2, 2, 2), tuple(Distribution.dense(Q) for _ in range(3)))
+    draft = Draft((2, 2, 2), tuple(dense(Q) for _ in range(3)))
     rows = LazyRows(always(P), (), draft)
     choose = ScriptedChooser(flips=[True, False], picks=[0] if rule is Rule.TOKEN else [2, 0])
     verdict = verify(draft, rows, choose, rule)
@@ -247,7 +251,7 @@ def test_block_verification_equals_the_token_rule_for_point_masses() -> None:
 )
 def test_a_law_the_token_was_not_drawn_from_is_an_error(q: tuple[float, ...], rule: Rule) -> None:
     """FIELD 2: q taken before top-k, or not renormalised after it: a silent bias unless it is refused."""
-    draft = Draft((2,), (Distribution.dense(q),))
+    draft = Draft((2,), (dense(q),))
     with pytest.raises(DraftLawError):
         verify(draft, LazyRows(always(P), (), draft), ScriptedChooser([True, True], [0, 0]), rule)
 

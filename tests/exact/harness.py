@@ -1,0 +1,214 @@
+"""An engine over fakes, watched: every run checks the invariants of DESIGN 4 after every step and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from specllama.drafters.model import ModelDrafter
+from specllama.engine import Engine
+from specllama.events import Event, Finished, StepEvent, TokenEvent
+from specllama.sampling import SamplingParams
+from specllama.types import Cancel, Caps, Chooser, Drafter, Rule
+from tests.enumeration import law_of, tv
+from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
+from tests.fakes import FakeModel, FakeStopper, RandomTable, Table
+
+PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the model's own law, no filter
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+PROMPT = (0, 1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What a target and its draft are made of; `rig` makes a fresh engine of it."""
+
+    target: Table
+    draft: Table | None
+    n_vocab: int = 3
+    n_draft_vocab: int | None = None  # None = the target's
+    n_max: int = 2
+    p_min: float = 0.0
+    draft_temperature: float | None = None
+    end_tokens: frozenset[int] = frozenset()
+    n_ctx: int = 64
+    n_draft_ctx: int = 64
+    max_block: int = 32
+    rule: Rule = Rule.TOKEN
+
+    def rig(self) -> Rig:
+        """A fresh engine, nothing in its caches."""
+        caps = Caps(max_block=self.max_block, tree=True)
+        target = FakeModel(self.target, self.n_vocab, self.n_ctx, self.end_tokens, caps)
+        if self.draft is None:
+            return Rig(target, None, None, rule=self.rule)
+        draft = FakeModel(self.draft, self.n_draft_vocab or self.n_vocab, self.n_draft_ctx, self.end_tokens)
+        drafter = ModelDrafter(
+            draft,
+            n_max=self.n_max,
+            p_min=self.p_min,
+            temperature=self.draft_temperature,
+            vocab_size=self.n_vocab,
+        )
+        return Rig(target, draft, drafter, rule=self.rule)
+
+    def law_at(self, params: SamplingParams) -> Callable[[History], TokenLaw]:
+        """The law of the token after a history, by the reference alone; kept, for it is asked again and again."""
+        laws: dict[History, TokenLaw] = {}
+
+        def at(history: History) -> TokenLaw:
+            if history not in laws:
+                laws[history] = token_law(self.target(history).tolist(), history, params)
+            return laws[history]
+
+        return at
+
+    def plain_law(
+        self, params: SamplingParams, n_max: int, *, stops: Sequence[History] = (), prompt: History = PROMPT
+    ) -> dict[Answer, float]:
+        """What the law of the answer must be."""
+        return answer_law(self.law_at(params), prompt, n_max, end_tokens=self.end_tokens, stops=stops)
+
+    def engine_law(
+        self, params: SamplingParams, max_tokens: int, *, stops: Sequence[History] = (), prompt: History = PROMPT
+    ) -> dict[Answer, float]:
+        """What it is: every branch of the engine, each on a fresh rig."""
+        return law_of(lambda choose: self.rig().answer(prompt, params, choose, max_tokens, stops=stops))
+
+
+@dataclass
+class Rig:
+    """One engine over fakes. `events` are those of the run in progress or of the last one."""
+
+    target: FakeModel
+    draft: FakeModel | None
+    drafter: Drafter | None
+    rule: Rule = Rule.TOKEN
+    events: list[Event] = field(default_factory=list)
+    engine: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.target, self.drafter, rule=self.rule)
+
+    @property
+    def emitted(self) -> History:
+        """Tokens of the run so far."""
+        return tuple(event.token for event in self.events if isinstance(event, TokenEvent))
+
+    @property
+    def steps(self) -> list[StepEvent]:
+        """Verify passes of the run so far."""
+        return [event for event in self.events if isinstance(event, StepEvent)]
+
+    @property
+    def finished(self) -> Finished:
+        """The last event of a run that came to its end."""
+        last = self.events[-1]
+        assert isinstance(last, Finished)
+        return last
+
+    def run(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        choose: Chooser,
+        max_tokens: int,
+        *,
+        stops: Sequence[History] = (),
+        cancel: Cancel | None = None,
+    ) -> Iterator[Event]:
+        """The engine's events, with the invariants checked after every step, at the end and after abandonment."""
+        self.events = []
+        events = self.engine.generate(
+            prompt,
+            params,
+            choose,
+            max_tokens=max_tokens,
+            stopper=FakeStopper(tuple(stops)) if stops else None,
+            cancel=cancel,
+        )
+        try:
+            for event in events:
+                self.events.append(event)
+                if isinstance(event, StepEvent):
+                    self._check_step(prompt, event)
+                yield event
+        finally:
+            events.close()
+            self._check_rest(prompt)
+        self._check_counters()
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        choose: Chooser,
+        max_tokens: int,
+        *,
+        stops: Sequence[History] = (),
+    ) -> Answer:
+        """A whole answer: its tokens and why it ended."""
+        for _ in self.run(prompt, params, choose, max_tokens, stops=stops):
+            pass
+        return self.emitted, self.finished.reason
+
+    def _check_step(self, prompt: Sequence[int], step: StepEvent) -> None:
+        """Invariants 1 and 2, and the arithmetic of one step."""
+        tokens = (*prompt, *self.emitted)
+        own = [event for event in self.events if isinstance(event, TokenEvent) and event.step == step.step]
+        from_draft = tuple(event.token for event in own if event.origin == "draft")
+        if len(own) == step.accepted + 1:  # else the answer ended within the block, and `finally` cuts the KV
+            assert self.target.tokens == tokens[:-1], "between steps the target's KV holds tokens[:-1]"
+        if self.draft is not None:
+            held = self.draft.tokens
+            assert held == tokens[: len(held)], "the draft's cache holds a prefix of what is committed"
+        assert 0 <= step.accepted <= len(step.drafted)
+        assert from_draft == tuple(step.drafted)[: len(from_draft)] or self.draft is None, "a chain is said in order"
+        # All accepted tokens are said, except an accepted end token; then one more, unless the answer ended.
+        assert step.accepted - 1 <= len(from_draft) <= step.accepted
+        assert len(from_draft) <= len(own) <= step.accepted + 1
+        if len(own) > len(from_draft):
+            rejected = step.accepted < len(step.drafted) and self.draft is not None
+            assert own[-1].origin in (("correction",) if rejected else ("correction", "bonus", "target"))
+
+    def _check_rest(self, prompt: Sequence[int]) -> None:
+        """However the answer ended: the KV holds what was yielded but its last token, or a part of the prompt."""
+        tokens = (*prompt, *self.emitted)
+        held = self.target.tokens
+        if self.emitted:
+            assert held == tokens[:-1]
+        else:
+            assert held == tokens[: len(held)]
+            assert len(held) < len(tokens)
+
+    def _check_counters(self) -> None:
+        """The statistics tell what the events told."""
+        stats, steps = self.finished.stats, self.steps
+        assert stats.n_emitted == len(self.emitted)
+        assert stats.n_steps == len(steps)
+        assert stats.n_drafted == sum(len(step.drafted) for step in steps)
+        assert stats.n_accepted == sum(step.accepted for step in steps)
+        assert stats.n_spec_steps == sum(bool(step.drafted) for step in steps)
+        tokens = [event for event in self.events if isinstance(event, TokenEvent)]
+        assert stats.n_from_draft == sum(event.origin == "draft" for event in tokens)
+        if self.draft is not None:  # of a tree, not every drafted token can be accepted
+            assert stats.n_rejected == sum(step.accepted < len(step.drafted) for step in steps)
+        assert 0 <= stats.n_accepted <= stats.n_drafted
+        assert (stats.acceptance_rate is None) == (stats.n_drafted == 0)
+
+
+def random_pair(seed: int = 0, **changes: object) -> Pair:
+    """Two unrelated random tables over the same small vocabulary, unless `changes` say otherwise."""
+    made = Pair(target=RandomTable(3, seed), draft=RandomTable(3, 1000 + seed))
+    n_vocab = int(changes.get("n_vocab", made.n_vocab))  # type: ignore[call-overload]
+    tables = {
+        "target": RandomTable(n_vocab, seed),
+        "draft": RandomTable(int(changes.get("n_draft_vocab", n_vocab)), 1000 + seed),  # type: ignore[call-overload]
+    }
+    return Pair(**{**tables, **changes})  # type: ignore[arg-type]
+
+
+def assert_same_law(found: dict[Answer, float], expected: dict[Answer, float]) -> None:
+    """The same answers are possible, with the same probabilities."""
+    assert found.keys() <= expected.keys(), f"impossible answers: {sorted(found.keys() - expected.keys())[:5]}"
+    assert tv(found, expected) < 1e-12

@@ -1,0 +1,390 @@
+"""The whole engine with a model drafter: the law of the answer, by enumeration, against plain decoding's.
+
+The reference is written in plain Python from the definitions (reference.py). Every run in here also checks the KV of
+both models and the counters after every step (harness.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from specllama.drafters.model import ModelDrafter
+from specllama.errors import Interrupted
+from specllama.events import Notice, StepEvent, TokenEvent
+from specllama.sampling import SamplingParams
+from specllama.text import StopWatch
+from specllama.types import Cancel, Chooser, Draft, Observation, Rule
+from tests.enumeration import law_of
+from tests.exact.harness import GREEDY, PLAIN, PROMPT, Pair, Rig, assert_same_law, random_pair
+from tests.exact.reference import Answer, History
+from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, drawn_tree, points, random_laws, table_of
+
+
+def params_of(**changes: object) -> SamplingParams:
+    """The model's own law, but for what is named."""
+    return SamplingParams(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **changes})
+
+
+# Per draft length: tokens in the vocabulary and in the answer. An answer one longer than the draft lets a block be
+# accepted whole; fewer tokens to choose from keep the long ones countable.
+SIZES = {1: (4, 3), 2: (3, 3), 3: (2, 4), 4: (2, 5)}
+
+SAMPLERS = {
+    "plain": PLAIN,
+    "cooler": params_of(temperature=0.7),
+    "hotter": params_of(temperature=1.6),
+    "greedy": GREEDY,
+    "top-k": params_of(top_k=2),
+    "top-p": params_of(top_p=0.75),
+    "min-p": params_of(min_p=0.35),
+    "all filters": params_of(temperature=0.8, top_k=3, top_p=0.9, min_p=0.1),
+    "repeat penalty": params_of(repeat_penalty=1.7, repeat_last_n=2),
+    "presence penalty": params_of(presence_penalty=0.9, repeat_last_n=2),
+    "frequency penalty": params_of(frequency_penalty=0.6, repeat_last_n=3),
+    "penalties over everything": params_of(
+        repeat_penalty=1.3, presence_penalty=0.3, frequency_penalty=0.3, repeat_last_n=-1
+    ),
+    "penalties before top-k": params_of(repeat_penalty=1.7, repeat_last_n=2, top_k=2),
+    "greedy with a penalty": params_of(temperature=0.0, repeat_penalty=1.7, repeat_last_n=2),
+    "bias": params_of(logit_bias={0: 1.2, 1: -0.8}),
+    "ban": params_of(logit_bias={1: -math.inf}),
+    "bias of -100": params_of(logit_bias={0: -100.0}),
+}
+
+
+@pytest.mark.parametrize("n_max", SIZES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_answer_follows_the_targets_law(sampler: str, n_max: int) -> None:
+    """Any bias of any sampler setting at any position of a block: the promise of the whole program."""
+    n_vocab, n_tokens = SIZES[n_max]
+    if n_max == 4 and sampler not in ("plain", "all filters", "repeat penalty", "greedy"):
+        n_tokens = 4  # the block is cut to three; a fourth is left to those settings where it could matter
+    pair = random_pair(7, n_vocab=n_vocab, n_max=n_max)
+    params = SAMPLERS[sampler]
+    assert_same_law(pair.engine_law(params, n_tokens), pair.plain_law(params, n_tokens))
+
+
+@pytest.mark.parametrize("sampler", ["plain", "all filters", "repeat penalty", "ban", "greedy"])
+@pytest.mark.parametrize("rule", [Rule.BLOCK, Rule.MATCH])
+def test_every_rule_gives_the_targets_law(rule: Rule, sampler: str) -> None:
+    """A rule that is exact in the verifier's own test and not in the loop."""
+    for n_max in (2, 3):
+        n_vocab, n_tokens = SIZES[n_max]
+        pair = random_pair(8, n_vocab=n_vocab, n_max=n_max, rule=rule)
+        params = SAMPLERS[sampler]
+        assert_same_law(pair.engine_law(params, n_tokens), pair.plain_law(params, n_tokens))
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize(("draft_temperature", "temperature"), [(1.5, 0.7), (0.3, 1.0), (0.0, 1.0), (1.0, 0.0)])
+def test_another_draft_temperature_changes_nothing_but_speed(
+    draft_temperature: float, temperature: float, rule: Rule
+) -> None:
+    """FIELD 3: q of the target's temperature, or a dense q beside a greedy draft, whatever the two temperatures are."""
+    pair = random_pair(9, draft_temperature=draft_temperature, rule=rule)
+    params = params_of(temperature=temperature, top_k=2, min_p=0.02)
+    assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
+
+
+@pytest.mark.parametrize("n_draft_vocab", [1, 2, 4, 7])
+@pytest.mark.parametrize("sampler", ["plain", "all filters", "bias", "greedy", "repeat penalty"])
+def test_a_draft_with_another_vocabulary_size_changes_nothing_but_speed(sampler: str, n_draft_vocab: int) -> None:
+    """FIELD 16: p cut to the draft's size, a padding id drafted, or a q that still holds the mass of padding rows."""
+    pair = random_pair(10, n_draft_vocab=n_draft_vocab)
+    params = SAMPLERS[sampler]
+    assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
+
+
+@pytest.mark.parametrize("p_min", [0.4, 0.6, 0.99])
+@pytest.mark.parametrize("sampler", ["plain", "all filters", "frequency penalty"])
+def test_stopping_the_draft_at_low_confidence_changes_nothing_but_speed(sampler: str, p_min: float) -> None:
+    """DESIGN 5: a token dropped after it was drawn, because its q was low, gives [.55, .17, .28] for [.5, .3, .2]."""
+    for n_max in (2, 4):
+        n_vocab, n_tokens = SIZES[n_max]
+        pair = random_pair(11, n_vocab=n_vocab, n_max=n_max, p_min=p_min)
+        params = SAMPLERS[sampler]
+        assert_same_law(pair.engine_law(params, n_tokens), pair.plain_law(params, n_tokens))
+
+
+def test_ties_masks_and_a_perfect_draft_change_nothing_but_speed() -> None:
+    """Equal logits broken one way in the draft and another in the target, laws with exact zeros, p = q."""
+    masked = random_pair(target=RandomTable(3, 12, masked=0.5), draft=RandomTable(3, 13, masked=0.5))
+    tied = random_pair(target=RandomTable(3, 14, ties=True), draft=RandomTable(3, 15, ties=True))
+    same = random_pair(target=RandomTable(3, 16), draft=RandomTable(3, 16))
+    for pair in (masked, tied, same):
+        for params in (PLAIN, GREEDY, params_of(top_k=2), params_of(top_p=0.6)):
+            assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
+
+
+@pytest.mark.parametrize("ends", [{2}, {0}, {1, 2}, {0, 1, 2}])
+@pytest.mark.parametrize("n_max", [1, 2, 3])
+@pytest.mark.parametrize("sampler", ["plain", "top-k", "greedy", "repeat penalty"])
+def test_end_tokens_end_the_answer_where_plain_decoding_does(sampler: str, n_max: int, ends: set[int]) -> None:
+    """FIELD 10, 33: an end token emitted, only one of several known, or one inside a block passed over."""
+    pair = random_pair(17, n_max=n_max, end_tokens=frozenset(ends))
+    params = SAMPLERS[sampler]
+    assert_same_law(pair.engine_law(params, 3, prompt=(0, 0)), pair.plain_law(params, 3, prompt=(0, 0)))
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_end_tokens_end_the_answer_under_every_rule(rule: Rule) -> None:
+    """An end token that is the correction or the bonus of a rule's own path through the code."""
+    pair = random_pair(18, end_tokens=frozenset({2}), rule=rule)
+    assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
+
+
+@pytest.mark.parametrize("stops", [[(1,)], [(0, 1)], [(1, 1), (0, 0, 1)], [(1, 0, 1)]])
+@pytest.mark.parametrize("n_max", [1, 2, 3])
+def test_stops_are_found_wherever_they_fall_in_a_block(n_max: int, stops: Sequence[History]) -> None:
+    """FIELD 11: a stop missed in the middle of a block or across two, or checked after the length cap."""
+    pair = random_pair(19, n_vocab=2, n_max=n_max)
+    found = pair.engine_law(PLAIN, 4, stops=stops)
+    assert_same_law(found, pair.plain_law(PLAIN, 4, stops=stops))
+    assert any(reason == "stop" and len(tokens) == 4 for tokens, reason in found)
+
+
+def test_the_real_stop_watch_stops_where_the_text_does() -> None:
+    """The same with real strings: a stop spread over several tokens, and one token that holds a whole stop."""
+    pieces = {0: b"a", 1: b"ab", 2: "é".encode()}
+    pair = random_pair(20)
+
+    def run(choose: Chooser) -> Answer:
+        rig = pair.rig()
+        watch = StopWatch(["ba", "é"], lambda token: pieces[token])
+        for event in rig.engine.generate(PROMPT, PLAIN, choose, max_tokens=4, stopper=watch):
+            rig.events.append(event)
+        return rig.emitted, rig.finished.reason
+
+    # In tokens: "ba" is completed by 0 or 1 after 1, and nothing else can end in it; "é" is token 2.
+    assert_same_law(law_of(run), pair.plain_law(PLAIN, 4, stops=[(1, 0), (1, 1), (2,)]))
+
+
+@pytest.mark.parametrize("max_tokens", range(6))
+@pytest.mark.parametrize("n_max", [1, 4])
+def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int) -> None:
+    """One token too many or too few, or a law changed by clipping the draft after it was drawn."""
+    pair = random_pair(21, n_vocab=2, n_max=n_max)
+    assert_same_law(pair.engine_law(PLAIN, max_tokens), pair.plain_law(PLAIN, max_tokens))
+
+
+@pytest.mark.parametrize("n_room", range(5))
+@pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), (4, -1)])
+def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_tokens: int) -> None:
+    """FIELD 24: a crash at the last cell. Every token the context can still predict is said, then the answer is cut."""
+    pair = random_pair(22, n_vocab=2, n_max=n_max, n_ctx=len(PROMPT) + n_room)
+    found = pair.engine_law(PLAIN, max_tokens)
+    assert_same_law(found, pair.plain_law(PLAIN, n_room + 1))
+    assert {reason for _, reason in found} == {"length"}
+
+
+@pytest.mark.parametrize("n_draft_room", range(-2, 4))
+def test_a_full_draft_context_ends_the_drafting_and_not_the_answer(n_draft_room: int) -> None:
+    """FIELD 26: an error from the draft, or silence about why the answer became slow."""
+    n_draft_ctx = len(PROMPT) + n_draft_room
+    pair = random_pair(23, n_vocab=2, n_max=3, n_draft_ctx=n_draft_ctx)
+    assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
+    rig = pair.rig()
+    rig.answer(PROMPT, GREEDY, ScriptedNothing(), 8)
+    notices = [event for event in rig.events if isinstance(event, Notice)]
+    assert len(notices) == 1, "said once, not at every step"
+    assert max((len(step.drafted) for step in rig.steps[-2:]), default=0) == 0
+
+
+class ScriptedNothing:
+    """A chooser for greedy runs: every question has one possible answer."""
+
+    def flip(self, prob: float) -> bool:
+        """Certain or impossible."""
+        assert prob in (0.0, 1.0)
+        return prob == 1.0
+
+    def pick(self, law: object) -> int:
+        """The only token."""
+        (token,) = law.support().tolist()  # type: ignore[attr-defined]
+        return int(token)
+
+
+@pytest.mark.parametrize("max_block", [1, 2, 3])
+def test_a_block_never_outgrows_what_the_target_can_evaluate(max_block: int) -> None:
+    """More rows than were set aside at load abort the process inside llama.cpp."""
+    pair = random_pair(24, n_vocab=2, n_max=4, max_block=max_block)
+    assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
+
+
+def test_a_long_prompt_is_answered_with_the_same_law() -> None:
+    """The first step after a long prompt may go without a draft: a second code path, the same promise."""
+    prompt = tuple(i % 2 for i in range(45))
+    pair = random_pair(25, n_vocab=2, n_max=2)
+    assert_same_law(pair.engine_law(PLAIN, 4, prompt=prompt), pair.plain_law(PLAIN, 4, prompt=prompt))
+
+
+def test_trees_go_through_the_engine_unchanged() -> None:
+    """Rows of a tree taken for rows of a chain, penalties along the wrong path, or a KV that keeps a losing branch."""
+    target, params = RandomTable(3, 26), SAMPLERS["repeat penalty"]
+
+    def first_two(choose: Chooser) -> Answer:
+        rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(drawn_tree(random_laws(3, 27, zeros=0.2), (2, 1))))
+        for _ in rig.run(PROMPT, params, choose, 8):  # room for the whole tree; the law of two tokens is enough
+            if len(rig.emitted) == 2:
+                break
+        return rig.emitted, "length"
+
+    assert_same_law(law_of(first_two), Pair(target=target, draft=None).plain_law(params, 2))
+
+
+@pytest.mark.parametrize("sampler", ["plain", "ban", "repeat penalty", "top-k", "greedy"])
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_stubborn_draft_changes_nothing_but_speed(sampler: str, rule: Rule) -> None:
+    """FIELD 9: a draft that always proposes the penalised or banned token, judged as a point mass."""
+    target = RandomTable(3, 28)
+    pair = Pair(target=target, draft=None)
+    params = SAMPLERS[sampler]
+
+    def run(choose: Chooser) -> Answer:
+        drafter = ScriptedDrafter(points(lambda tokens: (1, 1, 1)))
+        return Rig(FakeModel(target, 3), None, drafter, rule=rule).answer(PROMPT, params, choose, 4)
+
+    assert_same_law(law_of(run), pair.plain_law(params, 4))
+
+
+# ------------------------------------------------------------------- interrupted, and gone on with the same engine
+
+
+def continued(rig: Rig, choose: Chooser, params: SamplingParams, n_tokens: int, prefix: History) -> Answer:
+    """Answer on after `prefix` had been said, on an engine that was interrupted: the whole answer."""
+    tokens, reason = rig.answer((*PROMPT, *prefix), params, choose, n_tokens - len(prefix))
+    return (*prefix, *tokens), reason
+
+
+def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: SamplingParams) -> dict[Answer, float]:
+    """The law of `n_tokens`, said in two goes: the first one ends at event or model call number `at`."""
+
+    def run(choose: Chooser) -> Answer:
+        rig, cancel = pair.rig(), Cancel()
+        n_calls = 0
+
+        def count_call(n_call: int, name: str) -> None:
+            nonlocal n_calls
+            if name in ("feed", "eval"):  # only these can be interrupted, and before anything was decided
+                n_calls += 1
+                if n_calls == at + 1:
+                    cancel.set()
+                    raise Interrupted("stopped by the test")
+
+        if how == "target call":
+            rig.target.hook = count_call
+        elif how == "draft call":
+            assert rig.draft is not None
+            rig.draft.hook = count_call
+        for n_events, _ in enumerate(rig.run(PROMPT, params, choose, n_tokens, cancel=cancel), start=1):
+            if n_events == at + 1 and how == "cancel":
+                cancel.set()
+            elif n_events == at + 1 and how == "close":
+                break
+        if any(event for event in rig.events if getattr(event, "reason", "") in ("stop", "length")):
+            return rig.emitted, rig.finished.reason
+        return continued(rig, choose, params, n_tokens, rig.emitted)
+
+    return law_of(run)
+
+
+@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
+def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:
+    """FIELD 13: a cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
+    pair = random_pair(29, n_vocab=2, n_max=2)
+    for params in (PLAIN, params_of(repeat_penalty=1.7, repeat_last_n=2)):
+        found = interrupted_law(pair, how, at, 4, params)
+        expected = pair.plain_law(params, 4)
+        assert_same_law(merge_reasons(found), merge_reasons(expected))
+
+
+def merge_reasons(law: dict[Answer, float]) -> dict[Answer, float]:
+    """Without the reason, which an interruption after the last token may change."""
+    merged: dict[Answer, float] = {}
+    for (tokens, _), weight in law.items():
+        merged[tokens, ""] = merged.get((tokens, ""), 0.0) + weight
+    return merged
+
+
+def test_an_engine_used_again_and_again_gives_the_same_law() -> None:
+    """State that leaks from one answer into the next: the replays share one engine and its caches here."""
+    pair = random_pair(30)
+    rig = pair.rig()
+    law = law_of(lambda choose: rig.answer(PROMPT, PLAIN, choose, 3))
+    assert_same_law(law, pair.plain_law(PLAIN, 3))
+    law = law_of(lambda choose: rig.answer((0, 1, 1), PLAIN, choose, 3))
+    assert_same_law(law, pair.plain_law(PLAIN, 3, prompt=(0, 1, 1)))
+
+
+def test_a_draft_length_that_changes_with_what_was_accepted_changes_nothing_but_speed() -> None:
+    """A policy that looks at the last verification: bias enters where a length depends on a token drawn after it."""
+
+    class Adaptive:
+        """One more token after every accepted one, one fewer after a rejection."""
+
+        def __init__(self) -> None:
+            self.n = 1
+
+        def go_on(self, depth: int, confidence: float) -> bool:
+            """Up to `n`."""
+            return depth < self.n
+
+        def observe(self, seen: Observation) -> None:
+            """Learn from the path alone."""
+            self.n = max(1, min(3, self.n + (1 if seen.verdict.path else -1)))
+
+    pair = random_pair(31, n_vocab=2)
+
+    def run(choose: Chooser) -> Answer:
+        draft = FakeModel(pair.draft, 2)  # type: ignore[arg-type]
+        drafter = ModelDrafter(draft, n_max=3, policy=Adaptive(), vocab_size=2)
+        return Rig(FakeModel(pair.target, 2), draft, drafter).answer(PROMPT, PLAIN, choose, 5)
+
+    assert_same_law(law_of(run), pair.plain_law(PLAIN, 5))
+
+
+def test_what_lies_behind_an_end_token_is_not_counted() -> None:
+    """FIELD 10: [a, END, b, c], all of it acceptable: the answer is [a], the KV agrees, b and c were never seen."""
+    end, a = 2, 0
+    target = table_of(lambda history: (0.0, 0.0, 1.0) if history[-1] == a and len(history) == 4 else (1.0, 0.0, 0.0))
+    drafter = ScriptedDrafter(points(lambda tokens: (a, end, a, a)))
+    rig = Rig(FakeModel(target, 3, end_tokens=frozenset({end})), None, drafter)
+    assert rig.answer(PROMPT, GREEDY, ScriptedNothing(), 10) == ((a,), "stop")
+    (step,) = rig.steps
+    assert step.drafted == (a, end)
+    assert rig.target.tokens == PROMPT
+    assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"]
+
+
+def test_events_come_in_the_order_of_the_answer() -> None:
+    """A reader that draws the answer as it comes would show it scrambled, or a step before its tokens."""
+    rig = random_pair(32, n_vocab=2, n_max=3).rig()
+    rig.answer(PROMPT, GREEDY, ScriptedNothing(), 7)
+    kinds = [(type(event).__name__, getattr(event, "step", -1)) for event in rig.events]
+    assert kinds[0][0] == "PromptProgress"
+    assert kinds[-1][0] == "Finished"
+    middle = kinds[1:-1]
+    assert [step for _, step in middle] == sorted(step for _, step in middle)
+    for i, (kind, step) in enumerate(middle):
+        if kind == StepEvent.__name__:
+            assert all(later > step for _, later in middle[i + 1 :])
+
+
+def test_the_drafter_hears_of_every_verification() -> None:
+    """DESIGN 3: a drafter that is told only of its own successes cannot keep its state in line."""
+    drafter = ScriptedDrafter(points(lambda tokens: (1, 0) if len(tokens) % 2 else ()))
+    rig = Rig(FakeModel(RandomTable(2, 33), 2), None, drafter)
+    tokens, _ = rig.answer(PROMPT, GREEDY, ScriptedNothing(), 8)
+    assert drafter.begun == [PROMPT]
+    assert len(drafter.seen) == len(rig.steps)
+    committed = PROMPT
+    for seen in drafter.seen:
+        block = (*(seen.draft.tokens[node] for node in seen.verdict.path), seen.verdict.next_token)
+        committed = (*committed, *block)
+        assert tuple(seen.tokens) == committed
+        assert isinstance(seen.draft, Draft)
+    assert committed == (*PROMPT, *tokens)
