@@ -42,7 +42,8 @@ _WINDOWS_CRASHES = {0xC000001D: "SIGILL", 0xC0000005: "SIGSEGV", 0xC0000409: "SI
 # `-I` keeps the user's folder and environment out; the parent's own import path is passed on instead.
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from specllama import probe; probe.child()"
 
-REBUILD_FLAGS = "-fno-tree-dse -fno-dse"
+# With these GCC keeps the stores that fill the AMX tile configuration (scripts/toolchain.py builds with them, too).
+GCC_FLAGS = "-fno-tree-dse -fno-dse"
 
 
 class State(Enum):
@@ -116,13 +117,14 @@ def library_folder() -> Path | None:
     return Path(spec.origin).parent / "lib"
 
 
-def rebuild_hint() -> str:
+def rebuild_hint(cmake_args: str = "") -> str:
     """How to build llama.cpp again so that it works, and works fast, on this machine."""
-    return (
-        "Build llama.cpp again for this machine. In a checkout of specllama: make setup. Elsewhere: "
-        f'CFLAGS="{REBUILD_FLAGS}" CXXFLAGS="{REBUILD_FLAGS}" pip install --force-reinstall --no-deps --no-cache-dir '
-        "--no-binary llama-cpp-python " + _bindings_requirement()
-    )
+    variables = [f'CMAKE_ARGS="{cmake_args}"'] if cmake_args else []
+    if sys.platform.startswith("linux"):  # where the compiler is GCC, as a rule
+        variables += [f'CFLAGS="{GCC_FLAGS}"', f'CXXFLAGS="{GCC_FLAGS}"']
+    install = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
+    command = " ".join([*variables, install, _bindings_requirement()])
+    return f"Build llama.cpp again for this machine. In a checkout of specllama: make setup. Elsewhere: {command}"
 
 
 def child() -> None:
