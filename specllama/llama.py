@@ -7,11 +7,8 @@ only, and one KV sequence whose length is known here at every moment, also after
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -25,7 +22,6 @@ from specllama.errors import (
     ContextFull,
     Interrupted,
     MemoryShort,
-    ModelFileError,
     RollbackRefused,
     SpecllamaError,
     UnsupportedModel,
@@ -42,9 +38,19 @@ from specllama.llama_ext import (
     read_gguf,
 )
 from specllama.llama_file import check_file, part_paths
-from specllama.llama_header import Header, cannot_roll_back, make_header, not_left_to_right, refuse_architecture
+from specllama.llama_header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama_log import LogSink
 from specllama.llama_memory import MemoryNeed, memory_free, need_for
+from specllama.llama_open import (
+    Native,
+    Pointers,
+    Progress,
+    describe,
+    load_model,
+    load_vocabulary_only,
+    open_context,
+    refuse_kind,
+)
 from specllama.llama_plan import GpuMemory, LoadOptions, LoadPlan, plan_load
 from specllama.llama_vocab import Vocabulary
 from specllama.types import Cancel, Caps, FloatArray
@@ -66,9 +72,6 @@ __all__ = [
     "set_log",
 ]
 
-_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-_LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 _SEQUENCE = 0  # the one sequence that a chain needs
 
@@ -104,23 +107,22 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
     )
 
 
-def load(
-    path: Path, options: LoadOptions | None = None, *, progress: Callable[[float], bool] | None = None
-) -> LlamaModel:
+def load(path: Path, options: LoadOptions | None = None, *, progress: Progress | None = None) -> LlamaModel:
     """Load a model and open a context on it.
 
     `progress` is told the share that is loaded and stops the loading by returning False. Raises ModelFileError,
     UnsupportedModel, MemoryShort, UsageError, BackendError, and Interrupted where `progress` said so.
     """
+    wish = options or LoadOptions()
     about = header(path)
     refuse_architecture(about)
-    plan = plan_load(about, options or LoadOptions(), free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
-    native = _load_native(about, plan, options or LoadOptions(), progress)
+    plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
+    native = load_model(bindings(), log, about, plan, wish, progress)
     try:
-        _refuse_kind(native, about)
-        _open_context(native, about, plan, options or LoadOptions())
+        refuse_kind(native, about)
+        open_context(native, log, about, plan, wish)
         model = LlamaModel(native, about, plan)
-        model._probe_rollback()
+        model.probe_rollback()
     except BaseException:
         native.close()
         raise
@@ -129,42 +131,8 @@ def load(
 
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a model file without its weights: enough to compare two models. Raises ModelFileError."""
-    about = header(path)
-    lib = bindings()
-    params = lib.llama_model_default_params()
-    params.vocab_only = True
-    native = _load_with(about, params, None)
-    return Vocabulary(lib, lib.llama_model_get_vocab(native.pointers.model), native)
-
-
-@dataclass(slots=True)
-class _Pointers:
-    """The C objects of one model. `in_call` is true while one of them is in use."""
-
-    lib: Any
-    model: int
-    context: int | None = None
-    batch: Any = None
-    in_call: bool = False
-    callbacks: list[object] = field(default_factory=list)  # what C may still call or read
-
-
-class _Native:
-    """Owns C objects and frees them exactly once: on close, on garbage collection, or at exit."""
-
-    def __init__(self, lib: Any, model: int) -> None:
-        self.pointers = _Pointers(lib, model)
-        self.close = weakref.finalize(self, _free, self.pointers)
-
-
-def _free(pointers: _Pointers) -> None:
-    if pointers.in_call:  # the process ends while another thread computes: freeing its memory would crash it
-        return
-    if pointers.batch is not None:
-        pointers.lib.llama_batch_free(pointers.batch)
-    if pointers.context is not None:
-        pointers.lib.llama_free(pointers.context)
-    pointers.lib.llama_model_free(pointers.model)
+    native = load_vocabulary_only(bindings(), log, header(path))
+    return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 
 class LlamaModel:
@@ -174,7 +142,7 @@ class LlamaModel:
     `feed` when they do not fill a batch, so that the next `eval` computes them in the same pass as its own.
     """
 
-    def __init__(self, native: _Native, about: Header, plan: LoadPlan) -> None:
+    def __init__(self, native: Native, about: Header, plan: LoadPlan) -> None:
         lib, pointers = native.pointers.lib, native.pointers
         self._native = native
         self._lib = lib
@@ -194,11 +162,10 @@ class LlamaModel:
         self.warnings = plan.warnings
         self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)
         self.vocab_size = self.vocab.size
-        self.end_tokens = self.vocab.end_tokens
         self.n_ctx = plan.n_ctx
         self.n_params: int = lib.llama_model_n_params(pointers.model)
         self.n_bytes: int = lib.llama_model_size(pointers.model)
-        self.description = _describe(lib, pointers.model)
+        self.description = describe(native)
         self.caps = Caps(rollback=True, tree=False, features=False, max_block=plan.max_block)
         self.busy_s = 0.0  # time spent inside llama.cpp since loading; callers look at differences
 
@@ -206,6 +173,11 @@ class LlamaModel:
     def length(self) -> int:
         """Tokens now in the KV, those held back for the next eval included."""
         return self._n_decoded + len(self._held)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        return self.vocab.end_tokens
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without logits. Full batches are computed now, the remainder together with the next `eval`.
@@ -365,7 +337,7 @@ class LlamaModel:
             self._views[key] = view
         return view
 
-    def _probe_rollback(self) -> None:
+    def probe_rollback(self) -> None:
         """Decode two tokens and take one back: whether this memory can do that is a property of the model."""
         token = self.vocab.bos or 0
         try:
@@ -378,10 +350,19 @@ class LlamaModel:
         self.busy_s = 0.0
 
 
+def _gpu_memory() -> GpuMemory:
+    gpus = [device for device in devices() if device.is_gpu]
+    return GpuMemory(
+        supported=bool(bindings().llama_supports_gpu_offload()) and bool(gpus),
+        n_free=sum(device.memory_free for device in gpus),
+        shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
+    )
+
+
 class _BatchSlots:
     """A llama_batch allocated once, and numpy views of its arrays."""
 
-    def __init__(self, lib: Any, pointers: _Pointers, capacity: int) -> None:
+    def __init__(self, lib: Any, pointers: Pointers, capacity: int) -> None:
         self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, 1)
         self._token = _view(self.batch.token, np.int32, capacity)
         self._position = _view(self.batch.pos, np.int32, capacity)
@@ -403,123 +384,3 @@ class _BatchSlots:
 
 def _view(pointer: Any, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
     return np.ctypeslib.as_array(pointer, (count,)).view(dtype)
-
-
-def _gpu_memory() -> GpuMemory:
-    gpus = [device for device in devices() if device.is_gpu]
-    return GpuMemory(
-        supported=bool(bindings().llama_supports_gpu_offload()) and bool(gpus),
-        n_free=sum(device.memory_free for device in gpus),
-        shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
-    )
-
-
-def _load_native(
-    about: Header, plan: LoadPlan, options: LoadOptions, progress: Callable[[float], bool] | None
-) -> _Native:
-    params = bindings().llama_model_default_params()
-    params.n_gpu_layers = plan.n_gpu_layers
-    params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
-    params.use_extra_bufts = options.use_extra_bufts
-    return _load_with(about, params, progress)
-
-
-def _load_with(about: Header, params: Any, progress: Callable[[float], bool] | None) -> _Native:
-    lib = bindings()
-    stopped: list[BaseException | None] = []  # why `progress` stopped the loading; None = it returned False
-
-    def report(done: float, _user_data: object) -> bool:
-        try:
-            go_on = progress is None or progress(done) is not False
-        except BaseException as error:  # it must not be lost between C frames; raised again below
-            stopped.append(error)
-            return False
-        if not go_on:
-            stopped.append(None)
-        return go_on
-
-    callback = lib.llama_progress_callback(report)
-    params.progress_callback = callback
-    log.clear()
-    model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
-    if model:
-        return _Native(lib, model)
-    if stopped:
-        raise stopped[0] or Interrupted(f"loading {about.path.name} was stopped on request")
-    raise _load_failure(about, log.reason())
-
-
-def _load_failure(about: Header, reason: str) -> SpecllamaError:
-    version = bindings().__version__
-    if "unknown model architecture" in reason:
-        return ModelFileError(
-            f"{about.path} has the architecture {about.architecture!r}, which llama-cpp-python {version} does not know",
-            hint="the file is newer than the bindings: update specllama and llama-cpp-python",
-        )
-    if any(word in reason for word in ("unknown pre-tokenizer", "unknown tokenizer")):
-        return ModelFileError(
-            f"{about.path} needs a tokenizer that llama-cpp-python {version} does not know: {reason}",
-            hint="the file is newer than the bindings: update specllama and llama-cpp-python",
-        )
-    if _is_allocation(reason):
-        return MemoryShort(
-            f"there is not enough memory to load {about.path.name}: {reason}",
-            hint="use a shorter context (--ctx-size), a smaller model, or close other programs",
-        )
-    return ModelFileError(
-        f"llama.cpp cannot load {about.path}: {reason or 'it gave no reason'}",
-        hint="the file may be damaged: download it again",
-    )
-
-
-def _is_allocation(reason: str) -> bool:
-    return any(word in reason for word in ("allocate", "bad_alloc", "out of memory", "mlock"))
-
-
-def _refuse_kind(native: _Native, about: Header) -> None:
-    """Ask llama.cpp itself what `refuse_architecture` guessed from names."""
-    lib, model = native.pointers.lib, native.pointers.model
-    if lib.llama_model_is_recurrent(model):
-        raise cannot_roll_back(about.path, "a recurrent model", about.architecture)
-    if lib.llama_model_is_hybrid(model):
-        raise cannot_roll_back(about.path, "a model with recurrent layers", about.architecture)
-    if lib.llama_model_is_diffusion(model):
-        raise not_left_to_right(about.path, "a diffusion model", about.architecture)
-    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
-        raise not_left_to_right(about.path, "a model with an encoder", about.architecture)
-
-
-def _open_context(native: _Native, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
-    lib = native.pointers.lib
-    params = lib.llama_context_default_params()
-    params.n_ctx = plan.n_ctx
-    params.n_batch = plan.n_batch
-    params.n_ubatch = plan.n_ubatch
-    params.n_seq_max = 1
-    params.n_outputs_max = plan.max_block
-    params.n_threads = plan.n_threads
-    params.n_threads_batch = plan.n_threads_batch
-    params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
-    params.type_k = _KV_TYPES[options.type_k]
-    params.type_v = _KV_TYPES[options.type_v]
-    params.kv_unified = True
-    params.swa_full = True  # a window that forgets cannot be rolled back across its edge
-    params.no_perf = True
-    log.clear()
-    context = lib.llama_init_from_model(native.pointers.model, params)
-    if context:
-        native.pointers.context = context
-        return
-    reason = log.reason() or "it gave no reason"
-    if _is_allocation(reason):
-        raise MemoryShort(
-            f"there is not enough memory for a context of {plan.n_ctx} tokens: {reason}",
-            hint="use a shorter context (--ctx-size)",
-        )
-    raise BackendError(f"llama.cpp cannot open a context on {about.path.name}: {reason}")
-
-
-def _describe(lib: Any, model: int) -> str:
-    buffer = ctypes.create_string_buffer(256)
-    lib.llama_model_desc(model, buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace")

@@ -138,8 +138,7 @@ class GgufHeader:
     values: Mapping[str, Any]  # scalars, strings and short numeric arrays (as tuples)
     array_lengths: Mapping[str, int]  # of every array, token lists included
     n_tensors: int
-    n_tensor_bytes: int
-    tensor_types: frozenset[str]
+    tensor_bytes: Mapping[str, int]  # by ggml type
     end: int  # the offset in the file at which the last tensor ends
 
 
@@ -199,16 +198,14 @@ def _read_tensors(handle: int, values: dict[str, Any], lengths: dict[str, int]) 
     n_tensors = _symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(handle)
     data = _symbol("gguf_get_data_offset", ctypes.c_size_t, ctypes.c_void_p)(handle)
     type_name = _symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
-    return GgufHeader(
-        values=values,
-        array_lengths=lengths,
-        n_tensors=n_tensors,
-        n_tensor_bytes=sum(tensor_size(handle, index) for index in range(n_tensors)),
-        tensor_types=frozenset(
-            type_name(kind).decode() for kind in {tensor_type(handle, index) for index in range(n_tensors)}
-        ),
-        end=max((data + tensor_offset(handle, i) + tensor_size(handle, i) for i in range(n_tensors)), default=data),
-    )
+    by_type: dict[str, int] = {}
+    end = data
+    for index in range(n_tensors):
+        size = tensor_size(handle, index)
+        kind = type_name(tensor_type(handle, index)).decode()
+        by_type[kind] = by_type.get(kind, 0) + size
+        end = max(end, data + tensor_offset(handle, index) + size)
+    return GgufHeader(values, lengths, n_tensors, by_type, end)
 
 
 def _by_id(name: str, restype: Any) -> Callable[..., Any]:

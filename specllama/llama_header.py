@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +86,8 @@ class Gguf(Protocol):
         ...
 
     @property
-    def n_tensor_bytes(self) -> int:
-        """Their size."""
-        ...
-
-    @property
-    def tensor_types(self) -> frozenset[str]:
-        """Their types."""
+    def tensor_bytes(self) -> Mapping[str, int]:
+        """Their size by type."""
         ...
 
     @property
@@ -120,14 +116,18 @@ class Header:
     n_swa: int  # sliding window in tokens, 0 = none
     n_expert: int
     n_file_bytes: int  # all parts
-    n_weight_bytes: int  # tensors only
-    weight_types: frozenset[str]  # ggml names, such as "q4_K"
+    weight_bytes: Mapping[str, int]  # by ggml type, such as "q4_K"
     metadata: Mapping[str, str]  # every scalar key as text, "true" and "false" for flags
 
     @property
-    def quantized(self) -> bool:
-        """True where some weights are stored in blocks of a few bits."""
-        return any(kind not in _PLAIN_TYPES for kind in self.weight_types)
+    def n_weight_bytes(self) -> int:
+        """All weights, without the metadata."""
+        return sum(self.weight_bytes.values())
+
+    @property
+    def n_quantized_bytes(self) -> int:
+        """Weights that are stored in blocks of a few bits."""
+        return sum(size for kind, size in self.weight_bytes.items() if kind not in _PLAIN_TYPES)
 
 
 def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf]) -> Header:
@@ -156,8 +156,7 @@ def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf]) -> Hea
         n_swa=sizes.integer("attention.sliding_window"),
         n_expert=sizes.integer("expert_count"),
         n_file_bytes=sum(part.stat().st_size for part in parts),
-        n_weight_bytes=sum(file.n_tensor_bytes for file in files),
-        weight_types=frozenset().union(*(file.tensor_types for file in files)),
+        weight_bytes=_sum_by_type(files),
         metadata={key: _as_text(value) for key, value in first.values.items() if not isinstance(value, tuple)},
     )
     _check_complete(header, files)
@@ -266,6 +265,13 @@ def _check_limits(header: Header, values: Mapping[str, Any]) -> None:
 
 def _damaged(path: Path, what: str) -> ModelFileError:
     return ModelFileError(f"{path} is damaged or newer than this llama.cpp: {what}", hint="download it again")
+
+
+def _sum_by_type(files: Sequence[Gguf]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for file in files:
+        total.update(file.tensor_bytes)
+    return dict(total)
 
 
 def _as_text(value: object) -> str:

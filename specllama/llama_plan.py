@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +16,10 @@ from specllama.llama_memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layer
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs room for its runtime and for the screen
 _QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}
 # Which weights the CPU's extra buffer types take, at most: what they really take depends on the CPU and on each tensor.
-_REARRANGED = {
-    "CPU_REPACK": frozenset(["q1_0", "q2_k", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0", "iq4_nl", "mxfp4"]),
-    "AMX": frozenset(["q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"]),
-}
+_REPACKED_ANYWHERE = {"q1_0", "q2_k", "q4_0", "q4_k", "iq4_nl", "mxfp4"}
+_REPACKED_ON_ARM = {"q5_k", "q6_k", "q8_0"}
+_AMX = {"q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"}
+_TOLERATED_COPY = 0.1  # a file is mapped although this share of it is kept twice: it loads faster and is shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +144,21 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
         return options.use_mmap
     if not options.use_extra_bufts or n_gpu_layers > header.n_layer:
         return True
-    types = {kind.lower() for kind in header.weight_types}
-    return not any(header.quantized if name not in _REARRANGED else types & _REARRANGED[name] for name in extra)
+    return _rearranged_bytes(header, extra) <= _TOLERATED_COPY * header.n_weight_bytes
+
+
+def _rearranged_bytes(header: Header, extra: tuple[str, ...]) -> int:
+    """How many bytes of weights the CPU may keep in another arrangement."""
+    taken: set[str] = set()
+    for name in extra:
+        if name == "AMX":
+            taken |= _AMX
+        elif name == "CPU_REPACK":
+            taken |= _REPACKED_ANYWHERE
+            taken |= set() if platform.machine().lower() in ("x86_64", "amd64") else _REPACKED_ON_ARM
+        else:
+            return header.n_quantized_bytes
+    return sum(size for kind, size in header.weight_bytes.items() if kind.lower() in taken)
 
 
 def _warnings(header: Header, options: LoadOptions, gpu: GpuMemory, n_ctx: int) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ What exists here:
 - `byte_level()`: 256 byte tokens, three merges ("th", "the", " the"), then `<|bos|>`, `<|im_start|>`, `<|im_end|>`,
   `<|endoftext|>`: tokenises any text, ends with either of the last two.
 - `sentencepiece()`: `<unk> <s> </s>`, 256 byte tokens `<0x00>`.., then some pieces with the U+2581 space.
+- `load(path, **options)`: such a file as a `LlamaModel` with one thread (two only get in each other's way here) and a
+  context of 256 tokens; the options are those of `LoadOptions`.
 - `cut(path, n_bytes)`, `overwrite(path, offset, data)`: damaged copies of a file, made in place.
 - `CHATML`: a small chat template; `token_id(vocabulary, text)`: the id of a text in a vocabulary.
 
@@ -24,9 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFReader, GGUFWriter, TokenType
+
+if TYPE_CHECKING:
+    from specllama.llama import LlamaModel
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -214,8 +220,6 @@ def write_split(path: Path, n_parts: int = 2, **options: object) -> list[Path]:
     """A model cut into parts named as llama.cpp wants them; `path` is their common prefix, without an ending."""
     whole = path.with_name(path.name + "-whole.gguf")
     write_model(whole, **options)  # type: ignore[arg-type]
-    from gguf import GGUFReader
-
     reader = GGUFReader(whole)
     tensors = list(reader.tensors)
     bounds = np.linspace(0, len(tensors), n_parts + 1).astype(int)
@@ -238,6 +242,14 @@ def write_split(path: Path, n_parts: int = 2, **options: object) -> list[Path]:
     del reader, tensors
     whole.unlink()
     return parts
+
+
+def load(path: Path, **options: object) -> LlamaModel:
+    """Open a tiny file for a test; `options` are those of LoadOptions."""
+    from specllama.llama import LoadOptions
+    from specllama.llama import load as load_model
+
+    return load_model(path, LoadOptions(**{"n_ctx": 256, "n_threads": 1, **options}))  # type: ignore[arg-type]
 
 
 def cut(path: Path, n_bytes: int) -> Path:

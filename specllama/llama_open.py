@@ -1,0 +1,161 @@
+"""Open models and contexts, own their C objects, and say by name why it did not work. The bindings are handed in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
+from specllama.llama_header import Header, cannot_roll_back, not_left_to_right
+from specllama.llama_log import LogBook
+from specllama.llama_plan import LoadOptions, LoadPlan
+
+Progress = Callable[[float], bool]  # told the share that is loaded; False stops the loading
+
+_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
+_NEWER_FILE = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer")
+_ALLOCATION = ("allocate", "bad_alloc", "out of memory")
+_UPDATE = "the file is newer than the bindings: update specllama and llama-cpp-python"
+_LESS_MEMORY = "use a shorter context (--ctx-size), a smaller model, or close other programs"
+
+
+@dataclass(slots=True)
+class Pointers:
+    """The C objects of one model."""
+
+    lib: Any  # the module llama_cpp
+    model: int
+    context: int | None = None
+    batch: Any = None
+    in_call: bool = False  # llama.cpp is computing with them at this moment
+    callbacks: list[object] = field(default_factory=list)  # what C may still call or read
+
+
+class Native:
+    """Owns C objects and frees them exactly once: on `close`, on garbage collection, or at exit."""
+
+    def __init__(self, lib: Any, model: int) -> None:
+        self.pointers = Pointers(lib, model)
+        self.close = weakref.finalize(self, _free, self.pointers)
+
+
+def load_model(
+    lib: Any, log: LogBook, about: Header, plan: LoadPlan, options: LoadOptions, progress: Progress | None
+) -> Native:
+    """Load the weights. Raises ModelFileError, MemoryShort, and Interrupted where `progress` said so."""
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = plan.n_gpu_layers
+    params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
+    params.use_extra_bufts = options.use_extra_bufts
+    return _load(lib, log, about, params, progress)
+
+
+def load_vocabulary_only(lib: Any, log: LogBook, about: Header) -> Native:
+    """Load the vocabulary and no weights. Raises ModelFileError."""
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    return _load(lib, log, about, params, None)
+
+
+def refuse_kind(native: Native, about: Header) -> None:
+    """Ask llama.cpp itself what `llama_header.refuse_architecture` guessed from names. Raises UnsupportedModel."""
+    lib, model = native.pointers.lib, native.pointers.model
+    if lib.llama_model_is_recurrent(model):
+        raise cannot_roll_back(about.path, "a recurrent model", about.architecture)
+    if lib.llama_model_is_hybrid(model):
+        raise cannot_roll_back(about.path, "a model with recurrent layers", about.architecture)
+    if lib.llama_model_is_diffusion(model):
+        raise not_left_to_right(about.path, "a diffusion model", about.architecture)
+    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
+        raise not_left_to_right(about.path, "a model with an encoder", about.architecture)
+
+
+def open_context(native: Native, log: LogBook, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
+    """Open a context for one sequence on a loaded model. Raises MemoryShort and BackendError."""
+    lib = native.pointers.lib
+    params = lib.llama_context_default_params()
+    params.n_ctx = plan.n_ctx
+    params.n_batch = plan.n_batch
+    params.n_ubatch = plan.n_ubatch
+    params.n_seq_max = 1
+    params.n_outputs_max = plan.max_block  # a decode that asks for more rows ends the process
+    params.n_threads = plan.n_threads
+    params.n_threads_batch = plan.n_threads_batch
+    params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
+    params.type_k = _KV_TYPES[options.type_k]
+    params.type_v = _KV_TYPES[options.type_v]
+    params.kv_unified = True
+    params.swa_full = True  # a window that forgets cannot be rolled back across its edge
+    params.no_perf = True
+    log.clear()
+    context = lib.llama_init_from_model(native.pointers.model, params)
+    if context:
+        native.pointers.context = context
+        return
+    reason = log.reason() or "it gave no reason"
+    if _contains(reason, _ALLOCATION):
+        raise MemoryShort(
+            f"there is not enough memory for a context of {plan.n_ctx} tokens: {reason}", hint=_LESS_MEMORY
+        )
+    raise BackendError(f"llama.cpp cannot open a context on {about.path.name}: {reason}")
+
+
+def describe(native: Native) -> str:
+    """llama.cpp's one-line description, such as `qwen2 1.5B Q4_K - Medium`."""
+    buffer = ctypes.create_string_buffer(256)
+    native.pointers.lib.llama_model_desc(native.pointers.model, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+def _load(lib: Any, log: LogBook, about: Header, params: Any, progress: Progress | None) -> Native:
+    stopped: list[BaseException | None] = []  # why the loading was stopped; None = `progress` returned False
+
+    def report(done: float, _user_data: object) -> bool:
+        try:
+            go_on = progress is None or progress(done) is not False
+        except BaseException as error:  # it must not be lost between C frames; raised again below
+            stopped.append(error)
+            return False
+        if not go_on:
+            stopped.append(None)
+        return go_on
+
+    callback = lib.llama_progress_callback(report)
+    params.progress_callback = callback
+    log.clear()
+    model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
+    if model:
+        return Native(lib, model)
+    if stopped:
+        raise stopped[0] or Interrupted(f"loading {about.path.name} was stopped on request")
+    raise _load_failure(about, log.reason() or "it gave no reason", lib.__version__)
+
+
+def _load_failure(about: Header, reason: str, version: str) -> SpecllamaError:
+    if _contains(reason, _NEWER_FILE):
+        return ModelFileError(f"{about.path} is not known to llama-cpp-python {version}: {reason}", hint=_UPDATE)
+    if _contains(reason, _ALLOCATION):
+        return MemoryShort(f"there is not enough memory to load {about.path.name}: {reason}", hint=_LESS_MEMORY)
+    return ModelFileError(
+        f"llama.cpp cannot load {about.path}: {reason}", hint="the file may be damaged: download it again"
+    )
+
+
+def _contains(reason: str, words: tuple[str, ...]) -> bool:
+    return any(word in reason for word in words)
+
+
+def _free(pointers: Pointers) -> None:
+    if pointers.in_call:  # the process ends while another thread computes: freeing its memory would crash it
+        return
+    if pointers.batch is not None:
+        pointers.lib.llama_batch_free(pointers.batch)
+    if pointers.context is not None:
+        pointers.lib.llama_free(pointers.context)
+    pointers.lib.llama_model_free(pointers.model)
