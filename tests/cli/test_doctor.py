@@ -1,0 +1,93 @@
+"""`specllama doctor` as a person and as a program see it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from specllama.checkup import Checkup, Finding, Level
+from specllama.cli import doctor
+from specllama.cli.app import main
+from specllama.cli.output import Output, stream_of
+from specllama.cpu import Cpu
+from specllama.probe import ProbeResult, State
+
+GOOD = Finding("decode", Level.OK, "went well")
+BAD = Finding("CPU", Level.ATTENTION, "it leaves [bold]AVX512[/bold] unused", "build again")
+
+
+def checkup_of(*findings: Finding) -> Checkup:
+    return Checkup(
+        findings=findings,
+        cpu=Cpu("A CPU", "x86_64", (), frozenset({"FMA", "AVX2"})),
+        probe=ProbeResult(State.OK),
+        build=None,
+        memory_free=1,
+        disk_free=2,
+        models={"a": Path("/a.gguf")},
+        config_files=(Path("/models.toml"),),
+    )
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_all_well_is_exit_code_0_and_attention_is_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prevents: a script that cannot tell whether to build again."""
+    monkeypatch.setattr(doctor, "look", lambda: checkup_of(GOOD))
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("All is well.\n")
+    monkeypatch.setattr(doctor, "look", lambda: checkup_of(GOOD, BAD))
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        "ok        decode: went well",
+        "attention CPU: it leaves [bold]AVX512[/bold] unused",
+        "hint      CPU: build again",
+        "Needs attention: CPU.",
+    ]
+    assert shown.err == ""
+
+
+def test_json_is_one_object_with_the_same_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prevents: a table where a program expects an object."""
+    monkeypatch.setattr(doctor, "look", lambda: checkup_of(GOOD, BAD))
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["findings"][1] == {
+        "name": "CPU",
+        "level": "attention",
+        "found": "it leaves [bold]AVX512[/bold] unused",
+        "hint": "build again",
+    }
+    assert report["cpu"]["features"] == ["AVX2", "FMA"]
+    assert report["models"] == {"a": "/a.gguf"}
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_a_terminal_gets_a_table_and_text_is_never_markup(
+    no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: Rich swallowing brackets, and colour as the only sign that something is wrong."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("COLUMNS", "100")
+    file = Terminal()
+    doctor._draw(Output(stream_of(file), stream_of(file)), checkup_of(GOOD, BAD))
+    text = file.getvalue()
+    assert "[bold]AVX512[/bold]" in text
+    assert "! attention" in text
+    assert "build again" in text
+    assert ("\x1b[33m" in text) is coloured

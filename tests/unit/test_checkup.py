@@ -1,0 +1,143 @@
+"""What the doctor makes of what it finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import checkup, hub, llama, pairs, probe
+from specllama.checkup import Level
+from specllama.cli.output import to_json
+from specllama.cpu import Cpu
+from specllama.errors import BackendError, ConfigError
+from specllama.llama import BuildInfo, Device
+from specllama.pairs import Catalog
+from specllama.probe import ProbeResult, State
+
+CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))
+BUILD = BuildInfo(
+    bindings="0.3.36",
+    llama_cpp="0.5.0",
+    commit="unknown",
+    libraries=(Path("/lib/libllama.so"), Path("/lib/libggml.so")),
+    features={"CPU.AVX2": "1", "CPU.FMA": "1", "CPU.OPENMP": "1"},
+    devices=(Device("CPU", "cpu", "A CPU", 8, 16),),
+    extra_buffer_types=("CPU_REPACK",),
+    gpu_offload=False,
+    fingerprint="x",
+    system="Linux",
+)
+GPU = Device("CUDA0", "gpu", "A GPU", 8_000_000_000, 16_000_000_000)
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return pairs.load_catalog(Path("/nonexistent"))
+
+
+def test_a_build_that_uses_the_cpu_is_fine() -> None:
+    """Prevents: a doctor that always finds something."""
+    finding = checkup.about_cpu(CPU, BUILD)
+    assert finding.level is Level.OK
+    assert "CPU_REPACK" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("feature", "level"), [("AVX512", Level.ATTENTION), ("AMX_INT8", Level.ATTENTION), ("AVX_VNNI", Level.NOTE)]
+)
+def test_an_unused_instruction_set_is_named_and_weighed(feature: str, level: Level) -> None:
+    """Prevents: a slow build that nobody notices, and an alarm over what an old compiler cannot know."""
+    finding = checkup.about_cpu(replace(CPU, features=CPU.features | {feature}), BUILD)
+    assert finding.level is level
+    assert f"it leaves {feature} unused" in finding.found
+    assert ("pip install --force-reinstall" in finding.hint) == (level is Level.ATTENTION)
+
+
+def test_a_gpu_that_the_build_cannot_use_is_worth_a_word() -> None:
+    """Prevents: a CPU-only build on a machine with a GPU, in silence (FIELD_CASES 35)."""
+    finding = checkup.about_gpu(BUILD, "NVIDIA")
+    assert finding.level is Level.ATTENTION
+    assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in finding.hint
+    assert 'CMAKE_ARGS="-DGGML_METAL=on"' in checkup.about_gpu(BUILD, "Apple").hint
+    assert checkup.about_gpu(BUILD, "").level is Level.OK
+    used = checkup.about_gpu(replace(BUILD, devices=(*BUILD.devices, GPU)), "NVIDIA")
+    assert used.level is Level.OK
+    assert "CUDA0 (A GPU, 8 GB of 16 GB free)" in used.found
+
+
+def test_the_fallback_needs_attention_but_is_no_failure() -> None:
+    """Prevents: a slow build that nobody ever replaces."""
+    finding = checkup.about_decode(ProbeResult(State.FALLBACK, False, "SIGILL", "dies with SIGILL", "build again"))
+    assert (finding.level, finding.hint) == (Level.ATTENTION, "build again")
+
+
+def test_memory_is_held_against_the_default_pair(catalog: Catalog) -> None:
+    """Prevents: learning only while loading that nothing fits."""
+    assert checkup.about_memory(catalog, 1_000_000).level is Level.ATTENTION
+    assert checkup.about_memory(catalog, 10**12).level is Level.OK
+
+
+def test_a_missing_default_pair_says_how_to_fetch_it_and_whether_it_fits(catalog: Catalog) -> None:
+    """Prevents: a download that fails at 90 % on a disk that was too small from the start."""
+    pair = catalog.pair()
+    models, disk = checkup.about_models(catalog, {}, 10**12)
+    assert (models.level, disk.level) == (Level.NOTE, Level.OK)
+    assert f"specllama models pull {pair.name}" in models.hint
+    _, disk = checkup.about_models(catalog, {}, 1_000_000)
+    assert disk.level is Level.ATTENTION
+    both = {model.name: Path("x") for model in (pair.target, pair.draft)}
+    models, disk = checkup.about_models(catalog, both, 0)
+    assert (models.level, disk.level) == (Level.OK, Level.OK)
+
+
+@pytest.fixture
+def sound(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine on which everything is in order."""
+    monkeypatch.setattr(checkup, "this_cpu", lambda: CPU)
+    monkeypatch.setattr(probe, "installed", lambda: ProbeResult(State.OK))
+    monkeypatch.setattr(llama, "build_info", lambda: BUILD)
+    monkeypatch.setattr(llama, "memory_free", lambda: 10**12)
+    monkeypatch.setattr(checkup, "_disk_free", lambda folder: 10**12)
+    monkeypatch.setattr(checkup, "_gpu_on_board", lambda cpu: "")
+    monkeypatch.setattr(hub, "find", lambda model: Path("/models") / model.file)
+    return monkeypatch
+
+
+def test_a_sound_machine_needs_no_attention_and_goes_into_json(sound: pytest.MonkeyPatch) -> None:
+    """Prevents: an object in the report that JSON does not know."""
+    found = checkup.look()
+    assert not found.needs_attention
+    report = json.loads(to_json(found.to_json()))
+    assert report["ok"] is True
+    assert report["build"]["features"]["CPU.AVX2"] == "1"
+    assert report["probe"]["state"] == "ok"
+    assert {finding["name"] for finding in report["findings"]} >= {"llama.cpp", "decode", "CPU", "GPU", "models"}
+
+
+def test_a_broken_build_is_not_loaded_by_the_doctor_itself(sound: pytest.MonkeyPatch) -> None:
+    """Prevents: the doctor dying of the disease (FIELD_CASES 36)."""
+    sound.setattr(probe, "installed", lambda: ProbeResult(State.BROKEN, signal="SIGILL", detail="dies", hint="mend"))
+    sound.setattr(llama, "build_info", lambda: pytest.fail("loaded it"))
+    found = checkup.look()
+    assert found.needs_attention
+    assert found.build is None
+    assert [finding.hint for finding in found.findings if finding.level is Level.ATTENTION] == ["mend"]
+
+
+def test_bindings_that_do_not_load_and_a_spoilt_configuration_are_findings(sound: pytest.MonkeyPatch) -> None:
+    """Prevents: an error of one part hiding all the rest."""
+
+    def no_build() -> BuildInfo:
+        raise BackendError("no such library", hint="install it")
+
+    def no_catalog() -> Catalog:
+        raise ConfigError("models.toml: bad line", hint="line 3")
+
+    sound.setattr(llama, "build_info", no_build)
+    sound.setattr(pairs, "load_catalog", no_catalog)
+    found = checkup.look()
+    wrong = {finding.name: finding.hint for finding in found.findings if finding.level is Level.ATTENTION}
+    assert wrong == {"llama.cpp": "install it", "configuration": "line 3"}
