@@ -84,7 +84,8 @@ class Engine:
 
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
-        stats = SpecStats(n_prompt=len(tokens))
+        # Outside `try`: until this is done, what the KV holds has nothing to do with `tokens`.
+        stats = SpecStats(n_prompt=len(tokens), n_cached=self._rewind(tokens))
         reason: Reason
         try:
             yield from self._prefill(tokens, stats, request.cancel)
@@ -96,6 +97,15 @@ class Engine:
             del tokens[stats.n_prompt + stats.n_emitted :]
             self._hold(tokens)
         yield Finished(reason, stats)
+
+    def _rewind(self, tokens: Sequence[int]) -> int:
+        """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are."""
+        # Someone else may have used the model since: then nothing is known of what it holds.
+        known = self._held if self.target.length == len(self._held) else []
+        n_cached = min(common_prefix(known, tokens), len(tokens) - 1)
+        if self.target.length > n_cached:
+            self.target.truncate(n_cached)
+        return n_cached
 
     def _hold(self, tokens: Sequence[int]) -> None:
         """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""
@@ -109,13 +119,8 @@ class Engine:
         return float(getattr(self.target, "busy_s", 0.0) + getattr(self.drafter, "busy_s", 0.0))
 
     def _prefill(self, tokens: list[int], stats: SpecStats, cancel: Cancel) -> Iterator[Event]:
-        """Bring the KV from what is there to `tokens[:-1]`."""
+        """Bring the KV from the cached part of `tokens` to `tokens[:-1]`."""
         started, busy = perf_counter(), self._busy()
-        # Someone else may have used the model since: then nothing is known of what it holds.
-        known = self._held if self.target.length == len(self._held) else []
-        stats.n_cached = min(common_prefix(known, tokens), len(tokens) - 1)
-        if self.target.length > stats.n_cached:
-            self.target.truncate(stats.n_cached)
         for at in range(stats.n_cached, len(tokens) - 1, PREFILL_SLICE):
             if cancel.is_set():
                 raise Interrupted("cancelled while the prompt was read")
