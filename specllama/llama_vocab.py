@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from specllama.errors import PromptError
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _MAX_TEXT_BYTES = 2**31 - 1  # lengths are 32-bit in llama.cpp
 _PIECE_BYTES = 64  # nearly every piece is shorter; a longer one is asked for again
+_UNKNOWN, _CONTROL = 1 << 0, 1 << 3  # llama_token_attr
 
 
 class Vocabulary:
@@ -77,6 +79,19 @@ class Vocabulary:
         self._check()
         is_end, handle = self._lib.llama_vocab_is_eog, self._handle
         return frozenset(token for token in range(self.size) if is_end(handle, token))
+
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts that `tokenize` turns into a token with `special` and reads as plain text without. Cached.
+
+        Those of user-defined tokens are not among them: llama.cpp looks for them either way, such as Gemma's `\\n\\n`.
+        """
+        return self._special_texts
+
+    @functools.cached_property
+    def _special_texts(self) -> tuple[str, ...]:
+        self._check()
+        attributes = map(self._lib.llama_vocab_get_attr, itertools.repeat(self._handle), range(self.size))
+        return tuple(self.text(token) for token, bits in enumerate(attributes) if bits & (_UNKNOWN | _CONTROL))
 
     def _special(self, getter: Callable[[int], int]) -> int | None:
         token = getter(self._handle)
