@@ -1,0 +1,186 @@
+"""The program: its commands, `main`, and the one table from errors to messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
+from specllama.cli.command import CONTEXT, Group, adopt
+from specllama.cli.output import prepare_streams, say_error
+from specllama.errors import SpecllamaError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command that is imported when it is used, so that `specllama --help` imports none."""
+
+    module: str
+    attribute: str  # a typer app, or a function
+    summary: str
+
+
+COMMANDS = {
+    "run": Entry("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
+    "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
+    "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
+}
+
+
+def _load(name: str) -> Any:
+    """The command `name`, imported now."""
+    entry = COMMANDS[name]
+    found = getattr(import_module(entry.module), entry.attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False)
+        single.command(name, context_settings=CONTEXT)(found)
+        found = single
+    adopt(found)
+    return get_command(found)
+
+
+class LazyGroup(Group):
+    """The commands of the table; each is imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None where there is none of that name."""
+        return _load(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The table itself, without importing a command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+app = typer.Typer(
+    name="specllama",
+    cls=LazyGroup,
+    context_settings=CONTEXT,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Answer with a GGUF model faster without changing what it says: a small model drafts, the target verifies.",
+    epilog="Every option also reads SPECLLAMA_<NAME>, such as SPECLLAMA_CTX_SIZE. SPECLLAMA_DEBUG=1 shows tracebacks.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    """Print the versions that decide what an answer is, and leave."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of the time of --help
+
+    parts = []
+    for package in ("specllama", "llama-cpp-python"):
+        try:
+            parts.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            parts.append(f"{package} (not installed)")
+    print(", ".join(parts))
+    raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+# --------------------------------------------------------------------------------------------- errors and exit codes
+
+# Typer's own usage error: the parent of the one kind of it that typer exports.
+_TyperUsageError: Any = typer.BadParameter.__bases__[0]
+
+_PROMPT_FLAGS = ("-p", "--prompt")  # llama.cpp's, which here is the argument itself
+
+
+def _in_our_words(error: Any) -> UsageError:
+    """One of typer's usage errors as ours."""
+    message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f"see `{context.command_path if context else 'specllama'} --help`"
+    near = sorted(getattr(error, "possibilities", None) or ())
+    option = getattr(error, "option_name", "")
+    if option in _PROMPT_FLAGS:
+        hint = 'the prompt is the argument itself: specllama run "..."'
+    elif near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif message.startswith("Got unexpected extra argument"):
+        hint = "put a prompt of several words in quotes"
+    elif message.startswith("No such command"):
+        word = message.partition("'")[2].partition("'")[0]
+        close = get_close_matches(word, COMMANDS)
+        hint = f"did you mean `specllama {close[0]}`?" if close else f'{hint}; a prompt goes to `specllama run "..."`'
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _unexpected(error: Exception) -> SpecllamaError:
+    """A defect of this program."""
+    told = SpecllamaError(
+        f"this should not have happened: {type(error).__name__}: {error}",
+        hint="please report it, with what SPECLLAMA_DEBUG=1 shows",
+    )
+    told.__cause__ = error
+    return told
+
+
+def _report(error: SpecllamaError) -> int:
+    """Say the error and return the exit code."""
+    if os.environ.get("SPECLLAMA_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(error)
+    say_error(error)
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def _flush_quietly() -> int:
+    """Empty stdout; where its reader has gone, leave nothing for the interpreter to complain about."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return FAILED
+    return OK
+
+
+def _forget_stdout() -> None:
+    """Let what is still buffered for a closed stdout go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 ok, 1 failed, 2 wrong use, 130 interrupted."""
+    prepare_streams()
+    words = list(sys.argv[1:] if args is None else args) or ["--help"]
+    try:
+        code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
+        return (code if isinstance(code, int) else OK) or _flush_quietly()
+    except _TyperUsageError as error:
+        return _report(_in_our_words(error))
+    except SpecllamaError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return FAILED
+    except Exception as error:
+        return _report(_unexpected(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Exit codes of every command."""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1  # a known failure, or what the command says: not compatible, needs attention
+USAGE = 2  # an option or argument that cannot be meant
+INTERRUPTED = 130

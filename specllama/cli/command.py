@@ -1,0 +1,124 @@
+"""The class of every command: help in sections, silent aliases, and the `-mdfile` trap."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from specllama.cli.output import Stream, stream_of
+from specllama.errors import UsageError
+
+HELP_WIDTH = 100  # help lines are never longer, however wide the terminal
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
+
+REST = "Options"  # the section of options that name none
+
+# Option names that are understood but not shown: those of other tools. `option` in grouping.py fills it.
+SILENT: set[str] = set()
+
+
+def _declared(params: Iterable[Any]) -> dict[str, bool]:
+    """Every option name of a command, and whether it takes a value."""
+    return {
+        name: not param.is_flag
+        for param in params
+        if isinstance(param, TyperOption)
+        for name in (*param.opts, *param.secondary_opts)
+    }
+
+
+def refuse_joined(args: Sequence[str], takes_value: dict[str, bool]) -> None:
+    """Raises UsageError for a word such as `-mdfile`, which the parser would silently read as `-m dfile`.
+
+    Names of one dash and several letters (`-md`) cannot be told from a one-letter name with its value joined to it, so
+    whatever begins like one needs a space or an equals sign.
+    """
+    waiting = False  # this word is the value of the option before it
+    for arg in args:
+        if waiting:
+            waiting = False
+            continue
+        if arg == "--":
+            return
+        name, equals, _ = arg.partition("=")
+        if name in takes_value:
+            waiting = takes_value[name] and not equals
+            continue
+        if arg.startswith("--") or not arg.startswith("-"):
+            continue
+        longer = [known for known in takes_value if known[1] != "-" and len(known) > 2 and arg.startswith(known)]
+        if longer:
+            known = max(longer, key=len)
+            raise UsageError(
+                f"{arg} is neither {known} nor {arg[:2]}: a value needs a space after the option",
+                hint=f"write {known} {arg[len(known) :]}  (or {arg[:2]} {arg[2:]}, if that is what you mean)",
+            )
+        waiting = len(arg) == 2 and takes_value.get(arg, False)
+
+
+def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]:
+    """The two columns of one option."""
+    names = [name for name in (*param.opts, *param.secondary_opts) if name not in SILENT]
+    names.sort(key=lambda name: name.startswith("--"))  # stable: short names first
+    left = ", ".join(stream.paint(name, fg="cyan", bold=True) for name in names)
+    if not param.is_flag:
+        left += f" {metavar}"
+    right = param.help or ""
+    if not param.is_flag and param.default is not None:
+        right += f" [{param.default}]"
+    return left, right
+
+
+def _write_sections(command: Any, ctx: Any, formatter: Any) -> None:
+    """Options by their panel, in the order in which the panels were declared; `--help` and its like come last."""
+    stream = stream_of(sys.stdout)
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        if param.hidden:
+            continue
+        if isinstance(param, TyperOption):
+            row = _record(param, param.metavar or param.display_type(ctx), stream)
+        else:
+            row = (stream.paint(param.metavar or param.name, fg="cyan", bold=True), param.help or "")
+        rest = REST if isinstance(param, TyperOption) else "Arguments"
+        sections.setdefault(param.rich_help_panel or rest, []).append(row)
+    for title in sorted(sections, key=lambda title: title == REST):
+        with formatter.section(stream.paint(title, bold=True)):
+            formatter.write_dl(sections[title], col_max=34)
+
+
+class Command(TyperCommand):
+    """A command with such help, and with the trap refused."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse the trap, then parse."""
+        refuse_joined(args, _declared(self.params))
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The sections of the help text below its first paragraphs."""
+        _write_sections(self, ctx, formatter)
+
+
+class Group(TyperGroup):
+    """A group of such commands."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The group's commands, then its own options."""
+        self.format_commands(ctx, formatter)
+        _write_sections(self, ctx, formatter)
+
+
+def adopt(app: typer.Typer) -> None:
+    """Give the commands of `app`, made elsewhere, this look."""
+    app.rich_markup_mode = None
+    app.info.cls = Group
+    for info in app.registered_commands:
+        info.cls = Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            adopt(group.typer_instance)
