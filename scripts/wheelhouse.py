@@ -23,12 +23,11 @@ from toolchain import NoCompiler, Plan, SetupError
 _NINJA = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
 _MAKE = re.compile(r"^\s*\[ *(\d+)%\] ")
 _STAGES = (  # what pip or scikit-build-core prints -> what it means
-    (re.compile(r"^\s*(Collecting|Downloading|Saved) "), "fetching the source"),
-    (re.compile(r"Installing build dependencies|Running command pip subprocess|Installing backend dependencies"),
-     "fetching the build tools"),
+    (re.compile(r"^Collecting llama-cpp-python"), "fetching the source"),
+    (re.compile(r"^\s*Installing build dependencies: started"), "fetching the build tools"),
     (re.compile(r"\*\*\* Configuring CMake"), "configuring"),
     (re.compile(r"\*\*\* Making wheel"), "packing"),
-)  # fmt: skip
+)
 
 
 def cache_home(env: Mapping[str, str]) -> Path:
