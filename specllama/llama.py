@@ -242,6 +242,7 @@ class LlamaModel:
 
     def watch(self, cancel: Cancel | None) -> None:
         """Let a long `feed` or `eval` stop within one graph node of `cancel.set()`, on CPU backends; None ends that."""
+        self._require_open()
         lib, callbacks = self._lib, self._native.pointers.callbacks
         if cancel is None:
             lib.llama_set_abort_callback(self._context, lib.ggml_abort_callback(), None)
@@ -266,9 +267,12 @@ class LlamaModel:
     ) -> None:
         self.close()
 
-    def _require_room(self, n_new: int) -> None:
+    def _require_open(self) -> None:
         if not self._native.close.alive:
             raise BackendError(f"{self.path.name} was closed")
+
+    def _require_room(self, n_new: int) -> None:
+        self._require_open()
         if self.length + n_new > self.n_ctx:
             raise ContextFull(
                 f"{self.length} tokens and {n_new} more do not fit into the context of {self.n_ctx}",
@@ -277,6 +281,7 @@ class LlamaModel:
 
     def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Call into llama.cpp: the time counts as busy, and the memory in use cannot be freed at exit meanwhile."""
+        self._require_open()
         pointers = self._native.pointers
         pointers.in_call = True
         start_s = perf_counter()

@@ -105,7 +105,9 @@ def physical_cores() -> int:
 
 
 def _check(options: LoadOptions) -> None:
-    for name, lowest in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 1), ("max_block", 1)):
+    if options.n_ctx == 1:
+        raise UsageError("a context of one token has no room for an answer")
+    for name, lowest in (("n_ctx", 0), ("n_batch", 2), ("n_ubatch", 1), ("max_block", 1)):
         value = getattr(options, name)
         if not lowest <= value < 1 << 31:
             raise UsageError(f"{name} must be at least {lowest}, not {value}")

@@ -5,7 +5,7 @@ What exists here:
 - `write_model(path, ...)`: one model; see its parameters. `arch` is "llama" (default), "qwen2", "gemma3" (with a
   sliding window) or
   "mamba" (recurrent, cannot roll back).
-- `write_pair(folder, noise=0.3, ...)`: a target and a draft that agree often but not always; returns the two paths.
+- `write_pair(folder, noise=0.05, ...)`: a target and a draft that agree often but not always; returns the two paths.
 - `write_split(path, n_parts)`: a written model cut into `-00001-of-0000N` parts; returns their paths.
 - `write_bare(path, ...)`: a header of any keys and no tensors (vocab-only files, unknown architectures).
 - `letters(n)`: a vocabulary for enumeration: n - 3 one-letter tokens, then `<|bos|>`, `<|im_end|>` and `<|endoftext|>`.
@@ -191,8 +191,12 @@ def write_model(
     return path
 
 
-def write_pair(folder: Path, *, noise: float = 0.3, seed: int = 1, **options: object) -> tuple[Path, Path]:
-    """A target and a draft of one vocabulary; the larger `noise` (0 to 1), the worse they agree."""
+def write_pair(folder: Path, *, noise: float = 0.05, seed: int = 1, **options: object) -> tuple[Path, Path]:
+    """A target and a draft of one vocabulary; the larger `noise` (0 to 1), the worse they agree.
+
+    With the default sizes and temperature 1 a drafted token is accepted with probability 0.89 at noise 0.03, 0.82 at
+    0.05, 0.70 at 0.1, 0.54 at 0.2 and about 0.35 from 0.5 on.
+    """
     target = write_model(folder / "target.gguf", seed=seed, **options)  # type: ignore[arg-type]
     draft = write_model(folder / "draft.gguf", seed=seed, noise=noise, **options)  # type: ignore[arg-type]
     return target, draft

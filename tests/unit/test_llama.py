@@ -1,0 +1,507 @@
+"""`LlamaModel` on tiny files through the real llama.cpp: logits, rollback, held-back tokens, errors, interruption."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama.errors import (
+    BackendError,
+    ContextFull,
+    Interrupted,
+    MemoryShort,
+    RollbackRefused,
+    UnsupportedModel,
+    UsageError,
+)
+from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
+from specllama.types import Cancel, FloatArray
+from tests import tiny
+
+PROMPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 2, 4, 6, 8]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("tiny") / "m.gguf", n_ctx=2048)
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[LlamaModel]:
+    with tiny.load(path, n_batch=8, n_ubatch=8, max_block=6) as opened:
+        yield opened
+
+
+class Broken:
+    """The bindings, with one function replaced."""
+
+    def __init__(self, lib: object, **functions: Callable[..., object]) -> None:
+        self._lib = lib
+        self._functions = functions
+
+    def __getattr__(self, name: str) -> object:
+        return self._functions[name] if name in self._functions else getattr(self._lib, name)
+
+
+def fresh(path: Path, tokens: list[int], n_rows: int, **options: object) -> FloatArray:
+    """Logits of the last `n_rows` tokens from a model that has seen nothing else."""
+    with tiny.load(path, n_batch=8, n_ubatch=8, max_block=6, **options) as other:
+        other.feed(tokens[:-n_rows])
+        return other.eval(tokens[-n_rows:]).copy()
+
+
+def test_logits_have_one_row_for_each_token_of_the_block(model: LlamaModel) -> None:
+    """Prevents: logits for the prompt too (2.5 GB at 4096 x 152k), or for the last token only."""
+    model.feed(PROMPT[:3])
+    logits = model.eval([4, 5])
+    assert logits.shape == (2, 12)
+    assert logits.dtype == np.float32
+    assert not logits.flags.writeable
+    assert np.isfinite(logits).all()
+    assert len(np.unique(logits)) > 12
+
+
+def test_rows_follow_the_order_of_the_tokens(model: LlamaModel, path: Path) -> None:
+    """Prevents: rows mixed up where llama.cpp reorders outputs; each row is what its prefix alone predicts."""
+    model.feed(PROMPT)
+    rows = model.eval([3, 1, 4, 1, 5, 2]).copy()
+    for index in range(6):
+        alone = fresh(path, [*PROMPT, 3, 1, 4, 1, 5, 2][: len(PROMPT) + 1 + index], 1)
+        np.testing.assert_allclose(rows[index], alone[0], atol=1e-4)
+
+
+def test_the_view_agrees_with_llama_cpps_own_row_lookup(model: LlamaModel) -> None:
+    """Prevents: a wrong stride or offset into llama.cpp's logits."""
+    model.feed(PROMPT[:5])
+    logits = model.eval([1, 2, 3])
+    for index in range(3):
+        pointer = model._lib.llama_get_logits_ith(model._context, 5 + index)
+        np.testing.assert_array_equal(np.ctypeslib.as_array(pointer, (12,)), logits[index])
+
+
+def test_laws_depend_on_the_whole_history_and_are_neither_flat_nor_certain(path: Path) -> None:
+    """Prevents: tiny models so simple that no test on them could fail."""
+    one, other = fresh(path, [0, 1, 2, 3], 1)[0], fresh(path, [5, 1, 2, 3], 1)[0]
+    probs = np.exp(one - one.max()) / np.exp(one - one.max()).sum()
+    assert np.abs(one - other).max() > 0.1
+    assert 0.15 < probs.max() < 0.9
+
+
+def test_the_slices_in_which_a_prompt_is_fed_do_not_matter(model: LlamaModel, path: Path) -> None:
+    """Prevents: logits that depend on how the engine cuts the prompt for its progress events."""
+    for size in (1, 3, 5, 8, 14):
+        model.truncate(0)
+        for start in range(0, len(PROMPT), size):
+            model.feed(PROMPT[start : start + size])
+        np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*PROMPT, 1, 2], 2))
+
+
+def test_held_back_tokens_count_and_are_computed_with_the_next_block(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: an extra pass over the weights for every prompt and every fully accepted block."""
+    sizes: list[int] = []
+    decode = model._lib.llama_decode
+    monkeypatch.setattr(
+        model, "_lib", Broken(model._lib, llama_decode=lambda *a: sizes.append(a[1].n_tokens) or decode(*a))
+    )
+    model.feed(PROMPT[:10])
+    assert (model.length, sizes) == (10, [8])
+    model.eval([1, 2, 3])
+    assert (model.length, sizes) == (13, [8, 5])
+    model.feed(PROMPT[:7])
+    model.eval([1, 2])  # 7 and 2 exceed the batch of 8: the held ones go first
+    assert (model.length, sizes) == (22, [8, 5, 7, 2])
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_after_a_rollback_the_model_is_as_if_the_rest_had_never_been(model: LlamaModel, path: Path, kept: int) -> None:
+    """Prevents: a rejected token left in the KV, or a committed one lost; bit for bit, with equal chunks."""
+    model.feed(PROMPT)
+    model.eval([7, 1, 2, 3, 4, 5])
+    model.keep(len(PROMPT) + 1, range(kept))
+    assert model.length == len(PROMPT) + 1 + kept
+    after = model.eval([8, 8])
+    with tiny.load(path, n_batch=8, n_ubatch=8, max_block=6) as other:
+        other.feed(PROMPT)
+        other.eval([7, 1, 2, 3, 4, 5][: 1 + kept])
+        np.testing.assert_array_equal(after, other.eval([8, 8]))
+
+
+def test_many_steps_of_speculation_leave_the_kv_of_a_fresh_prefill(model: LlamaModel, path: Path) -> None:
+    """Prevents: a slow drift of the KV that one step does not show."""
+    rng = np.random.default_rng(3)
+    tokens = list(PROMPT)
+    model.feed(tokens)
+    for _ in range(30):
+        block = [int(token) for token in rng.integers(0, 9, size=rng.integers(1, 6))]
+        n_kept = int(rng.integers(0, len(block)))
+        model.eval(block)
+        model.keep(len(tokens) + 1, range(n_kept))
+        tokens += block[: 1 + n_kept]
+        assert model.length == len(tokens)
+    np.testing.assert_allclose(model.eval([1, 2]), fresh(path, [*tokens, 1, 2], 2), atol=1e-3)
+
+
+def test_rollback_crosses_the_edge_of_a_sliding_window(tmp_path: Path) -> None:
+    """Prevents: tokens that left a sliding window being missing after a rollback (FIELD_CASES 23)."""
+    path = tiny.write_model(tmp_path / "g.gguf", arch="gemma3", n_layer=4, sliding_window=8, n_ctx=2048)
+    with tiny.load(path, n_batch=8, n_ubatch=8, max_block=6) as model:
+        model.feed(PROMPT)
+        for _ in range(5):
+            model.eval([1, 2, 3, 4, 5, 6])
+        model.truncate(len(PROMPT))
+        np.testing.assert_allclose(model.eval([7]), fresh(path, [*PROMPT, 7], 1), atol=1e-4)
+
+
+def test_a_short_window_is_not_what_makes_the_logits(tmp_path: Path) -> None:
+    """Prevents: the test above passing because the window had no effect at all."""
+    short = tiny.write_model(tmp_path / "s.gguf", arch="gemma3", n_layer=4, sliding_window=4)
+    long = tiny.write_model(tmp_path / "l.gguf", arch="gemma3", n_layer=4, sliding_window=512)
+    assert np.abs(fresh(short, PROMPT, 1) - fresh(long, PROMPT, 1)).max() > 0.01
+
+
+def test_truncating_into_the_held_back_tokens_needs_no_llama_cpp(model: LlamaModel, path: Path) -> None:
+    """Prevents: forgetting held-back tokens, or removing computed ones in their place."""
+    model.feed(PROMPT[:11])
+    model.truncate(9)
+    assert model.length == 9
+    model.feed([5])
+    np.testing.assert_array_equal(model.eval([1]), fresh(path, [*PROMPT[:9], 5, 1], 1))
+    model.feed([1, 2, 3])
+    model.truncate(4)
+    assert model.length == 4
+    np.testing.assert_allclose(model.eval([1]), fresh(path, [*PROMPT[:4], 1], 1), atol=1e-4)
+
+
+def test_truncating_to_the_same_length_does_nothing(model: LlamaModel) -> None:
+    """Prevents: an off-by-one that eats a token at each step."""
+    model.feed(PROMPT)
+    model.truncate(model.length)
+    assert model.length == len(PROMPT)
+    for length in (-1, model.length + 1):
+        with pytest.raises(ValueError, match="cannot truncate"):
+            model.truncate(length)
+
+
+def test_a_refused_rollback_is_an_error_and_changes_nothing(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: ignoring llama_memory_seq_rm's answer, after which the length is a lie."""
+    model.feed(PROMPT)
+    model.eval([1, 2])
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_lib", Broken(model._lib, llama_memory_seq_rm=lambda *a: False))
+        with pytest.raises(RollbackRefused):
+            model.truncate(3)
+    assert model.length == len(PROMPT) + 2
+    model.truncate(3)
+    assert model.length == 3
+
+
+def test_a_chain_may_be_spelled_out_and_a_tree_is_refused(model: LlamaModel, path: Path) -> None:
+    """Prevents: a tree evaluated as if it were a chain, which would be a wrong law without an error."""
+    model.feed(PROMPT)
+    np.testing.assert_array_equal(model.eval([1, 2, 3], [-1, 0]), fresh(path, [*PROMPT, 1, 2, 3], 3))
+    before = model.length
+    for parents in ([-1, -1], [0, 1]):
+        with pytest.raises(UnsupportedModel, match="tree"):
+            model.eval([1, 2, 3], parents)
+    with pytest.raises(UnsupportedModel, match="chain"):
+        model.keep(3, [1])
+    assert model.length == before
+    assert not model.caps.tree
+
+
+def test_too_long_a_block_is_an_error_and_not_the_end_of_the_process(model: LlamaModel) -> None:
+    """Prevents: the assertion with which llama.cpp answers more output rows than were announced."""
+    assert model.caps.max_block == 6
+    for tokens in ([1] * 7, []):
+        with pytest.raises(BackendError, match="1 to 6 tokens"):
+            model.eval(tokens)
+    assert model.length == 0
+    assert model.eval([1] * 6).shape == (6, 12)
+
+
+def test_the_context_ends_exactly_where_it_was_asked_to(path: Path) -> None:
+    """Prevents: a context rounded up silently, a hang, or a lost token at its end (FIELD_CASES 24)."""
+    with tiny.load(path, n_ctx=20, n_batch=8) as model:
+        model.feed(PROMPT)
+        model.eval([1, 2, 3, 4, 5, 6])
+        assert model.length == model.n_ctx == 20
+        for call in (model.feed, model.eval):
+            with pytest.raises(ContextFull, match="20"):
+                call([1])
+        assert model.length == 20
+        model.truncate(10)
+        assert model.eval([1]).shape == (1, 12)
+
+
+@pytest.mark.parametrize("token", [-1, 12, 2_000_000_000])
+def test_a_token_outside_the_vocabulary_is_named_and_harmless(model: LlamaModel, token: int) -> None:
+    """Prevents: 'return code -1' as the whole message."""
+    model.feed(PROMPT[:3])
+    with pytest.raises(BackendError, match=f"token {token} is outside"):
+        model.eval([1, token])
+    assert model.length == 3
+    assert model.eval([1]).shape == (1, 12)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(1, ContextFull), (2, Interrupted), (-1, BackendError), (-2, MemoryShort), (-3, BackendError)],
+)
+def test_every_return_code_is_a_named_error_after_which_the_length_is_true(
+    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]
+) -> None:
+    """Prevents: tokens of a failed call left in the KV, where the next answer would see them."""
+    decode = model._lib.llama_decode
+
+    def fail(context: object, batch: object) -> int:
+        decode(context, batch)  # the worst case: all of it was computed before the failure
+        return status
+
+    model.feed(PROMPT)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_lib", Broken(model._lib, llama_decode=fail))
+        with pytest.raises(error):
+            model.eval([1, 2, 3])
+        assert model.length == len(PROMPT)
+        with pytest.raises(error):
+            model.feed([5] * 20)
+        assert model.length == len(PROMPT)
+    np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*PROMPT, 1, 2], 2))
+
+
+def test_where_even_the_trimming_is_refused_the_memory_is_emptied(
+    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a length that is true for nobody."""
+    model.feed(PROMPT)
+    model.eval([1])
+    broken = Broken(model._lib, llama_decode=lambda *a: -3, llama_memory_seq_rm=lambda *a: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_lib", broken)
+        with pytest.raises(BackendError):
+            model.eval([2])
+    assert model.length == 0
+    model.feed(PROMPT)
+    np.testing.assert_array_equal(model.eval([1]), fresh(path, [*PROMPT, 1], 1))
+
+
+def test_ctrl_c_between_two_chunks_leaves_a_true_length(
+    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: Python's own KeyboardInterrupt, which arrives as the C call returns, losing count of the KV."""
+    decode = model._lib.llama_decode
+    calls: list[int] = []
+
+    def interrupt(context: object, batch: object) -> int:
+        calls.append(1)
+        status: int = decode(context, batch)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return status
+
+    tokens = PROMPT * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_lib", Broken(model._lib, llama_decode=interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            model.feed(tokens)
+    assert model.length == 8
+    model.feed(tokens[8:])
+    np.testing.assert_array_equal(model.eval([1]), fresh(path, [*tokens, 1], 1))
+
+
+def test_a_raised_flag_stops_before_anything_is_computed(model: LlamaModel, path: Path) -> None:
+    """Prevents: an answer that goes on after Ctrl-C, or a flag that stays raised for ever."""
+    cancel = Cancel()
+    model.watch(cancel)
+    model.feed(PROMPT)
+    cancel.set()
+    with pytest.raises(Interrupted):
+        model.eval([1, 2])
+    assert model.length == len(PROMPT)
+    cancel.clear()
+    np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*PROMPT, 1, 2], 2))
+    cancel.set()
+    model.watch(None)
+    assert model.eval([1]).shape == (1, 12)
+
+
+def test_a_long_prefill_in_a_thread_is_stopped_by_the_flag(tmp_path: Path) -> None:
+    """Prevents: Ctrl-C one second into an 8,000-token prefill that is noticed at its end (FIELD_CASES 37)."""
+    path = tiny.write_model(tmp_path / "m.gguf", n_embd=128, n_ff=1024, n_layer=6, n_ctx=8192)
+    with tiny.load(path, n_ctx=8192, n_batch=4096, n_ubatch=64) as model:
+        cancel = Cancel()
+        model.watch(cancel)
+        errors: list[BaseException] = []
+
+        def prefill() -> None:
+            try:
+                model.feed([1, 2, 3, 4] * 2000)
+            except BaseException as error:
+                errors.append(error)
+
+        worker = threading.Thread(target=prefill)
+        worker.start()
+        time.sleep(0.1)
+        cancel.set()
+        raised_s = time.perf_counter()
+        worker.join(timeout=30)
+        waited_s = time.perf_counter() - raised_s
+        assert [type(error) for error in errors] == [Interrupted]
+        assert waited_s < 1.0
+        assert model.length in (0, 4096)
+        cancel.clear()
+        n_before = model.length
+        model.feed([5, 6])
+        after = model.eval([7]).copy()
+        model.truncate(n_before)
+        model.feed([5, 6])
+        np.testing.assert_array_equal(after, model.eval([7]))
+
+
+def test_two_models_may_watch_one_flag(path: Path) -> None:
+    """Prevents: the draft going on for the length of a prefill after the target has stopped."""
+    cancel = Cancel()
+    with tiny.load(path) as one, tiny.load(path) as other:
+        one.watch(cancel)
+        other.watch(cancel)
+        cancel.set()
+        for opened in (one, other):
+            with pytest.raises(Interrupted):
+                opened.eval([1])
+
+
+def test_busy_time_is_the_time_inside_llama_cpp(model: LlamaModel) -> None:
+    """Prevents: a report of the loop's overhead that counts llama.cpp's own time, or hides it."""
+    assert model.busy_s == 0.0
+    start_s = time.perf_counter()
+    model.feed(PROMPT)
+    model.eval([1, 2])
+    model.truncate(3)
+    assert 0.0 < model.busy_s <= time.perf_counter() - start_s
+
+
+def test_a_closed_model_says_so_and_closes_again(path: Path) -> None:
+    """Prevents: a call into freed memory, and a second close that frees twice."""
+    with tiny.load(path) as model:
+        model.eval([1])
+    model.close()
+    for call in (model.feed, model.eval):
+        with pytest.raises(BackendError, match="closed"):
+            call([1])
+    with pytest.raises(BackendError, match="closed"):
+        model.truncate(0)
+    with pytest.raises(BackendError, match="closed"):
+        model.watch(Cancel())
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"])
+def test_every_kv_type_is_the_one_that_llama_cpp_then_uses(tmp_path: Path, kv: str) -> None:
+    """Prevents: a name that stands for another number in llama.cpp, or a flag that is parsed and not passed on."""
+    path = tiny.write_model(tmp_path / "m.gguf", n_embd=64)  # quantised types need heads of 32 numbers
+    heard: list[str] = []
+    set_log(lambda level, text: heard.append(text))
+    try:
+        with tiny.load(path, type_k=kv, type_v=kv) as model:
+            assert np.isfinite(model.eval(PROMPT)).all()
+    finally:
+        set_log(None)
+    assert any(f"K ({kv})" in line and f"V ({kv})" in line for line in heard)
+
+
+def test_a_kv_type_that_does_not_fit_the_heads_is_explained(path: Path) -> None:
+    """Prevents: a null pointer instead of llama.cpp's reason."""
+    with pytest.raises(BackendError, match="block size"):
+        tiny.load(path, type_k="q8_0")
+
+
+@pytest.mark.parametrize("flash_attn", ["on", "off", "auto"])
+def test_flash_attention_is_a_choice(path: Path, flash_attn: str) -> None:
+    """Prevents: on and off exchanged with auto's -1."""
+    with tiny.load(path, flash_attn=flash_attn) as model:
+        assert model.eval(PROMPT).shape == (14, 12)
+
+
+def test_options_are_checked_before_loading(path: Path) -> None:
+    """Prevents: a wrong option answered by an assertion inside llama.cpp."""
+    with pytest.raises(UsageError):
+        load(path, LoadOptions(type_v="q9"))
+
+
+def test_loading_tells_its_progress_and_can_be_stopped(path: Path) -> None:
+    """Prevents: a long load without a sign of life, or one that Ctrl-C cannot stop."""
+    seen: list[float] = []
+    load(path, LoadOptions(n_threads=1), progress=lambda share: seen.append(share) is None).close()
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    with pytest.raises(Interrupted):
+        load(path, LoadOptions(n_threads=1), progress=lambda share: False)
+
+
+def test_an_error_in_the_progress_callback_is_raised_again(path: Path) -> None:
+    """Prevents: a KeyboardInterrupt swallowed by the C frames between."""
+
+    def interrupt(share: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(path, LoadOptions(n_threads=1), progress=interrupt)
+
+
+def test_a_model_tells_what_it_is(tmp_path: Path) -> None:
+    """Prevents: reports that name the wrong file, size or template."""
+    path = tiny.write_model(tmp_path / "m.gguf", vocabulary=tiny.byte_level(), chat_template=tiny.CHATML)
+    with tiny.load(path) as model:
+        assert model.chat_template == tiny.CHATML
+        assert (model.architecture, model.path, model.vocab_size) == ("llama", path, 263)
+        assert model.metadata["general.name"] == "tiny llama"
+        assert model.n_bytes == model.header.n_weight_bytes == 4 * model.n_params
+        assert "llama" in model.description
+        assert model.end_tokens == {261, 262}
+    with tiny.load(tiny.write_model(tmp_path / "n.gguf")) as model:
+        assert model.chat_template is None
+
+
+def test_gpu_layers_on_a_cpu_build_only_warn(path: Path) -> None:
+    """Prevents: `-ngl 99` failing, or passing without a word, on a build without a GPU (FIELD_CASES 35)."""
+    if build_info().gpu_offload:
+        pytest.skip("this build has a GPU back end")
+    with tiny.load(path, n_gpu_layers=99) as model:
+        assert "-ngl 99" in model.warnings[0]
+        assert model.eval([1]).shape == (1, 12)
+    with tiny.load(path) as model:
+        assert model.warnings == ()
+
+
+def test_the_build_is_described() -> None:
+    """Prevents: a doctor and a benchmark record without the facts they exist for."""
+    info = build_info()
+    assert info.bindings.count(".") == 2
+    assert any("llama" in path.name for path in info.libraries)
+    assert any(device.kind == "cpu" for device in info.devices)
+    assert any(name.startswith("CPU.") for name in info.features)
+    assert info == build_info()
+    assert len(info.fingerprint) == 16
+
+
+def test_a_pair_of_tiny_files_agrees_often_and_not_always(tmp_path: Path) -> None:
+    """Prevents: a test pair that never accepts, or never rejects."""
+    target_path, draft_path = tiny.write_pair(tmp_path)
+    with tiny.load(target_path) as target, tiny.load(draft_path) as draft:
+        block = PROMPT + PROMPT
+        same = target.eval(block).argmax(axis=1) == draft.eval(block).argmax(axis=1)
+    assert 0.3 < same.mean() < 1.0
+
+
+def test_equal_arguments_write_equal_files(tmp_path: Path) -> None:
+    """Prevents: tests on random weights that cannot be repeated."""
+    one = tiny.write_model(tmp_path / "a.gguf", seed=5)
+    two = tiny.write_model(tmp_path / "b.gguf", seed=5)
+    three = tiny.write_model(tmp_path / "c.gguf", seed=6)
+    assert one.read_bytes() == two.read_bytes() != three.read_bytes()

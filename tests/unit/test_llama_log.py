@@ -1,0 +1,147 @@
+"""llama.cpp's log is kept, quoted and passed on, and never shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specllama import llama
+from specllama.llama_log import LogBook
+from tests import tiny
+
+INFO, ERROR, CONTINUED = 2, 4, 5
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_reason_is_the_error_that_explains() -> None:
+    """Prevents: 'failed to load model' as the reason why a model failed to load."""
+    book = LogBook()
+    book.write(INFO, "llama_model_loader: - kv 0\n")
+    book.write(ERROR, "llama_model_load: error loading model: missing tensor 'x'\n")
+    book.write(ERROR, "llama_model_load_from_file_impl: failed to load model\n")
+    assert book.reason() == "error loading model: missing tensor 'x'"
+
+
+def test_a_lone_generic_error_is_better_than_none() -> None:
+    """Prevents: an empty reason where llama.cpp said at least something."""
+    book = LogBook()
+    book.write(ERROR, "x: failed to load model\n")
+    assert book.reason() == "failed to load model"
+    book.clear()
+    assert book.reason() == ""
+
+
+def test_continued_lines_are_one_line_of_the_first_level() -> None:
+    """Prevents: the dots of a progress line as a line each, and a line lost because its newline came later."""
+    heard: list[tuple[str, str]] = []
+    book = LogBook()
+    book.sink = lambda level, text: heard.append((level, text))
+    book.write(ERROR, "loading")
+    book.write(CONTINUED, ".")
+    book.write(CONTINUED, ".\nnext")
+    book.write(INFO, "other\n\n")
+    assert heard == [("error", "loading.."), ("error", "next"), ("info", "other")]
+
+
+def test_the_book_forgets_old_lines() -> None:
+    """Prevents: a long session filling memory with log lines."""
+    book = LogBook(n_lines=3)
+    for index in range(10):
+        book.write(ERROR, f"line {index}\n")
+    assert book.reason() == "line 7; line 8; line 9"
+
+
+def test_a_sink_hears_llama_cpp_and_a_broken_one_harms_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Prevents: `--verbose` showing nothing; an exception in a C callback printed into the answer."""
+    heard: list[str] = []
+    path = tiny.write_model(tmp_path / "m.gguf")
+
+    def listen(level: str, text: str) -> None:
+        heard.append(text)
+        raise RuntimeError("a sink that breaks")
+
+    llama.set_log(listen)
+    try:
+        tiny.load(path).close()
+    finally:
+        llama.set_log(None)
+    assert any("n_ctx" in line for line in heard)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_of_llama_cpp_reaches_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Prevents: ggml lines inside the answer or the live view (FIELD_CASES 31)."""
+    with tiny.load(tiny.write_model(tmp_path / "m.gguf")) as model:
+        model.feed([1, 2, 3])
+        model.eval([4])
+    llama.build_info()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "model.eval([1, 2])",
+        "model.close(); model.close()",
+        "keep = model.eval([1, 2]); del model",
+        "raise SystemExit(0)",
+        "from specllama.llama import set_log; set_log(lambda level, text: None)",
+        "vocab = model.vocab; del model; vocab.piece(3); vocab.tokenize('abc', special=True)",
+    ],
+)
+def test_a_program_ends_silently_however_it_leaves_its_models(tmp_path: Path, ending: str) -> None:
+    """Prevents: a crash or a line on stderr after the program's end (FIELD_CASES 30)."""
+    path = tiny.write_model(tmp_path / "m.gguf")
+    assert (
+        run(f"from tests import tiny\nfrom pathlib import Path\nmodel = tiny.load(Path({str(path)!r}))\n{ending}") == ""
+    )
+
+
+def test_a_failed_load_leaves_nothing_on_stderr(tmp_path: Path) -> None:
+    """Prevents: llama.cpp's own error lines beside ours (FIELD_CASES 30)."""
+    path = tiny.write_model(tmp_path / "m.gguf", extra={"llama.block_count": 3})
+    program = f"""
+from pathlib import Path
+from specllama.errors import ModelFileError
+from tests import tiny
+try:
+    tiny.load(Path({str(path)!r}))
+except ModelFileError:
+    pass
+else:
+    raise SystemExit("loaded a model with missing layers")
+"""
+    assert run(program) == ""
+
+
+def test_leaving_while_another_thread_computes_does_not_crash(tmp_path: Path) -> None:
+    """Prevents: freeing a model at exit under a thread that is still inside llama.cpp."""
+    path = tiny.write_model(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, n_ctx=4096)
+    program = f"""
+import threading, time
+from pathlib import Path
+from tests import tiny
+model = tiny.load(Path({str(path)!r}), n_ctx=4096)
+threading.Thread(target=model.feed, args=([1] * 4000,), daemon=True).start()
+time.sleep(0.05)
+"""
+    assert run(program) == ""
+
+
+def run(program: str) -> str:
+    """Standard error and output of a fresh interpreter, which must end with status 0."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr

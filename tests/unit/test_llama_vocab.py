@@ -1,0 +1,156 @@
+"""Text to tokens and back, through llama.cpp's own tokenizers on tiny vocabularies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.llama import Vocabulary, load_vocabulary
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tiny.write_model(tmp_path_factory.mktemp("vocab") / "bytes.gguf", vocabulary=tiny.byte_level())
+    return load_vocabulary(path)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tiny.write_model(tmp_path_factory.mktemp("vocab") / "spm.gguf", vocabulary=tiny.sentencepiece())
+    return load_vocabulary(path)
+
+
+def text_of(vocabulary: Vocabulary, tokens: list[int], *, special: bool = False) -> bytes:
+    return b"".join(vocabulary.piece(token, special=special) for token in tokens)
+
+
+def test_special_text_is_a_control_token_only_where_it_is_meant(byte_level: Vocabulary) -> None:
+    """Prevents: `<|im_end|>` typed by a user ending the turn (DESIGN, invariant 8)."""
+    control = tiny.token_id(tiny.byte_level(), "<|im_end|>")
+    assert byte_level.tokenize("a<|im_end|>", special=True) == [ord("a"), control]
+    plain = byte_level.tokenize("a<|im_end|>", special=False)
+    assert control not in plain
+    assert text_of(byte_level, plain) == b"a<|im_end|>"
+
+
+def test_control_tokens_add_no_text_unless_asked(byte_level: Vocabulary) -> None:
+    """Prevents: `<|im_end|>` appearing in answers."""
+    control = tiny.token_id(tiny.byte_level(), "<|im_end|>")
+    assert byte_level.is_control(control)
+    assert not byte_level.is_control(5)
+    assert byte_level.piece(control) == b""
+    assert byte_level.piece(control, special=True) == b"<|im_end|>"
+    assert byte_level.text(control) == "<|im_end|>"
+
+
+def test_merges_are_used(byte_level: Vocabulary) -> None:
+    """Prevents: a tiny vocabulary that never shows tokens of several bytes."""
+    assert byte_level.tokenize("the the", special=False) == [257, 258]
+    assert byte_level.piece(258) == b" the"
+    assert byte_level.text(258) == "Ġthe"
+
+
+def test_all_end_tokens_are_found(byte_level: Vocabulary) -> None:
+    """Prevents: stopping only at EOS while the model ends its turns with another token (FIELD_CASES 33)."""
+    vocab = tiny.byte_level()
+    ends = {tiny.token_id(vocab, "<|im_end|>"), tiny.token_id(vocab, "<|endoftext|>")}
+    assert byte_level.end_tokens == ends
+    assert {byte_level.eot, byte_level.eos} == ends
+
+
+def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabulary) -> None:
+    """Prevents: two BOS, or none (FIELD_CASES 32); an EOS nobody asked for."""
+    assert sentencepiece.add_bos
+    assert sentencepiece.bos == 1
+    without = sentencepiece.tokenize("the", special=True)
+    assert 1 not in without
+    assert sentencepiece.tokenize("the", special=True, bos=True) == [1, *without]
+    assert sentencepiece.tokenize("", special=True, bos=True) == [1]
+    assert sentencepiece.tokenize("<s>", special=True)[0] == 1
+
+
+def test_the_kinds_and_flags_of_both_tokenizers_are_told(byte_level: Vocabulary, sentencepiece: Vocabulary) -> None:
+    """Prevents: the pair gate comparing a BPE with a SentencePiece vocabulary as if they were one kind."""
+    assert (byte_level.kind, byte_level.add_bos, byte_level.add_eos) == ("bpe", False, False)
+    assert (sentencepiece.kind, sentencepiece.add_bos) == ("spm", True)
+
+
+def test_sentencepiece_spaces_come_back_as_spaces(sentencepiece: Vocabulary) -> None:
+    """Prevents: the U+2581 mark in answers."""
+    tokens = sentencepiece.tokenize("the the", special=False)
+    assert text_of(sentencepiece, tokens) == b" the the"
+    assert sentencepiece.text(tokens[0]) == "▁the"
+
+
+@pytest.mark.parametrize("text", [b"a\x00b", b"\x00", "a\x00b"])
+def test_null_bytes_are_text(byte_level: Vocabulary, text: str | bytes) -> None:
+    """Prevents: a text that ends at its first null byte."""
+    expected = text if isinstance(text, bytes) else text.encode()
+    assert text_of(byte_level, byte_level.tokenize(text, special=False)) == expected
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"ab\xc3", b"\xf0\x9f\x98", "\udcff", chr(0xD800), b"\xed\xa0\x80"])
+def test_what_is_not_utf8_becomes_a_replacement_character(
+    byte_level: Vocabulary, sentencepiece: Vocabulary, text: str | bytes
+) -> None:
+    """Prevents: a C++ exception that ends the process, or an encoding error, over a stray byte in a pipe."""
+    for vocabulary in (byte_level, sentencepiece):
+        told = text_of(vocabulary, vocabulary.tokenize(text, special=True)).decode()
+        assert "\ufffd" in told or "?" in told
+
+
+def test_arguments_that_python_could_not_decode_are_their_bytes_again(byte_level: Vocabulary) -> None:
+    """Prevents: an emoji that arrived as surrogates (a C locale) being lost."""
+    escaped = "😀".encode().decode("ascii", "surrogateescape")
+    assert text_of(byte_level, byte_level.tokenize(escaped, special=False)).decode() == "😀"
+
+
+@given(text=st.text())
+def test_every_text_comes_back_byte_for_byte(byte_level: Vocabulary, text: str) -> None:
+    """Prevents: a byte lost or added on the way through a byte-level vocabulary."""
+    data = text.encode("utf-8", "replace")
+    assert text_of(byte_level, byte_level.tokenize(text, special=False)) == data
+
+
+@given(data=st.binary())
+def test_any_bytes_whatever_are_survived(sentencepiece: Vocabulary, data: bytes) -> None:
+    """Prevents: a crash in the tokenizer, which no Python code could catch."""
+    tokens = sentencepiece.tokenize(data, special=True)
+    assert all(0 <= token < sentencepiece.size for token in tokens)
+
+
+def test_long_texts_are_not_cut(byte_level: Vocabulary) -> None:
+    """Prevents: a token buffer that is too small for the text."""
+    text = "xyz" * 20_000
+    assert text_of(byte_level, byte_level.tokenize(text, special=False)) == text.encode()
+
+
+@pytest.mark.parametrize("token", [-1, 263, 1 << 31])
+def test_tokens_outside_the_vocabulary_are_value_errors(byte_level: Vocabulary, token: int) -> None:
+    """Prevents: std::out_of_range thrown through C, which ends the process."""
+    for ask in (byte_level.piece, byte_level.text, byte_level.is_control):
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            ask(token)
+
+
+def test_a_long_piece_is_whole(tmp_path: Path) -> None:
+    """Prevents: pieces cut at the size of a fixed buffer."""
+    long = "<|" + "x" * 300 + "|>"
+    path = tiny.write_model(tmp_path / "m.gguf", vocabulary=tiny.byte_level(extra_tokens=[long]))
+    vocabulary = load_vocabulary(path)
+    assert vocabulary.piece(vocabulary.size - 1, special=True) == long.encode()
+
+
+def test_a_closed_vocabulary_says_so(tmp_path: Path) -> None:
+    """Prevents: a look into freed memory."""
+    model = tiny.load(tiny.write_model(tmp_path / "m.gguf"))
+    cached = model.vocab.piece(0)
+    model.close()
+    assert model.vocab.piece(0) == cached
+    for ask in (lambda: model.vocab.piece(1), lambda: model.vocab.tokenize("a", special=False), model.vocab.texts):
+        with pytest.raises(ValueError, match="closed"):
+            ask()
