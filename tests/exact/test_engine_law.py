@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
@@ -227,9 +228,10 @@ def test_trees_go_through_the_engine_unchanged() -> None:
 
     def first_two(choose: Chooser) -> Answer:
         rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(drawn_tree(random_laws(3, 27, zeros=0.2), (2, 1))))
-        for _ in rig.run(PROMPT, params, choose, 8):  # room for the whole tree; the law of two tokens is enough
-            if len(rig.emitted) == 2:
-                break
+        with closing(rig.run(PROMPT, params, choose, 8)) as run:  # room for whole trees; two tokens are enough
+            for _ in run:
+                if len(rig.emitted) == 2:
+                    break
         return rig.emitted, "length"
 
     assert_same_law(law_of(first_two), Pair(target=target, draft=None).plain_law(params, 2))
@@ -279,11 +281,12 @@ def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: Sampli
         elif how == "draft call":
             assert rig.draft is not None
             rig.draft.hook = count_call
-        for n_events, _ in enumerate(rig.run(PROMPT, params, choose, n_tokens, cancel=cancel), start=1):
-            if n_events == at + 1 and how == "cancel":
-                cancel.set()
-            elif n_events == at + 1 and how == "close":
-                break
+        with closing(rig.run(PROMPT, params, choose, n_tokens, cancel=cancel)) as run:
+            for n_events, _ in enumerate(run):
+                if n_events == at and how == "cancel":
+                    cancel.set()
+                elif n_events == at and how == "close":
+                    break
         if any(event for event in rig.events if getattr(event, "reason", "") in ("stop", "length")):
             return rig.emitted, rig.finished.reason
         return continued(rig, choose, params, n_tokens, rig.emitted)

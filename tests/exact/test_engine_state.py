@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -149,9 +150,10 @@ def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
     """DESIGN, invariant 1: Ctrl-C, a closed pipe or a `break` in the reader's loop leave a usable session."""
     rig = good_pair().rig()
     rig.answer((*PROMPT, 4), GREEDY, Certain(), 5)  # something stands in the caches already
-    for n_events, _ in enumerate(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS)):
-        if n_events == at:
-            break
+    with closing(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS)) as run:
+        for n_events, _ in enumerate(run):
+            if n_events == at:
+                break
     said = rig.emitted
     assert said == plain_greedy(rig.target.table, PROMPT, len(said))
     assert_answers_like_new(rig, said)
@@ -401,11 +403,10 @@ def test_the_bonus_token_is_not_an_accepted_draft() -> None:
 def test_an_accept_mask_with_a_hole_counts_up_to_the_hole() -> None:
     """FIELD 7: T, F, T, T counts 1, and the step's own record says so."""
     rig = Rig(FakeModel(RandomTable(N_VOCAB, 47), N_VOCAB), None, ScriptedDrafter(points(lambda tokens: (0, 1, 2, 3))))
-    run = rig.run(PROMPT, PLAIN, ScriptedChooser(flips=[True, False], picks=[5]), 10)
-    for _ in run:
-        if rig.steps:
-            break
-    run.close()
+    with closing(rig.run(PROMPT, PLAIN, ScriptedChooser(flips=[True, False], picks=[5]), 10)) as run:
+        for _ in run:
+            if rig.steps:
+                break
     (step,) = rig.steps
     assert (step.drafted, step.accepted, rig.emitted) == ((0, 1, 2, 3), 1, (0, 5))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -12,55 +12,8 @@ from specllama.errors import DraftLawError
 from specllama.types import Chooser, Draft, Rule, Verdict
 from specllama.verification import verify
 from tests.enumeration import ScriptedChooser, law_of, tv
-from tests.exact.reference import TokenLaw, first_tokens
-from tests.fakes import History, Laws, Script, always, dense, drawn_chain, drawn_tree, points, random_laws
-
-P, Q = (0.50, 0.30, 0.20), (0.15, 0.25, 0.60)  # the pair of laws that DESIGN 5 gives figures for
-N_VOCAB = 3
-
-
-class LazyRows(Sequence[Distribution]):
-    """p of every row of a draft, made when asked for; `asked` remembers the rows."""
-
-    def __init__(self, laws: Laws, tokens: History, draft: Draft) -> None:
-        parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
-        self._lines = [tokens]
-        for parent, token in zip(parents, draft.tokens, strict=True):
-            self._lines.append((*self._lines[parent + 1], token))
-        self._laws = laws
-        self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def __getitem__(self, row: int) -> Distribution:
-        self.asked.append(row)
-        return dense(self._laws(self._lines[row]))
-
-
-def emit(laws: Laws, script: Script, rule: Rule, n_tokens: int, choose: Chooser) -> History:
-    """The smallest decoding loop there is: propose, verify, commit, until `n_tokens` are out."""
-    tokens: History = ()
-    while len(tokens) < n_tokens:
-        draft = script(tokens, n_tokens - len(tokens), choose)
-        verdict = verify(draft, LazyRows(laws, tokens, draft), choose, rule)
-        tokens = (*tokens, *(draft.tokens[node] for node in verdict.path), verdict.next_token)
-    return tokens[:n_tokens]
-
-
-def emitted_law(laws: Laws, script: Script, rule: Rule, n_tokens: int) -> dict[History, float]:
-    return law_of(lambda choose: emit(laws, script, rule, n_tokens, choose))
-
-
-def plain_law(laws: Laws, n_tokens: int) -> dict[History, float]:
-    def law_at(history: History) -> TokenLaw:
-        return {token: prob for token, prob in enumerate(laws(history)) if prob > 0.0}
-
-    return first_tokens(law_at, (), n_tokens)
-
-
-def first_token(law: dict[History, float]) -> list[float]:
-    return [math.fsum(weight for tokens, weight in law.items() if tokens[0] == token) for token in range(N_VOCAB)]
+from tests.exact.loop import N_VOCAB, LazyRows, P, Q, drawn_trees, emit, emitted_law, first_token, plain_law
+from tests.fakes import History, Laws, Script, always, dense, drawn_chain, points, random_laws
 
 
 def likeliest_chain(laws: Laws, n_max: int) -> Script:
@@ -91,12 +44,6 @@ def two_siblings_each(tokens: History, limit: int, choose: Chooser) -> Draft:
     return Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
 
 
-def tree(*widths: int) -> Callable[[Laws], Script]:
-    """Draws trees no deeper than the tokens that are still wanted: what lies deeper only multiplies the branches."""
-    n_nodes = sum(math.prod(widths[: depth + 1]) for depth in range(len(widths)))
-    return lambda q: lambda tokens, n_left, choose: drawn_tree(q, widths[:n_left])(tokens, n_nodes, choose)
-
-
 CHAINS: dict[str, Callable[[Laws], Script]] = {
     "nothing": lambda q: points(lambda tokens: ()),
     "drawn 1": lambda q: drawn_chain(q, 1),
@@ -107,11 +54,11 @@ CHAINS: dict[str, Callable[[Laws], Script]] = {
     "constant": lambda q: points(lambda tokens: (1, 1, 1)),
 }
 TREES: dict[str, Callable[[Laws], Script]] = {
-    "two siblings": tree(2),
-    "three siblings": tree(3),
-    "two, then one each": tree(2, 1),
-    "one, then two": tree(1, 2),
-    "two, then two": tree(2, 2),
+    "two siblings": lambda q: drawn_trees(q, 2),
+    "three siblings": lambda q: drawn_trees(q, 3),
+    "two, then one each": lambda q: drawn_trees(q, 2, 1),
+    "one, then two": lambda q: drawn_trees(q, 1, 2),
+    "two, then two": lambda q: drawn_trees(q, 2, 2),
     "fixed two by two": lambda q: two_siblings_each,
 }
 
@@ -171,7 +118,7 @@ def test_a_greedy_draft_with_a_soft_law_beside_it_gives_the_targets_law() -> Non
 
 def test_siblings_without_replacement_give_the_targets_law() -> None:
     """METHODS, trees: a verifier that leaves rejected siblings in q gives [.425, .375, .200]."""
-    law = first_token(emitted_law(always(P), drawn_tree(always(Q), (2,)), Rule.TOKEN, 1))
+    law = first_token(emitted_law(always(P), drawn_trees(always(Q), 2), Rule.TOKEN, 1))
     assert law == pytest.approx(list(P), abs=1e-12)
 
 

@@ -1,0 +1,77 @@
+"""`verify` in the smallest decoding loop there is, and the law of what comes out; no engine, no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from specllama.distribution import Distribution
+from specllama.types import Chooser, Draft, Rule, Verdict
+from specllama.verification import verify
+from tests.enumeration import law_of
+from tests.exact.reference import TokenLaw, first_tokens
+from tests.fakes import History, Laws, Script, dense, drawn_tree
+
+Verifier: TypeAlias = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
+
+P, Q = (0.50, 0.30, 0.20), (0.15, 0.25, 0.60)  # the pair of laws that DESIGN 5 gives figures for
+N_VOCAB = 3
+
+
+class LazyRows(Sequence[Distribution]):
+    """p of every row of a draft, made when asked for; `asked` remembers the rows."""
+
+    def __init__(self, laws: Laws, tokens: History, draft: Draft) -> None:
+        parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
+        self._lines = [tokens]
+        for parent, token in zip(parents, draft.tokens, strict=True):
+            self._lines.append((*self._lines[parent + 1], token))
+        self._laws = laws
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, row: int) -> Distribution:
+        self.asked.append(row)
+        return dense(self._laws(self._lines[row]))
+
+
+def emit(
+    laws: Laws, script: Script, rule: Rule, n_tokens: int, choose: Chooser, verifier: Verifier = verify
+) -> History:
+    """The smallest decoding loop there is: propose, verify, commit, until `n_tokens` are out."""
+    tokens: History = ()
+    while len(tokens) < n_tokens:
+        draft = script(tokens, n_tokens - len(tokens), choose)
+        verdict = verifier(draft, LazyRows(laws, tokens, draft), choose, rule)
+        tokens = (*tokens, *(draft.tokens[node] for node in verdict.path), verdict.next_token)
+    return tokens[:n_tokens]
+
+
+def emitted_law(
+    laws: Laws, script: Script, rule: Rule, n_tokens: int, verifier: Verifier = verify, *, closed: bool = False
+) -> dict[History, float]:
+    """The law of the first `n_tokens` of that loop."""
+    return law_of(lambda choose: emit(laws, script, rule, n_tokens, choose, verifier), closed=closed)
+
+
+def drawn_trees(laws: Laws, *widths: int) -> Script:
+    """Trees no deeper than the tokens that are still wanted: what lies deeper would only multiply the branches."""
+    n_nodes = sum(math.prod(widths[: depth + 1]) for depth in range(len(widths)))
+    return lambda tokens, n_left, choose: drawn_tree(laws, widths[:n_left])(tokens, n_nodes, choose)
+
+
+def plain_law(laws: Laws, n_tokens: int) -> dict[History, float]:
+    """What it must be."""
+
+    def law_at(history: History) -> TokenLaw:
+        return {token: prob for token, prob in enumerate(laws(history)) if prob > 0.0}
+
+    return first_tokens(law_at, (), n_tokens)
+
+
+def first_token(law: dict[History, float]) -> list[float]:
+    """The law of the first token alone."""
+    return [math.fsum(weight for tokens, weight in law.items() if tokens[0] == token) for token in range(N_VOCAB)]
