@@ -132,12 +132,10 @@ def tell_apart(
             continue  # it wants to see letters that are hidden
         if safest is None:
             safest = hidden
-        if stand_ins.show(hidden) == plain and special.texts_in(hidden) == special.texts_in(safest):
+        if stand_ins.show(hidden) == plain:
             return Rendering(plain, hidden)
     if safest is None:
-        raise TemplateError(
-            "the chat template reads messages so that their text cannot be told from its own", hint=HINT
-        )
+        raise TemplateError("the chat template reads messages too closely to tell their text from its own", hint=HINT)
     if special.texts_in(plain) == special.texts_in(safest) and not any(map(special.texts_in, contents)):
         return Rendering(plain, plain)
     return Rendering(stand_ins.show(safest), safest)
