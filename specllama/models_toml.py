@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import tomli_w
 from specllama.errors import ConfigError, ModelFileError
 from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 from specllama.repo_files import split_names
+from specllama.storage import write_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -310,17 +310,6 @@ def _pair_table(pair: Pair) -> dict[str, Any]:
             "defaults": defaults or None,
         }
     )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a reader or a crash never meets half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:

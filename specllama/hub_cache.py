@@ -1,0 +1,92 @@
+"""The cache that all tools of the Hugging Face Hub share, read without their library: finding a file must cost nothing.
+
+Its layout is public: `models--USER--REPO` holds `refs/BRANCH` (a commit), `snapshots/COMMIT/FILE` (links) and
+`blobs/NAME`, where the name of a large file is its SHA-256.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from specllama.model_types import ModelFile
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TRUE = {"1", "ON", "YES", "TRUE"}
+MAIN = "main"
+
+
+def is_offline() -> bool:
+    """True if the user forbade the network through the Hub's own variable."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in _TRUE
+
+
+def cache_dir() -> Path:
+    """Where the cache lies; the same variables in the same order as the Hub's library."""
+    place = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not place:
+        xdg = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+        home = os.environ.get("HF_HOME") or os.path.join(xdg, "huggingface")
+        place = os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(place)))
+
+
+def _repo_dir(repo: str) -> Path:
+    return cache_dir() / f"models--{repo.replace('/', '--')}"
+
+
+def _commit_named(repo: str, revision: str | None) -> str | None:
+    """The commit that a branch or tag (main if None) had when it was last asked for; a commit is its own name."""
+    ref = _repo_dir(repo) / "refs" / (revision or MAIN)
+    return ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+
+
+def _snapshots(repo: str, first: str | None) -> list[Path]:
+    """The snapshots that are here: of the commit `first`, then the others, newest first."""
+    try:
+        places = [place for place in (_repo_dir(repo) / "snapshots").iterdir() if place.is_dir()]
+    except OSError:
+        return []
+    return sorted(places, key=lambda place: (place.name == first, place.stat().st_mtime), reverse=True)
+
+
+def find_file(repo: str, path: str, revision: str | None, wanted: ModelFile) -> Path | None:
+    """The file `path` of the repository, if it is here and has the wanted size.
+
+    Another commit's file is taken only if it must be the same one, by the sum in its blob's name, or if nothing was said
+    about sum and revision.
+    """
+    commit = _commit_named(repo, revision)
+    for snapshot in _snapshots(repo, commit):
+        found = snapshot / path
+        if not found.is_file() or (wanted.size is not None and found.stat().st_size != wanted.size):
+            continue
+        is_same = promised_checksum(found) == wanted.sha256 if wanted.sha256 else revision is None
+        if snapshot.name == commit or is_same:
+            return found
+    return None
+
+
+def promised_checksum(found: Path) -> str | None:
+    """The SHA-256 that the Hub gave for a cached file, if it gave one: the name of its blob."""
+    name = os.path.basename(os.readlink(found)) if found.is_symlink() else ""
+    return name if _SHA256.fullmatch(name) else None
+
+
+def commit_of(found: Path) -> str | None:
+    """The commit that a cached file belongs to."""
+    try:
+        return found.relative_to(cache_dir()).parts[2]
+    except (ValueError, IndexError):
+        return None
+
+
+def files_of(repo: str) -> list[str]:
+    """The files of main, or of the newest snapshot that is here, as paths inside the repository."""
+    for snapshot in _snapshots(repo, _commit_named(repo, None)):
+        files = [path.relative_to(snapshot).as_posix() for path in sorted(snapshot.rglob("*")) if path.is_file()]
+        if files:
+            return files
+    return []

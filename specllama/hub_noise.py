@@ -1,0 +1,65 @@
+"""What the Hub's library shows and logs on its way, told to a `FetchWatch` instead."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from specllama.storage import FetchWatch
+
+_RETRYING = re.compile(r"Trying to resume|Retrying in")
+
+
+def bar_class(watch: FetchWatch) -> Any:
+    """A class that the library takes for tqdm's and that tells `watch`."""
+
+    class Bar:
+        def __init__(self, *_args: object, total: int | None = None, initial: int = 0, **_options: object) -> None:
+            self.total, self.n = total, 0
+            self.update(initial)
+
+        def update(self, n: float = 1) -> None:
+            self.n += int(n)
+            watch.advance(int(n))
+
+        def update_transfer(self, n: float) -> None:
+            """Bytes on the wire; with this method the library makes one bar for them and for what is written."""
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_error: object) -> None:
+            return None
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_args, **_options: None  # everything about looks
+
+    return Bar
+
+
+class _Forward(logging.Handler):
+    """Says once that the library tries again, and drops everything else."""
+
+    def __init__(self, watch: FetchWatch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+        self._told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._told and _RETRYING.search(record.getMessage()):
+            self._told = True
+            self._watch.note("the connection broke: trying again")
+
+
+@contextmanager
+def forward_log(watch: FetchWatch) -> Iterator[None]:
+    """The log of the library, which must be imported by now, goes to `watch` and not to stderr."""
+    log = logging.getLogger("huggingface_hub")
+    handlers, log.handlers = log.handlers, [_Forward(watch)]
+    try:
+        yield
+    finally:
+        log.handlers = handlers

@@ -1,0 +1,80 @@
+"""Which files a model needs, and which of them are here. Reads no file's content and asks no network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specllama import hub_cache, storage
+from specllama.model_types import HubSource, Model, ModelFile, PathSource, Source, WheelSource
+from specllama.pins import pins
+from specllama.repo_files import split_names
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One file to have from one source, with everything known about it beforehand."""
+
+    source: Source
+    file: ModelFile  # size and sum from models.toml, or as the first pull found them
+    place: str  # path inside the repository, or on this disk
+    revision: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What its pin is recorded under."""
+        return f"{self.source.repo}/{self.place}" if isinstance(self.source, HubSource) else self.file.name
+
+    def here(self) -> Path | None:
+        """Where the file lies, if it is on this disk with the right size."""
+        return self._look(self.file)
+
+    def here_damaged(self) -> Path | None:
+        """Where the file lies, if it is on this disk with a wrong size: truncated, or another one."""
+        found = self._look(replace(self.file, size=None))
+        return found if found is not None and self.file.size not in (None, found.stat().st_size) else None
+
+    def _look(self, file: ModelFile) -> Path | None:
+        if isinstance(self.source, HubSource):
+            return hub_cache.find_file(self.source.repo, self.place, self.revision, file)
+        path = Path(self.place)
+        return path if path.is_file() and file.size in (None, path.stat().st_size) else None
+
+
+def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[Wanted, ...]:
+    """The files of `model` as `source` has them; `pinned` adds what the first pull of an unpinned one recorded."""
+    known = pins() if pinned and model.unpinned and not isinstance(source, PathSource) else {}
+    revision = source.revision if isinstance(source, HubSource) else None
+    wanted = []
+    for file, place in zip(model.files, _places(model, source), strict=True):
+        item = Wanted(source, file, place, revision)
+        pin = known.get(item.key) if file.sha256 is None else None
+        if pin is not None:
+            item = replace(item, file=ModelFile(file.name, pin.size, pin.sha256), revision=pin.commit or revision)
+        wanted.append(item)
+    return tuple(wanted)
+
+
+def _places(model: Model, source: Source) -> Sequence[str]:
+    """Where the files of `model` lie in `source`."""
+    if isinstance(source, WheelSource):
+        return [str(storage.models_dir() / model.file)]
+    first = source.file if isinstance(source, HubSource) else str(source.path)
+    if len(model.files) == 1:
+        return [first]
+    base = os.path.basename(first)
+    return [first.removesuffix(base) + name for name in split_names(base)]
+
+
+def all_here(wanted: Sequence[Wanted]) -> list[Path]:
+    """Where they lie, if every one of them is here; else nothing."""
+    paths = [path for item in wanted if (path := item.here()) is not None]
+    return paths if len(paths) == len(wanted) else []
+
+
+def find(model: Model) -> Path | None:
+    """The file to load, if all files of `model` are here with the right sizes."""
+    found = (all_here(wanted_files(model, source)) for source in model.sources)
+    return next((paths[0] for paths in found if paths), None)

@@ -1,0 +1,218 @@
+"""Model files on disk: where they lie, whether they are right, who is writing them, and whether there is room."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from platformdirs import user_cache_path
+
+from specllama.errors import DiskFull
+
+_CHUNK = 1 << 20
+# A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+class FetchWatch(Protocol):
+    """Hears how slow work on files goes. Calls may come from another thread than the caller's."""
+
+    def begin(self, what: str, total: int | None) -> None:
+        """A piece of work begins: `total` bytes, if that is known."""
+        ...
+
+    def advance(self, n_bytes: int) -> None:
+        """So many bytes more; below zero where an estimate was too high."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One sentence the user should read."""
+        ...
+
+    def end(self) -> None:
+        """The piece of work that began last is over, done or not."""
+        ...
+
+
+class Silent:
+    """A `FetchWatch` that says nothing."""
+
+    def begin(self, what: str, total: int | None) -> None:
+        """Say nothing."""
+
+    def advance(self, n_bytes: int) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def end(self) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def work(watch: FetchWatch, what: str, total: int | None) -> Iterator[None]:
+    """`begin` and, whatever happens, `end`."""
+    watch.begin(what, total)
+    try:
+        yield
+    finally:
+        watch.end()
+
+
+def size_text(n_bytes: int) -> str:
+    """A size for people: "1.12 GB", decimal units as the Hub and most systems show them."""
+    size, units = float(n_bytes), ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
+
+
+# ------------------------------------------------------------------------------------------------------------- places
+
+
+def models_dir() -> Path:
+    """Where files lie that did not come through the Hub's own cache."""
+    return user_cache_path("specllama") / "models"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file in one step, so that a reader or a crash never meets half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------------------- room
+
+
+def check_room(folder: Path, n_bytes: int, what: str) -> None:
+    """Raise DiskFull if `n_bytes` more do not fit on the disk of `folder`, which need not exist yet."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if n_bytes > free:
+        raise DiskFull(
+            f"{what} needs {size_text(n_bytes)}, the disk of {there} has {size_text(free)} left",
+            hint="make room (`specllama models remove` helps), or set XDG_CACHE_HOME or HF_HOME to a larger disk",
+        )
+
+
+@contextmanager
+def named_disk_full(what: str) -> Iterator[None]:
+    """A disk that fills up while it is written to raises DiskFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DiskFull(
+            f"no room left while writing {what} ({error.strerror})",
+            hint="make room and pull again: what was written is used again where possible",
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------------------------- locks
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Take the lock if nobody has it. The system frees it when the process ends, however it ends."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Anything but "taken" means that this file system knows no locks: better unprotected than never.
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+    return True
+
+
+@contextmanager
+def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
+    """Only one process at a time is inside for the same `name`; the others wait, and say so."""
+    folder = user_cache_path("specllama") / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("wb") as file:
+        if not _try_lock(file):
+            watch.note(f"another specllama is working on {name}: waiting for it")
+            while not _try_lock(file):
+                time.sleep(0.2)
+        yield
+
+
+# ----------------------------------------------------------------------------------------------------------- checksums
+
+
+def _record_of(path: Path) -> Path:
+    """Where the sum of `path` is remembered; one file each, so that no two processes rewrite the same."""
+    key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    return user_cache_path("specllama") / "sums" / f"{key}.json"
+
+
+def _stamp(path: Path) -> list[int]:
+    """Changes when the file does: its size and the time it was written."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def known_checksum(path: Path) -> str | None:
+    """The file's SHA-256 if it was computed before and the file has not changed since."""
+    try:
+        record = json.loads(_record_of(path).read_text(encoding="utf-8"))
+        return str(record["sha256"]) if record["stamp"] == _stamp(path) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def checksum(path: Path, watch: FetchWatch | None = None) -> str:
+    """The file's SHA-256, computed once and remembered until the file changes."""
+    known = known_checksum(path)
+    if known is not None:
+        return known
+    watch, digest, stamp = watch or Silent(), hashlib.sha256(), _stamp(path)
+    with work(watch, f"checking {path.name}", stamp[0]), path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            watch.advance(len(chunk))
+    _remember(path, stamp, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _remember(path: Path, stamp: list[int], sha256: str) -> None:
+    """Best effort: without a record the file is only hashed again."""
+    record = {"path": str(path), "stamp": stamp, "sha256": sha256}
+    try:
+        write_text(_record_of(path), json.dumps(record))
+    except OSError:
+        return
+
+
+def forget_checksum(path: Path) -> None:
+    """The file is about to go, or to be moved here from elsewhere."""
+    _record_of(path).unlink(missing_ok=True)
+
+
+def move(source: Path, destination: Path) -> None:
+    """Give a checked file its final name in one step; its sum moves with it."""
+    known = known_checksum(source)
+    forget_checksum(source)
+    os.replace(source, destination)
+    if known is not None:
+        _remember(destination, _stamp(destination), known)

