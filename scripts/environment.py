@@ -204,12 +204,12 @@ def _alone(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def _pip_stage(line: str) -> Stage | None:
-    found = re.match(r"^\s*(Collecting|Downloading|Obtaining|Installing collected packages)\b:?\s*(\S+)?", line)
+    found = re.match(r"\s*(Collecting|Obtaining|Installing collected packages)\b:? *(\S*)", line)
     if not found:
         return None
-    if found[1] == "Installing collected packages":
+    if found[1].startswith("Installing"):
         return Stage("installing")
-    return Stage("fetching")
+    return Stage("fetching", detail=found[2])
 
 
 def _say(text: str) -> None:

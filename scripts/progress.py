@@ -26,6 +26,7 @@ class Stage:
     what: str
     done: int = 0
     total: int = 0
+    detail: str = ""  # shown where it can be overwritten
 
     def __str__(self) -> str:
         if not self.total:
@@ -55,7 +56,7 @@ class Ticker:
         """Say what is going on; as often as you like."""
         now_s = self.clock()
         if self._live:
-            self._redraw(f"{self.title}: {stage}  {_clock(now_s - self._start_s)}")
+            self._redraw(f"{self.title}: {stage}  {_clock(now_s - self._start_s)}  {stage.detail}".rstrip())
             return
         last = self._shown
         is_news = last is None or (last.what, last.tenths) != (stage.what, stage.tenths)

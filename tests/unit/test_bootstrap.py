@@ -329,6 +329,22 @@ def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) ->
     assert stream.getvalue().endswith("llama.cpp: built  0:00\x1b[K\n")
 
 
+def test_the_package_that_pip_works_on_is_named_where_it_can_be_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a minute of 'fetching', and forty lines of it in a CI log."""
+    stages = [environment._pip_stage(f"Collecting {name}>=1") for name in ("numpy", "rich")]
+    assert stages == [Stage("fetching", detail="numpy>=1"), Stage("fetching", detail="rich>=1")]
+    assert environment._pip_stage("  Installing collected packages: a, b") == Stage("installing")
+    assert environment._pip_stage("Requirement already satisfied: pip") is None
+    pipe, terminal = io.StringIO(), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (pipe, terminal):
+        ticker = Ticker("Python packages", stream=stream, clock=Clock())
+        for stage in stages:
+            ticker.show(stage)
+    assert pipe.getvalue() == "Python packages: fetching  0:00\n"
+    assert "rich>=1" in terminal.getvalue()
+
+
 def test_a_dumb_terminal_gets_no_escape_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: escape sequences as garbage in an editor's shell."""
     monkeypatch.setenv("TERM", "dumb")
