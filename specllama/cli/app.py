@@ -170,12 +170,17 @@ def main(args: Sequence[str] | None = None) -> int:
         code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
         return (code if isinstance(code, int) else OK) or _flush_quietly()
     except _TyperUsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the group's help is the whole message
+            print(error.format_message(), file=sys.stderr)
+            return USAGE
         return _report(_in_our_words(error))
+    except typer.Abort:
+        return FAILED
     except SpecllamaError as error:
         return _report(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer turns the first into the second
         _forget_stdout()
         return FAILED
     except Exception as error:

@@ -321,7 +321,7 @@ class HardwareOptions:
         ),
     ] = "f16"
     flash_attn: Annotated[
-        str,
+        Literal["on", "off", "auto"],
         option(
             "-fa --flash-attn", "Flash attention: on, off or auto.", metavar="WHEN", check=word("on", "off", "auto")
         ),

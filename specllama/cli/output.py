@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,14 @@ class Stream:
     def line(self, text: str) -> None:
         """Send one line; on a terminal its control characters are spelled out."""
         self.write((visible(text) if self.is_terminal else text) + "\n")
+
+    @property
+    def is_file(self) -> bool:
+        """True where the stream goes into a file, and so to nobody who reads along."""
+        try:
+            return stat.S_ISREG(os.fstat(self.file.fileno()).st_mode)
+        except (OSError, ValueError):
+            return False
 
     def encodes(self, sample: str) -> bool:
         """True where the stream's encoding knows every character of `sample`."""

@@ -182,7 +182,7 @@ def _context(figures: Figures, palette: Palette) -> Iterator[Item]:
     )
 
 
-def _flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
+def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
     """Items side by side, two spaces apart, in lines of at most `width`; an item wider than that is cut."""
     line, used = "", 0
     for item in items:
@@ -204,7 +204,7 @@ def _flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
 def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
     """The live lines: figures in groups, each group starting a line, most telling first; no line wider than `width`."""
     if not figures.stats.n_steps:
-        return list(_flow(_reading(figures, width, palette), width, palette))
+        return list(flow(_reading(figures, width, palette), width, palette))
     groups: list[Iterable[Item]] = [(*_times(figures), *_context(figures, palette))]
     if figures.drafts:
         groups.insert(0, (*_acceptance(figures), *_speed(figures)))
@@ -215,7 +215,7 @@ def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
     if figures.notice:
         groups.append([(("label", figures.notice),)])
     rule = palette.paint("label", palette.rule * width)
-    return [rule, *(line for group in groups for line in _flow(group, width, palette))]
+    return [rule, *(line for group in groups for line in flow(group, width, palette))]
 
 
 def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+import typer
+
+from specllama import llama
+from specllama.cli import loading
+from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
 from specllama.cli.options import (
     DraftOptions,
@@ -11,6 +22,51 @@ from specllama.cli.options import (
     PromptOptions,
     SamplingOptions,
 )
+from specllama.cli.output import Output, open_output
+from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
+from specllama.cli.record import Record, begin
+from specllama.cli.render import Figures, summary
+from specllama.cli.terminal import silent_keyboard
+from specllama.cli.view import AnswerView, EventView, RecordView, View
+from specllama.cli.worker import Worker, interruptible
+from specllama.drafters import DraftSettings
+from specllama.engine import Engine
+from specllama.errors import Interrupted
+from specllama.events import Event, Finished, Reason
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.text import StopWatch, TextStream
+from specllama.types import Cancel, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer, settled before any weight is loaded."""
+
+    tokens: list[int]  # of the prompt
+    params: SamplingParams
+    rule: Rule
+    strategy: str
+    drafting: DraftSettings
+    n_predict: int
+    stops: tuple[str, ...]
+    seed: int
+
+    def settings(self) -> dict[str, object]:
+        """Everything that decides the answer besides the models and the prompt."""
+        # JSON has no infinity.
+        biases = {str(token): bias if bias > -math.inf else "-inf" for token, bias in self.params.logit_bias.items()}
+        return {
+            **asdict(self.params),
+            "logit_bias": biases,
+            "seed": self.seed,
+            "n_predict": self.n_predict,
+            "stop": self.stops,
+            "verify_rule": self.rule.value,
+            "spec_type": self.strategy,
+            "draft_n_max": self.drafting.n_max,
+            "draft_p_min": self.drafting.p_min,
+            "draft_temperature": self.drafting.temperature,
+        }
 
 
 @takes_groups
@@ -22,5 +78,115 @@ def run(
     hardware: HardwareOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer one prompt, fast and exactly as the target would."""
-    print(prompt, models, drafting, sampling, hardware, output)
+    """Answer one prompt: a small model drafts, the target verifies, the text is the target's own."""
+    out = open_output(color=output.color, format=output.format, quiet=output.quiet)
+    if output.verbose:
+        llama.set_log(lambda _level, line: out.note(line))
+    # The order is that of what it costs to find out: wrong use first, weights last.
+    text = read_prompt(prompt, out)
+    params = _params(sampling)
+    choice = loading.choose(models, drafting, hardware)
+    setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
+    vocab = llama.load_vocabulary(setup.target.path)
+    tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
+    require_room(tokens, choice.n_ctx, sampling.predict)
+    if setup.draft is not None:
+        loading.require_fit(vocab, setup.draft, out)
+    job = Job(
+        tokens=tokens,
+        params=params,
+        rule=Rule(drafting.verify_rule),
+        strategy=choice.strategy,
+        drafting=DraftSettings(n_max=choice.n_max, p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp),
+        n_predict=sampling.predict,
+        stops=tuple(sampling.stop or ()),
+        seed=secrets.randbits(32) if sampling.seed < 0 else sampling.seed,
+    )
+    if _answer(job, setup, out, _wants_live(output, out)) == "cancelled":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _params(sampling: SamplingOptions) -> SamplingParams:
+    """The target's sampler settings."""
+    return SamplingParams(
+        temperature=sampling.temp,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repeat_penalty=sampling.repeat_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repeat_last_n=sampling.repeat_last_n,
+        logit_bias=sampling.biases,
+    )
+
+
+def _wants_live(options: OutputOptions, out: Output) -> bool:
+    """Whether live figures are drawn on stderr.
+
+    Of their own accord only where they cannot get into anything's way: not beside a pipe, whose reader may draw on the
+    same terminal, and not among lines of JSON or of a log.
+    """
+    if not out.live or out.format == "jsonl" or options.verbose or options.live is False:
+        return False
+    return options.live is True or out.out.is_terminal or out.out.is_file
+
+
+def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
+    """Load the models, generate, show; returns why the answer ended."""
+    cancel = Cancel()
+    with ExitStack() as stack:
+        restore = stack.enter_context(silent_keyboard(out.out.is_terminal))
+        stack.enter_context(interruptible(cancel, restore))
+        try:
+            models = stack.enter_context(loading.load_models(setup, out, cancel))
+        except Interrupted:
+            return "cancelled"
+        models.watch(cancel)
+        drafter = models.drafter(job.strategy, job.drafting)
+        stack.callback(drafter.close)
+        record = begin(job.settings(), setup, models)
+        piece = models.target.vocab.piece
+        events = Engine(models.target, drafter, rule=job.rule).generate(
+            job.tokens,
+            job.params,
+            RandomChooser(job.seed),
+            max_tokens=job.n_predict,
+            stopper=StopWatch(job.stops, piece) if job.stops else None,
+            cancel=cancel,
+        )
+        answer = TextStream(piece, job.stops)
+        figures = Figures(models.target.n_ctx, drafts=models.draft is not None and job.drafting.n_max > 0)
+        figures.stats.n_prompt = len(job.tokens)
+        if out.format == "jsonl":
+            out.data({"event": "start", **record.header, "prompt_tokens": job.tokens})
+        finished = _show(events, _view(out, answer, figures, record, live), record, cancel)
+        if out.format == "json":
+            out.data({**record.header, **record.outcome(finished, answer)})
+    if out.format == "human":
+        out.note(summary(finished.stats))
+    return finished.reason
+
+
+def _view(out: Output, answer: TextStream, figures: Figures, record: Record, live: bool) -> View:
+    """The view for this form of output."""
+    if out.format == "jsonl":
+        return EventView(out, answer, record)
+    if out.format == "json":
+        return RecordView(out, answer, figures, live=live)
+    return AnswerView(out, answer, figures, live=live)
+
+
+def _show(events: Iterator[Event], view: View, record: Record, cancel: Cancel) -> Finished:
+    """Generate in a second thread and show what comes; returns the last event."""
+    with Worker(events, cancel) as worker:
+        try:
+            for batch in worker.batches(view.gap_s):
+                for event in batch:
+                    record.take(event)
+                    view.take(event)
+                view.refresh()
+        finally:
+            view.close()
+    assert isinstance(event, Finished), "the engine's last event is always Finished"
+    return event

@@ -123,11 +123,12 @@ class Screen:
 
 
 @contextlib.contextmanager
-def silent_keyboard() -> Iterator[Callable[[], None]]:
+def silent_keyboard(wanted: bool) -> Iterator[Callable[[], None]]:
     """While text streams, what is typed does not appear in it; yields a function that ends this at once."""
     restore: Callable[[], None] = _nothing
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        restore = _without_echo()
+    if wanted:
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            restore = _without_echo()
     try:
         yield restore
     finally:

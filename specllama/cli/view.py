@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from specllama.cli.output import Output, visible
+from specllama.cli.record import Record
 from specllama.cli.render import Figures, palette_of, strip
 from specllama.cli.terminal import Piece, Screen, terminal_size
 from specllama.events import Event, Finished, Notice, TokenEvent
@@ -143,11 +143,10 @@ class EventView:
 
     gap_s = 0.0
 
-    def __init__(self, output: Output, answer: TextStream, last: Callable[[Finished], Mapping[str, object]]) -> None:
-        """`last` makes the last line from the last event."""
+    def __init__(self, output: Output, answer: TextStream, record: Record) -> None:
         self._output = output
         self._answer = answer
-        self._last = last
+        self._record = record
 
     def take(self, event: Event) -> None:
         """Print the event."""
@@ -156,7 +155,7 @@ class EventView:
             self._output.data({**event.to_json(), "text": text})
         elif isinstance(event, Finished):
             self._answer.finish()
-            self._output.data({**event.to_json(), **self._last(event)})
+            self._output.data({**event.to_json(), **self._record.outcome(event, self._answer)})
         else:
             self._output.data(event.to_json())
 

@@ -1,0 +1,256 @@
+"""From options to models ready to answer: choose them, fetch them, check what can be checked, load them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+from specllama import llama, probe, storage
+from specllama.cli.fetching import fetch_with_progress
+from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.output import Output
+from specllama.cli.status import StatusLine
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.errors import MemoryShort, UsageError
+from specllama.llama import Header, LlamaModel, LoadOptions, Vocabulary
+from specllama.llama_header import refuse_architecture
+from specllama.model_types import Model, PairDefaults
+from specllama.pairs import fit, load_catalog
+from specllama.storage import size_text
+from specllama.types import Cancel, Drafter
+
+N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
+
+Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `user/repo[:quant]`
+
+
+# ----------------------------------------------------------------------------------------------------------- choosing
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which models and which strategy, before anything is looked up."""
+
+    target: Wanted
+    draft: Wanted | None  # None also where the strategy has no use for one
+    strategy: str
+    n_ctx: int  # 0 = what the target was trained for
+    n_max: int
+
+
+def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions) -> Choice:
+    """What the options ask for. Raises UsageError and ConfigError."""
+    target: Wanted | None = Path(models.model) if models.model else models.hf_repo
+    draft: Wanted | None = Path(models.model_draft) if models.model_draft else models.hf_repo_draft
+    defaults = PairDefaults()
+    if target is None:
+        if draft is not None:
+            raise UsageError("a draft is given but no target", hint="add -m FILE or -hf USER/REPO")
+        pair = load_catalog().pair(models.pair)
+        target, draft, defaults = pair.target, pair.draft, pair.defaults
+    strategy = _strategy(drafting.spec_type, has_draft=draft is not None)
+    return Choice(
+        target,
+        draft if REGISTRY[strategy].needs_model else None,
+        strategy,
+        n_ctx=next(n for n in (hardware.ctx_size, defaults.n_ctx, N_CTX) if n is not None),
+        n_max=next(n for n in (drafting.spec_draft_n_max, defaults.n_max, N_MAX) if n is not None),
+    )
+
+
+def _strategy(spec_type: str, *, has_draft: bool) -> str:
+    """The first of the allowed strategies. Raises UsageError where one was named that lacks a draft."""
+    if spec_type == "auto":
+        return "draft-simple" if has_draft else "none"
+    names = spec_type.split(",")
+    for name in names:
+        if REGISTRY[name].needs_model and not has_draft:
+            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md FILE or -hfd USER/REPO")
+    return next((name for name in names if name != "none"), "none")
+
+
+# ------------------------------------------------------------------------------------------------------ what is here
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A model file on this disk, with what its own header says."""
+
+    header: Header
+    sha256: str | None  # None where nobody has computed it: hashing gigabytes is not for every start
+    source: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.header.path
+
+    @property
+    def template(self) -> str | None:
+        """Its chat template, if it has one."""
+        return self.header.metadata.get("tokenizer.chat_template")
+
+
+def bring(wanted: Wanted, *, offline: bool, output: Output) -> File:
+    """The file of a model, fetched if need be. Raises DownloadError and ModelFileError."""
+    if isinstance(wanted, Path):
+        path = wanted.expanduser()
+        return File(llama.header(path), storage.known_checksum(path) if path.is_file() else None, "path")
+    fetched = fetch_with_progress(wanted, offline=offline, output=output)
+    return File(llama.header(fetched.path), fetched.sha256, fetched.source)
+
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+def _layers(text: str) -> int | Literal["auto", "all"]:
+    """`-ngl` as the loader takes it."""
+    return "auto" if text == "auto" else "all" if text == "all" else int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Files on this disk and how they are to be loaded; nothing of it is loaded yet."""
+
+    target: File
+    draft: File | None
+    target_options: LoadOptions
+    hardware: HardwareOptions
+
+    def draft_options(self, n_ctx: int) -> LoadOptions:
+        """How the draft is loaded beside a target with `n_ctx` tokens of context, which is as many as it can use.
+
+        Like the target where nothing else was asked for; but its KV stays in f16, because a coarser one drafts badly.
+        """
+        assert self.draft is not None
+        hardware = self.hardware
+        return replace(
+            self.target_options,
+            n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
+            n_threads=hardware.threads_draft or hardware.threads,
+            n_threads_batch=hardware.threads_batch_draft or hardware.threads_draft or hardware.threads_batch,
+            n_gpu_layers=_layers(hardware.gpu_layers_draft),
+            type_k=hardware.cache_type_k_draft,
+            type_v=hardware.cache_type_v_draft,
+            max_block=1,
+        )
+
+
+def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output: Output) -> Setup:
+    """Everything that can be known before weights are loaded: the build works, the files are here, memory is enough.
+
+    Raises BackendError, DownloadError, ModelFileError, UnsupportedModel and MemoryShort.
+    """
+    use_extra_bufts = _usable_buffers(output)
+    target = bring(choice.target, offline=offline, output=output)
+    refuse_architecture(target.header)
+    draft = None if choice.draft is None else bring(choice.draft, offline=offline, output=output)
+    options = LoadOptions(
+        n_ctx=choice.n_ctx,
+        n_threads=hardware.threads,
+        n_threads_batch=hardware.threads_batch,
+        n_gpu_layers=_layers(hardware.gpu_layers),
+        flash_attn=hardware.flash_attn,
+        type_k=hardware.cache_type_k,
+        type_v=hardware.cache_type_v,
+        use_extra_bufts=use_extra_bufts,
+        max_block=(choice.n_max if draft is not None else 0) + 1,
+    )
+    setup = Setup(target, draft, options, hardware)
+    _require_memory(setup)
+    return setup
+
+
+def _usable_buffers(output: Output) -> bool:
+    """Whether models may be loaded with extra buffer types; says what is wrong with the build. Raises BackendError."""
+    result = probe.installed()
+    result.require()
+    if not result.use_extra_bufts:
+        output.warn(result.detail, result.hint)
+    return result.use_extra_bufts
+
+
+def _require_memory(setup: Setup) -> None:
+    """Raise MemoryShort where target and draft together cannot fit, before the first of them is loaded.
+
+    A context that is to be found out (0), or a GPU: then only the loader knows, and it checks each model by itself.
+    """
+    n_ctx = setup.target_options.n_ctx
+    if n_ctx == 0 or setup.draft is None or llama.build_info().gpu_offload:
+        return
+    needed = llama.memory_needed(setup.target.header, setup.target_options).total
+    needed += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
+    free = llama.memory_free()
+    if needed > free:
+        raise MemoryShort(
+            f"{setup.target.path.name} and {setup.draft.path.name} with a context of {n_ctx} tokens need "
+            f"{size_text(needed)}, but only {size_text(free)} are free",
+            hint="use a shorter context (--ctx-size), smaller models, or close other programs",
+        )
+
+
+def require_fit(target: Vocabulary, draft: File, output: Output) -> None:
+    """Raise PairError where the draft's vocabulary is not the target's: nobody who asked for a draft goes without."""
+    report = fit(target, llama.load_vocabulary(draft.path))
+    report.require()
+    for note in report.notes:
+        output.note(f"note: {note}")
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclass(slots=True)
+class Models:
+    """A loaded target and draft; a context manager that frees them."""
+
+    target: LlamaModel
+    draft: LlamaModel | None
+    _owned: ExitStack = field(default_factory=ExitStack)
+
+    def watch(self, cancel: Cancel) -> None:
+        """Let a long computation of either stop when `cancel` is set."""
+        self.target.watch(cancel)
+        if self.draft is not None:
+            self.draft.watch(cancel)
+
+    def drafter(self, strategy: str, settings: DraftSettings) -> Drafter:
+        """The strategy, working for this target."""
+        return REGISTRY[strategy].make(self.draft, replace(settings, vocab_size=self.target.vocab_size))
+
+    def __enter__(self) -> Models:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owned.close()
+
+
+def load_models(setup: Setup, output: Output, cancel: Cancel) -> Models:
+    """Load the target, then the draft, with progress on stderr.
+
+    Raises what `llama.load` raises, and Interrupted where `cancel` is set meanwhile.
+    """
+    n_bytes = setup.target.header.n_file_bytes + (setup.draft.header.n_file_bytes if setup.draft else 0)
+    n_done = 0
+
+    def told(file: File, share: float) -> bool:
+        status.show("loading", (n_done + share * file.header.n_file_bytes) / n_bytes, size_text(n_bytes))
+        return not cancel.is_set()
+
+    with ExitStack() as owned, StatusLine(output) as status:
+        load, target, draft = llama.load, setup.target, None
+        target_model = load(target.path, setup.target_options, progress=lambda share: told(target, share))
+        owned.enter_context(target_model)
+        if (file := setup.draft) is not None:
+            n_done = target.header.n_file_bytes
+            draft = load(file.path, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
+            owned.enter_context(draft)
+        models = Models(target_model, draft, owned.pop_all())
+    for warning in (*target_model.warnings, *(draft.warnings if draft else ())):
+        output.warn(warning)
+    return models

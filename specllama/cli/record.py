@@ -1,0 +1,162 @@
+"""What `run --json` and `--jsonl` write about an answer; the schema says what the numbers mean."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+import specllama
+from specllama.cli.loading import File, Models, Setup
+from specllama.events import Event, Finished, Notice, StepEvent
+from specllama.llama import BuildInfo, LlamaModel, build_info
+from specllama.stats import SpecStats
+from specllama.text import TextStream
+
+SCHEMA = {
+    "name": "specllama.run",
+    "version": 1,
+    "units": "rates and shares are fractions of 1 (null: nothing was counted), *_s are seconds, *_ms milliseconds",
+}
+
+
+def versions(build: BuildInfo) -> dict[str, str]:
+    """What decides an answer besides the models and the settings."""
+    return {
+        "specllama": specllama.__version__,
+        "llama_cpp_python": build.bindings,
+        "llama_cpp": build.llama_cpp,
+        "build": build.fingerprint,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": build.system,
+    }
+
+
+def describe_model(file: File, model: LlamaModel) -> dict[str, object]:
+    """One model, and how it was loaded."""
+    return {
+        "file": file.path.name,
+        "path": str(file.path),
+        "size": file.header.n_file_bytes,
+        "sha256": file.sha256,
+        "source": file.source,
+        "description": model.description,
+        "n_ctx": model.n_ctx,
+        "n_threads": model.plan.n_threads,
+        "n_threads_batch": model.plan.n_threads_batch,
+        "n_gpu_layers": model.plan.n_gpu_layers,
+    }
+
+
+def timings(stats: SpecStats) -> dict[str, object]:
+    """The keys of llama-server's `timings`. The first token belongs to the prompt, so its rate leaves it out."""
+    return {
+        "cache_n": stats.n_cached,
+        "prompt_n": stats.n_prompt - stats.n_cached,
+        "prompt_ms": 1000 * stats.prompt_s,
+        "prompt_per_second": stats.prompt_tok_s,
+        "predicted_n": stats.n_emitted,
+        "predicted_ms": 1000 * stats.decode_s,
+        "predicted_per_second": stats.decode_tok_s,
+        "draft_n": stats.n_drafted,
+        "draft_n_accepted": stats.n_accepted,
+    }
+
+
+def acceptance(stats: SpecStats) -> dict[str, object]:
+    """What became of the drafts."""
+    return {
+        "steps": stats.n_steps,
+        "spec_steps": stats.n_spec_steps,
+        "drafted": stats.n_drafted,
+        "accepted": stats.n_accepted,
+        "rejections": stats.n_rejected,
+        "emitted": stats.n_emitted,
+        "emitted_from_draft": stats.n_from_draft,
+        "rate": stats.acceptance_rate,
+        "alpha": stats.alpha,
+        "mean_length": stats.mean_acceptance_length,
+        "from_draft": stats.from_draft,
+        "per_position": stats.acceptance_per_position,
+        "drafted_at": stats.drafted_at,
+        "accepted_at": stats.accepted_at,
+        "accepted_lengths": stats.accepted_lengths,
+    }
+
+
+@dataclass(slots=True)
+class Overhead:
+    """Time outside the models' own calls, over the steps after the first, which belongs to the prompt."""
+
+    loop_s: float = 0.0
+    step_s: float = 0.0
+    n_steps: int = 0
+    n_drafted: int = 0
+
+    def take(self, event: StepEvent) -> None:
+        """Count one step."""
+        if event.step > 0:
+            self.loop_s += event.loop_s
+            self.step_s += event.step_s
+            self.n_steps += 1
+            self.n_drafted += len(event.drafted)
+
+    def to_json(self) -> dict[str, object]:
+        """In seconds, over all these steps and a step; as a share of the steps' whole time."""
+        return {
+            "s": self.loop_s,
+            "steps": self.n_steps,
+            "drafted": self.n_drafted,
+            "per_step_s": self.loop_s / self.n_steps if self.n_steps else None,
+            "share": self.loop_s / self.step_s if self.step_s else None,
+        }
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of an answer: its header before it begins, the rest gathered from its events."""
+
+    header: Mapping[str, object]
+    notices: list[str] = field(default_factory=list)
+    overhead: Overhead = field(default_factory=Overhead)
+
+    def take(self, event: Event) -> None:
+        """Keep what only events tell."""
+        if isinstance(event, StepEvent):
+            self.overhead.take(event)
+        elif isinstance(event, Notice):
+            self.notices.append(event.text)
+
+    def outcome(self, finished: Finished, answer: TextStream) -> dict[str, object]:
+        """What came of it."""
+        stats = finished.stats
+        return {
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "finish_reason": finished.reason,
+            "timings": timings(stats),
+            "acceptance": acceptance(stats),
+            "times": {key: value for key, value in asdict(stats).items() if key.endswith("_s")},
+            "overhead": self.overhead.to_json(),
+            "notices": self.notices,
+        }
+
+
+def begin(settings: Mapping[str, object], setup: Setup, models: Models) -> Record:
+    """The record of an answer that is about to be generated."""
+    draft = models.draft
+    assert (setup.draft is None) == (draft is None)
+    return Record(
+        {
+            "schema": SCHEMA,
+            "versions": versions(build_info()),
+            "settings": settings,
+            "models": {
+                "target": describe_model(setup.target, models.target),
+                "draft": describe_model(setup.draft, draft) if setup.draft and draft else None,
+            },
+        }
+    )
