@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -78,10 +79,11 @@ class Venv:
                 f"this Python cannot make virtual environments ({', '.join(missing)} is missing); "
                 f"on Debian and Ubuntu: sudo apt install python{goal.python}-venv"
             )
-        import venv  # not needed on a quick start
-
         _say(f"making {self.path.name} with Python {sys.version.split()[0]}")
-        venv.EnvBuilder(clear=self.path.exists(), with_pip=True, symlinks=True).create(self.path)
+        command = [str(base_python()), "-m", "venv", "--clear", str(self.path)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            raise SetupError(f"{' '.join(command)} failed:\n{done.stdout.rstrip()}")
 
     def install(self, goal: Goal, wheel: Path) -> None:
         """Install the llama.cpp build and specllama, editable, with what they need."""
@@ -121,6 +123,12 @@ class Venv:
         for folder in self.path.glob("lib/python*/site-packages/pip-*.dist-info"):
             return tuple(int(part) for part in re.findall(r"\d+", folder.name)[:2])
         return (0, 0)
+
+
+def base_python() -> Path:
+    """The Python behind the one that runs this, which may be that of the very environment to be replaced."""
+    plain = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
+    return plain if plain.exists() else Path(sys.executable).resolve()
 
 
 def main(arguments: list[str]) -> int:

@@ -474,11 +474,26 @@ def test_a_venv_that_cannot_run_is_made_anew_and_no_other(
     harm: Callable[[Venv], object], remade: bool, venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: a dead .venv after an upgrade of Python or a move of the folder, and a good one thrown away."""
-    made: list[Path] = []
-    monkeypatch.setattr("venv.EnvBuilder.create", lambda self, path: made.append(path))
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout="")
+
+    monkeypatch.setattr(environment.subprocess, "run", run)
     harm(venv)
     venv.create(goal)
-    assert bool(made) is remade
+    again = [str(environment.base_python()), "-m", "venv", "--clear", str(venv.path)]
+    assert commands == ([again] if remade else [])
+
+
+def test_an_environment_is_made_anew_by_the_python_behind_it() -> None:
+    """Prevents: an environment that points into the one it has just replaced, and so to itself."""
+    base = environment.base_python()
+    assert Path(sys.prefix) not in base.parents or sys.prefix == sys.base_prefix
+    code = "import sys; print(sys.prefix == sys.base_prefix, *sys.version_info[:2])"
+    done = subprocess.run([base, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", *map(str, sys.version_info[:2])]
 
 
 def test_a_python_without_venv_is_told_what_to_install(
