@@ -32,6 +32,7 @@ _REPO_FILE = re.compile(r"(?:[\w+][\w .+-]*/)*[\w+][\w .+-]*\.gguf", re.IGNORECA
 _REVISION = re.compile(r"\w[\w./-]*")
 _WHEEL = re.compile(r"[A-Za-z0-9][\w.{}-]*")
 _VERSION = re.compile(r"[A-Za-z0-9][\w.+!-]*")
+_PLACEHOLDER = re.compile(r"\{[ni](?::0\d)?\}")
 _SHA256 = re.compile(r"[0-9a-f]{64}|unpinned")
 
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
@@ -142,11 +143,10 @@ def _read_source(table: _Table, model_file: str) -> Source:
 
 
 def _check_patterns(source: WheelSource, where: str) -> None:
-    """The patterns name only what they may name."""
-    try:
-        source.package(1), source.member(1)
-    except (LookupError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: wheel and member may hold {{n}} and {{i}}, nothing else in braces") from error
+    """The patterns name only what they may name: `str.format` could reach into objects."""
+    for pattern in (source.name_pattern, source.member_pattern):
+        if re.search(r"[{}]", _PLACEHOLDER.sub("", pattern)):
+            raise ConfigError(f"{where}: {_shown(pattern)} may hold {{n}}, {{i}}, {{n:02}} and {{i:02}} in braces only")
 
 
 def _read_sha256(table: _Table) -> str | None:
@@ -323,7 +323,8 @@ def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:
     new = {"models": {model.name: _model_table(model) for model in models}, "pairs": {pair.name: _pair_table(pair)}}
     new = {kind: tables for kind, tables in new.items() if tables}
     if not any(name in data.get(kind, {}) for kind, tables in new.items() for name in tables):
-        text = f"{old_text.rstrip()}\n\n{tomli_w.dumps(new)}".lstrip()
+        above = f"{old_text.rstrip()}\n\n" if old_text.strip() else ""
+        text = above + tomli_w.dumps(new)
     else:
         write_text(path.with_name(f"{path.name}.bak"), old_text)
         merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}

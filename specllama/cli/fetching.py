@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
+_PAUSE_S = 1.0  # between two lines of a log
 _NAME_WIDTH = 44  # of what is going on; leaves room for size, speed and time in 100 columns
 
 
@@ -30,9 +31,8 @@ def shortened(text: str, width: int = _NAME_WIDTH) -> str:
 class _Bar:
     """A `FetchWatch` that draws one bar on stderr; it leaves nothing behind."""
 
-    def __init__(self, progress: Progress, output: Output) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._output = output
         self._tasks: list[TaskID] = []
 
     def begin(self, what: str, total: int | None) -> None:
@@ -49,31 +49,36 @@ class _Bar:
 
 
 class _Lines:
-    """A `FetchWatch` for logs: a line at the beginning and for every tenth."""
+    """A `FetchWatch` for logs: a line at the beginning and then for every tenth, but not several a second."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._work: list[tuple[str, int | None]] = []
+        self._what = ""
+        self._total: int | None = None
         self._n_done = 0
         self._tenths = 0
+        self._said_at = 0.0
 
     def begin(self, what: str, total: int | None) -> None:
-        self._work.append((what, total))
-        self._n_done = self._tenths = 0
-        self._output.note(f"{what} ({size_text(total)})" if total else what)
+        self._what, self._total, self._n_done, self._tenths = what, total, 0, 0
+        self._say(f"{what} ({size_text(total)})" if total else what)
 
     def advance(self, n_bytes: int) -> None:
-        what, total = self._work[-1]
         self._n_done += n_bytes
-        if total and self._n_done * 10 // total > self._tenths:
-            self._tenths = min(self._n_done * 10 // total, 10)
-            self._output.note(f"{what}: {self._tenths}0 %")
+        tenths = self._n_done * 10 // self._total if self._total else 0
+        if tenths > self._tenths and time.monotonic() - self._said_at > _PAUSE_S:
+            self._tenths = tenths
+            self._say(f"{self._what}: {tenths}0 %")
 
     def note(self, text: str) -> None:
-        self._output.note(text)
+        self._say(text)
 
     def end(self) -> None:
-        self._work.pop()
+        """The next line tells."""
+
+    def _say(self, text: str) -> None:
+        self._said_at = time.monotonic()
+        self._output.note(text)
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def watching(output: Output) -> Iterator[FetchWatch]:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), DownloadColumn())
         console = output.err_console()
         with Progress(*columns, SpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
-            yield _Bar(progress, output)
+            yield _Bar(progress)
 
 
 def fetch_with_progress(

@@ -1,14 +1,31 @@
-"""What several unit tests share: a home of their own, and a stand-in for the Hub."""
+"""What tests of fetching share: an empty home, a stand-in for the Hub, wheels with a model's parts, a full disk."""
 
 from __future__ import annotations
 
+import resource
+import shutil
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from specllama import wheels
+from specllama.errors import SourceUnavailable
+from specllama.model_types import WheelSource
 from tests.hubserver import HubServer
+
+# A model on the Hub.
+BODY = bytes(range(256)) * 1200  # 307 kB
+REPO, FILE = "maker/tiny-GGUF", "tiny-q4_k_m.gguf"
+
+# A model in wheels.
+JOINED = bytes(range(256)) * 900
+N_PARTS = 3
+JOINED_FILE = "joined-q4_0.gguf"
+SOURCE = WheelSource("tiny-model-part{n}", "1.0", N_PARTS, "tiny_model_part{n}/data/part{i:02}.bin")
 
 _HUB_VARIABLES = (
     "HF_HUB_CACHE",
@@ -81,3 +98,69 @@ class Watch:
 def watch() -> Watch:
     """A watch that remembers."""
     return Watch()
+
+
+@contextmanager
+def file_size_limit(n_bytes: int) -> Iterator[None]:
+    """The system refuses to let any file grow beyond `n_bytes`, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def make_wheel(folder: Path, n: int, data: bytes, source: WheelSource = SOURCE) -> Path:
+    """A wheel that pip takes, with `data` as part `n`."""
+    name = source.package(n).replace("-", "_")
+    path = folder / f"{name}-{source.version}-py3-none-any.whl"
+    info = f"{name}-{source.version}.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr(source.member(n), data)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {source.version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def index(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the wheels of JOINED, which pip takes for the only package index."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    step = -(-len(JOINED) // N_PARTS)
+    for n in range(1, N_PARTS + 1):
+        make_wheel(folder, n, JOINED[(n - 1) * step : n * step])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+class Pip:
+    """Stands for pip where pip itself is not what is tested: half a second saved a wheel."""
+
+    def __init__(self, index: Path) -> None:
+        self.index = index
+        self.asked: list[str] = []
+        self.stop_at: int | None = None  # Ctrl-C at this call
+
+    def download(self, requirement: str, place: Path, watch: Watch) -> Path:
+        self.asked.append(requirement)
+        if self.stop_at == len(self.asked):
+            raise KeyboardInterrupt
+        name, _, version = requirement.partition("==")
+        wheel = next(self.index.glob(f"{name.replace('-', '_')}-{version}-*.whl"), None)
+        if wheel is None:
+            raise SourceUnavailable(f"no {requirement}")
+        watch.advance(wheel.stat().st_size)
+        return Path(shutil.copy(wheel, place))
+
+
+@pytest.fixture
+def pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
+    stand_in = Pip(index)
+    monkeypatch.setattr(wheels, "_download", stand_in.download)
+    return stand_in

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,10 +22,7 @@ from specllama.errors import (
 from specllama.model_types import HubSource, Model, ModelFile, PathSource, Source
 from specllama.pins import pins
 from tests.hubserver import HubServer
-from tests.unit.conftest import Watch
-
-BODY = bytes(range(256)) * 1200  # 300 kB
-REPO, FILE = "maker/tiny-GGUF", "tiny-q4_k_m.gguf"
+from tests.unit.conftest import BODY, FILE, REPO, Watch, file_size_limit
 
 
 def sha256(body: bytes) -> str:
@@ -48,17 +42,6 @@ def put(server: HubServer, body: bytes = BODY, file: str = FILE) -> None:
 def cached_files(home: Path) -> list[Path]:
     """Everything in the shared cache that could be taken for a model."""
     return [path for path in (home / "hf").rglob("*") if path.is_file() and path.stat().st_size > 1000]
-
-
-@contextmanager
-def file_size_limit(n_bytes: int) -> Iterator[None]:
-    """The system refuses to let any file grow beyond `n_bytes`, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

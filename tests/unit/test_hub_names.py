@@ -1,0 +1,88 @@
+"""Which file of a repository is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.errors import ModelFileError, SourceUnavailable, UsageError
+from specllama.repo_files import RepoSpec, choose_file, model_files, parse_spec, quant_of, split_names
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("user/repo", RepoSpec("user/repo")),
+        ("user/repo:latest", RepoSpec("user/repo")),
+        ("user/repo:Q4_K_M", RepoSpec("user/repo", quant="Q4_K_M")),
+        ("user/repo:sub/x.gguf", RepoSpec("user/repo", file="sub/x.gguf")),
+        ("user/repo.v1-GGUF:IQ3_XXS", RepoSpec("user/repo.v1-GGUF", quant="IQ3_XXS")),
+    ],
+)
+def test_a_repository_is_taken_apart(text: str, spec: RepoSpec) -> None:
+    """Prevents: a dot or a dash in a name being taken for something else."""
+    assert parse_spec(text) == spec
+
+
+@pytest.mark.parametrize("text", ["repo", "a/b/c", "user/repo:", "../x", "user/", "/x", "https://host/user/repo"])
+def test_what_is_no_repository_is_refused(text: str) -> None:
+    """Prevents: a typing error sent to the Hub, which answers 'not found'."""
+    with pytest.raises(UsageError, match="user/repo:quant was expected"):
+        parse_spec(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [
+        ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("big-q8_0-00001-of-00003.gguf", "Q8_0"),
+        ("sub/Model-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("gpt-oss-20b-MXFP4.gguf", "MXFP4"),
+        ("x-IQ2_XXS.gguf", "IQ2_XXS"),
+        ("x-BF16.gguf", "BF16"),
+        ("Qwen3-8B.gguf", ""),
+    ],
+)
+def test_the_quantisation_is_read_off_the_name(name: str, quant: str) -> None:
+    """Prevents: '8B' or an instruct suffix taken for a quantisation."""
+    assert quant_of(name) == quant
+
+
+def test_only_files_that_can_be_loaded_count() -> None:
+    """Prevents: a projector, a draft head or the second part being loaded as the model."""
+    names = ["README.md", "mmproj-x-F16.gguf", "x-imatrix.gguf", "mtp-x.gguf", "a-Q8_0-00002-of-00002.gguf", "b.GGUF"]
+    assert model_files([*names, "a-Q8_0-00001-of-00002.gguf"]) == ["b.GGUF", "a-Q8_0-00001-of-00002.gguf"]
+
+
+def test_the_usual_quantisation_comes_first() -> None:
+    """Prevents: another default than llama.cpp's for the same words."""
+    assert choose_file(RepoSpec("a/b"), ["m-BF16.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf"]) == "m-Q4_K_M.gguf"
+    assert choose_file(RepoSpec("a/b"), ["m-BF16.gguf", "m-Q8_0.gguf"]) == "m-Q8_0.gguf"
+    assert choose_file(RepoSpec("a/b"), ["m-BF16.gguf", "m-Q2_K.gguf"]) == "m-BF16.gguf"
+    with pytest.raises(SourceUnavailable, match="a/b holds no GGUF model"):
+        choose_file(RepoSpec("a/b"), ["model.safetensors"])
+
+
+def test_an_ambiguous_quantisation_lists_the_files() -> None:
+    """Prevents: one of two models picked by the order of their names."""
+    names = ["base-Q4_K_M.gguf", "instruct-Q4_K_M.gguf"]
+    with pytest.raises(SourceUnavailable, match="a/b:q4_k_m means several files") as caught:
+        choose_file(RepoSpec("a/b", quant="q4_k_m"), names)
+    assert caught.value.hint == "name one: a/b:base-Q4_K_M.gguf, a/b:instruct-Q4_K_M.gguf"
+    assert choose_file(RepoSpec("a/b", file="INSTRUCT-q4_k_m.gguf"), names) == names[1]
+
+
+def test_a_recipes_prefix_need_not_be_said_and_does_not_hide_the_plain_one() -> None:
+    """Prevents: UD-Q4_K_XL that cannot be asked for as llama.cpp allows; and UD-Q4_K_M for Q4_K_M."""
+    names = ["m-UD-Q4_K_XL.gguf", "m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"]
+    assert choose_file(RepoSpec("a/b", quant="Q4_K_XL"), names) == names[0]
+    assert choose_file(RepoSpec("a/b", quant="Q4_K_M"), names) == names[2]
+
+
+def test_parts_follow_from_the_first_and_no_other() -> None:
+    """Prevents: counting from zero, or one part too many (case 40)."""
+    assert split_names("m-00001-of-00003.gguf") == tuple(f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3))
+    assert split_names("m.gguf") == ("m.gguf",)
+    with pytest.raises(ModelFileError, match=r"m-00003-of-00003\.gguf is part 3 of a model in 3 files") as caught:
+        split_names("m-00003-of-00003.gguf")
+    assert caught.value.hint.startswith("give m-00001-of-00003.gguf")

