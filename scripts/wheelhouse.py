@@ -62,12 +62,12 @@ def build(plan: Plan, shelf: Path, python: Path, env: Mapping[str, str]) -> Path
     _announce(plan, log)
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".building-", dir=shelf) as name:
-        folder = Path(name) / plan.key
+        folder, temporary = Path(name, plan.key), Path(name, "tmp")
         folder.mkdir()
+        temporary.mkdir()
+        command = pip_wheel(python, plan, folder)
         try:
-            status = run_logged(
-                pip_wheel(python, plan, folder), log=log, ticker=ticker, stage_of=stage_of, env=build_env(plan, env)
-            )
+            status = run_logged(command, log=log, ticker=ticker, stage_of=stage_of, env=build_env(plan, env, temporary))
         except BaseException:
             ticker.finish("stopped")
             raise
@@ -90,14 +90,15 @@ def pip_wheel(python: Path, plan: Plan, folder: Path) -> list[str]:
     ]
 
 
-def build_env(plan: Plan, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the build: the plan's flags and compilers, and all cores."""
+def build_env(plan: Plan, env: Mapping[str, str], temporary: Path) -> dict[str, str]:
+    """The environment of the build: the plan's flags and compilers, all cores, and a folder for 500 MB on the way."""
     return {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(n_cores()),
         **env,
         "CMAKE_ARGS": shlex.join(plan.flags),
         "CC": plan.cc,
         "CXX": plan.cxx,
+        "TMPDIR": str(temporary),  # an interrupted pip leaves its work behind; there it is swept up
         "PYTHONUNBUFFERED": "1",  # else the stages arrive late, in a bunch
     }
 

@@ -248,9 +248,10 @@ def test_the_build_takes_no_ready_made_wheel(plan: Plan, tmp_path: Path) -> None
     command = wheelhouse.pip_wheel(Path("python"), plan, tmp_path)
     assert command[command.index("--no-binary") + 1] == "llama-cpp-python"
     assert "--no-cache-dir" in command
-    env = wheelhouse.build_env(replace(plan, flags=("-DA=b c", "-DD")), {"CMAKE_ARGS": "-DOLD", "PIP_INDEX_URL": "x"})
+    users_env = {"CMAKE_ARGS": "-DOLD", "PIP_INDEX_URL": "x", "TMPDIR": "/small"}
+    env = wheelhouse.build_env(replace(plan, flags=("-DA=b c", "-DD")), users_env, tmp_path)
     assert env["CMAKE_ARGS"] == "'-DA=b c' -DD"
-    assert env["PIP_INDEX_URL"] == "x"
+    assert (env["PIP_INDEX_URL"], env["TMPDIR"]) == ("x", str(tmp_path))
     assert (env["CC"], env["CXX"]) == ("cc", "c++")
 
 
