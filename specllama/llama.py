@@ -7,6 +7,7 @@ only, and one KV sequence whose length is known here at every moment, also after
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -168,13 +169,14 @@ class LlamaModel:
         self.description = describe(native)
         self.caps = Caps(rollback=True, tree=False, features=False, max_block=plan.max_block)
         self.busy_s = 0.0  # time spent inside llama.cpp since loading; callers look at differences
+        self.watch(None)
 
     @property
     def length(self) -> int:
         """Tokens now in the KV, those held back for the next eval included."""
         return self._n_decoded + len(self._held)
 
-    @property
+    @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
         """Every token that ends an answer."""
         return self.vocab.end_tokens
@@ -243,18 +245,19 @@ class LlamaModel:
     def watch(self, cancel: Cancel | None) -> None:
         """Let a long `feed` or `eval` stop within one graph node of `cancel.set()`, on CPU backends; None ends that."""
         self._require_open()
-        lib, callbacks = self._lib, self._native.pointers.callbacks
-        if cancel is None:
-            lib.llama_set_abort_callback(self._context, lib.ggml_abort_callback(), None)
-            callbacks.clear()
-            return
-        flag = (ctypes.c_char * len(cancel.buffer)).from_buffer(cancel.buffer)  # also forbids resizing the buffer
-        function = abort_callback(lib)
-        lib.llama_set_abort_callback(self._context, function, ctypes.addressof(flag))
-        callbacks[:] = [cancel, flag, function]
+        pointers = self._native.pointers
+        pointers.cancel = cancel or Cancel()
+        buffer = pointers.cancel.buffer
+        flag = (ctypes.c_char * len(buffer)).from_buffer(buffer)  # also forbids resizing the buffer
+        function = abort_callback(self._lib)
+        self._lib.llama_set_abort_callback(self._context, function, ctypes.addressof(flag))
+        pointers.callbacks[:] = [flag, function]
 
     def close(self) -> None:
-        """Free model and context. Closing twice does nothing; logits seen so far become invalid."""
+        """Free model and context; a computation in another thread is stopped. Logits seen so far become invalid.
+
+        Closing twice does nothing.
+        """
         self._views.clear()
         self.vocab.close()
         self._native.close()
@@ -281,11 +284,11 @@ class LlamaModel:
 
     def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Call into llama.cpp: the time counts as busy, and the memory in use cannot be freed at exit meanwhile."""
-        self._require_open()
         pointers = self._native.pointers
-        pointers.in_call = True
+        pointers.in_call = True  # before looking whether it is open: `close` does both the other way round
         start_s = perf_counter()
         try:
+            self._require_open()
             return function(*arguments)
         finally:
             self.busy_s += perf_counter() - start_s
@@ -309,8 +312,8 @@ class LlamaModel:
     def _cut_back(self, length: int) -> None:
         """Remove what an interrupted call left in the memory; where it refuses, empty it: `length` must stay true."""
         self._n_decoded = length
-        if not self._lib.llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
-            self._lib.llama_memory_clear(self._memory, False)
+        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
+            self._timed(self._lib.llama_memory_clear, self._memory, False)
             self._n_decoded = 0
 
     def _failure(self, status: int, tokens: Sequence[int]) -> SpecllamaError:

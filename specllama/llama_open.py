@@ -7,18 +7,21 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter, sleep
 from typing import Any
 
 from specllama.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.llama_header import Header, cannot_roll_back, not_left_to_right
 from specllama.llama_log import LogBook
 from specllama.llama_plan import LoadOptions, LoadPlan
+from specllama.types import Cancel
 
 Progress = Callable[[float], bool]  # told the share that is loaded; False stops the loading
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
+_PATIENCE_S = 2.0  # a CPU back end stops within one graph node; others do not listen
 _NEWER_FILE = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer")
 _ALLOCATION = ("allocate", "bad_alloc", "out of memory")
 _UPDATE = "the file is newer than the bindings: update specllama and llama-cpp-python"
@@ -34,6 +37,7 @@ class Pointers:
     context: int | None = None
     batch: Any = None
     in_call: bool = False  # llama.cpp is computing with them at this moment
+    cancel: Cancel = field(default_factory=Cancel)  # raised: the computation stops
     callbacks: list[object] = field(default_factory=list)  # what C may still call or read
 
 
@@ -152,8 +156,13 @@ def _contains(reason: str, words: tuple[str, ...]) -> bool:
 
 
 def _free(pointers: Pointers) -> None:
-    if pointers.in_call:  # the process ends while another thread computes: freeing its memory would crash it
-        return
+    """Free everything. Where another thread still computes (the program is leaving), that is stopped first."""
+    give_up_s = perf_counter() + _PATIENCE_S
+    while pointers.in_call:
+        pointers.cancel.set()
+        if perf_counter() > give_up_s:
+            return  # freeing memory in use would crash; the process ends soon
+        sleep(0.002)
     if pointers.batch is not None:
         pointers.lib.llama_batch_free(pointers.batch)
     if pointers.context is not None:
