@@ -187,7 +187,7 @@ def checksum(path: Path, watch: FetchWatch | None = None) -> str:
     if known is not None:
         return known
     watch, digest, stamp = watch or Silent(), hashlib.sha256(), _stamp(path)
-    with work(watch, f"checking {path.name}", stamp[0]), path.open("rb") as file:
+    with work(watch, f"checking {path.name.removesuffix('.part')}", stamp[0]), path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             watch.advance(len(chunk))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _PAUSE_S = 1.0  # between two lines of a log
-_NAME_WIDTH = 44  # of what is going on; leaves room for size, speed and time in 100 columns
+_FIGURES_WIDTH = 52  # columns for bar, size, speed and time
 
 
-def shortened(text: str, width: int = _NAME_WIDTH) -> str:
+def shortened(text: str, width: int) -> str:
     """`text` with its middle left out where it is too long: both ends of a file's name say which it is."""
     if len(text) <= width:
         return text
@@ -36,7 +36,8 @@ class _Bar:
         self._tasks: list[TaskID] = []
 
     def begin(self, what: str, total: int | None) -> None:
-        self._tasks.append(self._progress.add_task(shortened(what), total=total))
+        width = max(20, self._progress.console.width - _FIGURES_WIDTH)
+        self._tasks.append(self._progress.add_task(shortened(what, width), total=total))
 
     def advance(self, n_bytes: int) -> None:
         self._progress.advance(self._tasks[-1], n_bytes)
@@ -89,13 +90,29 @@ def watching(output: Output) -> Iterator[FetchWatch]:
     elif not output.live:
         yield _Lines(output)
     else:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as SpeedColumn
-
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), DownloadColumn())
-        console = output.err_console()
-        with Progress(*columns, SpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+        with _progress(output) as progress:
             yield _Bar(progress)
+
+
+def _progress(output: Output) -> Progress:
+    """Rich's progress display; size, speed and time left where the terminal is wide enough for them."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = output.err_console()
+    figures: list[ProgressColumn] = [TaskProgressColumn()]
+    if console.width >= _FIGURES_WIDTH + 20:
+        figures = [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+    name = TextColumn("{task.description}", markup=False)
+    return Progress(name, BarColumn(bar_width=None), *figures, console=console, transient=True)
 
 
 def fetch_with_progress(
