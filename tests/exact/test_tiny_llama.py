@@ -1,0 +1,312 @@
+"""The promise on the real llama.cpp, with random models small enough to enumerate: real KV, rollback and logits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from specllama.drafters.model import ModelDrafter
+from specllama.engine import Engine
+from specllama.events import Finished, StepEvent, TokenEvent
+from specllama.llama import LlamaModel
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.stats import SpecStats
+from specllama.types import Chooser, FloatArray
+from tests import tiny
+from tests.enumeration import law_of, tv
+from tests.exact.harness import GREEDY, PLAIN
+from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+LETTERS = tiny.letters(7)  # a, b, c, d and three special tokens, the last two of which end an answer
+N_LETTERS = 57  # of the models with more to say
+PROMPT = (0, 2, 1, 3, 0)
+FILTERED = SamplingParams(
+    temperature=0.9, top_k=4, top_p=0.97, min_p=0.03, repeat_penalty=1.3, presence_penalty=0.2, repeat_last_n=3
+)
+NARROW = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalty=1.4, repeat_last_n=4)
+UNLIKELY = 1e-6  # a chi-square beyond this quantile is no accident
+
+
+class Tiny:
+    """A target and its draft, loaded; `engine` drafts `n_max` tokens a step."""
+
+    def __init__(self, target: LlamaModel, draft: LlamaModel) -> None:
+        self.target = target
+        self.draft = draft
+
+    def engine(self, n_max: int) -> Engine:
+        """A new engine on models that may have been used before: what they hold is not its own."""
+        self.target.truncate(0)
+        self.draft.truncate(0)
+        drafter = ModelDrafter(self.draft, n_max=n_max, vocab_size=self.target.vocab_size)
+        return Engine(self.target, drafter if n_max else None)
+
+    def logits(self, history: History) -> FloatArray:
+        """Logits of the target after `history`, from an empty KV."""
+        self.target.truncate(0)
+        self.target.feed(history[:-1])
+        return self.target.eval(history[-1:])[0].copy()
+
+    def plain_law(self, params: SamplingParams, n_max: int) -> dict[Answer, float]:
+        """The law of plain decoding's answer, by enumeration through the target."""
+
+        def law_at(history: History) -> TokenLaw:
+            return token_law(self.logits(history).tolist(), history, params)
+
+        return answer_law(law_at, PROMPT, n_max, end_tokens=self.target.end_tokens)
+
+
+def answer(
+    engine: Engine, params: SamplingParams, choose: Chooser, n_max: int, prompt: Sequence[int] = PROMPT
+) -> Answer:
+    """A whole answer: tokens and finish reason."""
+    events = list(engine.generate(prompt, params, choose, max_tokens=n_max))
+    last = events[-1]
+    assert isinstance(last, Finished)
+    return tuple(event.token for event in events if isinstance(event, TokenEvent)), last.reason
+
+
+def stats_of(engine: Engine, prompt: Sequence[int], n_max: int) -> tuple[History, SpecStats]:
+    """Greedy answer that nothing but its length ends, and its counters."""
+    events = list(engine.generate(prompt, unending(engine), RandomChooser(0), max_tokens=n_max))
+    assert isinstance(events[-1], Finished)
+    return tuple(event.token for event in events if isinstance(event, TokenEvent)), events[-1].stats
+
+
+def unending(engine: Engine) -> SamplingParams:
+    """Greedy, end tokens banned."""
+    bias = dict.fromkeys(engine.target.end_tokens, -np.inf)
+    return SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.3, logit_bias=bias)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    """A target and a draft that agree about four times in five, over few enough tokens to enumerate."""
+    target, draft = tiny.write_pair(tmp_path_factory.mktemp("pair"), vocabulary=LETTERS)
+    with tiny.load(target) as loaded_target, tiny.load(draft) as loaded_draft:
+        yield Tiny(loaded_target, loaded_draft)
+
+
+@pytest.fixture(scope="module")
+def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    """A pair with more to say, so that even greedy answers do not run in circles; it disagrees often."""
+    target, draft = tiny.write_pair(
+        tmp_path_factory.mktemp("talkers"), vocabulary=tiny.letters(N_LETTERS + 3), noise=0.15
+    )
+    with tiny.load(target) as loaded_target, tiny.load(draft) as loaded_draft:
+        yield Tiny(loaded_target, loaded_draft)
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    """The same file loaded twice."""
+    path = tiny.write_model(tmp_path_factory.mktemp("twins") / "model.gguf", vocabulary=LETTERS, seed=5)
+    with tiny.load(path, n_ctx=512) as target, tiny.load(path, n_ctx=512) as draft:
+        yield Tiny(target, draft)
+
+
+def p_value(counts: Counter[Answer], law: dict[Answer, float], n_runs: int) -> float:
+    """Chi-square of counted answers against their law; answers expected fewer than 8 times share one bin."""
+    common = {key: prob for key, prob in law.items() if n_runs * prob >= 8.0}
+    rest = 1.0 - sum(common.values())
+    counted = [counts[key] for key in common] + [n_runs - sum(counts[key] for key in common)]
+    expected = [n_runs * prob for prob in common.values()] + [n_runs * rest]
+    if rest * n_runs < 8.0:
+        counted[-2:], expected[-2:] = [sum(counted[-2:])], [sum(expected[-2:])]
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in zip(counted, expected, strict=True))
+    value = float(chi2.sf(statistic, len(expected) - 1))
+    print(f"chi-square {statistic:.1f} with {len(expected) - 1} degrees of freedom, p = {value:.3g}")
+    return value
+
+
+@pytest.mark.parametrize(("params", "n_max"), [(PLAIN, 3), (FILTERED, 1), (FILTERED, 3)])
+def test_many_answers_have_the_law_that_enumeration_gives(pair: Tiny, params: SamplingParams, n_max: int) -> None:
+    """Everything together: generator, sampler, drafts, rollback in llama.cpp. A bias of a few percent shows here."""
+    law = pair.plain_law(params, 4)
+    engine, n_runs = pair.engine(n_max), 1500
+    counts = Counter(answer(engine, params, RandomChooser(seed), 4) for seed in range(n_runs))
+    assert counts.keys() <= law.keys()
+    assert p_value(counts, law, n_runs) > UNLIKELY
+
+
+def test_counting_answers_would_notice_the_drafts_law(pair: Tiny) -> None:
+    """A chi-square that anything passes: answers of the draft alone must fail it."""
+    law = pair.plain_law(PLAIN, 4)
+    swapped = Tiny(pair.draft, pair.target)
+    engine, n_runs = swapped.engine(0), 1500
+    counts = Counter(answer(engine, PLAIN, RandomChooser(seed), 4) for seed in range(n_runs))
+    assert p_value(counts, law, n_runs) < UNLIKELY
+
+
+@pytest.mark.parametrize("n_max", [1, 2, 3])
+def test_the_enumerated_law_of_the_engine_is_that_of_the_target(pair: Tiny, n_max: int) -> None:
+    """The exact law on real logits; a KV that rolls back wrongly, or logits that depend on what was rejected."""
+
+    def run(choose: Chooser) -> Answer:
+        # From an empty KV every time: with the prompt cached, its last tokens would be read in blocks of other widths,
+        # and the last bits of the logits depend on the width.
+        return answer(pair.engine(n_max), NARROW, choose, 3)
+
+    found = law_of(run)
+    expected = pair.plain_law(NARROW, 3)
+    distance = tv(found, expected)
+    print(f"TV {distance:.3g} over {len(expected)} answers")
+    assert found.keys() == expected.keys()
+    assert distance < 1e-5  # logits may differ in the last bits between blocks of different widths
+
+
+@pytest.mark.parametrize("n_max", [1, 2, 4, 8])
+def test_greedy_answers_are_those_of_plain_decoding(talkers: Tiny, n_max: int) -> None:
+    """The smallest form of the promise, over prompts that end in every letter."""
+    rng = np.random.default_rng(n_max)
+    plain, n_rejected = talkers.engine(0), 0
+    prompts = [tuple(rng.integers(0, N_LETTERS, size=int(rng.integers(1, 40))).tolist()) for _ in range(6)]
+    expected = [stats_of(plain, prompt, 60)[0] for prompt in prompts]
+    engine = talkers.engine(n_max)
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        found, stats = stats_of(engine, prompt, 60)
+        assert found == tokens
+        n_rejected += stats.n_rejected
+    assert n_rejected > 5, "a pair that always agrees shows nothing"
+
+
+@pytest.mark.parametrize("n_max", [1, 4])
+def test_a_model_that_drafts_for_itself_is_accepted_throughout(twins: Tiny, n_max: int) -> None:
+    """FIELD 8 on the real KV: a hole or a leftover cell changes the draft's logits and shows as a rejection."""
+    _, stats = stats_of(twins.engine(n_max), PROMPT, 50 * (n_max + 1))
+    assert (stats.n_steps, stats.n_drafted, stats.n_accepted) == (50, 50 * n_max, 50 * n_max)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_kv_after_any_steps_holds_what_was_committed_and_nothing_else(talkers: Tiny, seed: int) -> None:
+    """Rejected tokens that leave a trace. The KV is compared by the logits of four more tokens, with two others:
+
+    one that read the same blocks with other tokens in the rejected places, which must agree to the bit; and one that
+    only ever read what was committed, which must agree but for the rounding of blocks of other widths.
+    """
+    engine, rng = talkers.engine(1 + seed), np.random.default_rng(seed)
+    blocks, emitted = some_blocks(engine, int(rng.integers(5, 30)))
+    assert any(block.n_accepted < len(block.drafted) for block in blocks)
+    tokens = [*PROMPT, *emitted]
+    after = [tokens[-1], 0, 3, 2]
+    found = talkers.target.eval(after).copy()
+
+    talkers.target.truncate(0)
+    reread(talkers.target, blocks, shift=1)
+    assert talkers.target.length == len(tokens) - 1
+    assert np.array_equal(found, talkers.target.eval(after))
+
+    with tiny.load(talkers.target.path) as fresh:
+        reread(fresh, blocks, shift=None)
+        assert np.allclose(found, fresh.eval(after), rtol=0.0, atol=1e-4)
+        fresh.truncate(0)
+        fresh.feed([tokens[0] + 1, *tokens[1:-1]])
+        assert not np.allclose(found, fresh.eval(after), rtol=0.0, atol=1e-2), "one wrong token would be seen"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one step read and what came of it."""
+
+    pending: int
+    drafted: History
+    n_accepted: int
+
+
+def some_blocks(engine: Engine, n_blocks: int) -> tuple[list[Block], History]:
+    """The first `n_blocks` steps of a greedy answer, and the tokens that they emitted."""
+    blocks: list[Block] = []
+    emitted: list[int] = []
+    with closing(engine.generate(PROMPT, unending(engine), RandomChooser(0), max_tokens=200)) as run:  # type: ignore[type-var]
+        for event in run:
+            if isinstance(event, TokenEvent):
+                emitted.append(event.token)
+            elif isinstance(event, StepEvent):
+                before = [*PROMPT, *emitted][-event.accepted - 2]
+                blocks.append(Block(before, event.drafted, event.accepted))
+                if len(blocks) == n_blocks:
+                    break
+    return blocks, tuple(emitted)
+
+
+def reread(model: LlamaModel, blocks: Sequence[Block], *, shift: int | None) -> None:
+    """Read `blocks` into an empty KV, rejected tokens replaced by those `shift` further, or left out where None."""
+    model.feed(PROMPT[:-1])
+    for block in blocks:
+        n_kept = model.length + 1 + block.n_accepted
+        rejected = block.drafted[block.n_accepted :] if shift is not None else ()
+        others = ((token + (shift or 0)) % N_LETTERS for token in rejected)
+        model.eval((block.pending, *block.drafted[: block.n_accepted], *others))
+        model.truncate(n_kept)
+
+
+@pytest.mark.parametrize("n_max", [3])
+def test_a_sliding_window_is_rolled_back_too(tmp_path: Path, n_max: int) -> None:
+    """FIELD 23: an answer longer than the window, a good part of the drafts rejected, equals plain decoding."""
+    files = tiny.write_pair(
+        tmp_path, arch="gemma3", vocabulary=tiny.letters(N_LETTERS + 3), sliding_window=16, noise=0.2
+    )
+    with tiny.load(files[0]) as target, tiny.load(files[1]) as draft:
+        models = Tiny(target, draft)
+        expected, _ = stats_of(models.engine(0), PROMPT, 120)
+        found, stats = stats_of(models.engine(n_max), PROMPT, 120)
+    assert found == expected
+    assert stats.n_rejected > 10
+
+
+def test_answers_go_on_after_an_abandoned_one(talkers: Tiny) -> None:
+    """FIELD 13 on the real KV: the reader leaves after three tokens, inside a block; the conversation goes on."""
+    whole, _ = stats_of(talkers.engine(0), PROMPT, 40)
+    engine = talkers.engine(4)
+    for n_read in (1, 2, 3, 7):
+        with closing(engine.generate(PROMPT, unending(engine), RandomChooser(0), max_tokens=40)) as run:  # type: ignore[type-var]
+            read = [event.token for event in islice(tokens_of(run), n_read)]
+        assert engine.target.length == len(PROMPT) + n_read - 1
+        going_on, _ = stats_of(engine, (*PROMPT, *read), 40 - n_read)
+        assert (*read, *going_on) == whole
+
+
+def tokens_of(run: Iterator[object]) -> Iterator[TokenEvent]:
+    """Only the token events."""
+    return (event for event in run if isinstance(event, TokenEvent))
+
+
+def test_the_prompt_is_read_once_whatever_its_length(talkers: Tiny) -> None:
+    """FIELD 25: a prompt of three times the batch size, read in several calls, answered as in one."""
+    prompt = tuple(np.random.default_rng(9).integers(0, N_LETTERS, size=200).tolist())
+    expected, _ = stats_of(talkers.engine(0), prompt, 20)
+    with tiny.load(talkers.target.path, n_batch=64, n_ubatch=64) as target, tiny.load(talkers.draft.path) as draft:
+        found, stats = stats_of(Tiny(target, draft).engine(3), prompt, 20)
+    assert found == expected
+    assert stats.n_prompt == 200
+
+
+def test_the_context_may_fill_up_in_the_middle_of_an_answer(talkers: Tiny) -> None:
+    """FIELD 24: finish reason `length`, no crash, the session usable."""
+    expected, _ = stats_of(talkers.engine(0), PROMPT, 28)
+    with tiny.load(talkers.target.path, n_ctx=32) as target, tiny.load(talkers.draft.path, n_ctx=32) as draft:
+        n_ctx = target.n_ctx
+        models = Tiny(target, draft)
+        engine = models.engine(4)
+        found, reason = answer(engine, unending(engine), RandomChooser(0), -1)
+        assert reason == "length"
+        assert len(found) == n_ctx - len(PROMPT) + 1
+        assert found[:28] == expected[: len(found)]
+        assert stats_of(engine, PROMPT, 10)[0] == expected[:10]
+
+
+def test_greedy_is_the_same_for_unfiltered_settings(talkers: Tiny) -> None:
+    """End tokens included: a greedy answer that ends by itself ends in the same place."""
+    expected = answer(talkers.engine(0), GREEDY, RandomChooser(0), 80)
+    for n_max in (1, 3, 6):
+        assert answer(talkers.engine(n_max), GREEDY, RandomChooser(0), 80) == expected
