@@ -1,0 +1,161 @@
+"""Our loop against llama.cpp's own `llama-speculative-simple`: same pair, prompts, K, threads, build flags; greedy.
+
+    python benchmarks/loop.py [--rounds 3] [--k 4] [--predict 128] [--prompts code,summary]
+
+One run, interleaved: for every round and prompt, plain decoding through our loop, our loop, and theirs, in turn. What
+is compared is the time from the end of the prompt's own pass to the end of the answer ("decode"), and the whole answer
+from the first prompt token on ("whole"), the loading left out on both sides. Ours reads the draft's prompt after the
+first token, inside "decode"; theirs before, outside it: so "decode" is unfair to us on short answers, "whole" is fair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import programs
+from prompts import PROMPTS
+
+from specllama import Engine, Finished, RandomChooser, SamplingParams, TokenEvent, hub, llama, probe
+from specllama.conversation import Conversation, Message
+from specllama.drafters.model import ModelDrafter
+from specllama.pairs import load_catalog
+
+N_CTX = 4096
+TOLD = re.compile(rb"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One answer: tokens, seconds for the prompt, seconds for the rest, and its text."""
+
+    n_tokens: int
+    prompt_s: float
+    decode_s: float
+    text: bytes
+    acceptance: float | None = None
+
+    @property
+    def decode(self) -> float:
+        return self.n_tokens / self.decode_s
+
+    @property
+    def whole(self) -> float:
+        return self.n_tokens / (self.prompt_s + self.decode_s)
+
+
+def ours(engine: Engine, tokens: list[int], n_predict: int) -> Timing:
+    """One greedy answer from an empty KV."""
+    engine.target.truncate(0)
+    answer: list[int] = []
+    for event in engine.generate(tokens, SamplingParams(temperature=0.0), RandomChooser(0), max_tokens=n_predict):
+        if isinstance(event, TokenEvent):
+            answer.append(event.token)
+        elif isinstance(event, Finished):
+            stats = event.stats
+    assert isinstance(engine.target, llama.LlamaModel)
+    text = b"".join(engine.target.vocab.piece(token) for token in answer)
+    return Timing(len(answer) - 1, stats.prompt_s, stats.decode_s, text, stats.acceptance_rate)
+
+
+def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_predict: int, n_threads: int) -> Timing:
+    """One greedy answer of llama-speculative-simple in a process of its own."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write(prompt)
+        file.flush()
+        threads = str(n_threads)
+        done = subprocess.run(
+            [str(program), "-m", str(target), "-md", str(draft), "-bf", file.name, "-n", str(n_predict), "--temp", "0",
+             "-c", str(N_CTX), "-t", threads, "-tb", threads, "-td", threads, "-tbd", threads,
+             "--spec-type", "draft-simple", "--spec-draft-n-max", str(k), "--spec-draft-p-min", "0",
+             "--log-colors", "off"],
+            capture_output=True,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    told = {kind: (int(n), float(s)) for kind, n, s in TOLD.findall(done.stdout + done.stderr)}
+    text = done.stdout + done.stderr
+    return Timing(told[b"decoded"][0], told[b"encoded"][1], told[b"decoded"][1], text)
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--predict", type=int, default=128)
+    parser.add_argument("--prompts", default=",".join(PROMPTS))
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+
+    program = programs() / "llama-speculative-simple"
+    catalog = load_catalog()
+    pair = catalog.pair(catalog.default)
+    target_path, draft_path = hub.fetch(pair.target).path, hub.fetch(pair.draft).path
+    options = llama.LoadOptions(
+        n_ctx=N_CTX, n_threads=args.threads, n_threads_batch=args.threads,
+        use_extra_bufts=probe.installed().use_extra_bufts,
+    )  # fmt: skip
+    rows: list[str] = []
+    every: dict[str, list[float]] = {"decode": [], "whole": [], "plain": []}
+    with llama.load(target_path, options) as target, llama.load(draft_path, options) as draft:
+        plain, speculative = Engine(target), Engine(target, ModelDrafter(draft, n_max=args.k))
+        talk = Conversation(target.vocab, target.chat_template)
+        for name in args.prompts.split(","):
+            message = [Message("user", PROMPTS[name])]
+            prompt, tokens = talk.text(message), talk.tokens(message)
+            runs: dict[str, list[Timing]] = {"plain": [], "ours": [], "theirs": []}
+            for round_ in range(args.rounds + 1):  # round 0 warms up
+                found = {
+                    "plain": ours(plain, tokens, args.predict),
+                    "ours": ours(speculative, tokens, args.predict),
+                    "theirs": theirs(program, target_path, draft_path, prompt, args.k, args.predict, args.threads),
+                }
+                draft.truncate(0)
+                for arm, timing in found.items():
+                    print(f"{name} {round_} {arm}: {timing.decode:.2f} t/s decode, {timing.whole:.2f} whole",
+                          file=sys.stderr)  # fmt: skip
+                    if round_:
+                        runs[arm].append(timing)
+            agrees = all(runs["ours"][0].text in run.text for run in runs["theirs"])
+            ratios = {
+                "decode": [a.decode / b.decode for a, b in zip(runs["ours"], runs["theirs"], strict=True)],
+                "whole": [a.whole / b.whole for a, b in zip(runs["ours"], runs["theirs"], strict=True)],
+                "plain": [a.decode / b.decode for a, b in zip(runs["ours"], runs["plain"], strict=True)],
+            }
+            for kind, values in ratios.items():
+                every[kind] += values
+            speed = {arm: statistics.median(run.decode for run in found) for arm, found in runs.items()}
+            acceptance = runs["ours"][0].acceptance or 0.0
+            rows.append(
+                f"| {name} | {len(tokens)} | {speed['plain']:.1f} | {speed['ours']:.1f} | {speed['theirs']:.1f} "
+                f"| {acceptance:.2f} | {spread(ratios['decode'])} | {spread(ratios['whole'])} "
+                f"| {spread(ratios['plain'])} | {'yes' if agrees else 'no'} |"
+            )
+    build = llama.build_info()
+    print(f"\n{pair.name}, K = {args.k}, {args.predict} tokens, {args.threads} threads, temperature 0, "
+          f"{args.rounds} rounds after one of warm-up; llama-cpp-python {build.bindings}, "
+          f"Python {platform.python_version()}\n")  # fmt: skip
+    print("| prompt | prompt tokens | plain t/s | ours t/s | llama.cpp t/s | accepted / drafted "
+          "| ours / llama.cpp, decode | ours / llama.cpp, whole | ours / plain, decode | same text |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+    print(f"| **all** | | | | | | **{spread(every['decode'])}** | **{spread(every['whole'])}** "
+          f"| **{spread(every['plain'])}** | |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
