@@ -15,7 +15,7 @@ import pytest
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import Interrupted
 from specllama.events import Notice, StepEvent, TokenEvent
-from specllama.sampling import SamplingParams
+from specllama.sampling import RandomChooser, SamplingParams
 from specllama.text import StopWatch
 from specllama.types import Cancel, Chooser, Draft, Observation, Rule
 from tests.enumeration import law_of
@@ -237,6 +237,24 @@ def test_trees_go_through_the_engine_unchanged() -> None:
     assert_same_law(law_of(first_two), Pair(target=target, draft=None).plain_law(params, 2))
 
 
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.MATCH])
+@pytest.mark.parametrize("sampler", ["plain", "top-k", "repeat penalty", "greedy"])
+def test_trees_chosen_without_chance_go_through_the_engine_unchanged(sampler: str, rule: Rule) -> None:
+    """The second child, and a child of the second child, accepted: the KV must follow that branch."""
+    target, params = RandomTable(3, 34), SAMPLERS[sampler]
+    tree = Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
+
+    def first_four(choose: Chooser) -> Answer:
+        rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(lambda tokens, limit, choose: tree), rule=rule)
+        with closing(rig.run(PROMPT, params, choose, 12)) as run:
+            for _ in run:
+                if len(rig.emitted) == 4:
+                    break
+        return rig.emitted, "length"
+
+    assert_same_law(law_of(first_four), Pair(target=target, draft=None).plain_law(params, 4))
+
+
 @pytest.mark.parametrize("sampler", ["plain", "ban", "repeat penalty", "top-k", "greedy"])
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_stubborn_draft_changes_nothing_but_speed(sampler: str, rule: Rule) -> None:
@@ -389,3 +407,25 @@ def test_the_drafter_hears_of_every_verification() -> None:
         assert tuple(seen.tokens) == committed
         assert isinstance(seen.draft, Draft)
     assert committed == (*PROMPT, *tokens)
+
+
+def test_a_drafter_that_wants_the_logits_sees_those_of_the_block() -> None:
+    """Rows handed over after they were overwritten, or of another block; one that does not want them gets none."""
+    table, checked = RandomTable(3, 35), []
+
+    class Reader(ScriptedDrafter):
+        def observe(self, seen: Observation) -> None:
+            assert seen.logits is not None
+            before = tuple(seen.tokens[: len(seen.tokens) - len(seen.verdict.path) - 1])
+            lines = [(*before, *seen.draft.tokens[:i]) for i in range(len(seen.draft.tokens) + 1)]
+            assert [row.tolist() for row in seen.logits] == [table(line).tolist() for line in lines]
+            checked.append(len(lines))
+
+    script = points(lambda tokens: (1, 0))
+    Rig(FakeModel(table, 3), None, Reader(script, wants=frozenset({"logits"}))).answer(
+        PROMPT, PLAIN, RandomChooser(0), 9
+    )
+    assert checked
+    modest = ScriptedDrafter(script)
+    Rig(FakeModel(table, 3), None, modest).answer(PROMPT, PLAIN, RandomChooser(0), 9)
+    assert all(seen.logits is None for seen in modest.seen)

@@ -1,0 +1,105 @@
+"""`Distribution`: accepted mass and residual together are p, in every storage that laws can have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.distribution import Distribution
+from specllama.errors import DraftLawError, NumericsError
+
+Probs = dict[int, float]
+
+
+@st.composite
+def laws(draw: st.DrawFn, n_vocab: int = 12) -> tuple[Probs, Distribution]:
+    """A law as a dict and as a Distribution: dense, dense and shorter, or on a support given in any order."""
+    n = draw(st.integers(1, n_vocab))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    weights = rng.random(n) ** draw(st.sampled_from([1, 8])) * (rng.random(n) < draw(st.sampled_from([1.0, 0.6])))
+    weights[int(rng.integers(n))] += 0.1
+    probs = weights / weights.sum()
+    if draw(st.booleans()):
+        return dict(enumerate(probs.tolist())), Distribution.dense(probs)
+    ids = rng.permutation(n_vocab)[:n].tolist()
+    return dict(zip(ids, probs.tolist(), strict=True)), Distribution.on(ids, probs)
+
+
+@given(laws(), laws(), st.sampled_from([1.0, 1.0, 0.7, 0.05]))
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+def test_accepted_and_residual_mass_together_are_p(
+    target: tuple[Probs, Distribution], draft: tuple[Probs, Distribution], weight: float
+) -> None:
+    """DESIGN 5. A residual that mixes up dense and sparse cells, or laws of different lengths."""
+    (p, p_law), (q, q_law) = target, draft
+    left = {token: max(weight * p.get(token, 0.0) - q.get(token, 0.0), 0.0) for token in range(12)}
+    mass = math.fsum(left.values())
+    residual = p_law.residual(q_law, weight)
+    for token in range(12):
+        if mass > 1e-15:
+            assert residual.prob(token) == pytest.approx(left[token] / mass, abs=1e-9)
+        accepted = min(weight * p.get(token, 0.0), q.get(token, 0.0))
+        assert accepted + mass * residual.prob(token) == pytest.approx(weight * p.get(token, 0.0), abs=1e-12)
+    assert residual.mass() == pytest.approx(1.0, abs=1e-9)
+
+
+@given(laws())
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_a_law_tells_the_same_in_every_way_it_is_asked(law: tuple[Probs, Distribution]) -> None:
+    """prob, support, items, peak and without disagreeing about zeros or ids."""
+    probs, made = law
+    positive = {token: prob for token, prob in probs.items() if prob > 0.0}
+    ids, values = made.items()
+    assert dict(zip(ids.tolist(), values.tolist(), strict=True)) == positive
+    assert made.support().tolist() == sorted(positive)
+    assert made.peak() == max(positive.values())
+    assert all(made.prob(token) == probs.get(token, 0.0) for token in range(-2, 20))
+    for token in positive:
+        left = made.without(token)
+        if len(positive) > 1:
+            assert left.prob(token) == 0.0
+            assert left.mass() == pytest.approx(1.0)
+
+
+def test_the_residual_of_equal_laws_is_the_law_itself() -> None:
+    """0/0 where rounding leaves no mass."""
+    p = Distribution.dense([0.1, 0.2, 0.7])
+    assert p.residual(p) == p
+    assert p.residual(Distribution.on([2, 0, 1], [0.7, 0.1, 0.2])) == p
+
+
+def test_laws_do_not_change_behind_ones_back() -> None:
+    """A law that shares memory with a logits buffer turns into another one at the next step."""
+    source = np.array([0.5, 0.5])
+    law = Distribution.dense(source)
+    source[0] = 0.0
+    assert law.prob(0) == 0.5
+    with pytest.raises(ValueError, match="read-only"):
+        law.cells()[1][0] = 1.0
+
+
+@pytest.mark.parametrize("probs", [[math.nan, 1.0], [-0.1, 1.1], [math.inf, 0.0], []])
+def test_numbers_that_are_no_probabilities_are_refused(probs: list[float]) -> None:
+    """A NaN that travels on until a token out of range is drawn."""
+    with pytest.raises(NumericsError):
+        Distribution.dense(probs)
+    with pytest.raises(NumericsError):
+        Distribution.on(range(len(probs)), probs)
+
+
+def test_a_mass_that_is_not_one_is_told() -> None:
+    """q not renormalised after a filter."""
+    Distribution.dense([0.5, 0.5 + 5e-7]).require_normalised()
+    for probs in ([0.5, 0.4], [0.5, 0.5 + 2e-6]):
+        with pytest.raises(DraftLawError):
+            Distribution.dense(probs).require_normalised()
+
+
+def test_a_token_may_stand_only_once_in_a_support() -> None:
+    """Mass counted twice, found once."""
+    with pytest.raises(ValueError, match="twice"):
+        Distribution.on([3, 1, 3], [0.2, 0.3, 0.5])
