@@ -51,13 +51,14 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
             raise UsageError("a draft is given but no target", hint="add -m FILE or -hf USER/REPO")
         pair = load_catalog().pair(models.pair)
         target, draft, defaults = pair.target, pair.draft, pair.defaults
-    strategy = _strategy(drafting.spec_type, has_draft=draft is not None)
+    n_max = next(n for n in (drafting.spec_draft_n_max, defaults.n_max, N_MAX) if n is not None)
+    strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"
     return Choice(
         target,
         draft if REGISTRY[strategy].needs_model else None,
         strategy,
         n_ctx=next(n for n in (hardware.ctx_size, defaults.n_ctx, N_CTX) if n is not None),
-        n_max=next(n for n in (drafting.spec_draft_n_max, defaults.n_max, N_MAX) if n is not None),
+        n_max=n_max,
     )
 
 
@@ -251,6 +252,9 @@ def load_models(setup: Setup, output: Output, cancel: Cancel) -> Models:
             draft = load(file.path, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
             owned.enter_context(draft)
         models = Models(target_model, draft, owned.pop_all())
-    for warning in (*target_model.warnings, *(draft.warnings if draft else ())):
-        output.warn(warning)
+    for role, model in (("target", target_model), ("draft", draft)):
+        if model is not None:
+            output.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")
+            for warning in model.warnings:
+                output.warn(warning)
     return models

@@ -113,12 +113,13 @@ def console_of(stream: Stream) -> Console:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a command's words go. `quiet` drops everything on stderr but errors."""
+    """Where a command's words go. `quiet` drops everything on stderr but errors, `verbose` adds details."""
 
     out: Stream
     err: Stream
     format: Format = "human"
     quiet: bool = False
+    verbose: bool = False
 
     def line(self, text: str = "") -> None:
         """One line of data on stdout."""
@@ -132,6 +133,11 @@ class Output:
         """Something good to know, on stderr."""
         if not self.quiet:
             self.err.line(text)
+
+    def detail(self, text: str) -> None:
+        """What only `--verbose` shows, on stderr."""
+        if self.verbose:
+            self.note(text)
 
     def warn(self, text: str, hint: str = "") -> None:
         """Something that should be changed although nothing failed, on stderr."""
@@ -152,9 +158,11 @@ class Output:
         return console_of(self.err)
 
 
-def open_output(*, color: ColorMode = "auto", format: Format = "human", quiet: bool = False) -> Output:
+def open_output(
+    *, color: ColorMode = "auto", format: Format = "human", quiet: bool = False, verbose: bool = False
+) -> Output:
     """The process's own stdout and stderr as a sink."""
-    return Output(stream_of(sys.stdout, color), stream_of(sys.stderr, color), format, quiet)
+    return Output(stream_of(sys.stdout, color), stream_of(sys.stderr, color), format, quiet, verbose)
 
 
 def to_json(value: object) -> str:

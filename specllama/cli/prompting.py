@@ -29,19 +29,26 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     if options.file is not None:
         parts.append(_read_file(options.file))
     if argument is not None:
-        parts.append(argument)
-    parts = [part for part in parts if part]
-    prompt = (
-        "".join(parts)
-        if options.raw
-        else "\n\n".join([*(_without_last_newline(part) for part in parts[:-1]), *parts[-1:]])
-    )
+        parts.append(_sound(argument, "the prompt"))
+    if options.raw:
+        prompt = "".join(parts)
+    else:
+        prompt = "\n\n".join(text for part in parts if (text := _without_last_newline(part)))
     if not prompt.strip():
         raise UsageError(
             "there is no prompt",
             hint='give it as an argument: specllama run "..."; with --file, or on stdin',
         )
     return prompt
+
+
+def _sound(text: str, what: str) -> str:
+    """`text` of the command line. Bytes that are not UTF-8 came as lone surrogates: that is no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not UTF-8 text", hint="check the encoding of your terminal") from None
+    return text
 
 
 def _without_last_newline(text: str) -> str:
@@ -99,7 +106,7 @@ def prompt_tokens(text: str, options: PromptOptions, vocab: Vocab, template: str
     conversation = Conversation(vocab, template)
     messages = [Message("user", text)]
     if options.system_prompt is not None:
-        messages.insert(0, Message("system", options.system_prompt))
+        messages.insert(0, Message("system", _sound(options.system_prompt, "--system-prompt")))
     tokens = conversation.tokens(messages)
     if conversation.notice:
         output.note(f"note: {conversation.notice}")
@@ -109,8 +116,8 @@ def prompt_tokens(text: str, options: PromptOptions, vocab: Vocab, template: str
 
 
 def require_room(tokens: Sequence[int], n_ctx: int, n_predict: int) -> None:
-    """Raise PromptError where the prompt leaves no room for an answer."""
-    if len(tokens) > n_ctx:
+    """Raise PromptError for a prompt longer than the context; 0 is a context that only the loader will know."""
+    if n_ctx and len(tokens) > n_ctx:
         raise PromptError(
             f"the prompt has {len(tokens)} tokens, the context holds {n_ctx}",
             hint=f"shorten it, or use --ctx-size {len(tokens) + max(n_predict, 256)} or more",

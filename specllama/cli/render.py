@@ -69,7 +69,9 @@ def bar(share: float, width: int, cells: str) -> str:
 
 def percent(share: float | None, digits: int = 0) -> str:
     """A share as people read it; n/a where nothing was counted."""
-    return "n/a" if share is None else f"{100 * share:.{digits}f} %"
+    if share is None:
+        return "n/a"
+    return "<1 %" if 0.0 < share < 0.005 else f"{100 * share:.{digits}f} %"
 
 
 def rate(per_s: float | None, unit: str) -> str:

@@ -32,7 +32,7 @@ from specllama.cli.worker import Worker, interruptible
 from specllama.drafters import DraftSettings
 from specllama.engine import Engine
 from specllama.errors import Interrupted
-from specllama.events import Event, Finished, Reason
+from specllama.events import Event, Finished, PromptProgress, Reason
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.text import StopWatch, TextStream
 from specllama.types import Cancel, Rule
@@ -79,9 +79,8 @@ def run(
     output: OutputOptions,
 ) -> None:
     """Answer one prompt: a small model drafts, the target verifies, the text is the target's own."""
-    out = open_output(color=output.color, format=output.format, quiet=output.quiet)
-    if output.verbose:
-        llama.set_log(lambda _level, line: out.note(line))
+    out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
+    llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if output.verbose else None)
     # The order is that of what it costs to find out: wrong use first, weights last.
     text = read_prompt(prompt, out)
     params = _params(sampling)
@@ -102,7 +101,7 @@ def run(
         stops=tuple(sampling.stop or ()),
         seed=secrets.randbits(32) if sampling.seed < 0 else sampling.seed,
     )
-    if _answer(job, setup, out, _wants_live(output, out)) == "cancelled":
+    if _answer(job, setup, out, _wants_live(output.live, out)) == "cancelled":
         raise typer.Exit(INTERRUPTED)
 
 
@@ -121,15 +120,15 @@ def _params(sampling: SamplingOptions) -> SamplingParams:
     )
 
 
-def _wants_live(options: OutputOptions, out: Output) -> bool:
+def _wants_live(asked: bool | None, out: Output) -> bool:
     """Whether live figures are drawn on stderr.
 
     Of their own accord only where they cannot get into anything's way: not beside a pipe, whose reader may draw on the
     same terminal, and not among lines of JSON or of a log.
     """
-    if not out.live or out.format == "jsonl" or options.verbose or options.live is False:
+    if not out.live or out.format == "jsonl" or out.verbose or asked is False:
         return False
-    return options.live is True or out.out.is_terminal or out.out.is_file
+    return asked is True or out.out.is_terminal or out.out.is_file
 
 
 def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
@@ -157,15 +156,16 @@ def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
         )
         answer = TextStream(piece, job.stops)
         figures = Figures(models.target.n_ctx, drafts=models.draft is not None and job.drafting.n_max > 0)
-        figures.stats.n_prompt = len(job.tokens)
+        figures.take(PromptProgress(0, len(job.tokens)))
+        out.detail(f"seed {job.seed}")
         if out.format == "jsonl":
             out.data({"event": "start", **record.header, "prompt_tokens": job.tokens})
         finished = _show(events, _view(out, answer, figures, record, live), record, cancel)
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
-    if out.format == "human":
-        out.note(summary(finished.stats))
-    return finished.reason
+        elif out.format == "human" and finished.stats.n_steps:
+            out.note(summary(finished.stats))
+        return finished.reason
 
 
 def _view(out: Output, answer: TextStream, figures: Figures, record: Record, live: bool) -> View:

@@ -1,0 +1,171 @@
+"""What tests of the command line share: tiny models, `specllama` in this process and in a terminal of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+from rich.cells import cell_len
+
+from specllama import probe
+from specllama.cli.app import main
+from tests import tiny
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of the developer's own shell, and no models.toml in the working directory."""
+    for name in list(os.environ):
+        if name.startswith("SPECLLAMA_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.chdir(tmp_path)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Paths of a tiny target and its draft, and the options that load them."""
+
+    target: Path
+    draft: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["-m", str(self.target), "-md", str(self.draft), "-t", "1"]
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Nine letters and three special tokens; the prompt is a word such as 'abc'."""
+    return Pair(*tiny.write_pair(tmp_path_factory.mktemp("pair"), n_ctx=200_000))
+
+
+@pytest.fixture(scope="session")
+def byte_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Every byte is a token, so that the model says anything at all, control characters included."""
+    folder = tmp_path_factory.mktemp("bytes")
+    return Pair(*tiny.write_pair(folder, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `specllama ARGS` in this process, its streams being no terminals; `stdin` is what stands there."""
+    monkeypatch.setattr(probe, "installed", lambda: probe.ProbeResult(probe.State.OK))
+
+    def run(*args: str, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfd.readouterr()
+        code = main(args)
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    return run
+
+
+class TerminalScreen(pyte.HistoryScreen):
+    """pyte's screen, but a character of two cells that would stick out at the margin goes to the next row."""
+
+    def draw(self, data: str) -> None:
+        for char in data:
+            if cell_len(char) == 2 and self.cursor.x == self.columns - 1 and pyte.modes.DECAWM in self.mode:
+                self.carriage_return()
+                self.linefeed()
+            super().draw(char)
+
+    @property
+    def text_lines(self) -> list[str]:
+        """All rows, those that scrolled out included, without trailing blanks and without blank rows at the end."""
+        above = ["".join(row[column].data for column in range(self.columns)) for row in self.history.top]
+        lines = [line.rstrip() for line in (*above, *self.display)]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+
+class Terminal:
+    """`specllama ARGS` in a process and a terminal of its own; `screen` is what a person sees."""
+
+    def __init__(self, args: list[str], columns: int, rows: int, env: dict[str, str]) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
+        command = [sys.executable, "-m", "specllama", *args]
+        self.child = pexpect.spawn(
+            command[0], command[1:], dimensions=(rows, columns), env=environment, encoding=None, timeout=60, echo=True
+        )
+        self.display = TerminalScreen(columns, rows, history=5000)
+        self._stream = pyte.ByteStream(self.display)
+        self.raw = b""
+
+    def read(self, seconds: float = 0.05) -> None:
+        """Take in what the program writes during `seconds`."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            try:
+                data = self.child.read_nonblocking(65536, timeout=left)
+            except pexpect.TIMEOUT:
+                return
+            except pexpect.EOF:
+                return
+            self.raw += data
+            self._stream.feed(data)
+
+    def wait_for(self, seen: Callable[[Terminal], bool], seconds: float = 60.0) -> None:
+        """Read until `seen`; fails after `seconds`."""
+        until = time.monotonic() + seconds
+        while not seen(self):
+            assert time.monotonic() < until, f"never seen; on the screen:\n{self.text}"
+            assert self.child.isalive() or seen(self), f"ended too early; on the screen:\n{self.text}"
+            self.read()
+
+    def finish(self, seconds: float = 60.0) -> int:
+        """Read to the end; the exit code."""
+        until = time.monotonic() + seconds
+        while self.child.isalive():
+            assert time.monotonic() < until, f"never ended; on the screen:\n{self.text}"
+            self.read()
+        self.read(0.2)
+        self.child.close()
+        return self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.child.sendintr()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.display.text_lines)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Starts `specllama ARGS` in a terminal; whatever still runs at the end is killed."""
+    started: list[Terminal] = []
+
+    def start(*args: str, columns: int = 80, rows: int = 24, env: dict[str, str] | None = None) -> Terminal:
+        started.append(Terminal(list(args), columns, rows, env or {}))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.child.isalive():
+            one.child.kill(signal.SIGKILL)
+        one.child.close(force=True)

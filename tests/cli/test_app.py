@@ -1,0 +1,177 @@
+"""The program around its commands: exit codes, errors in one form, help, version, quiet ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from specllama.cli import app
+from specllama.errors import ChecksumMismatch, PairError, SpecllamaError, UsageError
+from tests.cli.conftest import Pair, Result
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, specllama: Run) -> Callable[[BaseException], Result]:
+    """The program with a command that raises."""
+
+    def run(error: BaseException) -> Result:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setitem(app.COMMANDS, "fail", app.Entry(__name__, "fail", ""))
+        monkeypatch.setattr(sys.modules[__name__], "fail", fail, raising=False)
+        return specllama("fail")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UsageError("x is 1, expected 2", hint="try 2"), 2), (PairError("x", hint="y"), 1), (ChecksumMismatch("x"), 1)],
+)
+def test_a_known_error_is_two_lines_and_its_exit_code(
+    failing: Callable[[BaseException], Result], error: SpecllamaError, code: int
+) -> None:
+    """A traceback for something foreseen, or the wrong exit code in a script."""
+    result = failing(error)
+    hint = f"hint: {error.hint}\n" if error.hint else ""
+    assert result == Result(code, "", f"error: {error}\n{hint}")
+
+
+def test_an_unforeseen_error_is_one_sentence_that_asks_for_a_report(
+    failing: Callable[[BaseException], Result],
+) -> None:
+    """A page of traceback that tells a user nothing."""
+    result = failing(ZeroDivisionError("division by zero"))
+    assert result.code == 1
+    assert result.err.startswith("error: this should not have happened: ZeroDivisionError: division by zero\nhint: ")
+    assert "SPECLLAMA_DEBUG=1" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_the_debug_variable_shows_the_traceback(
+    failing: Callable[[BaseException], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report that cannot be made because the traceback is out of reach."""
+    monkeypatch.setenv("SPECLLAMA_DEBUG", "1")
+    for error in (ZeroDivisionError("zero"), PairError("does not fit")):
+        shown = failing(error).err
+        assert "Traceback (most recent call last)" in shown
+        assert f"raise error\n{type(error).__name__}" in shown.replace("specllama.errors.", "")
+
+
+def test_an_error_message_cannot_steer_the_terminal(failing: Callable[[BaseException], Result]) -> None:
+    """A file name with an escape sequence in it that clears the screen."""
+    assert "\x1b" not in failing(PairError("file \x1b[2J", hint="\x07")).err
+
+
+def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException], Result]) -> None:
+    """A traceback after Ctrl-C."""
+    assert failing(KeyboardInterrupt()) == Result(130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
+        (["rnu"], "no such command 'rnu'", "did you mean `specllama run`?"),
+        (["what is this"], "no such command 'what is this'", 'specllama run "..."'),
+        (["run", "--tmep", "1", "x"], "no such option: --tmep", "--temp"),
+        (["run", "-p", "x"], "no such option: -p", "the prompt is the argument itself"),
+        (["run", "x", "y"], "got unexpected extra argument", "in quotes"),
+        (["run", "-m"], "option '-m' requires an argument", "--help"),
+        (["run", "--temp", "x", "y"], "--temp is x", ""),
+    ],
+)
+def test_wrong_use_is_said_in_our_form_with_exit_code_2(specllama: Run, args: list[str], error: str, hint: str) -> None:
+    """Typer's boxes and usage lines, in which the one useful sentence drowns."""
+    result = specllama(*args)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert error in result.err
+    assert hint in result.err
+    assert len(result.err.splitlines()) <= 2
+
+
+def test_without_arguments_the_help_is_shown(specllama: Run) -> None:
+    """An error where a newcomer just wants to look."""
+    result = specllama()
+    assert (result.code, result.err) == (0, "")
+    for name in app.COMMANDS:
+        assert name in result.out
+
+
+def test_the_version_names_the_bindings_too(specllama: Run) -> None:
+    """A report about a version that says nothing about llama.cpp."""
+    result = specllama("--version")
+    assert result.code == 0
+    assert "specllama 0." in result.out
+    assert "llama-cpp-python 0." in result.out
+
+
+@pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in app.COMMANDS)])
+def test_every_command_has_a_help_text_without_escape_sequences(specllama: Run, args: list[str]) -> None:
+    """A command in the table whose module cannot be imported, or a help text that cannot go into a pipe."""
+    result = specllama(*args)
+    assert (result.code, result.err) == (0, "")
+    assert "Usage: specllama" in result.out
+    assert "\x1b" not in result.out
+
+
+def test_help_comes_at_once() -> None:
+    """A heavy import at the top of a module, which everyone waits for: 0.4 s is the limit.
+
+    Of processor time: what else runs on the machine is not the program's fault.
+    """
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "specllama", "--help"], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.4
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """The same, told by name and not by the clock."""
+    heavy = "{'rich', 'jinja2', 'llama_cpp', 'huggingface_hub', 'psutil', 'pydantic'}"
+    code = (
+        "import sys; from specllama.cli.app import main; main(['--help']); "
+        f"loaded = {heavy} & set(sys.modules); assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_reader_that_leaves_early_is_no_error(pair: Pair) -> None:
+    """`specllama run ... | head -c 10` with a traceback about a broken pipe."""
+    command = [sys.executable, "-m", "specllama", "run", *pair.options, "--raw", "abc", "-n", "4000"]
+    bias = ["--logit-bias", "10=-inf", "--logit-bias", "11=-inf", "-q"]
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        [*command, *bias], stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE
+    ) as process:
+        os.close(writer)
+        assert os.read(reader, 10)
+        os.close(reader)
+        _, err = process.communicate(timeout=60)
+    assert err == b""
+    assert process.returncode == 1
+
+
+def test_output_is_utf_8_whatever_the_locale(pair: Pair) -> None:
+    """A UnicodeEncodeError in the middle of an answer, because of a variable set long ago."""
+    name = "\u6771\u4eac.txt"
+    result = subprocess.run(
+        [sys.executable, "-m", "specllama", "run", *pair.options, "-f", name],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    assert result.returncode == 2
+    assert name in result.stderr.decode("utf-8")

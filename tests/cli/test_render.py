@@ -1,0 +1,170 @@
+"""Figures, bars, the live lines and the summary: the numbers of UX, in any width, told apart without colour."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.cells import cell_len
+
+from specllama.cli.output import Stream
+from specllama.cli.render import STYLES, Figures, Palette, bar, palette_of, percent, progress, strip, summary
+from specllama.events import Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.stats import SpecStats
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Encoded(io.StringIO):
+    """A file of a named encoding."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def _palette(*, coloured: bool = True, styled: bool = True, encoding: str = "utf-8") -> Palette:
+    return palette_of(Stream(Encoded(encoding), True, styled, coloured, styled))
+
+
+def _figures(steps: list[tuple[int, int]], *, drafts: bool = True, step_s: float = 0.5) -> Figures:
+    """Figures after steps of (drafted, accepted) tokens."""
+    figures = Figures(4096, drafts)
+    figures.take(PromptProgress(99, 100))
+    for step, (n_drafted, n_accepted) in enumerate(steps):
+        for _ in range(n_accepted):
+            figures.take(TokenEvent(1, "draft", step))
+        figures.take(TokenEvent(2, "correction" if n_accepted < n_drafted else "bonus", step))
+        parts = {"draft_s": 0.3 * step_s, "eval_s": 0.6 * step_s, "sample_s": 0.06 * step_s, "kv_s": 0.04 * step_s}
+        drafted = tuple(range(n_drafted))
+        figures.take(StepEvent(step, drafted, n_accepted, "draft-simple", (), **parts, step_s=step_s, loop_s=0.001))
+    return figures
+
+
+def _plain(lines: list[str]) -> str:
+    return SGR.sub("", "\n".join(lines))
+
+
+def test_the_live_lines_show_every_figure() -> None:
+    """A figure that the reader was promised and cannot find."""
+    shown = _plain(strip(_figures([(4, 4), (4, 2), (4, 0), (4, 3)]), 100, _palette()))
+    assert "56 % accepted (9/16)" in shown.replace("56.2", "56")
+    assert "3.2 tok/step" in shown
+    assert "k 4" in shown
+    assert "6.5 tok/s now" in shown  # 13 tokens in four steps of half a second
+    assert "8.0 tok/s average" in shown  # 12 tokens after the first in the three steps after the first
+    assert re.search(r"1 \S+ +75 % +2 \S+ +75 % +3 \S+ +50 % +4 \S+ +25 %", shown)
+    assert "draft 30 %  verify 60 %  other 10 %" in shown
+    assert "3 % of 4096" in shown
+    assert "drafted  correction  bonus  target" in shown
+
+
+def test_now_looks_at_the_last_seconds_only() -> None:
+    """A speed 'now' that still remembers the first minute."""
+    figures = _figures([(4, 0)] * 50 + [(4, 4)] * 4)
+    assert figures.tok_s_now == 10.0
+    assert figures.stats.decode_tok_s is not None
+    assert figures.stats.decode_tok_s < 3
+
+
+def test_plain_decoding_says_nothing_about_drafts() -> None:
+    """'n/a accepted' in an answer that was never meant to be drafted."""
+    shown = _plain(strip(_figures([(0, 0)] * 4, drafts=False), 100, _palette()))
+    assert "accepted" not in shown
+    assert "drafted" not in shown
+    assert "2.0 tok/s now" in shown
+    assert "verify 60 %" in shown
+
+
+def test_before_the_first_token_the_prompt_is_counted() -> None:
+    """A long prompt that looks like a hanging program."""
+    figures = Figures(4096, True)
+    figures.take(PromptProgress(512, 2048))
+    assert re.fullmatch(
+        r"reading the prompt █+\S* +▏ 25 %  512/2048 tokens", _plain(strip(figures, 100, _palette())).strip()
+    )
+
+
+def test_a_notice_is_shown() -> None:
+    """Drafting that stops without a word."""
+    figures = _figures([(4, 4)])
+    figures.take(Notice("the draft's context is full"))
+    assert "the draft's context is full" in _plain(strip(figures, 100, _palette()))
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 39, 40, 41, 60, 80, 100, 200])
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_no_line_is_wider_than_the_window(width: int, k: int) -> None:
+    """Lines that wrap in a narrow window, or a crash in a tiny one."""
+    figures = _figures([(k, k), (k, k // 2), (k, 0)])
+    figures.take(Notice("a notice that is longer than a narrow window is wide"))
+    lines = strip(figures, width, _palette())
+    assert lines
+    assert all(cell_len(SGR.sub("", line)) <= width for line in lines)
+
+
+def test_at_40_columns_the_figures_are_all_there() -> None:
+    """A narrow window that loses the acceptance rate."""
+    shown = _plain(strip(_figures([(4, 4), (4, 2)]), 40, _palette()))
+    for part in ("75.0 % accepted (6/8)", "4.0 tok/step", "average", "4 ", "verify 60 %", "of 4096", "correction"):
+        assert part in shown
+
+
+def test_origins_are_told_apart_with_and_without_colour() -> None:
+    """Drafted text that looks like the target's own for whoever sees no colours."""
+    origins = ("draft", "correction", "bonus", "target")
+    for palette in (_palette(), _palette(coloured=False)):
+        assert len({palette.codes[origin] for origin in origins}) == 4
+    assert len({(STYLES[origin].bold, STYLES[origin].underline) for origin in origins}) == 4
+    colours = re.compile(r"\x1b\[[0-9;]*3[0-7]")
+    assert not any(colours.search(on) for on, _ in _palette(coloured=False).codes.values())
+
+
+def test_a_stream_without_styles_gets_no_codes() -> None:
+    """Escape sequences on a dumb terminal."""
+    assert set(_palette(styled=False).codes.values()) == {("", "")}
+
+
+def test_an_encoding_without_blocks_gets_ascii() -> None:
+    """Question marks where bars should be."""
+    shown = _plain(strip(_figures([(4, 3)]), 100, _palette(encoding="ascii")))
+    shown.encode("ascii")
+    assert "####" in shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(0.0, "    "), (1.0, "████"), (0.5, "██  "), (0.28, "█▏  "), (1.7, "████"), (-1.0, "    ")]
+)
+def test_a_bar_is_as_full_as_its_share(share: float, shown: str) -> None:
+    """A bar that overflows, or that is one cell off."""
+    assert bar(share, 4, " ▏▎▍▌▋▊▉█") == shown
+
+
+def test_shares_read_as_percentages() -> None:
+    """'0 %' for what is small but there, or '0.0 %' for what was never counted."""
+    assert [percent(share) for share in (None, 0.0, 0.001, 0.5, 1.0)] == ["n/a", "0 %", "<1 %", "50 %", "100 %"]
+    assert percent(0.8446, 1) == "84.5 %"
+
+
+def test_the_summary_reads_as_documented() -> None:
+    """Another form than the one in the manual, which scripts read."""
+    stats = SpecStats(n_prompt=451, n_emitted=138, n_drafted=121, n_accepted=102, n_spec_steps=35, n_steps=36)
+    stats.prompt_s, stats.decode_s = 10.0, 10.0
+    assert summary(stats) == "[ Prompt: 45.1 t/s | Generation: 13.7 t/s | Draft: 84.3 % (102/121) | 3.9 tok/step ]"
+
+
+def test_the_summary_of_nothing_says_so() -> None:
+    """A division by zero after Ctrl-C in the prompt (FIELD_CASES 44)."""
+    assert summary(SpecStats()) == "[ Prompt: n/a t/s | Generation: n/a t/s | Draft: n/a | n/a tok/step ]"
+
+
+def test_progress_fits_a_narrow_window() -> None:
+    """A progress bar that wraps and stays behind."""
+    for width in (20, 40, 100):
+        items = list(progress("loading", 0.5, "1.61 GB", width, _palette()))
+        assert "50 %" in "".join(text for item in items for _, text in item)

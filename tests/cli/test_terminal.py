@@ -1,0 +1,178 @@
+"""The screen: text that only grows, live lines below it, on terminals of every size, as pyte shows them."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Sequence
+
+import pyte
+import pytest
+
+from specllama.cli.output import Stream, visible
+from specllama.cli.terminal import Piece, Screen, column_after
+from tests.cli.conftest import TerminalScreen
+
+LIVE = ["~~~~~~~~", "live one", "live two"]
+
+
+class Window:
+    """A terminal whose two streams end on one screen; it counts what was sent as text."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.display = TerminalScreen(columns, rows, history=10_000)
+        self.display.set_mode(pyte.modes.LNM)  # a newline returns the carriage, as the terminal driver does
+        self._terminal = pyte.Stream(self.display)
+        self.sent = ""
+        self.screen = Screen(self._stream(is_text=True), self._stream(is_text=False), self.size)
+
+    def size(self) -> tuple[int, int]:
+        return self.display.columns, self.display.lines
+
+    def _stream(self, *, is_text: bool) -> Stream:
+        window = self
+
+        class File(io.StringIO):
+            def write(self, text: str) -> int:
+                if is_text:
+                    window.sent += text
+                window._terminal.feed(text)
+                return len(text)
+
+        return Stream(File(), True, True, True, True)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.display.text_lines
+
+
+def _pieces(text: str, seed: int) -> Sequence[str]:
+    """`text` in some hundred pieces, some of them a single character."""
+    rng, at, pieces = random.Random(seed), 0, []
+    while at < len(text):
+        n = rng.choice([1, rng.randint(1, max(len(text) // 60, 9))])
+        pieces.append(text[at : at + n])
+        at += n
+    return pieces
+
+
+def _shown_alone(text: str, columns: int, rows: int) -> list[str]:
+    """What a terminal shows of `text` and nothing else."""
+    window = Window(columns, rows)
+    window.screen.add(Piece(text))
+    window.screen.clear()
+    return window.lines
+
+
+TEXTS = {
+    "short": "one line",
+    "tall": "\n".join(f"line {n} of two hundred" for n in range(200)),
+    "one endless line": "word " * 400,
+    "wide": "東京は日本の首都です。" * 30 + "\n" + "한국어 中文 " * 20,
+    "tabs": "a\tb\tc\td\te\tf\tg\th\ti\tj\tk\n\tindented\t\ttwice" * 3,
+    "exactly the width": ("x" * 40 + "\n") * 3 + "y" * 80 + "z" * 40,
+    "empty lines": "\n\n\na\n\n\nb\n",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+@pytest.mark.parametrize(("columns", "rows"), [(40, 10), (80, 24), (41, 6), (7, 3), (20, 1)])
+def test_the_text_is_written_once_whatever_is_drawn_below_it(text: str, columns: int, rows: int) -> None:
+    """An answer taller than the window that repeats, flickers, or loses a line to the figures below it."""
+    window = Window(columns, rows)
+    for piece in _pieces(text, seed=columns):
+        window.screen.add(Piece(piece))
+        window.screen.draw(LIVE)
+    window.screen.clear()
+    assert window.sent == text
+    assert window.lines == _shown_alone(text, columns, rows)
+
+
+def test_the_live_lines_stand_below_the_text_while_it_grows() -> None:
+    """Figures in the middle of the answer, or twice."""
+    window = Window(30, 12)
+    for n in range(40):
+        window.screen.add(Piece(f"line {n}\n" if n % 3 else f"part {n} "))
+        window.screen.draw(LIVE)
+        assert window.lines[-3:] == LIVE
+        assert sum(line == "live one" for line in window.lines) == 1
+
+
+def test_at_most_half_of_a_small_window_is_taken() -> None:
+    """A window of six lines in which the answer cannot be read for figures."""
+    window = Window(40, 4)
+    window.screen.add(Piece("the answer"))
+    window.screen.draw(["1", "2", "3", "4", "5"])
+    assert window.lines == ["the answer", "1", "2"]
+
+
+def test_no_live_line_wraps() -> None:
+    """A figure line longer than the window, which moves everything below it."""
+    window = Window(20, 10)
+    for _ in range(3):
+        window.screen.add(Piece("text "))
+        window.screen.draw(["x" * 50, "second"])
+        assert window.lines[0].startswith("text")
+        assert window.lines[2] == "second"
+
+
+@pytest.mark.parametrize("smaller", [(50, 8), (30, 24), (80, 5)])
+def test_a_resize_leaves_nothing_behind(smaller: tuple[int, int]) -> None:
+    """Remains of the figures between the lines of the answer after the window changed."""
+    window = Window(80, 24)
+    text = "".join(f"line {n} is a little longer than thirty cells\n" for n in range(12))
+    for n, piece in enumerate(_pieces(text, seed=1)):
+        if n == 40:
+            window.display.resize(lines=smaller[1], columns=smaller[0])
+        window.screen.add(Piece(piece))
+        window.screen.draw(LIVE)
+    window.screen.clear()
+    assert window.sent == text
+    assert not any("live" in line or "~" in line for line in window.lines)
+
+
+def test_a_character_at_the_margin_waits_for_the_next() -> None:
+    """The cursor between two rows, where terminals disagree: the next character overwrites the last."""
+    window = Window(10, 5)
+    window.screen.add(Piece("0123456789", "<", ">"))
+    window.screen.draw(LIVE[:1])
+    assert window.sent == "<012345678>"
+    window.screen.draw(LIVE[:1])
+    assert window.sent == "<012345678>"
+    window.screen.clear()
+    assert window.sent == "<012345678><9>"
+
+
+def test_an_empty_frame_sends_no_text() -> None:
+    """An escape sequence on stdout for a refresh that has nothing to say."""
+    window = Window(20, 5)
+    window.screen.draw(LIVE)
+    window.screen.draw(LIVE)
+    window.screen.clear()
+    assert window.sent == ""
+    assert window.lines == []
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "width", "after"),
+    [
+        ("abc", 0, 10, 3),
+        ("abc", 8, 10, 1),
+        ("ab", 8, 10, 10),
+        ("a\nbc", 5, 10, 2),
+        ("\t", 3, 80, 8),
+        ("\t", 78, 80, 79),
+        ("東", 8, 10, 10),
+        ("東", 9, 10, 2),
+        ("e\u0301", 0, 10, 1),
+    ],
+)
+def test_columns_are_counted_as_terminals_do(text: str, column: int, width: int, after: int) -> None:
+    """Wide characters, tabs and accents that put the cursor elsewhere than thought."""
+    assert column_after(text, column, width) == after
+
+
+def test_control_characters_are_spelled_out() -> None:
+    """A model that clears the screen, rings the bell, or writes to the clipboard."""
+    assert visible("a\x1b[2Jb\x07\x9b1m\x7f\x00\r") == "a\\x1b[2Jb\\x07\\x9b1m\\x7f\\x00\\x0d"
+    assert visible("line\n\ttab 東京 \U0001f600 é") == "line\n\ttab 東京 \U0001f600 é"

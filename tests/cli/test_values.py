@@ -1,0 +1,253 @@
+"""Options: what is allowed, what is refused and how, aliases, the environment, and words that were joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.main import get_command
+
+from specllama.cli.command import SILENT, Command
+from specllama.cli.grouping import takes_groups
+from specllama.cli.options import (
+    DraftOptions,
+    HardwareOptions,
+    ModelOptions,
+    OutputOptions,
+    PromptOptions,
+    SamplingOptions,
+)
+from specllama.errors import UsageError
+
+Groups = dict[str, object]
+
+
+@pytest.fixture
+def parse() -> Callable[..., Groups]:
+    """The option groups that a command line makes."""
+    seen: Groups = {}
+
+    @takes_groups
+    def command(
+        prompt: PromptOptions,
+        models: ModelOptions,
+        drafting: DraftOptions,
+        sampling: SamplingOptions,
+        hardware: HardwareOptions,
+        output: OutputOptions,
+    ) -> None:
+        seen.update(locals())
+
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(cls=Command)(command)
+
+    def run(*args: str) -> Groups:
+        seen.clear()
+        get_command(app).main(list(args), prog_name="specllama", standalone_mode=False)
+        return dict(seen)
+
+    return run
+
+
+def test_without_options_every_default_is_llama_cpps(parse: Callable[..., Groups]) -> None:
+    """A default that differs from the tool people know, so that the same command answers differently."""
+    groups = parse("hi")
+    sampling = groups["sampling"]
+    assert isinstance(sampling, SamplingOptions)
+    assert (sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (sampling.repeat_penalty, sampling.repeat_last_n, sampling.seed, sampling.predict) == (1.0, 64, -1, -1)
+    hardware = groups["hardware"]
+    assert isinstance(hardware, HardwareOptions)
+    assert hardware.cache_type_k_draft == hardware.cache_type_v_draft == "f16"  # FIELD_CASES 28
+
+
+def test_a_quantised_target_cache_leaves_the_drafts_in_f16(parse: Callable[..., Groups]) -> None:
+    """A draft KV that silently follows -ctk, and ruins the acceptance (FIELD_CASES 28)."""
+    hardware = parse("-ctk", "q8_0", "-ctv", "q8_0", "hi")["hardware"]
+    assert isinstance(hardware, HardwareOptions)
+    assert (hardware.cache_type_k, hardware.cache_type_v) == ("q8_0", "q8_0")
+    assert (hardware.cache_type_k_draft, hardware.cache_type_v_draft) == ("f16", "f16")
+
+
+@pytest.mark.parametrize(
+    ("args", "group", "field", "value"),
+    [
+        (["--draft-max", "7"], "drafting", "spec_draft_n_max", 7),
+        (["--draft", "7"], "drafting", "spec_draft_n_max", 7),
+        (["--num-draft-tokens", "7"], "drafting", "spec_draft_n_max", 7),
+        (["--draft-p-min", "0.5"], "drafting", "spec_draft_p_min", 0.5),
+        (["-m", "a", "--draft-model", "b"], "models", "model_draft", "b"),
+        (["-m", "a", "--spec-draft-model", "b"], "models", "model_draft", "b"),
+        (["--spec-draft-hf", "u/r"], "models", "hf_repo_draft", "u/r"),
+        (["--gpu-layers", "3"], "hardware", "gpu_layers", "3"),
+        (["--n-gpu-layers", "all"], "hardware", "gpu_layers", "all"),
+        (["--temperature", "0"], "sampling", "temp", 0.0),
+        (["--max-tokens", "5"], "sampling", "predict", 5),
+        (["-r", "END"], "sampling", "stop", ["END"]),
+        (["--reverse-prompt", "END"], "sampling", "stop", ["END"]),
+        (["--system", "be brief"], "prompt", "system_prompt", "be brief"),
+        (["-sys", "be brief"], "prompt", "system_prompt", "be brief"),
+        (["-tb", "3"], "hardware", "threads_batch", 3),
+        (["-td", "3"], "hardware", "threads_draft", 3),
+        (["-tbd", "3"], "hardware", "threads_batch_draft", 3),
+        (["-ngld", "all"], "hardware", "gpu_layers_draft", "all"),
+        (["-ctkd", "q8_0"], "hardware", "cache_type_k_draft", "q8_0"),
+        (["-ctvd", "q8_0"], "hardware", "cache_type_v_draft", "q8_0"),
+        (["-fa", "on"], "hardware", "flash_attn", "on"),
+        (["--no-live"], "output", "live", False),
+        (["-n5"], "sampling", "predict", 5),
+        (["-s", "-1"], "sampling", "seed", -1),
+        (["--seed", "0"], "sampling", "seed", 0),
+        (["--spec-type", "draft-simple,none"], "drafting", "spec_type", "draft-simple,none"),
+    ],
+)
+def test_a_name_that_other_tools_use_works(
+    parse: Callable[..., Groups], args: list[str], group: str, field: str, value: object
+) -> None:
+    """An alias that is parsed into another option, or into nothing."""
+    assert getattr(parse(*args, "hi")[group], field) == value
+
+
+def test_aliases_are_not_shown_in_the_help_text(
+    parse: Callable[..., Groups], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four names for one thing on every line of the help text."""
+    parse("--help")
+    shown = capsys.readouterr().out
+    words = {word.strip(",") for word in shown.split()}
+    assert not words & SILENT
+    assert {"-md", "--model-draft", "--spec-draft-n-max", "-ngl", "PROMPT"} <= words
+
+
+@pytest.mark.parametrize(
+    ("args", "found", "allowed"),
+    [
+        (["--temp", "hot"], "--temp is hot", "a number of at least 0"),
+        (["--temp", "-1"], "--temp is -1", "a number of at least 0"),
+        (["--temp", "nan"], "--temp is nan", "a number of at least 0"),
+        (["--temp", "inf"], "--temp is inf", "a number of at least 0"),
+        (["--top-p", "1.5"], "--top-p is 1.5", "a number from 0 to 1"),
+        (["--top-k", "1.5"], "--top-k is 1.5", "a whole number of at least 0"),
+        (["--repeat-penalty", "0"], "--repeat-penalty is 0", "a number above 0"),
+        (["--repeat-last-n", "-2"], "--repeat-last-n is -2", "a whole number of at least -1"),
+        (["--seed", "1.5"], "--seed is 1.5", "from -1 to 18446744073709551615"),
+        (["--predict", "0"], "--predict is 0", "a whole number of at least 1 or -1"),
+        (["--ctx-size", "3"], "--ctx-size is 3", "a whole number of at least 16 or 0"),
+        (["--threads", "0"], "--threads is 0", "a whole number from 1 to 1024"),
+        (["-ngl", "most"], "--gpu-layers is most", "a whole number of layers, auto or all"),
+        (["-ngl", "-1"], "--gpu-layers is -1", "a whole number of layers, auto or all"),
+        (["-ctk", "q3"], "--cache-type-k is q3", "one of f32, f16"),
+        (["-fa", "yes"], "--flash-attn is yes", "one of on, off, auto"),
+        (["--spec-draft-n-max", "65"], "--spec-draft-n-max is 65", "a whole number from 0 to 64"),
+        (["--spec-draft-n-max", "auto"], "--spec-draft-n-max auto", "not in this version"),
+        (["--verify-rule", "tree"], "--verify-rule is tree", "one of token, block, match"),
+        (["--logit-bias", "5"], "--logit-bias is 5", "ID=V"),
+        (["--logit-bias", "5=inf"], "--logit-bias is 5=inf", "ID=V"),
+        (["--logit-bias", "x=1"], "--logit-bias is x=1", "ID=V"),
+        (["--stop", ""], "--stop is empty", "at least one character"),
+        (["--stop", r"\x4"], r"--stop \x4", "cannot be read"),
+        (["--color", "green"], "--color is green", "one of auto, always, never"),
+        (["--spec-type", "auto,none"], "--spec-type auto", "nothing can stand beside it"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_range(
+    parse: Callable[..., Groups], args: list[str], found: str, allowed: str
+) -> None:
+    """A bad value that gets as far as the sampler, or an error that does not say what would be right."""
+    with pytest.raises(UsageError) as error:
+        parse(*args, "hi")
+    assert found in str(error.value)
+    assert allowed in str(error.value)
+
+
+def test_an_unknown_strategy_is_refused_with_those_that_exist(parse: Callable[..., Groups]) -> None:
+    """`--spec-type lookup` that silently decodes plainly."""
+    with pytest.raises(UsageError, match="prompt-cache is no strategy") as error:
+        parse("--spec-type", "prompt-cache", "hi")
+    assert "draft-simple" in error.value.hint
+    assert "none (plain decoding)" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("word", "long", "short"),
+    [("-mdfile.gguf", "-md file.gguf", "-m dfile.gguf"), ("-ngl99", "-ngl 99", "-n gl99"), ("-tb4", "-tb 4", "-t b4")],
+)
+def test_a_value_joined_to_a_long_name_with_one_dash_is_refused(
+    parse: Callable[..., Groups], word: str, long: str, short: str
+) -> None:
+    """`-mdfile` taken as `-m dfile`: the draft becomes the target, and nobody says so."""
+    with pytest.raises(UsageError, match="needs a space") as error:
+        parse("-q", word, "hi")
+    assert long in error.value.hint
+    assert short in error.value.hint
+
+
+@pytest.mark.parametrize("args", [["--stop", "-mdx"], ["-n5"], ["-md=file", "-m", "a"], ["-qn5"], ["--", "-mdx"]])
+def test_what_only_looks_like_a_joined_value_is_let_through(parse: Callable[..., Groups], args: list[str]) -> None:
+    """A check so eager that values and prompts with a dash are refused too."""
+    assert parse(*args, *([] if "--" in args else ["hi"]))
+
+
+def test_stop_strings_understand_escape_sequences(parse: Callable[..., Groups]) -> None:
+    r"""A stop at a newline that cannot be written in a shell, or a `\\n` that becomes one."""
+    sampling = parse("--stop", r"\n\n", "--stop", r"a\tb", "--stop", r"C:\\n", "--stop", "終わり。é", "hi")["sampling"]
+    assert isinstance(sampling, SamplingOptions)
+    assert sampling.stop == ["\n\n", "a\tb", "C:\\n", "終わり。é"]
+
+
+def test_logit_bias_takes_llama_cpps_spelling_too(parse: Callable[..., Groups]) -> None:
+    """`15+1` read as the token 15+1, or refused."""
+    sampling = parse("--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17=-inf", "hi")["sampling"]
+    assert isinstance(sampling, SamplingOptions)
+    assert sampling.biases == {15: 1.5, 16: -2.0, 17: float("-inf")}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--json", "--jsonl"],
+        ["--raw", "-sys", "be brief"],
+        ["--pair", "a", "-m", "b"],
+        ["--pair", "a", "-md", "b"],
+        ["-m", "a", "-hf", "u/r"],
+        ["-m", "a", "-md", "b", "-hfd", "u/r"],
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(parse: Callable[..., Groups], args: list[str]) -> None:
+    """Two options of which one is silently ignored."""
+    with pytest.raises(UsageError, match="exclude each other"):
+        parse(*args, "hi")
+
+
+def test_every_option_reads_its_variable(parse: Callable[..., Groups], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is documented and not read; checked for values, flags and lists."""
+    for name, value in (("TEMP", "0.25"), ("CTX_SIZE", "777"), ("RAW", "1"), ("STOP", "END"), ("LIVE", "0")):
+        monkeypatch.setenv(f"SPECLLAMA_{name}", value)
+    groups = parse("hi")
+    assert groups["sampling"].temp == 0.25  # type: ignore[attr-defined]
+    assert groups["sampling"].stop == ["END"]  # type: ignore[attr-defined]
+    assert groups["hardware"].ctx_size == 777  # type: ignore[attr-defined]
+    assert groups["prompt"].raw is True  # type: ignore[attr-defined]
+    assert groups["output"].live is False  # type: ignore[attr-defined]
+    assert parse("--temp", "0.5", "hi")["sampling"].temp == 0.5  # type: ignore[attr-defined]
+
+
+def test_a_bad_value_in_a_variable_is_refused_like_one_on_the_command_line(
+    parse: Callable[..., Groups], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A traceback because of a variable set long ago."""
+    monkeypatch.setenv("SPECLLAMA_TOP_P", "2")
+    with pytest.raises(UsageError, match="--top-p is 2, expected a number from 0 to 1"):
+        parse("hi")
+
+
+def test_a_flag_beats_a_variable_that_excludes_it(
+    parse: Callable[..., Groups], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPECLLAMA_PAIR in a profile that makes every `-m` fail."""
+    monkeypatch.setenv("SPECLLAMA_PAIR", "some-pair")
+    monkeypatch.setenv("SPECLLAMA_JSONL", "1")
+    groups = parse("-m", "file.gguf", "--json", "hi")
+    assert (groups["models"].pair, groups["models"].model) == (None, "file.gguf")  # type: ignore[attr-defined]
+    assert groups["output"].format == "json"  # type: ignore[attr-defined]
