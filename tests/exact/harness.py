@@ -9,7 +9,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.engine import Engine
 from specllama.events import Event, Finished, StepEvent, TokenEvent
 from specllama.sampling import SamplingParams
-from specllama.types import Cancel, Caps, Chooser, Drafter, Rule
+from specllama.types import Cancel, Caps, Chooser, Drafter, FloatArray, Rule
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
 from tests.fakes import FakeModel, FakeStopper, RandomTable, Table
@@ -17,6 +17,10 @@ from tests.fakes import FakeModel, FakeStopper, RandomTable, Table
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the model's own law, no filter
 GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 PROMPT = (0, 1, 0)
+N_VOCAB = 6  # of the pairs that run greedily
+REPEAT = SamplingParams(
+    temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.7, repeat_last_n=2
+)  # tokens of a block change its own laws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +210,54 @@ def random_pair(seed: int = 0, **changes: object) -> Pair:
         "draft": RandomTable(int(changes.get("n_draft_vocab", n_vocab)), 1000 + seed),  # type: ignore[call-overload]
     }
     return Pair(**{**tables, **changes})  # type: ignore[arg-type]
+
+
+class Certain:
+    """A chooser for greedy runs: every question has one possible answer."""
+
+    def flip(self, prob: float) -> bool:
+        """Certain or impossible."""
+        assert prob in (0.0, 1.0)
+        return prob == 1.0
+
+    def pick(self, law: object) -> int:
+        """The only token."""
+        (token,) = law.support().tolist()  # type: ignore[attr-defined]
+        return int(token)
+
+
+def agreeing(target: Table, n_vocab: int, seed: int, noise: float = 0.6) -> Table:
+    """A draft that agrees with `target` often, not always."""
+    other = RandomTable(n_vocab, seed, spread=noise)
+
+    def table(history: History) -> FloatArray:
+        return target(history) + other(history)
+
+    return table
+
+
+def good_pair(**changes: object) -> Pair:
+    """Greedy runs of this pair accept about two thirds of what is drafted, and reject in every position."""
+    target = RandomTable(N_VOCAB, 40)
+    made = {"target": target, "draft": agreeing(target, N_VOCAB, 41), "n_vocab": N_VOCAB, "n_max": 3, **changes}
+    return Pair(**made)  # type: ignore[arg-type]
+
+
+def plain_greedy(table: Table, prompt: Sequence[int], n_tokens: int, params: SamplingParams = GREEDY) -> History:
+    """What plain greedy decoding says, by the reference."""
+    tokens = tuple(prompt)
+    for _ in range(n_tokens):
+        (token,) = token_law(table(tokens).tolist(), tokens, params)
+        tokens = (*tokens, token)
+    return tokens[len(prompt) :]
+
+
+def assert_answers_like_new(rig: Rig, said: History) -> None:
+    """Whatever happened, the engine goes on with the conversation and begins another one as a fresh one would."""
+    going_on = (*PROMPT, *said)
+    for prompt in (going_on, (*PROMPT, 5, 5), going_on, (3,)):
+        tokens, _ = rig.answer(prompt, GREEDY, Certain(), 6)
+        assert tokens == plain_greedy(rig.target.table, prompt, 6)
 
 
 def assert_same_law(found: dict[Answer, float], expected: dict[Answer, float]) -> None:

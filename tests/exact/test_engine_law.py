@@ -13,15 +13,14 @@ from contextlib import closing
 import pytest
 
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import Interrupted
-from specllama.events import Notice, StepEvent, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
+from specllama.events import Notice
+from specllama.sampling import SamplingParams
 from specllama.text import StopWatch
-from specllama.types import Cancel, Chooser, Draft, Observation, Rule
+from specllama.types import Chooser, Draft, Observation, Rule
 from tests.enumeration import law_of
-from tests.exact.harness import GREEDY, PLAIN, PROMPT, Pair, Rig, assert_same_law, random_pair
+from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History
-from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, drawn_tree, points, random_laws, table_of
+from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, drawn_tree, points, random_laws
 
 
 def params_of(**changes: object) -> SamplingParams:
@@ -61,7 +60,7 @@ SAMPLERS = {
 def test_the_answer_follows_the_targets_law(sampler: str, n_max: int) -> None:
     """Any bias of any sampler setting at any position of a block: the promise of the whole program."""
     n_vocab, n_tokens = SIZES[n_max]
-    if n_max == 4 and sampler not in ("plain", "all filters", "repeat penalty", "greedy"):
+    if n_max == 4 and sampler not in ("plain", "repeat penalty", "greedy"):
         n_tokens = 4  # the block is cut to three; a fourth is left to those settings where it could matter
     pair = random_pair(7, n_vocab=n_vocab, n_max=n_max)
     params = SAMPLERS[sampler]
@@ -188,24 +187,10 @@ def test_a_full_draft_context_ends_the_drafting_and_not_the_answer(n_draft_room:
     pair = random_pair(23, n_vocab=2, n_max=3, n_draft_ctx=n_draft_ctx)
     assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
     rig = pair.rig()
-    rig.answer(PROMPT, GREEDY, ScriptedNothing(), 8)
+    rig.answer(PROMPT, GREEDY, Certain(), 8)
     notices = [event for event in rig.events if isinstance(event, Notice)]
     assert len(notices) == 1, "said once, not at every step"
     assert max((len(step.drafted) for step in rig.steps[-2:]), default=0) == 0
-
-
-class ScriptedNothing:
-    """A chooser for greedy runs: every question has one possible answer."""
-
-    def flip(self, prob: float) -> bool:
-        """Certain or impossible."""
-        assert prob in (0.0, 1.0)
-        return prob == 1.0
-
-    def pick(self, law: object) -> int:
-        """The only token."""
-        (token,) = law.support().tolist()  # type: ignore[attr-defined]
-        return int(token)
 
 
 @pytest.mark.parametrize("max_block", [1, 2, 3])
@@ -227,7 +212,7 @@ def test_trees_go_through_the_engine_unchanged() -> None:
     target, params = RandomTable(3, 26), SAMPLERS["repeat penalty"]
 
     def first_two(choose: Chooser) -> Answer:
-        rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(drawn_tree(random_laws(3, 27, zeros=0.2), (2, 1))))
+        rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(drawn_tree(random_laws(3, 27, zeros=0.4), (2, 1))))
         with closing(rig.run(PROMPT, params, choose, 8)) as run:  # room for whole trees; two tokens are enough
             for _ in run:
                 if len(rig.emitted) == 2:
@@ -270,65 +255,6 @@ def test_a_stubborn_draft_changes_nothing_but_speed(sampler: str, rule: Rule) ->
     assert_same_law(law_of(run), pair.plain_law(params, 4))
 
 
-# ------------------------------------------------------------------- interrupted, and gone on with the same engine
-
-
-def continued(rig: Rig, choose: Chooser, params: SamplingParams, n_tokens: int, prefix: History) -> Answer:
-    """Answer on after `prefix` had been said, on an engine that was interrupted: the whole answer."""
-    tokens, reason = rig.answer((*PROMPT, *prefix), params, choose, n_tokens - len(prefix))
-    return (*prefix, *tokens), reason
-
-
-def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: SamplingParams) -> dict[Answer, float]:
-    """The law of `n_tokens`, said in two goes: the first one ends at event or model call number `at`."""
-
-    def run(choose: Chooser) -> Answer:
-        rig, cancel = pair.rig(), Cancel()
-        n_calls = 0
-
-        def count_call(n_call: int, name: str) -> None:
-            nonlocal n_calls
-            if name in ("feed", "eval"):  # only these can be interrupted, and before anything was decided
-                n_calls += 1
-                if n_calls == at + 1:
-                    cancel.set()
-                    raise Interrupted("stopped by the test")
-
-        if how == "target call":
-            rig.target.hook = count_call
-        elif how == "draft call":
-            assert rig.draft is not None
-            rig.draft.hook = count_call
-        with closing(rig.run(PROMPT, params, choose, n_tokens, cancel=cancel)) as run:
-            for n_events, _ in enumerate(run):
-                if n_events == at and how == "cancel":
-                    cancel.set()
-                elif n_events == at and how == "close":
-                    break
-        if any(event for event in rig.events if getattr(event, "reason", "") in ("stop", "length")):
-            return rig.emitted, rig.finished.reason
-        return continued(rig, choose, params, n_tokens, rig.emitted)
-
-    return law_of(run)
-
-
-@pytest.mark.parametrize("at", range(8))
-@pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
-def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:
-    """FIELD 13: a cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
-    pair, params = random_pair(29, n_vocab=2, n_max=2), params_of(repeat_penalty=1.7, repeat_last_n=2)
-    found = interrupted_law(pair, how, at, 4, params)
-    assert_same_law(merge_reasons(found), merge_reasons(pair.plain_law(params, 4)))
-
-
-def merge_reasons(law: dict[Answer, float]) -> dict[Answer, float]:
-    """Without the reason, which an interruption after the last token may change."""
-    merged: dict[Answer, float] = {}
-    for (tokens, _), weight in law.items():
-        merged[tokens, ""] = merged.get((tokens, ""), 0.0) + weight
-    return merged
-
-
 def test_an_engine_used_again_and_again_gives_the_same_law() -> None:
     """State that leaks from one answer into the next: the replays share one engine and its caches here."""
     pair = random_pair(30)
@@ -364,68 +290,3 @@ def test_a_draft_length_that_changes_with_what_was_accepted_changes_nothing_but_
         return Rig(FakeModel(pair.target, 2), draft, drafter).answer(PROMPT, PLAIN, choose, 5)
 
     assert_same_law(law_of(run), pair.plain_law(PLAIN, 5))
-
-
-def test_what_lies_behind_an_end_token_is_not_counted() -> None:
-    """FIELD 10: [a, END, b, c], all of it acceptable: the answer is [a], the KV agrees, b and c were never seen."""
-    end, a = 2, 0
-    target = table_of(lambda history: (0.0, 0.0, 1.0) if history[-1] == a and len(history) == 4 else (1.0, 0.0, 0.0))
-    drafter = ScriptedDrafter(points(lambda tokens: (a, end, a, a)))
-    rig = Rig(FakeModel(target, 3, end_tokens=frozenset({end})), None, drafter)
-    assert rig.answer(PROMPT, GREEDY, ScriptedNothing(), 10) == ((a,), "stop")
-    (step,) = rig.steps
-    assert step.drafted == (a, end)
-    assert rig.target.tokens == PROMPT
-    assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"]
-
-
-def test_events_come_in_the_order_of_the_answer() -> None:
-    """A reader that draws the answer as it comes would show it scrambled, or a step before its tokens."""
-    rig = random_pair(32, n_vocab=2, n_max=3).rig()
-    rig.answer(PROMPT, GREEDY, ScriptedNothing(), 7)
-    kinds = [(type(event).__name__, getattr(event, "step", -1)) for event in rig.events]
-    assert kinds[0][0] == "PromptProgress"
-    assert kinds[-1][0] == "Finished"
-    middle = kinds[1:-1]
-    assert [step for _, step in middle] == sorted(step for _, step in middle)
-    for i, (kind, step) in enumerate(middle):
-        if kind == StepEvent.__name__:
-            assert all(later > step for _, later in middle[i + 1 :])
-
-
-def test_the_drafter_hears_of_every_verification() -> None:
-    """DESIGN 3: a drafter that is told only of its own successes cannot keep its state in line."""
-    drafter = ScriptedDrafter(points(lambda tokens: (1, 0) if len(tokens) % 2 else ()))
-    rig = Rig(FakeModel(RandomTable(2, 33), 2), None, drafter)
-    tokens, _ = rig.answer(PROMPT, GREEDY, ScriptedNothing(), 8)
-    assert drafter.begun == [PROMPT]
-    assert len(drafter.seen) == len(rig.steps)
-    committed = PROMPT
-    for seen in drafter.seen:
-        block = (*(seen.draft.tokens[node] for node in seen.verdict.path), seen.verdict.next_token)
-        committed = (*committed, *block)
-        assert tuple(seen.tokens) == committed
-        assert isinstance(seen.draft, Draft)
-    assert committed == (*PROMPT, *tokens)
-
-
-def test_a_drafter_that_wants_the_logits_sees_those_of_the_block() -> None:
-    """Rows handed over after they were overwritten, or of another block; one that does not want them gets none."""
-    table, checked = RandomTable(3, 35), []
-
-    class Reader(ScriptedDrafter):
-        def observe(self, seen: Observation) -> None:
-            assert seen.logits is not None
-            before = tuple(seen.tokens[: len(seen.tokens) - len(seen.verdict.path) - 1])
-            lines = [(*before, *seen.draft.tokens[:i]) for i in range(len(seen.draft.tokens) + 1)]
-            assert [row.tolist() for row in seen.logits] == [table(line).tolist() for line in lines]
-            checked.append(len(lines))
-
-    script = points(lambda tokens: (1, 0))
-    Rig(FakeModel(table, 3), None, Reader(script, wants=frozenset({"logits"}))).answer(
-        PROMPT, PLAIN, RandomChooser(0), 9
-    )
-    assert checked
-    modest = ScriptedDrafter(script)
-    Rig(FakeModel(table, 3), None, modest).answer(PROMPT, PLAIN, RandomChooser(0), 9)
-    assert all(seen.logits is None for seen in modest.seen)

@@ -1,76 +1,32 @@
-"""The state of an engine: KV and draft cache after steps, failures, interruptions; counters; limits; seeds."""
+"""The state of an engine: KV and draft cache after steps, failures and interruptions."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 
-import numpy as np
 import pytest
 
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.errors import BackendError, Interrupted, NumericsError, PromptError, RollbackRefused, UnsupportedModel
-from specllama.events import Finished, Notice, PromptProgress, TokenEvent
+from specllama.errors import BackendError, Interrupted, RollbackRefused
+from specllama.events import Finished
 from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Cancel, Caps, FloatArray, Rule
-from tests.enumeration import ScriptedChooser
-from tests.exact.harness import GREEDY, PLAIN, PROMPT, Pair, Rig, random_pair
-from tests.exact.reference import History, token_law
-from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, Table, points, replaced
+from specllama.types import Cancel
+from tests.exact.harness import (
+    GREEDY,
+    N_VOCAB,
+    PLAIN,
+    PROMPT,
+    Certain,
+    Rig,
+    agreeing,
+    assert_answers_like_new,
+    good_pair,
+    plain_greedy,
+)
+from tests.fakes import FakeModel, RandomTable
 
-N_VOCAB = 6
 N_TOKENS = 12
-
-
-class Certain:
-    """A chooser for greedy runs: every question has one possible answer."""
-
-    def flip(self, prob: float) -> bool:
-        """Certain or impossible."""
-        assert prob in (0.0, 1.0)
-        return prob == 1.0
-
-    def pick(self, law: object) -> int:
-        """The only token."""
-        (token,) = law.support().tolist()  # type: ignore[attr-defined]
-        return int(token)
-
-
-def agreeing(target: Table, n_vocab: int, seed: int, noise: float = 0.6) -> Table:
-    """A draft that agrees with `target` often, not always."""
-    other = RandomTable(n_vocab, seed, spread=noise)
-
-    def table(history: History) -> FloatArray:
-        return target(history) + other(history)
-
-    return table
-
-
-def good_pair(**changes: object) -> Pair:
-    """Greedy runs of this pair accept about two thirds of what is drafted, and reject in every position."""
-    target = RandomTable(N_VOCAB, 40)
-    made = {"target": target, "draft": agreeing(target, N_VOCAB, 41), "n_vocab": N_VOCAB, "n_max": 3, **changes}
-    return Pair(**made)  # type: ignore[arg-type]
-
-
-def plain_greedy(table: Table, prompt: Sequence[int], n_tokens: int, params: SamplingParams = GREEDY) -> History:
-    """What plain greedy decoding says, by the reference."""
-    tokens = tuple(prompt)
-    for _ in range(n_tokens):
-        (token,) = token_law(table(tokens).tolist(), tokens, params)
-        tokens = (*tokens, token)
-    return tokens[len(prompt) :]
-
-
-def assert_answers_like_new(rig: Rig, said: History) -> None:
-    """Whatever happened, the engine goes on with the conversation and begins another one as a fresh one would."""
-    going_on = (*PROMPT, *said)
-    for prompt in (going_on, (*PROMPT, 5, 5), going_on, (3,)):
-        tokens, _ = rig.answer(prompt, GREEDY, Certain(), 6)
-        assert tokens == plain_greedy(rig.target.table, prompt, 6)
 
 
 def test_the_pair_of_these_tests_accepts_and_rejects() -> None:
@@ -244,204 +200,3 @@ def test_a_flag_set_before_the_start_stops_before_the_prefill() -> None:
         pass
     assert (rig.emitted, rig.finished.reason) == ((), "cancelled")
     assert rig.target.count("eval") == 0
-
-
-# ------------------------------------------------------------------------------------------- numbers that are not laws
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("who", ["target", "draft"])
-@pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(top_k=2)])
-def test_nan_logits_are_a_named_error_within_the_step(params: SamplingParams, who: str, value: float) -> None:
-    """FIELD 6: NaN at step 3 becomes silence, a hang or token 0. Afterwards the session is usable."""
-    at_length = len(PROMPT) + 5
-    pair = good_pair()
-    broken = {who: replaced(getattr(pair, who), at_length, value, token=3)}
-    rig = good_pair(**broken).rig()
-    with pytest.raises(NumericsError):
-        rig.answer(PROMPT, params, RandomChooser(1), N_TOKENS)
-    assert len(PROMPT) + len(rig.emitted) <= at_length, "nothing was said behind the row that made no sense"
-    if params is GREEDY:
-        assert rig.emitted == plain_greedy(pair.target, PROMPT, len(rig.emitted))
-    rig.answer((2, 2), params, RandomChooser(1), 3)
-
-
-def test_a_row_that_is_never_reached_may_be_nonsense() -> None:
-    """Laws are made row by row: a NaN behind a rejection is not the answer's business."""
-    table = RandomTable(N_VOCAB, 44)
-    (first,) = plain_greedy(table, PROMPT, 1)
-    wrong = (first + 1) % N_VOCAB
-
-    def nan_behind_wrong(history: History) -> FloatArray:
-        row = table(history)
-        return row * math.nan if history == (*PROMPT, wrong) else row
-
-    rig = Rig(FakeModel(nan_behind_wrong, N_VOCAB), None, ScriptedDrafter(points(lambda tokens: (wrong,))))
-    assert rig.answer(PROMPT, GREEDY, Certain(), 2)[0] == plain_greedy(table, PROMPT, 2)
-
-
-# ------------------------------------------------------------------------------------------------------ limits, caches
-
-
-def test_prompts_that_cannot_be_answered_are_refused_in_words() -> None:
-    """FIELD 25: a prompt longer than the context says how many tokens and which flag; an empty one is an error too."""
-    engine = good_pair(n_ctx=10).rig().engine
-    with pytest.raises(PromptError, match=r"11 tokens.*10") as caught:
-        list(engine.generate((1,) * 11, GREEDY, Certain(), max_tokens=5))
-    assert "--ctx-size" in caught.value.hint
-    with pytest.raises(PromptError):
-        list(engine.generate((), GREEDY, Certain(), max_tokens=5))
-
-
-def test_a_prompt_that_fills_the_context_is_answered_with_one_token() -> None:
-    """FIELD 24: the last cell is usable, and the end of the context is an ordinary end."""
-    prompt = tuple(i % N_VOCAB for i in range(10))
-    rig = good_pair(n_ctx=10, n_draft_ctx=10).rig()
-    assert rig.answer(prompt, GREEDY, Certain(), 5) == (plain_greedy(rig.target.table, prompt, 1), "length")
-    assert_answers_like_short(rig)
-
-
-def assert_answers_like_short(rig: Rig) -> None:
-    """A session whose context was full still answers a shorter prompt."""
-    assert rig.answer((1, 2), GREEDY, Certain(), 4)[0] == plain_greedy(rig.target.table, (1, 2), 4)
-
-
-def test_a_long_prompt_reports_its_progress() -> None:
-    """FIELD 25: three times the batch size; progress that never moves, passes the total, or leaves tokens out."""
-    prompt = tuple((i * i) % N_VOCAB for i in range(1600))
-    rig = good_pair(n_ctx=1700, n_draft_ctx=1700).rig()
-    tokens, _ = rig.answer(prompt, GREEDY, Certain(), 6)
-    assert tokens == plain_greedy(rig.target.table, prompt, 6)
-    progress = [event for event in rig.events if isinstance(event, PromptProgress)]
-    assert len(progress) > 2
-    done = [event.done for event in progress]
-    assert done == sorted(set(done))
-    assert {event.total for event in progress} == {1600}
-    assert done[-1] in (1599, 1600)
-    fed = [token for call in rig.target.calls if call.name == "feed" for token in call.tokens]
-    assert tuple(fed) == prompt[:-1]
-
-
-def test_what_the_kv_holds_already_is_not_read_again() -> None:
-    """A chat would read its whole history at every turn."""
-    rig = good_pair().rig()
-    said, _ = rig.answer(PROMPT, GREEDY, Certain(), 6)
-    rig.target.calls.clear()
-    rig.answer((*PROMPT, *said[:4], 5, 5, 5), GREEDY, Certain(), 2)
-    assert rig.finished.stats.n_cached == len(PROMPT) + 4
-    assert [call.tokens for call in rig.target.calls if call.name == "feed"] == [(5, 5)]
-    rig.target.calls.clear()
-    rig.answer((*PROMPT, *said[:4], 5, 5, 5), GREEDY, Certain(), 2)
-    assert [call.tokens for call in rig.target.calls if call.name == "feed"] == []
-
-
-def test_a_model_that_someone_else_used_is_not_trusted() -> None:
-    """A second engine on the same model, or a benchmark in between: what the first one remembers is no longer there."""
-    rig = good_pair().rig()
-    rig.answer(PROMPT, GREEDY, Certain(), 6)
-    other = Engine(rig.target)
-    for _ in other.generate((5, 4, 3, 2, 1), GREEDY, Certain(), max_tokens=2):
-        pass
-    assert_answers_like_new(rig, (1,))
-
-
-def test_a_model_that_cannot_roll_back_is_refused() -> None:
-    """Recurrent models keep rejected tokens in their state: every answer after a rejection would be wrong."""
-    with pytest.raises(UnsupportedModel):
-        Engine(FakeModel(RandomTable(3, 45), 3, caps=Caps(rollback=False)))
-
-
-def test_a_small_draft_context_is_mentioned_once() -> None:
-    """FIELD 26: drafting stops with a note, the answer goes on."""
-    rig = good_pair(n_draft_ctx=9).rig()
-    tokens, _ = rig.answer(PROMPT, GREEDY, Certain(), 20)
-    assert tokens == plain_greedy(rig.target.table, PROMPT, 20)
-    notices = [event.text for event in rig.events if isinstance(event, Notice)]
-    assert len(notices) == 1
-    assert "9" in notices[0]
-    assert [len(step.drafted) for step in rig.steps[-5:]] == [0] * 5
-
-
-def test_draft_length_flags_arrive() -> None:
-    """FIELD 21: `--draft-max` parsed and not passed on, so that 1 and 8 take the same number of rounds."""
-    n_steps = {}
-    for n_max in (0, 1, 8):
-        rig = good_pair(n_max=n_max).rig()
-        rig.answer(PROMPT, GREEDY, Certain(), 40)
-        n_steps[n_max] = len(rig.steps)
-        assert max(len(step.drafted) for step in rig.steps) == n_max
-    assert n_steps[0] == 40 > n_steps[1] > n_steps[8]
-
-
-# --------------------------------------------------------------------------------------------------- counters and seeds
-
-
-def test_counters_are_not_available_where_nothing_was_drafted() -> None:
-    """FIELD 44: 0 % acceptance shown for plain decoding, or a division by zero."""
-    rig = good_pair(draft=None).rig()
-    rig.answer(PROMPT, GREEDY, Certain(), 7)
-    stats = rig.finished.stats
-    assert (stats.n_emitted, stats.n_steps, stats.n_drafted, stats.n_accepted) == (7, 7, 0, 0)
-    assert stats.acceptance_rate is stats.alpha is stats.mean_acceptance_length is None
-    assert stats.acceptance_per_position == []
-    assert {event.origin for event in rig.events if isinstance(event, TokenEvent)} == {"target"}
-
-
-def test_the_bonus_token_is_not_an_accepted_draft() -> None:
-    """FIELD 44: acceptance above 100 %, or tokens per step counted as acceptance."""
-    table = RandomTable(N_VOCAB, 46)
-    rig = good_pair(target=table, draft=table, n_max=3).rig()
-    rig.answer(PROMPT, GREEDY, Certain(), 8)
-    stats = rig.finished.stats
-    origins = [event.origin for event in rig.events if isinstance(event, TokenEvent)]
-    assert origins == ["draft", "draft", "draft", "bonus"] * 2
-    assert (stats.n_drafted, stats.n_accepted, stats.n_from_draft, stats.n_emitted) == (6, 6, 6, 8)
-    assert stats.mean_acceptance_length == 4.0
-    assert stats.acceptance_per_position == [1.0, 1.0, 1.0]
-
-
-def test_an_accept_mask_with_a_hole_counts_up_to_the_hole() -> None:
-    """FIELD 7: T, F, T, T counts 1, and the step's own record says so."""
-    rig = Rig(FakeModel(RandomTable(N_VOCAB, 47), N_VOCAB), None, ScriptedDrafter(points(lambda tokens: (0, 1, 2, 3))))
-    with closing(rig.run(PROMPT, PLAIN, ScriptedChooser(flips=[True, False], picks=[5]), 10)) as run:
-        for _ in run:
-            if rig.steps:
-                break
-    (step,) = rig.steps
-    assert (step.drafted, step.accepted, rig.emitted) == ((0, 1, 2, 3), 1, (0, 5))
-
-
-@pytest.mark.parametrize("rule", list(Rule))
-def test_counters_hold_over_many_random_answers(rule: Rule) -> None:
-    """FIELD 44: 0 <= accepted <= drafted always. The harness checks every step; here with everything at once."""
-    params = SamplingParams(temperature=1.1, top_k=4, top_p=0.95, min_p=0.02, repeat_penalty=1.2, repeat_last_n=8)
-    pair = good_pair(end_tokens=frozenset({5}), rule=rule, p_min=0.3, n_max=5, n_ctx=24, n_draft_ctx=20)
-    rig = pair.rig()
-    rng = np.random.default_rng(3)
-    reasons = set()
-    for seed in range(60):
-        prompt = tuple(rng.integers(0, N_VOCAB, size=int(rng.integers(1, 12))).tolist())
-        _, reason = rig.answer(prompt, params, RandomChooser(seed), int(rng.integers(0, 20)), stops=[(1, 1)])
-        reasons.add(reason)
-    assert reasons == {"stop", "length"}
-
-
-def test_the_same_seed_repeats_the_answer() -> None:
-    """FIELD 12: an answer that cannot be had again, or seed 0 taken for 'random'."""
-    answers = {seed: good_pair().rig().answer(PROMPT, PLAIN, RandomChooser(seed), 20) for seed in range(10)}
-    assert len(set(answers.values())) == 10
-    for seed, answer in answers.items():
-        assert good_pair().rig().answer(PROMPT, PLAIN, RandomChooser(seed), 20) == answer
-
-
-def test_real_draws_follow_the_targets_law() -> None:
-    """FIELD 5: uniforms shared between draft, acceptance and redraw. Enumeration cannot see the generator itself."""
-    pair = random_pair(48)
-    law = pair.plain_law(PLAIN, 2)
-    n_runs = 4000
-    rig = pair.rig()
-    counts = Counter(rig.answer(PROMPT, PLAIN, RandomChooser(seed), 2) for seed in range(n_runs))
-    assert counts.keys() <= law.keys()
-    chi_square = sum((counts[answer] - n_runs * prob) ** 2 / (n_runs * prob) for answer, prob in law.items())
-    assert len(law) == 9
-    assert chi_square < 42.7  # 8 degrees of freedom: p = 1e-6

@@ -1,4 +1,4 @@
-"""The suite proves itself: each fault of faults.py must be caught, and the same case must be clean without it."""
+"""The suite proves itself: each seeded fault must be caught, and the same case must be clean without it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from specllama.sampling import RandomChooser
 from specllama.types import Chooser, Rule, Verdict
 from specllama.verification import verify
 from tests.enumeration import law_of, tv
-from tests.exact import faults
-from tests.exact.faults import ENGINE_FAULTS, SOFT, VERIFICATION_FAULTS, Fault, drops_low_q, with_laws
+from tests.exact import faults_verification as faults
+from tests.exact.faults import Fault
+from tests.exact.faults_engine import ENGINE_FAULTS
+from tests.exact.faults_verification import SOFT, VERIFICATION_FAULTS, drops_low_q, with_laws
 from tests.exact.harness import PLAIN, PROMPT, random_pair
 from tests.exact.loop import LazyRows, P, Q, Verifier, drawn_trees, emitted_law, first_token
 from tests.exact.verifiers import BlockVerifier, MatchVerifier, TokenVerifier

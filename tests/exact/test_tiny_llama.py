@@ -133,7 +133,7 @@ def p_value(counts: Counter[Answer], law: dict[Answer, float], n_runs: int) -> f
 def test_many_answers_have_the_law_that_enumeration_gives(pair: Tiny, params: SamplingParams, n_max: int) -> None:
     """Everything together: generator, sampler, drafts, rollback in llama.cpp. A bias of a few percent shows here."""
     law = pair.plain_law(params, 4)
-    engine, n_runs = pair.engine(n_max), 1500
+    engine, n_runs = pair.engine(n_max), 1200
     counts = Counter(answer(engine, params, RandomChooser(seed), 4) for seed in range(n_runs))
     assert counts.keys() <= law.keys()
     assert p_value(counts, law, n_runs) > UNLIKELY
@@ -143,7 +143,7 @@ def test_counting_answers_would_notice_the_drafts_law(pair: Tiny) -> None:
     """A chi-square that anything passes: answers of the draft alone must fail it."""
     law = pair.plain_law(PLAIN, 4)
     swapped = Tiny(pair.draft, pair.target)
-    engine, n_runs = swapped.engine(0), 1500
+    engine, n_runs = swapped.engine(0), 1200
     counts = Counter(answer(engine, PLAIN, RandomChooser(seed), 4) for seed in range(n_runs))
     assert p_value(counts, law, n_runs) < UNLIKELY
 
