@@ -135,7 +135,7 @@ def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
     """Load the models, generate, show; returns why the answer ended."""
     cancel = Cancel()
     with ExitStack() as stack:
-        restore = stack.enter_context(silent_keyboard(out.out.is_terminal))
+        restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
         try:
             models = stack.enter_context(loading.load_models(setup, out, cancel))

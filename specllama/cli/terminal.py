@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -123,12 +122,15 @@ class Screen:
 
 
 @contextlib.contextmanager
-def silent_keyboard(wanted: bool) -> Iterator[Callable[[], None]]:
-    """While text streams, what is typed does not appear in it; yields a function that ends this at once."""
+def silent_keyboard(screen: Stream) -> Iterator[Callable[[], None]]:
+    """While text streams onto `screen`, what is typed does not appear in it; yields what ends this at once.
+
+    Nothing changes where `screen` is no terminal: its reader, a pager perhaps, may have the keyboard.
+    """
     restore: Callable[[], None] = _nothing
-    if wanted:
+    if screen.is_terminal:
         with contextlib.suppress(ImportError, ValueError, OSError):
-            restore = _without_echo()
+            restore = _without_echo(screen.file.fileno())
     try:
         yield restore
     finally:
@@ -139,17 +141,13 @@ def _nothing() -> None:
     """Nothing to restore."""
 
 
-def _without_echo() -> Callable[[], None]:
-    """Switch the echo of stdin's terminal off; returns what switches it on again."""
+def _without_echo(fd: int) -> Callable[[], None]:
+    """Switch the echo of a terminal off; returns what switches it on again."""
     import termios
 
-    fd = sys.stdin.fileno()
-    if not sys.stdin.isatty():
-        return _nothing
     before: list[Any] = termios.tcgetattr(fd)
-    changed = list(before)
-    changed[3] &= ~termios.ECHO
-    termios.tcsetattr(fd, termios.TCSADRAIN, changed)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(fd, termios.TCSADRAIN, silent)
 
     def restore() -> None:
         with contextlib.suppress(termios.error):

@@ -136,15 +136,17 @@ class Terminal:
             assert self.child.isalive() or seen(self), f"ended too early; on the screen:\n{self.text}"
             self.read()
 
-    def finish(self, seconds: float = 60.0) -> int:
-        """Read to the end; the exit code."""
+    def finish(self, seconds: float = 60.0, *, close: bool = True) -> int:
+        """Read to the end; the exit code, as a shell reports it."""
         until = time.monotonic() + seconds
         while self.child.isalive():
             assert time.monotonic() < until, f"never ended; on the screen:\n{self.text}"
             self.read()
         self.read(0.2)
-        self.child.close()
-        return self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus
+        if close:
+            self.child.close()
+        status = self.child.exitstatus
+        return status if status is not None else 128 + self.child.signalstatus
 
     def interrupt(self) -> None:
         """Ctrl-C."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -184,12 +184,17 @@ def test_a_silent_stdin_is_mentioned(
     """A program that waits for ever for a stdin that somebody forgot to close, without a word."""
     monkeypatch.setattr(prompting, "WAIT_S", 0.02)
     reader, writer = os.pipe()
-    closing = threading.Timer(0.1, os.close, [writer])
-    closing.start()
+    wait = select.select
+
+    def wait_then_close(*args: Any) -> Any:
+        ready = wait(*args)
+        os.close(writer)
+        return ready
+
+    monkeypatch.setattr(select, "select", wait_then_close)
     with open(reader, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         code = main(["run", *pair.options, "--raw", "abc", "-n", "1"])
-    closing.join()
     assert code == 0
     assert capfd.readouterr().err.startswith("note: waiting for the rest of the prompt on stdin")
 

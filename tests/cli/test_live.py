@@ -1,0 +1,156 @@
+"""`specllama run` on a terminal of its own: what a person sees, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import tiny
+from tests.cli.conftest import Pair, Terminal
+from tests.cli.test_run import ENDLESS
+
+Start = Callable[..., Terminal]
+SUMMARY = re.compile(r"\[Prompt:[\d.]+t/s\|Generation:[\d.]+t/s\|Draft:[\d.]+%\(\d+/\d+\)\|[\d.]+tok/step\]$")
+
+
+def _ends_with_summary(shown: Terminal) -> bool:
+    """True where the last thing on the screen is the summary line, wrapped or not."""
+    return SUMMARY.search(re.sub(r"\s", "", shown.text)) is not None
+
+
+def _long(pair: Pair, *extra: str) -> list[str]:
+    """An answer of letters that takes several seconds."""
+    return ["run", *pair.options, "--raw", "abc", "-n", "9000", "-c", "10000", "--temp", "0.9", *ENDLESS, *extra]
+
+
+def test_the_answer_streams_with_figures_below_and_ends_in_the_summary(terminal: Start, pair: Pair) -> None:
+    """Figures that stay behind in the answer, an answer printed twice, or no summary."""
+    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "700", "--seed", "1", *ENDLESS, columns=60, rows=20)
+    shown.wait_for(lambda t: "% accepted" in t.text and "drafted  correction  bonus" in t.text)
+    assert shown.finish() == 0
+    lines = shown.display.text_lines
+    answer = "".join(line for line in lines if re.fullmatch("[a-i]+", line))
+    assert len(answer) == 700
+    assert _ends_with_summary(shown)
+    assert not any("accepted" in line or "verify" in line or "loading" in line or "reading" in line for line in lines)
+
+
+def test_each_origin_has_its_style(terminal: Start, pair: Pair) -> None:
+    """Drafted and own tokens that look alike."""
+    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "100", *ENDLESS)
+    assert shown.finish() == 0
+    for code in (b"\x1b[36m", b"\x1b[1;4;33m", b"\x1b[4;35m"):
+        assert code in shown.raw
+
+
+def test_no_color_leaves_bold_and_underline(terminal: Start, pair: Pair) -> None:
+    """NO_COLOR ignored, or origins that cannot be told apart without colour."""
+    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "100", *ENDLESS, env={"NO_COLOR": "1"})
+    assert shown.finish() == 0
+    codes = {code for found in re.findall(rb"\x1b\[([\d;]*)m", shown.raw) for code in found.split(b";")}
+    assert codes <= {b"", b"0", b"1", b"2", b"4"}
+    assert {b"1", b"4"} <= codes
+
+
+def test_a_dumb_terminal_gets_no_escape_byte(terminal: Start, pair: Pair) -> None:
+    """Escape sequences in an editor's shell window."""
+    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "50", *ENDLESS, env={"TERM": "dumb"})
+    assert shown.finish() == 0
+    assert b"\x1b" not in shown.raw
+    assert re.match(rb"[a-i]{50}\r\n\[ Prompt: ", shown.raw)
+
+
+def test_what_the_model_says_cannot_steer_the_terminal(terminal: Start, byte_pair: Pair) -> None:
+    """A model that writes an escape sequence and moves the cursor, or worse."""
+    token = tiny.token_id(tiny.byte_level(), "ě")  # how GPT-2 vocabularies spell byte 0x1b
+    shown = terminal("run", *byte_pair.options, "hi", "-n", "5", "--logit-bias", f"{token}=100", "--temp", "0")
+    assert shown.finish() == 0
+    assert "\\x1b" * 5 in shown.text
+
+
+def test_without_live_figures_the_answer_just_streams(terminal: Start, pair: Pair) -> None:
+    """`--no-live` that still draws."""
+    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "300", "--no-live", *ENDLESS)
+    assert shown.finish() == 0
+    assert b"accepted" not in shown.raw
+    assert len(re.sub(rb"\x1b\[[\d;]*m", b"", shown.raw).split(b"\r\n[")[0].splitlines()[-1]) >= 300
+
+
+def test_a_window_that_is_resized_keeps_the_answer_whole(terminal: Start, pair: Pair) -> None:
+    """Lines of the answer that vanish when the window shrinks (the text is sent once, whatever the size)."""
+    shown = terminal(*_long(pair, "-n", "1500"), columns=90, rows=30)
+    for columns, rows in ((40, 12), (100, 8), (25, 5)):
+        shown.wait_for(lambda t: "accepted" in t.text or "ccepted" in t.text)
+        shown.child.setwinsize(rows, columns)
+        shown.display.resize(lines=rows, columns=columns)
+        shown.read(0.15)
+    assert shown.finish() == 0
+    text = re.sub(rb"\x1b(\[[\d;?]*[A-Za-z]|[78D])", b"", shown.raw)
+    assert len(re.findall(rb"[a-i]", text.split(b"[ Prompt")[0])) >= 1500
+
+
+def test_ctrl_c_keeps_what_was_said_and_ends_with_130(terminal: Start, pair: Pair) -> None:
+    """A lost answer, a traceback, figures left on the screen, or a terminal that no longer echoes."""
+    shown = terminal(*_long(pair), columns=70, rows=20)
+    shown.wait_for(lambda t: "accepted" in t.text)
+    shown.interrupt()
+    started = time.monotonic()
+    assert shown.finish() == 130
+    assert time.monotonic() - started < 5
+    lines = shown.display.text_lines
+    assert len("".join(line for line in lines if re.fullmatch("[a-i]+", line))) > 10
+    assert not any("accepted" in line or "Traceback" in line or "^C" in line for line in lines)
+    assert _ends_with_summary(shown)
+
+
+def test_ctrl_c_in_a_long_prompt_is_back_within_a_second(terminal: Start, pair: Pair, tmp_path: Path) -> None:
+    """A prompt of many thousand tokens that must be read to its end first (FIELD_CASES 37)."""
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("abcdefghi" * 20_000)
+    shown = terminal("run", *pair.options, "--raw", "-f", str(prompt), "-c", "190000", "-n", "5", *ENDLESS)
+    shown.wait_for(lambda t: "reading the prompt" in t.text)
+    shown.read(0.3)
+    assert "reading the prompt" in shown.text
+    shown.interrupt()
+    started = time.monotonic()
+    assert shown.finish() == 130
+    assert time.monotonic() - started < 2  # a second, and one for a machine that is busy otherwise
+    assert not shown.text
+
+
+def test_sigterm_ends_like_ctrl_c(terminal: Start, pair: Pair) -> None:
+    """A service manager's stop that loses the answer or leaves a core dump."""
+    shown = terminal(*_long(pair))
+    shown.wait_for(lambda t: "accepted" in t.text)
+    os.kill(shown.child.pid, signal.SIGTERM)
+    assert shown.finish() == 130
+    assert _ends_with_summary(shown)
+
+
+def test_a_second_ctrl_c_leaves_at_once(terminal: Start, pair: Pair) -> None:
+    """A program that cannot be left while llama.cpp computes, or one that leaves a terminal that echoes nothing."""
+    shown = terminal(*_long(pair))
+    shown.wait_for(lambda t: "accepted" in t.text)
+    assert not termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
+    os.kill(shown.child.pid, signal.SIGSTOP)  # so that both arrive before the first can end the answer
+    os.kill(shown.child.pid, signal.SIGINT)
+    os.kill(shown.child.pid, signal.SIGTERM)
+    os.kill(shown.child.pid, signal.SIGCONT)
+    assert shown.finish(close=False) == 130
+    assert not _ends_with_summary(shown)
+    assert termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
+
+
+def test_json_on_a_terminal_shows_figures_and_then_only_json(terminal: Start, pair: Pair) -> None:
+    """A long silence before the object, or figures left above it."""
+    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "800", "--json", *ENDLESS, columns=100, rows=30)
+    shown.wait_for(lambda t: "% accepted" in t.text)
+    assert shown.finish() == 0
+    text = "".join(line.ljust(100) for line in shown.display.text_lines)
+    assert json.loads(text)["acceptance"]["emitted"] == 800
