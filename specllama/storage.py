@@ -9,16 +9,17 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from platformdirs import user_cache_path
 
 from specllama.errors import DiskFull
 
 _CHUNK = 1 << 20
+_SUMS = "sums"
 # A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -157,28 +158,40 @@ def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
         yield
 
 
-# ----------------------------------------------------------------------------------------------------------- checksums
+# ------------------------------------------------------------------------------------- what is known about files
 
 
-def _record_of(path: Path) -> Path:
-    """Where the sum of `path` is remembered; one file each, so that no two processes rewrite the same."""
-    key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-    return user_cache_path("specllama") / "sums" / f"{key}.json"
+def _record_of(kind: str, paths: Sequence[Path]) -> Path:
+    """Where something about `paths` is remembered; a file each, so that no two processes rewrite the same."""
+    key = hashlib.sha256(b"\0".join(os.fsencode(path.resolve()) for path in paths)).hexdigest()[:32]
+    return user_cache_path("specllama") / kind / f"{key}.json"
 
 
-def _stamp(path: Path) -> list[int]:
-    """Changes when the file does: its size and the time it was written."""
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+def _stamps(paths: Sequence[Path]) -> list[list[int]]:
+    """Change when a file does: its size and the time it was written."""
+    return [[status.st_size, status.st_mtime_ns] for status in map(os.stat, paths)]
+
+
+def recall(kind: str, *paths: Path) -> Any:
+    """What `remember` was told about these files, unless one of them has changed since; None if nothing."""
+    try:
+        record = json.loads(_record_of(kind, paths).read_text(encoding="utf-8"))
+        return record["value"] if record["stamps"] == _stamps(paths) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(kind: str, value: object, *paths: Path) -> None:
+    """Remember plain data about files. Best effort: what is not remembered is found out again."""
+    record = {"paths": [str(path) for path in paths], "stamps": _stamps(paths), "value": value}
+    with suppress(OSError):
+        write_text(_record_of(kind, paths), json.dumps(record))
 
 
 def known_checksum(path: Path) -> str | None:
     """The file's SHA-256 if it was computed before and the file has not changed since."""
-    try:
-        record = json.loads(_record_of(path).read_text(encoding="utf-8"))
-        return str(record["sha256"]) if record["stamp"] == _stamp(path) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    known = recall(_SUMS, path)
+    return None if known is None else str(known)
 
 
 def checksum(path: Path, watch: FetchWatch | None = None) -> str:
@@ -186,27 +199,19 @@ def checksum(path: Path, watch: FetchWatch | None = None) -> str:
     known = known_checksum(path)
     if known is not None:
         return known
-    watch, digest, stamp = watch or Silent(), hashlib.sha256(), _stamp(path)
-    with work(watch, f"checking {path.name.removesuffix('.part')}", stamp[0]), path.open("rb") as file:
+    watch, digest = watch or Silent(), hashlib.sha256()
+    label = f"checking {path.name.removesuffix('.part')}"
+    with work(watch, label, path.stat().st_size), path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             watch.advance(len(chunk))
-    _remember(path, stamp, digest.hexdigest())
+    remember(_SUMS, digest.hexdigest(), path)
     return digest.hexdigest()
 
 
-def _remember(path: Path, stamp: list[int], sha256: str) -> None:
-    """Best effort: without a record the file is only hashed again."""
-    record = {"path": str(path), "stamp": stamp, "sha256": sha256}
-    try:
-        write_text(_record_of(path), json.dumps(record))
-    except OSError:
-        return
-
-
 def forget_checksum(path: Path) -> None:
-    """The file is about to go, or to be moved here from elsewhere."""
-    _record_of(path).unlink(missing_ok=True)
+    """The file is about to go, or another one to take its place."""
+    _record_of(_SUMS, [path]).unlink(missing_ok=True)
 
 
 def move(source: Path, destination: Path) -> None:
@@ -215,4 +220,4 @@ def move(source: Path, destination: Path) -> None:
     forget_checksum(source)
     os.replace(source, destination)
     if known is not None:
-        _remember(destination, _stamp(destination), known)
+        remember(_SUMS, known, destination)

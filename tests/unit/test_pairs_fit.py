@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from specllama.errors import PairError
-from specllama.pairs import Difference, fit
+from specllama.pairs import Difference, fit, fit_of_files
 
 TEXTS = [f"t{i}" for i in range(300)]
 
@@ -86,7 +87,7 @@ def test_another_kind_of_tokenizer_does_not_fit_whatever_its_texts() -> None:
     assert report.reason == "the target's tokenizer is bpe, the draft's is spm"
 
 
-def test_other_end_and_begin_tokens_are_notes(watch: object) -> None:
+def test_other_end_and_begin_tokens_are_notes() -> None:
     """Prevents: refusing a pair for metadata that does no harm, or keeping it secret (case 18)."""
     report = fit(Vocab(), Vocab(eos=7, bos=None, add_bos=True))
     assert report.fits
@@ -95,6 +96,19 @@ def test_other_end_and_begin_tokens_are_notes(watch: object) -> None:
         "EOS is 2 for the target, 7 for the draft: the target's is used",
         "only one of the two wants a BOS in front: the target's wish is followed",
     )
+
+
+def test_the_comparison_is_remembered_until_a_file_changes(home: Path, tmp_path: Path) -> None:
+    """Prevents: a quarter of a second at every start; and a verdict that outlives its files (case 22)."""
+    target, draft = tmp_path / "t.gguf", tmp_path / "d.gguf"
+    target.write_bytes(b"t")
+    draft.write_bytes(b"d")
+    first = fit_of_files(target, draft, lambda: fit(Vocab(), changed(3)))
+    assert first == fit(Vocab(), changed(3))
+    assert fit_of_files(target, draft, lambda: pytest.fail("compared again")) == first
+    assert fit_of_files(draft, target, lambda: fit(Vocab(), Vocab())).fits, "the other way round is another pair"
+    draft.write_bytes(b"other")
+    assert fit_of_files(target, draft, lambda: fit(Vocab(), Vocab())).fits
 
 
 def test_the_report_is_plain_data() -> None:
