@@ -8,6 +8,7 @@ them away, and the text is never written twice.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -141,16 +142,20 @@ def _nothing() -> None:
     """Nothing to restore."""
 
 
+def _in_foreground(fd: int) -> bool:
+    """True where this process may change the terminal; a background job that tries is stopped."""
+    return os.tcgetpgrp(fd) == os.getpgrp()
+
+
 def _without_echo(fd: int) -> Callable[[], None]:
     """Switch the echo of a terminal off; returns what switches it on again."""
     import termios
 
+    def change(settings: list[Any]) -> None:
+        with contextlib.suppress(termios.error, OSError):
+            if _in_foreground(fd):
+                termios.tcsetattr(fd, termios.TCSADRAIN, settings)
+
     before: list[Any] = termios.tcgetattr(fd)
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(fd, termios.TCSADRAIN, silent)
-
-    def restore() -> None:
-        with contextlib.suppress(termios.error):
-            termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-    return restore
+    change([*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+    return lambda: change(before)
