@@ -184,7 +184,8 @@ def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
         if way.pins and wanted.file.sha256 is None and not isinstance(source, PathSource):
             set_pin(wanted.key, Pin(item.sha256, item.path.stat().st_size, item.commit), way.watch)
         fetched.append(item)
-    return replace(fetched[0], source=str(source))
+    origin = next((item.source for item in fetched if item.source != CACHE), CACHE)
+    return replace(fetched[0], source=origin)
 
 
 def _fetch_file(wanted: Wanted, watch: FetchWatch) -> Fetched:

@@ -142,7 +142,7 @@ def _watch_growth(pip: subprocess.Popen[bytes], place: Path, watch: FetchWatch) 
             is_running = False
         except subprocess.TimeoutExpired:
             pass
-        n_bytes = sum(_size(path) for path in place.rglob("*.whl"))
+        n_bytes = max(map(_size, place.rglob("*.whl")), default=0)  # in the end pip copies it: two of them for a moment
         watch.advance(n_bytes - n_shown)
         n_shown = n_bytes
 

