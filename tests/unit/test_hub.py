@@ -299,6 +299,15 @@ def test_the_first_pull_of_an_unpinned_file_records_what_later_ones_must_find(hu
     assert hub.fetch(unpinned).path == newest.path
 
 
+def test_an_unpinned_file_that_another_tool_brought_is_recorded_too(hub_server: HubServer) -> None:
+    """Prevents: a model that stays unpinned for ever because hf or llama.cpp fetched it first."""
+    put(hub_server)
+    hub.fetch_repo(REPO)
+    assert pins() == {}
+    hub.fetch(model(body=None))
+    assert pins()[f"{REPO}/{FILE}"].commit == hub_server.repo(REPO).commit
+
+
 def test_an_unpinned_file_that_changed_at_its_recorded_commit_is_refused(hub_server: HubServer) -> None:
     """Prevents: recording a sum and never looking at it again."""
     put(hub_server)
@@ -400,6 +409,9 @@ def test_a_repository_is_followed_and_never_pinned(hub_server: HubServer) -> Non
     """Prevents: a name without an entry growing one in secret, and then refusing an update."""
     quants(hub_server, "Q4_K_M")
     hub.fetch_repo(REPO)
+    hub_server.repo(REPO).files["Tiny-Q4_K_M.gguf"] = b"newer" * 1000
+    assert hub.fetch_repo(REPO).source == hub.CACHE
+    assert hub.fetch_repo(REPO, update=True).path.read_bytes() == b"newer" * 1000
     assert pins() == {}
 
 
