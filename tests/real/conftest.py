@@ -1,0 +1,62 @@
+"""Real model files for the tests marked `model`: skipped where they are not here, failed where they must be.
+
+`SPECLLAMA_REQUIRE_MODELS=1` (set by `make test`) turns a missing file into a failure, so that a green run means that
+everything ran.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specllama import hub
+from specllama.llama import LlamaModel, LoadOptions, load
+from specllama.pairs import load_catalog
+
+TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m"
+DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m"
+SMALL = "SmolLM2-135M-Instruct.Q4_1"
+WINDOWED = "gemma-3-270m-q4_k_m"
+
+
+@functools.cache
+def find_model(name: str) -> Path | None:
+    """Where the file of this model lies, if it is here; nothing is fetched."""
+    return hub.find(load_catalog().model(name))
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Callable[[str], Path]:
+    """A function from a model's name to its file."""
+
+    def path_of(name: str) -> Path:
+        path = find_model(name)
+        if path is not None:
+            return path
+        told = f"{name} is not here; `specllama models pull {name}` fetches it"
+        if os.environ.get("SPECLLAMA_REQUIRE_MODELS") == "1":
+            pytest.fail(told)
+        pytest.skip(told)
+
+    return path_of
+
+
+@pytest.fixture(scope="session")
+def open_model(model_file: Callable[[str], Path]) -> Iterator[Callable[..., LlamaModel]]:
+    """A function from a model's name (and LoadOptions) to the loaded model, emptied; each is loaded once."""
+    loaded: dict[tuple[object, ...], LlamaModel] = {}
+
+    def open_one(name: str, **options: object) -> LlamaModel:
+        key = (name, *sorted(options.items()))
+        if key not in loaded:
+            loaded[key] = load(model_file(name), LoadOptions(**options))  # type: ignore[arg-type]
+        loaded[key].truncate(0)
+        return loaded[key]
+
+    yield open_one
+    for model in loaded.values():
+        model.close()
