@@ -127,6 +127,10 @@ class Distribution:
         np.maximum(left, 0.0, out=left)
         return self._ids, left
 
+    def overlap(self, q: Distribution) -> float:
+        """Sum of min(p, q): the chance that a token drawn from q is accepted. Both laws must be normalised."""
+        return max(0.0, 1.0 - float(self.excess(q)[1].sum()))
+
     def residual(self, q: Distribution, weight: float = 1.0) -> Distribution:
         """normalised max(weight*p - q, 0); p itself where rounding leaves no mass.
 

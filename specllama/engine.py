@@ -191,7 +191,7 @@ class Engine:
         # An end token is seen but not emitted.
         tokens.extend(token for token in block[:n_seen] if token not in self.target.end_tokens)
         logits = rows if "logits" in self.drafter.wants else None
-        self.drafter.observe(Observation(tokens, draft, verdict, self.drafter.name, logits=logits))
+        self.drafter.observe(Observation(tokens, draft, verdict, self.drafter.name, logits=logits, laws=laws))
         done = perf_counter()
 
         # For the counters, what lies behind the end of the answer was never drafted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -60,6 +60,7 @@ class Observation:
     proposed_by: str
     features: FloatArray | None = None  # (n+1, n_embd) hidden rows of the verified block, if a drafter wants them
     logits: FloatArray | None = None  # (n+1, V) rows of the verified block, if a drafter wants them
+    laws: Sequence[Distribution] | None = None  # n+1 rows of p, made when asked for; the reached ones are there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,30 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One answer of a `DraftPolicy`: may token `depth` (0 = first) be drawn, given the confidence seen before it?"""
+class Plan:
+    """What a `Planner` allows for one step. It is made before anything is evaluated or drawn."""
 
-    depth: int
-    confidence: float  # the largest probability in q of the row about to be drawn from
-    go_on: bool
+    n_given: int = 0  # tokens to take from the offer; they come first
+    n_drawn: int = 0  # most tokens the draft model may draw behind them; 0 = it is not even fed
+    probe: int = 0  # above 0: judge the model by what was said, reading at most so many tokens; then plan anew
+    heat: float = 1.0  # factor on the draft's temperature
+    rate: float = 1.0  # tokens per T(1) that the plan is expected to emit; 1 = plain decoding
 
     def to_json(self) -> Mapping[str, object]:
-        return {"depth": self.depth, "confidence": self.confidence, "go_on": self.go_on}
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One answer of a `DraftPolicy`: the plan of a step, or whether token `depth` (0 = first) may be drafted."""
+
+    depth: int
+    confidence: float  # in token `depth`: see DraftPolicy.go_on; 0.0 where the law was not looked at yet
+    go_on: bool
+    plan: Plan | None = None  # the whole plan, where that was the question
+
+    def to_json(self) -> Mapping[str, object]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +155,36 @@ class DraftPolicy(Protocol):
     """Decides the draft's length, always BEFORE a token is drawn."""
 
     def go_on(self, depth: int, confidence: float) -> bool:
-        """May the drafter draw token number `depth` (0 = first), whose law has `confidence` as its largest mass?"""
+        """May the drafter draw token number `depth` (0 = first)?
+
+        `confidence` is the largest mass of the law it would be drawn from (for a greedy draft, of the law at
+        temperature 1), or the chance that a drafter without laws gives its token.
+        """
         ...
 
     def observe(self, seen: Observation) -> None:
         """Learn from a verification."""
+        ...
+
+
+@runtime_checkable
+class Planner(DraftPolicy, Protocol):
+    """A policy that knows what drafting costs: it also decides whether the draft model is to be evaluated at all."""
+
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+        """How to draft at most `limit` tokens.
+
+        `offer`: confidences of tokens that cost nothing to propose, in order. `lag`: tokens that the draft model must
+        catch up on, 0 = none but the pending one; None = no model can draft now.
+        """
+        ...
+
+    def look(self, depth: int) -> bool:
+        """May the draft model be evaluated for the law of token `depth`? The first of a step needs no asking."""
+        ...
+
+    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+        """A token of the draft model that was not submitted would have been accepted with a chance of `acceptance`."""
         ...
 
 
@@ -189,8 +230,12 @@ class LanguageModel(Protocol):
 
     vocab_size: int
     n_ctx: int
-    end_tokens: frozenset[int]
     caps: Caps
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        ...
 
     @property
     def length(self) -> int:

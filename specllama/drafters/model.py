@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from specllama.distribution import Distribution
 from specllama.errors import UsageError
 from specllama.sampling import SamplingParams, law
@@ -17,11 +19,31 @@ from specllama.types import (
     FloatArray,
     LanguageModel,
     Observation,
+    Plan,
+    Planner,
     common_prefix,
 )
 
 # A draft prefill longer than this waits until the target's first token is out: it must not delay it.
 PREFILL_AT_ONCE = 32
+
+# A probe of a model that holds fewer tokens than this reads some for context first: without any, no model knows a word.
+PROBE_CONTEXT = 8
+
+# Without a plan to weigh them, offered tokens are taken as long as their confidence is what a fair model's would be.
+OFFER_TAKEN_FROM = 0.7
+
+
+def confidence_of(row: FloatArray, q: Distribution, *, greedy: bool) -> float:
+    """How sure the draft is of its next token: the largest mass of q, in (0, 1].
+
+    Greedy, q is a point whatever the model thinks; then it is the largest mass at temperature 1.  row: (V,)
+    """
+    if not greedy:
+        return q.peak()
+    peak = row.max()
+    # What is e^-16 below the peak cannot change a decision, and leaving it out is several times faster.
+    return 1.0 / float(np.exp(row[row > peak - 16.0] - peak, dtype=np.float64).sum())
 
 
 class ConfidencePolicy:
@@ -43,7 +65,7 @@ class ModelDrafter:
     """Drafts from any `LanguageModel` that speaks the target's token ids.
 
     Invariant: outside `propose` the model's KV holds a prefix of the committed tokens without the pending one. After a
-    fully accepted block it lacks the last drafted token, which was never evaluated; the next `propose` feeds it.
+    fully accepted block it lacks the last drafted token, which was never evaluated; the next evaluation feeds it.
     """
 
     name = "draft-simple"
@@ -61,7 +83,8 @@ class ModelDrafter:
     ) -> None:
         """`temperature` None = the target's; `vocab_size` = the target's, ids at or above it are never drafted.
 
-        `policy` None = `ConfidencePolicy(n_max, p_min)`; a policy of its own still stays within `n_max`.
+        `policy` None = `ConfidencePolicy(n_max, p_min)`; a policy of its own still stays within `n_max`. One that is a
+        `Planner` also decides whether the model is evaluated at all.
         """
         if n_max < 0:
             raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")
@@ -72,7 +95,10 @@ class ModelDrafter:
         self.temperature = temperature
         self.n_vocab = min(model.vocab_size, vocab_size or model.vocab_size)
         self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
+        self._planner = self.policy if isinstance(self.policy, Planner) else None
         self._held: list[int] = []  # what the model's KV holds
+        self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
+        self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
         self._fresh = False  # no proposal yet for this answer
         self._decisions: list[Decision] = []
         self._notice = ""
@@ -86,6 +112,7 @@ class ModelDrafter:
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Forget what does not lead to `tokens`; the prefill itself waits for the first proposal."""
         self._agree_with(tokens)
+        self._said.clear()
         self._fresh = True
         self._noticed.clear()
 
@@ -111,56 +138,123 @@ class ModelDrafter:
             self._noticed.add(notice)
             self._notice = notice
 
-    def _eval(self, token: int) -> FloatArray:
-        """Logits after `token`, over the ids that the target knows.  (n_vocab,)"""
-        row: FloatArray = self.model.eval((token,))[0, : self.n_vocab]
-        self._held.append(token)
-        return row
-
-    def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """A chain of at most min(limit, n_max) tokens with the law each was drawn from (None where greedy)."""
-        self._decisions.clear()
-        self._notice = ""
-        fresh, self._fresh = self._fresh, False
-        limit = min(limit, self.n_max)
-        if limit <= 0:
-            return Draft()
-        self._agree_with(tokens)
-        if notice := self._cannot(tokens):
-            self._say(notice)
-            return Draft()
-        if fresh and len(tokens) - len(self._held) > PREFILL_AT_ONCE:
-            return Draft()
-        self._feed(tokens[len(self._held) : -1])
-        if self.temperature is not None:
-            params = replace(params, temperature=self.temperature)
-        return self._draw(tokens, min(limit, self.model.n_ctx - len(tokens) + 1), params, choose)
-
     def _feed(self, tokens: Sequence[int]) -> None:
         """Prefill; an interrupted feed leaves a part, which `_agree_with` finds by the model's length."""
         if tokens:
             self._held.extend(tokens)
             self.model.feed(tokens)
 
-    def _draw(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """Draw token by token. Every decision on the length comes before the draw; a drawn token is kept."""
-        history = list(params.window(tokens))
+    def _eval(self, tokens: Sequence[int]) -> FloatArray:
+        """Logits after each of `tokens`, over the ids that the target knows.  (len(tokens), n_vocab)"""
+        self._held.extend(tokens)
+        rows: FloatArray = self.model.eval(tokens)[:, : self.n_vocab]
+        return rows
+
+    def _own(self, params: SamplingParams, heat: float = 1.0) -> SamplingParams:
+        """The sampler settings that the draft draws with."""
+        own = params.temperature if self.temperature is None else self.temperature
+        return replace(params, temperature=own * heat)
+
+    def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
+        """A chain of at most min(limit, n_max) tokens with the law each was drawn from (None where greedy)."""
+        plan = self.plan(tokens, limit, params)
+        drawn, laws = self.draw(tokens, (), plan, params, choose)
+        return Draft(tuple(drawn), tuple(laws) if laws and not self._own(params, plan.heat).greedy else None)
+
+    def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> Plan:
+        """Begin a step: what may be drafted after `tokens`. `offer`: see `Planner.plan`. May probe the model."""
+        self._decisions.clear()
+        self._notice = ""
+        self._undrawn = None
+        limit = min(limit, self.n_max)
+        lag = self._lag(tokens) if limit > 0 else None
+        if self._planner is None:
+            n_given = next((n for n, chance in enumerate(offer) if chance < OFFER_TAKEN_FROM), len(offer))
+            n_given = min(n_given, limit)
+            return Plan(n_given, 0 if lag is None else limit - n_given)
+        plan = self._planner.plan(limit, offer=offer, lag=lag)
+        self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
+        if plan.probe:
+            self._probe(self._planner, tokens, plan.probe, self._own(params, plan.heat))
+            plan = self._planner.plan(limit, offer=offer, lag=self._lag(tokens))
+            self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
+        return plan
+
+    def _lag(self, tokens: Sequence[int]) -> int | None:
+        """Tokens that the model has to read before the pending one; None where it cannot draft now."""
+        fresh, self._fresh = self._fresh, False
+        self._agree_with(tokens)
+        if notice := self._cannot(tokens):
+            self._say(notice)
+            return None
+        lag = len(tokens) - 1 - len(self._held)
+        return None if fresh and lag >= PREFILL_AT_ONCE else lag
+
+    def _probe(self, planner: Planner, tokens: Sequence[int], n_most: int, params: SamplingParams) -> None:
+        """Read the end of `tokens` without the pending one, and tell how much of it the model would have got right.
+
+        With y drawn from p, min(1, q(y)/p(y)) has the mean that drafting would have had accepted, sum of min(p, q).
+        Where the model lags by more than `n_most` tokens it reads these alone, as if they followed what it holds, and
+        forgets them: a guess at its worth that never costs more.
+        """
+        n_held = len(self._held)
+        behind = tokens[n_held:-1][-n_most:]
+        whole = n_held + len(behind) == len(tokens) - 1
+        n_rows = min(len(behind) - max(0, PROBE_CONTEXT - n_held), len(self._said), self.model.caps.max_block)
+        if n_rows > 0:
+            self._feed(behind[:-n_rows])
+            history = list(params.window(tokens))
+            for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
+                q = law(row, history[:i], params)
+                acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
+                planner.learn(0, confidence_of(row, q, greedy=params.greedy), acceptance)
+        if not whole:
+            self.model.truncate(n_held)
+            del self._held[n_held:]
+
+    def draw(
+        self, tokens: Sequence[int], given: Sequence[int], plan: Plan, params: SamplingParams, choose: Chooser
+    ) -> tuple[list[int], list[Distribution]]:
+        """Tokens that the model draws behind `tokens` and the drafted `given`, and their laws, as far as `plan` allows.
+
+        Every decision on the length comes before the draw; a drawn token is kept.
+        """
+        line = [*tokens, *given]
+        limit = min(plan.n_drawn, self.model.n_ctx - len(line) + 1)
+        if limit <= 0 or any(token >= self.model.vocab_size for token in given):
+            return [], []
+        params = self._own(params, plan.heat)
+        history = list(params.window(line))
+        self._feed(line[len(self._held) : -1])
         drawn: list[int] = []
         laws: list[Distribution] = []
-        pending = tokens[-1]
-        while len(drawn) < limit:
-            q = law(self._eval(pending), history + drawn, params)
-            confidence = q.peak()
-            go_on = self.policy.go_on(len(drawn), confidence)
-            self._decisions.append(Decision(len(drawn), confidence, go_on))
-            if not go_on:
+        while len(drawn) < limit and (not drawn or self._may_look(len(given) + len(drawn))):
+            row = self._eval((line[-1],))[0]
+            q = law(row, history + drawn, params)
+            confidence = confidence_of(row, q, greedy=params.greedy)
+            if not self._may_draw(len(given) + len(drawn), confidence):
+                self._undrawn = (confidence, q)
                 break
-            pending = choose.pick(q)
-            drawn.append(pending)
+            token = choose.pick(q)
+            line.append(token)
+            drawn.append(token)
             laws.append(q)
-            if pending in self.model.end_tokens:
+            if token in self.model.end_tokens:
                 break  # kept, but nothing can follow it
-        return Draft(tuple(drawn), None if params.greedy else tuple(laws))
+        return drawn, laws
+
+    def _may_look(self, depth: int) -> bool:
+        """May the model be evaluated for token `depth`? Only a planner minds; its noes are on record."""
+        if self._planner is None or self._planner.look(depth):
+            return True
+        self._decisions.append(Decision(depth, 0.0, go_on=False))
+        return False
+
+    def _may_draw(self, depth: int, confidence: float) -> bool:
+        """May token `depth` be drawn? The answer is on record."""
+        go_on = self.policy.go_on(depth, confidence)
+        self._decisions.append(Decision(depth, confidence, go_on))
+        return go_on
 
     def report(self) -> DraftReport:
         """Decisions and notice of the last proposal."""
@@ -170,6 +264,18 @@ class ModelDrafter:
         """Drop what was rejected, and let the policy learn."""
         self._agree_with(seen.tokens)
         self.policy.observe(seen)
+        if self._planner is not None and seen.laws is not None and seen.draft.parents is None:
+            self._remember(self._planner, seen, seen.laws)
+
+    def _remember(self, planner: Planner, seen: Observation, laws: Sequence[Distribution]) -> None:
+        """Keep p of what was said, for the next probe; judge the token that was reached but not drawn."""
+        n_accepted = len(seen.verdict.path)
+        block = (*seen.draft.tokens[:n_accepted], seen.verdict.next_token)
+        self._said.extend(laws[row].prob(token) for row, token in enumerate(block))
+        del self._said[: -self.model.caps.max_block]
+        if self._undrawn is not None and n_accepted == len(seen.draft.tokens):
+            confidence, q = self._undrawn
+            planner.learn(n_accepted, confidence, laws[n_accepted].overlap(q))
 
     def close(self) -> None:
         """The model belongs to whoever loaded it."""

@@ -1,0 +1,315 @@
+"""Measured costs, and the controller that decides from them whether, with what and how far to draft."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+from specllama.calibration import Calibration
+from specllama.distribution import Distribution
+from specllama.errors import ConfigError
+from specllama.types import Observation, Plan
+
+LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them
+
+N_MAX = 16  # longest draft
+
+# A plan with the model must promise this rate, in tokens per T(1). What lies between it and 1 is within the error of
+# the estimates: drafting there earns next to nothing and costs whenever the estimate was too kind.
+LEAST_RATE = 1.02
+
+# A model that does not pay is probed: it reads the end of the text and is asked what it would have said there. The
+# first probe comes early, because little is known by then; the next gap is 3 times as long, and the more the clearer
+# the failure. A probe's price is bounded by what it reads.
+FIRST_GAP = 8
+LAST_GAP = 512
+GAP_GROWTH = 3.0
+GAP_GROWTH_PER_LOSS = 24.0  # times 1 - R
+PROBE_TOKENS = 24
+
+# Catching up is an investment. It must be earned back within this many tokens at least; and a model of which fewer than
+# so many samples are known is probed before more than this is spent on it (in T(1); a long prompt costs tens).
+HORIZON = 128
+LEAST_KNOWN = 4.0
+BLIND_INVESTMENT = 1.5
+
+# Draft temperatures tried, in units of the draft's own. Another one must be so much better to be changed to.
+HEATS = (1.0, 0.7)
+HEAT_MARGIN = 0.004
+HEAT_FADE = 0.99  # per row
+HEAT_SUPPORT = 512  # laws on more tokens than this are not worth the time
+
+Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
+
+
+def _cost_at(points: Points, n: int) -> float:
+    """The cost of n rows, on straight lines between the measured points; behind the last one its slope goes on."""
+    if len(points) == 1:
+        return points[0][1] * n
+    for (n_low, low), (n_high, high) in pairwise(points):
+        if n <= n_high:
+            return low + (high - low) * (n - n_low) / (n_high - n_low)
+    return high + max(high - low, 0.0) * (n - n_high) / (n_high - n_low)
+
+
+def _points_of(data: object, name: str) -> Points:
+    """Points read from JSON. Raises ConfigError."""
+    try:
+        return tuple((int(n), float(cost)) for n, cost in data)  # type: ignore[attr-defined]  # the except below
+    except (TypeError, ValueError):
+        raise ConfigError(f"the cost profile's {name!r} is not a list of [rows, cost] pairs") from None
+
+
+def _require_points(points: Points, name: str) -> None:
+    """Raises ConfigError where `points` cannot be meant."""
+    rows = [n for n, _ in points]
+    if not rows or rows[0] != 1 or any(a >= b for a, b in pairwise(rows)):
+        raise ConfigError(f"the cost profile's {name!r} has points at rows {rows}, expected 1 and ascending")
+    if not all(0.0 <= cost < math.inf for _, cost in points):
+        raise ConfigError(f"the cost profile's {name!r} holds a cost that is not a number from 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostProfile:
+    """What a pass over n rows costs, for target and draft, in units of T(1): the target's pass over one row.
+
+    Measured points; T may have any shape. The draft's points of many rows are what catching up costs. Raises
+    ConfigError where the points cannot be meant.
+    """
+
+    verify: Points
+    draft: Points
+
+    def __post_init__(self) -> None:
+        _require_points(self.verify, "verify")
+        _require_points(self.draft, "draft")
+        if abs(self.verify[0][1] - 1.0) > 1e-6:
+            raise ConfigError(f"the cost profile has T(1) = {self.verify[0][1]}, expected 1, its unit")
+
+    def verify_cost(self, n: int) -> float:
+        """T(n)/T(1)."""
+        return _cost_at(self.verify, n)
+
+    def draft_cost(self, n: int = 1) -> float:
+        """One pass of the draft over n rows; that over one row is the c of the cost model."""
+        return _cost_at(self.draft, n)
+
+    def to_json(self) -> dict[str, object]:
+        """Lists of [rows, cost]."""
+        return {"verify": [list(point) for point in self.verify], "draft": [list(point) for point in self.draft]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> CostProfile:
+        """The inverse of `to_json`. Raises ConfigError."""
+        return cls(**{name: _points_of(data.get(name), name) for name in ("verify", "draft")})
+
+
+def reheated(q: Distribution, ratio: float) -> Distribution:
+    """`q` at `ratio` times its temperature. Filters come before the temperature, so the support stays what it is."""
+    ids, probs = q.items()
+    weights = probs ** (1.0 / ratio)
+    return Distribution.on(ids, weights / weights.sum())
+
+
+class _Thermostat:
+    """Which draft temperature would have had most accepted lately? All candidates are judged by the same rows."""
+
+    def __init__(self, heats: Sequence[float]) -> None:
+        self.heat = heats[0]
+        self._overlaps = dict.fromkeys(heats, 0.0)  # faded sums over rows
+        self._n = 0.0  # faded number of rows
+
+    def observe(self, seen: Observation, first: int) -> None:
+        """Learn from the rows from node `first` on that were reached; all were drawn at the present heat."""
+        laws, probs = seen.laws, seen.draft.probs
+        if laws is None or probs is None or len(self._overlaps) == 1:
+            return
+        for node in range(first, min(len(seen.verdict.path) + 1, len(probs))):
+            if probs[node].support().size > HEAT_SUPPORT:
+                continue
+            self._n = self._n * HEAT_FADE + 1.0
+            for other in self._overlaps:
+                overlap = laws[node].overlap(reheated(probs[node], other / self.heat))
+                self._overlaps[other] = self._overlaps[other] * HEAT_FADE + overlap
+        best = max(self._overlaps, key=lambda heat: self._overlaps[heat])
+        if self._overlaps[best] > self._overlaps[self.heat] + HEAT_MARGIN * self._n:
+            self.heat = best
+
+
+@dataclass(slots=True)
+class _Step:
+    """What was planned and answered since the last verification."""
+
+    plan: Plan
+    limit: int
+    hazards: list[float]  # acceptance of the model's token at every depth, its confidence not known yet  (limit,)
+    reach: float = 1.0  # chance that all tokens drafted so far are accepted
+    drafted: list[tuple[str, float]] = field(default_factory=list)  # source and confidence of each of them
+
+    def add(self, source: str, confidence: float, chance: float) -> None:
+        """One token more is drafted."""
+        self.drafted.append((source, confidence))
+        self.reach *= chance
+
+
+class Controller:
+    """A `Planner`: drafts as long as the next tokens are expected to earn more than their time.
+
+    The rule. With P(i) the estimated chance that drafted token i is reached and accepted, the plan is the draft of the
+    highest rate R = (1 + P(1) + ... + P(k)) / (cost of drafting k tokens + T(k+1)), k = 0 among the candidates, the
+    smaller k winning ties. While drafting, with the confidences seen so far, it goes on at n iff some m > n has
+    P(n+1) + ... + P(m) > R * (cost of drafting m-n more + T(m+1) - T(n+1)); what is spent already does not count.
+    Candidates are the head of what a lookup offers, the model's own draft, and the model's behind that head.
+
+    Only stored costs and past verifications enter, and nothing after a token was drawn: the text is exact, and the
+    same seed gives the same text. A model that does not pay is neither evaluated nor fed; see the constants above for
+    how it is probed, and how it comes back.
+    """
+
+    def __init__(
+        self,
+        costs: CostProfile,
+        *,
+        n_max: int = N_MAX,
+        calibration: Calibration | None = None,
+        heats: Sequence[float] = HEATS,
+    ) -> None:
+        """`heats`: candidates for the factor on the draft's temperature, the first one to begin with."""
+        self.costs = costs
+        # Blocks that were not measured are not tried: kernels have cliffs behind which T(n) leaps.
+        self.n_max = min(n_max, max(costs.verify[-1][0] - 1, 1))
+        self.calibration = calibration or Calibration()
+        self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
+        self._draft = costs.draft_cost()
+        self._reread = costs.draft_cost(2) - self._draft  # a model's block accepted whole leaves it a token to read
+        self._thermostat = _Thermostat(heats)
+        self._step: _Step | None = None
+        self._n_idle = 0  # tokens emitted since the model last drafted or was probed
+        self._gap = FIRST_GAP  # idle tokens before the next probe
+        self._probed = False  # a probe was ordered, and its outcome not judged yet
+
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+        """See `Planner.plan`; the rule is the class's."""
+        limit = min(limit, self.n_max)
+        chances = [self.calibration.at(LOOKUP, confidence) for confidence in offer[:limit]]
+        hazards = [] if lag is None else self.calibration.by_depth(MODEL, limit)
+        n_given, rate = self._best_offer(chances)
+        plan = Plan(n_given, rate=rate)
+        if hazards and lag is not None:
+            plan = self._with_model(plan, chances[:n_given], hazards, lag)
+        step = self._step = _Step(plan, limit, hazards)
+        for confidence, chance in zip(offer[: plan.n_given], chances, strict=False):
+            step.add(LOOKUP, confidence, chance)
+        return plan
+
+    def _best_offer(self, chances: Sequence[float]) -> tuple[int, float]:
+        """(tokens of the offer to take, rate) without the model. chances: of each, those before it accepted."""
+        n_best, best, reach, n_expected = 0, 1.0, 1.0, 1.0
+        for n, chance in enumerate(chances, 1):
+            reach *= chance
+            n_expected += reach
+            rate = n_expected / self._verify[n]
+            if rate > best:
+                n_best, best = n, rate
+        return n_best, best
+
+    def _with_model(self, without: Plan, chances: Sequence[float], hazards: Sequence[float], lag: int) -> Plan:
+        """The plan with the model drawing, or being probed, where that is better than the plan `without` it."""
+        n_given, rate = self._best_model(chances, hazards)
+        pays = rate > LEAST_RATE
+        if pays and rate > without.rate and self._worth_catching_up(lag, rate, without.rate):
+            return Plan(n_given, len(hazards) - n_given, heat=self._thermostat.heat, rate=rate)
+        if self._probed:  # in vain
+            growth = GAP_GROWTH + GAP_GROWTH_PER_LOSS * max(0.0, 1.0 - rate)
+            self._gap, self._probed = min(int(self._gap * growth), LAST_GAP), False
+        elif self._n_idle >= self._gap and not (pays and self._is_known()):
+            self._n_idle, self._probed = 0, True
+            return Plan(without.n_given, probe=PROBE_TOKENS, rate=without.rate)
+        return without
+
+    def _best_model(self, chances: Sequence[float], hazards: Sequence[float]) -> tuple[int, float]:
+        """(tokens of the offer to take first: all or none, rate) with at least one token of the model."""
+        n_given, best = 0, 0.0
+        for start in sorted({0, len(chances)}):
+            reach, n_expected = 1.0, 1.0
+            for chance in chances[:start]:
+                reach *= chance
+                n_expected += reach
+            cost = self.costs.draft_cost(start + 1)  # it reads the offered tokens before it draws its own
+            for n in range(start + 1, len(hazards) + 1):
+                reach *= hazards[n - 1]
+                n_expected += reach
+                rate = n_expected / (cost + reach * self._reread + self._verify[n])
+                if rate > best:
+                    n_given, best = start, rate
+                cost += self._draft
+        return n_given, best
+
+    def _is_known(self) -> bool:
+        """Was the model seen at work lately?"""
+        return self.calibration.n_known(MODEL) >= LEAST_KNOWN
+
+    def _worth_catching_up(self, lag: int, rate: float, rate_without: float) -> bool:
+        """Does it pay to read `lag` tokens, if the model saves as much per token for the tokens to come?"""
+        cost = self.costs.draft_cost(lag + 1) - self._draft
+        if cost > BLIND_INVESTMENT and not self._is_known():
+            return False
+        return cost <= max(HORIZON, self._n_idle) * (1.0 / rate_without - 1.0 / rate)
+
+    def look(self, depth: int) -> bool:
+        """May the model be evaluated for token `depth`? The evaluation is among the costs, the confidence unknown."""
+        step = self._open_step()
+        return depth < step.limit and self._pays(step, depth, step.hazards[depth], self._draft)
+
+    def go_on(self, depth: int, confidence: float) -> bool:
+        """May token `depth` be drawn from the law that was just evaluated?"""
+        step = self._open_step()
+        if depth >= step.limit:
+            return False
+        chance = self.calibration.at(MODEL, confidence)
+        allowed = step.plan.n_drawn > 0 and self._pays(step, depth, chance, 0.0)
+        if step.plan.probe:  # asked by a drafter that knows no plans: one token is its probe
+            allowed = depth == 0
+        if allowed:
+            step.add(MODEL, confidence, chance)
+        return allowed
+
+    def _open_step(self) -> _Step:
+        """The step in progress; a drafter that knows no plans has one made by its first question."""
+        if self._step is None:
+            self.plan(self.n_max, lag=0)
+        assert self._step is not None
+        return self._step
+
+    def _pays(self, step: _Step, n: int, chance: float, cost: float) -> bool:
+        """Does some m > n earn more than it costs? `chance` and `cost` are those of token n (0 = first)."""
+        reach, gain = step.reach, 0.0
+        for m in range(n + 1, step.limit + 1):
+            reach *= chance if m == n + 1 else step.hazards[m - 1]
+            gain += reach
+            reread = (reach - step.reach) * self._reread
+            if gain > step.plan.rate * (cost + reread + self._verify[m] - self._verify[n]):
+                return True
+            cost += self._draft
+        return False
+
+    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+        """See `Planner.learn`."""
+        self.calibration.learn(MODEL, depth, confidence, acceptance)
+
+    def observe(self, seen: Observation) -> None:
+        """Learn which tokens were accepted. A rejection tells of one token; of those behind it nothing is known."""
+        step, self._step = self._step, None
+        n_accepted = len(seen.verdict.path)
+        self._n_idle += n_accepted + 1
+        if step is None or seen.draft.parents is not None:
+            return
+        n_drafted = min(len(seen.draft.tokens), len(step.drafted))
+        for depth, (source, confidence) in enumerate(step.drafted[: min(n_accepted + 1, n_drafted)]):
+            self.calibration.learn(source, depth, confidence, float(depth < n_accepted))
+        if step.plan.n_drawn and n_drafted > step.plan.n_given:
+            self._n_idle, self._gap, self._probed = 0, FIRST_GAP, False
+            self._thermostat.observe(seen, step.plan.n_given)
