@@ -29,7 +29,7 @@ from specllama.hub_noise import bar_class, forward_log, reason
 from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
 from specllama.pins import Pin, set_pin
-from specllama.repo_files import PREFERRED, RepoSpec, choose_file, parse_spec
+from specllama.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
 from specllama.storage import FetchWatch, Silent, checksum, work
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = N
     """
     wanted, watch, offline = parse_spec(spec), watch or Silent(), offline or hub_cache.is_offline()
     cached: Sequence[str] = hub_cache.files_of(wanted.repo)
-    if (cached and offline) or (_is_settled_by(wanted, cached) and not update):
+    if (cached and offline) or (is_settled_by(wanted, cached) and not update):
         names = cached
     elif offline:
         raise SourceUnavailable(f"nothing of {wanted.repo} is here and the network may not be asked")
@@ -121,16 +121,6 @@ def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = N
     file = choose_file(wanted, names)
     base = file.rsplit("/", 1)[-1]
     return Model(base[: -len(".gguf")], base, None, None, "not stated", (HubSource(wanted.repo, file),))
-
-
-def _is_settled_by(wanted: RepoSpec, cached: Sequence[str]) -> bool:
-    """True if what is in the cache is certainly what is meant."""
-    asked = wanted if wanted.file or wanted.quant else RepoSpec(wanted.repo, quant=PREFERRED[0])
-    try:
-        choose_file(asked, cached)
-    except SourceUnavailable:
-        return False
-    return True
 
 
 def fetch_repo(spec: str, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Fetched:

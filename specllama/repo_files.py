@@ -99,6 +99,16 @@ def choose_file(spec: RepoSpec, names: Sequence[str]) -> str:
     raise SourceUnavailable(f"{spec} is not there", hint=f"there is: {_choices(spec.repo, there)}")
 
 
+def is_settled_by(wanted: RepoSpec, names: Sequence[str]) -> bool:
+    """True if the file meant is certainly among `names`, which may be only some of the repository's."""
+    asked = wanted if wanted.file or wanted.quant else RepoSpec(wanted.repo, quant=PREFERRED[0])
+    try:
+        choose_file(asked, names)
+    except SourceUnavailable:
+        return False
+    return True
+
+
 def _with_file_name(models: Sequence[str], file: str) -> list[str]:
     """The models of that path or, in whatever folder, of that name."""
     split_names(file.rsplit("/", 1)[-1])  # a later part is told apart from a missing file
