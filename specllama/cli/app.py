@@ -15,7 +15,7 @@ import typer
 from typer.main import get_command
 
 from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
-from specllama.cli.command import CONTEXT, Group, adopt
+from specllama.cli.command import CONTEXT, Group, adopt, write_commands
 from specllama.cli.output import prepare_streams, say_error
 from specllama.errors import SpecllamaError, UsageError
 
@@ -61,8 +61,7 @@ class LazyGroup(Group):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The table itself, without importing a command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        write_commands([(name, entry.summary) for name, entry in COMMANDS.items()], formatter)
 
 
 app = typer.Typer(
@@ -106,6 +105,9 @@ def _root(
 # Typer's own usage error: the parent of the one kind of it that typer exports.
 _TyperUsageError: Any = typer.BadParameter.__bases__[0]
 
+# The first row that fits decides; the message is the error's own, see `say_error`.
+EXIT_CODES = ((UsageError, USAGE), (SpecllamaError, FAILED))
+
 _PROMPT_FLAGS = ("-p", "--prompt")  # llama.cpp's, which here is the argument itself
 
 
@@ -144,7 +146,7 @@ def _report(error: SpecllamaError) -> int:
     if os.environ.get("SPECLLAMA_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error)
     say_error(error)
-    return USAGE if isinstance(error, UsageError) else FAILED
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
 def _flush_quietly() -> int:
@@ -180,7 +182,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return _report(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # typer turns the first into the second
+    except SystemExit as leaving:  # shell completion, or what typer makes of a reader that has gone
+        code = leaving.code if isinstance(leaving.code, int) else FAILED
+        if code != OK:
+            _forget_stdout()
+        return code
+    except BrokenPipeError:
         _forget_stdout()
         return FAILED
     except Exception as error:

@@ -91,6 +91,13 @@ def _write_sections(command: Any, ctx: Any, formatter: Any) -> None:
             formatter.write_dl(sections[title], col_max=34)
 
 
+def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
+    """Commands and what they are for."""
+    stream = stream_of(sys.stdout)
+    with formatter.section(stream.paint("Commands", bold=True)):
+        formatter.write_dl([(stream.paint(name, fg="cyan", bold=True), summary) for name, summary in rows])
+
+
 class Command(TyperCommand):
     """A command with such help, and with the trap refused."""
 
@@ -106,6 +113,15 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """A group of such commands."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each command with the first sentence of its help, however long."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=1000)))
+        write_commands(rows, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The group's commands, then its own options."""

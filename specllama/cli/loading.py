@@ -41,7 +41,7 @@ class Choice:
     n_max: int
 
 
-def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions) -> Choice:
+def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
     """What the options ask for. Raises UsageError and ConfigError."""
     target: Wanted | None = Path(models.model) if models.model else models.hf_repo
     draft: Wanted | None = Path(models.model_draft) if models.model_draft else models.hf_repo_draft
@@ -49,7 +49,10 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
     if target is None:
         if draft is not None:
             raise UsageError("a draft is given but no target", hint="add -m FILE or -hf USER/REPO")
-        pair = load_catalog().pair(models.pair)
+        catalog = load_catalog()
+        for note in catalog.notes:
+            output.note(f"note: {note}")
+        pair = catalog.pair(models.pair)
         target, draft, defaults = pair.target, pair.draft, pair.defaults
     n_max = next(n for n in (drafting.spec_draft_n_max, defaults.n_max, N_MAX) if n is not None)
     strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"

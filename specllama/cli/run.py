@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 
 import typer
@@ -80,17 +80,17 @@ def run(
 ) -> None:
     """Answer one prompt: a small model drafts, the target verifies, the text is the target's own."""
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
-    llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if output.verbose else None)
+    llama.set_log(_log_to(out) if out.verbose else None)
     # The order is that of what it costs to find out: wrong use first, weights last.
     text = read_prompt(prompt, out)
     params = _params(sampling)
-    choice = loading.choose(models, drafting, hardware)
+    choice = loading.choose(models, drafting, hardware, out)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
-    vocab = llama.load_vocabulary(setup.target.path)
-    tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
-    require_room(tokens, choice.n_ctx, sampling.predict)
-    if setup.draft is not None:
-        loading.require_fit(vocab, setup.draft, out)
+    with closing(llama.load_vocabulary(setup.target.path)) as vocab:
+        tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
+        require_room(tokens, choice.n_ctx, sampling.predict)
+        if setup.draft is not None:
+            loading.require_fit(vocab, setup.draft, out)
     job = Job(
         tokens=tokens,
         params=params,
@@ -103,6 +103,16 @@ def run(
     )
     if _answer(job, setup, out, _wants_live(output.live, out)) == "cancelled":
         raise typer.Exit(INTERRUPTED)
+
+
+def _log_to(out: Output) -> Callable[[str, str], None]:
+    """A sink for llama.cpp's log; what it says to its own developers is left out."""
+
+    def say(level: str, line: str) -> None:
+        if level != "debug":
+            out.detail(line)
+
+    return say
 
 
 def _params(sampling: SamplingOptions) -> SamplingParams:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from specllama.cli.output import Output
 from specllama.cli.render import flow, palette_of, progress
-from specllama.cli.terminal import Screen, terminal_size
+from specllama.cli.terminal import Screen
 
 REDRAW_S = 0.1
 
@@ -26,7 +26,7 @@ class StatusLine:
         if not self._shown or monotonic() < self._next:
             return
         self._next = monotonic() + REDRAW_S
-        width = terminal_size()[0]
+        width = self._screen.size[0]
         self._screen.draw(list(flow(progress(what, share, detail, width, self._palette), width, self._palette)))
 
     def __enter__(self) -> StatusLine:

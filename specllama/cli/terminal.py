@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,10 +28,13 @@ FRAME, END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows what is be
 TAB = 8
 
 
-def terminal_size() -> tuple[int, int]:
-    """Columns and rows, now."""
-    size = shutil.get_terminal_size()
-    return size.columns, size.lines
+def size_of(stream: Stream) -> tuple[int, int]:
+    """Columns and rows of the terminal behind `stream`, now."""
+    try:
+        size = os.get_terminal_size(stream.file.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    return size.columns or 80, size.lines or 24  # some terminals do not know
 
 
 def column_after(text: str, column: int, width: int) -> int:
@@ -67,7 +69,7 @@ class Screen:
     about what the next character does: a character that would end there waits for its successor, or for `clear`.
     """
 
-    def __init__(self, text: Stream, live: Stream, size: Callable[[], tuple[int, int]] = terminal_size) -> None:
+    def __init__(self, text: Stream, live: Stream, size: Callable[[Stream], tuple[int, int]] = size_of) -> None:
         self._text = text
         self._live = live
         self._size = size
@@ -76,6 +78,11 @@ class Screen:
         self._column = 0  # where it ends
         self._width = 0  # at which width that is true
         self._drawn = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows, now."""
+        return self._size(self._live)
 
     @property
     def mid_line(self) -> bool:
@@ -89,7 +96,7 @@ class Screen:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Write the waiting text, and `lines` below it: as many as fit into half of the window."""
-        width, height = self._size()
+        width, height = self.size
         lines = lines[: height // 2]
         self._live.write(FRAME + (ERASE_BELOW if self._drawn else ""))
         self._write_waiting(width, leave_margin=True)
@@ -103,7 +110,7 @@ class Screen:
         if self._drawn:
             self._live.write(ERASE_BELOW)
             self._drawn = False
-        self._write_waiting(self._size()[0], leave_margin=False)
+        self._write_waiting(self.size[0], leave_margin=False)
 
     def _write_waiting(self, width: int, *, leave_margin: bool) -> None:
         """Write what waits; `leave_margin`: all but a last character that would end at the margin."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from specllama.cli.output import Output, visible
 from specllama.cli.record import Record
 from specllama.cli.render import Figures, palette_of, strip
-from specllama.cli.terminal import Piece, Screen, terminal_size
+from specllama.cli.terminal import Piece, Screen
 from specllama.events import Event, Finished, Notice, TokenEvent
 from specllama.text import Span, TextStream
 
@@ -33,7 +33,10 @@ class View(Protocol):
 
 
 class Board:
-    """A screen with the live figures below its text, where they are wanted."""
+    """A screen with the live figures below its text, where they are wanted.
+
+    Where they are not, a terminal still shows how far the prompt is read: until then nothing else happens.
+    """
 
     def __init__(self, output: Output, figures: Figures, *, live: bool) -> None:
         self.gap_s = FRAME_S if live else 0.0
@@ -41,11 +44,12 @@ class Board:
         self._figures = figures
         self._palette = palette_of(output.err)
         self._live = live
+        self._waits = output.live
 
     def refresh(self) -> None:
         """Show the text that waits, and the figures as they are now."""
-        if self._live:
-            self.screen.draw(strip(self._figures, terminal_size()[0], self._palette))
+        if self._live or (self._waits and not self._figures.stats.n_emitted):
+            self.screen.draw(strip(self._figures, self.screen.size[0], self._palette))
         else:
             self.screen.clear()
 

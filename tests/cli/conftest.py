@@ -21,6 +21,7 @@ from specllama.cli.app import main
 from tests import tiny
 
 REPOSITORY = Path(__file__).parent.parent.parent
+SPECLLAMA = [sys.executable, "-m", "specllama"]
 
 
 @pytest.fixture(autouse=True)
@@ -103,11 +104,10 @@ class TerminalScreen(pyte.HistoryScreen):
 
 
 class Terminal:
-    """`specllama ARGS` in a process and a terminal of its own; `screen` is what a person sees."""
+    """A command in a process and a terminal of its own; `screen` is what a person sees."""
 
-    def __init__(self, args: list[str], columns: int, rows: int, env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], columns: int, rows: int, env: dict[str, str]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
-        command = [sys.executable, "-m", "specllama", *args]
         self.child = pexpect.spawn(
             command[0], command[1:], dimensions=(rows, columns), env=environment, encoding=None, timeout=60, echo=True
         )
@@ -159,11 +159,17 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Starts `specllama ARGS` in a terminal; whatever still runs at the end is killed."""
+    """Starts `specllama ARGS`, or another command, in a terminal; whatever still runs at the end is killed."""
     started: list[Terminal] = []
 
-    def start(*args: str, columns: int = 80, rows: int = 24, env: dict[str, str] | None = None) -> Terminal:
-        started.append(Terminal(list(args), columns, rows, env or {}))
+    def start(
+        *args: str,
+        command: list[str] | None = None,
+        columns: int = 80,
+        rows: int = 24,
+        env: dict[str, str] | None = None,
+    ) -> Terminal:
+        started.append(Terminal(command or [*SPECLLAMA, *args], columns, rows, env or {}))
         return started[-1]
 
     yield start

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,25 +23,33 @@ between
 """
 
 
-def _run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *args], cwd=REPOSITORY, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The script's own `main`."""
+    spec = importlib.util.spec_from_file_location("help_texts", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(module, "help_text", functools.cache(module.help_text))
+    return lambda *args: module.main(list(args))
 
 
-def test_the_readme_shows_this_versions_help_texts() -> None:
+def test_the_readme_shows_this_versions_help_texts(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     """A manual that describes options which no longer exist."""
     if "<!-- help:" not in (REPOSITORY / "README.md").read_text(encoding="utf-8"):
         pytest.skip("README.md has no help texts yet")
-    result = _run("--check")
-    assert result.returncode == 0, result.stderr
+    assert run("--check") == 0, capsys.readouterr().err
 
 
-def test_blocks_are_filled_and_then_found_right(tmp_path: Path) -> None:
+def test_blocks_are_filled_and_then_found_right(run: Callable[..., int], tmp_path: Path) -> None:
     """A check that never fails, or a script that changes what is not its own."""
     file = tmp_path / "README.md"
     file.write_text(TEXT, encoding="utf-8")
-    assert _run("--check", str(file)).returncode == 1
+    assert run("--check", str(file)) == 1
     assert file.read_text(encoding="utf-8") == TEXT
-    assert _run(str(file)).returncode == 0
+    assert run(str(file)) == 0
     filled = file.read_text(encoding="utf-8")
     assert "stale text" not in filled
     assert "$ specllama run --help\nUsage: specllama run [OPTIONS] [PROMPT]\n" in filled
@@ -48,4 +57,4 @@ def test_blocks_are_filled_and_then_found_right(tmp_path: Path) -> None:
     assert filled.startswith("# Title\n")
     assert "<!-- /help -->\nbetween\n<!-- help: -->" in filled
     assert max(map(len, filled.splitlines())) <= 100
-    assert _run("--check", str(file)).returncode == 0
+    assert run("--check", str(file)) == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -145,6 +147,21 @@ def test_a_second_ctrl_c_leaves_at_once(terminal: Start, pair: Pair) -> None:
     assert shown.finish(close=False) == 130
     assert not _ends_with_summary(shown)
     assert termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
+
+
+def test_a_piped_answer_still_shows_how_far_the_prompt_is(terminal: Start, pair: Pair, tmp_path: Path) -> None:
+    """A minute of silence while a long document is read, only because the answer goes into a pipe."""
+    prompt, answer = tmp_path / "prompt.txt", tmp_path / "answer.txt"
+    prompt.write_text("abcdefghi" * 1000)
+    command = shlex.join(
+        [sys.executable, "-m", "specllama", "run", *pair.options, "--raw", "-f", str(prompt), "-c", "10000", "-n", "9"]
+    )
+    shown = terminal(command=["sh", "-c", f"{command} {shlex.join(ENDLESS)} | cat > {answer}"])
+    assert shown.finish() == 0
+    assert re.search(rb"reading the prompt .*/9000 tokens", shown.raw)
+    assert "accepted" not in shown.raw.decode()
+    assert shown.text.startswith("[ Prompt: ")
+    assert re.fullmatch("[a-i]{9}\n", answer.read_text())
 
 
 def test_json_on_a_terminal_shows_figures_and_then_only_json(terminal: Start, pair: Pair) -> None:

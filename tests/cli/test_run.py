@@ -18,6 +18,9 @@ import pytest
 from specllama import llama, probe
 from specllama.cli import loading, prompting, run
 from specllama.cli.app import main
+from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.output import open_output
+from specllama.pairs import load_catalog
 from specllama.types import Rule
 from tests import tiny
 from tests.cli.conftest import Pair, Result
@@ -510,14 +513,11 @@ def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, monk
 
 def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() -> None:
     """Defaults of a pair that nobody reads."""
-    from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
-    from specllama.pairs import load_catalog
-
-    pair = load_catalog().pair(None)
-    choice = loading.choose(ModelOptions(), DraftOptions(), HardwareOptions())
+    pair, out = load_catalog().pair(None), open_output()
+    choice = loading.choose(ModelOptions(), DraftOptions(), HardwareOptions(), out)
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
     assert choice.n_max == (pair.defaults.n_max or 4)
     assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
-    chosen = loading.choose(ModelOptions(), DraftOptions(spec_draft_n_max=7), HardwareOptions(ctx_size=99))
+    chosen = loading.choose(ModelOptions(), DraftOptions(spec_draft_n_max=7), HardwareOptions(ctx_size=99), out)
     assert (chosen.n_max, chosen.n_ctx) == (7, 99)
-    assert loading.choose(ModelOptions(), DraftOptions(spec_type="none"), HardwareOptions()).draft is None
+    assert loading.choose(ModelOptions(), DraftOptions(spec_type="none"), HardwareOptions(), out).draft is None

@@ -24,7 +24,7 @@ class Window:
         self.display.set_mode(pyte.modes.LNM)  # a newline returns the carriage, as the terminal driver does
         self._terminal = pyte.Stream(self.display)
         self.sent = ""
-        self.screen = Screen(self._stream(is_text=True), self._stream(is_text=False), self.size)
+        self.screen = Screen(self._stream(is_text=True), self._stream(is_text=False), lambda _: self.size())
 
     def size(self) -> tuple[int, int]:
         return self.display.columns, self.display.lines

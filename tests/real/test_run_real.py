@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specllama.pairs import load_catalog
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import SPECLLAMA, Terminal
 from tests.real.conftest import DRAFT, SMALL, TARGET
 
 pytestmark = pytest.mark.model
@@ -78,7 +78,7 @@ def test_characters_of_several_tokens_come_whole_through_a_pipe() -> None:
 @pytest.mark.usefixtures("default_pair")
 def test_on_a_terminal_the_pair_answers_with_figures() -> None:
     """A program that works in every test but not where people use it."""
-    shown = Terminal(["run", "--offline", "--temp", "0", "-n", "60", CODE], 90, 30, {})
+    shown = Terminal([*SPECLLAMA, "run", "--offline", "--temp", "0", "-n", "60", CODE], 90, 30, {})
     shown.wait_for(lambda t: "loading" in t.text, 120)
     shown.wait_for(lambda t: "% accepted" in t.text and "tok/s now" in t.text, 180)
     assert shown.finish(180) == 0
