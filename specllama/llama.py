@@ -187,18 +187,18 @@ class LlamaModel:
         Raises ContextFull, Interrupted (what was computed stays, `length` says how much) and BackendError.
         """
         self._require_room(len(tokens))
-        counted = self.length
-        waiting = [*self._held, *tokens]
+        start, held = self._n_decoded, self._held
+        waiting = [*held, *tokens]
         n_done = 0
+        self._held = []
         try:
             while len(waiting) - n_done >= self._n_batch:
                 self._decode(waiting[n_done : n_done + self._n_batch], 0)
                 n_done += self._n_batch
-        except BaseException:
-            waiting = waiting[: n_done + max(0, counted - self._n_decoded)]  # never fewer than before
-            raise
-        finally:
             self._held = waiting[n_done:]
+        except BaseException:
+            self._held = held if self._n_decoded == start else []
+            raise
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         """Append tokens and return their logits, (len(tokens), V) float32: a read-only view, valid until the next call.
@@ -215,11 +215,16 @@ class LlamaModel:
             )
         if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
             raise UnsupportedModel("trees of drafted tokens are not supported yet", hint="draft a chain")
-        if self._held and len(self._held) + n_rows > self._n_batch:
-            self._decode(self._held, 0)
-            self._held = []
-        self._decode([*self._held, *tokens] if self._held else tokens, n_rows)
+        start, held = self._n_decoded, self._held
         self._held = []
+        try:
+            if held and len(held) + n_rows > self._n_batch:
+                self._decode(held, 0)
+                held = []
+            self._decode([*held, *tokens] if held else tokens, n_rows)
+        except BaseException:
+            self._held = held if self._n_decoded == start else []
+            raise
         return self._logits(n_rows)
 
     def truncate(self, length: int) -> None:
@@ -283,11 +288,11 @@ class LlamaModel:
             )
 
     def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call into llama.cpp: the time counts as busy, and the memory in use cannot be freed at exit meanwhile."""
+        """Call into llama.cpp: the time counts as busy, and the memory in use cannot be freed meanwhile."""
         pointers = self._native.pointers
-        pointers.in_call = True  # before looking whether it is open: `close` does both the other way round
         start_s = perf_counter()
         try:
+            pointers.in_call = True  # before looking whether it is open: `close` does both the other way round
             self._require_open()
             return function(*arguments)
         finally:
@@ -327,6 +332,7 @@ class LlamaModel:
         if status == _INVALID_BATCH and wrong:
             return BackendError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens")
         reason = log.reason() or f"return code {status}"
+        log.clear()  # a later failure has its own reason
         if status == _NO_MEMORY:
             return MemoryShort(f"llama.cpp ran out of memory: {reason}", hint="use a shorter context (--ctx-size)")
         return BackendError(

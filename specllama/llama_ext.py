@@ -30,7 +30,7 @@ def bindings() -> Any:
     """The module llama_cpp, imported once, silenced, with its backends initialised. Raises BackendError."""
     try:
         import llama_cpp
-    except (ImportError, OSError, RuntimeError, FileNotFoundError, AttributeError) as error:
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise BackendError(
             f"the llama.cpp bindings cannot be loaded: {error}",
             hint="install them again: pip install --force-reinstall --no-cache-dir llama-cpp-python; "
@@ -289,7 +289,7 @@ class BuildInfo:
 
     bindings: str  # version of llama-cpp-python
     llama_cpp: str  # version of llama.cpp itself
-    commit: str  # "unknown" for builds from a source archive
+    commit: str  # as the build recorded it; built from an archive, that may be the repository around the build folder
     libraries: tuple[Path, ...]
     features: Mapping[str, str]  # per device and feature, as "CPU.AVX2": "1"
     devices: tuple[Device, ...]

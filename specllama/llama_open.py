@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import weakref
@@ -28,6 +29,9 @@ _UPDATE = "the file is newer than the bindings: update specllama and llama-cpp-p
 _LESS_MEMORY = "use a shorter context (--ctx-size), a smaller model, or close other programs"
 
 
+_alive: weakref.WeakSet[Native] = weakref.WeakSet()  # stopped at exit
+
+
 @dataclass(slots=True)
 class Pointers:
     """The C objects of one model."""
@@ -42,11 +46,13 @@ class Pointers:
 
 
 class Native:
-    """Owns C objects and frees them exactly once: on `close`, on garbage collection, or at exit."""
+    """Owns C objects and frees them exactly once: on `close` or on garbage collection."""
 
     def __init__(self, lib: Any, model: int) -> None:
         self.pointers = Pointers(lib, model)
         self.close = weakref.finalize(self, _free, self.pointers)
+        self.close.atexit = False
+        _alive.add(self)
 
 
 def load_model(
@@ -155,16 +161,36 @@ def _contains(reason: str, words: tuple[str, ...]) -> bool:
     return any(word in reason for word in words)
 
 
-def _free(pointers: Pointers) -> None:
-    """Free everything. Where another thread still computes (the program is leaving), that is stopped first."""
+def _stop(pointers: Pointers) -> bool:
+    """Stop what another thread computes; False where that does not end soon."""
     give_up_s = perf_counter() + _PATIENCE_S
     while pointers.in_call:
         pointers.cancel.set()
         if perf_counter() > give_up_s:
-            return  # freeing memory in use would crash; the process ends soon
+            return False
         sleep(0.002)
+    return True
+
+
+def _free(pointers: Pointers) -> None:
+    if not _stop(pointers):
+        return  # a leak is better than a crash
     if pointers.batch is not None:
         pointers.lib.llama_batch_free(pointers.batch)
     if pointers.context is not None:
         pointers.lib.llama_free(pointers.context)
     pointers.lib.llama_model_free(pointers.model)
+
+
+def _leave() -> None:
+    """At exit: nothing may compute while C++ tears its libraries down.
+
+    The system takes the memory back by itself, and a thread may still be reading logits; only a GPU's driver wants its
+    objects freed in order.
+    """
+    for native in list(_alive):
+        if _stop(native.pointers) and native.pointers.lib.llama_supports_gpu_offload():
+            native.close()
+
+
+atexit.register(_leave)

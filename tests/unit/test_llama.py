@@ -278,17 +278,19 @@ def test_every_return_code_is_a_named_error_after_which_the_length_is_true(
     np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*PROMPT, 1, 2], 2))
 
 
+@pytest.mark.parametrize("call", [lambda model: model.eval([2]), lambda model: model.feed([2] * 20)])
 def test_where_even_the_trimming_is_refused_the_memory_is_emptied(
-    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[LlamaModel], object]
 ) -> None:
     """Prevents: a length that is true for nobody."""
     model.feed(PROMPT)
     model.eval([1])
+    model.feed([3])
     broken = Broken(model._lib, llama_decode=lambda *a: -3, llama_memory_seq_rm=lambda *a: False)
     with monkeypatch.context() as patch:
         patch.setattr(model, "_lib", broken)
         with pytest.raises(BackendError):
-            model.eval([2])
+            call(model)
     assert model.length == 0
     model.feed(PROMPT)
     np.testing.assert_array_equal(model.eval([1]), fresh(path, [*PROMPT, 1], 1))
@@ -316,6 +318,27 @@ def test_ctrl_c_between_two_chunks_leaves_a_true_length(
     assert model.length == 8
     model.feed(tokens[8:])
     np.testing.assert_array_equal(model.eval([1]), fresh(path, [*tokens, 1], 1))
+
+
+@pytest.mark.parametrize("n_held", [0, 3, 7])
+def test_ctrl_c_as_a_block_is_computed_leaves_the_kv_as_before(
+    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, n_held: int
+) -> None:
+    """Prevents: the held-back tokens counted twice, or lost, when an eval does not get to its end."""
+    decode = model._lib.llama_decode
+
+    def interrupt(context: object, batch: object) -> int:
+        decode(context, batch)
+        raise KeyboardInterrupt
+
+    tokens = [*PROMPT[:8], *PROMPT[:n_held]]
+    model.feed(tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_lib", Broken(model._lib, llama_decode=interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            model.eval([1, 2])
+    assert model.length == len(tokens)
+    np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*tokens, 1, 2], 2))
 
 
 def test_a_raised_flag_stops_before_anything_is_computed(model: LlamaModel, path: Path) -> None:
