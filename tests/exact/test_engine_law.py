@@ -16,6 +16,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.events import Notice
 from specllama.sampling import SamplingParams
 from specllama.text import StopWatch
+from specllama.tuning import Controller, CostProfile
 from specllama.types import Chooser, Draft, Observation, Rule
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, random_pair
@@ -290,3 +291,18 @@ def test_a_draft_length_that_changes_with_what_was_accepted_changes_nothing_but_
         return Rig(FakeModel(pair.target, 2), draft, drafter).answer(PROMPT, PLAIN, choose, 5)
 
     assert_same_law(law_of(run), pair.plain_law(PLAIN, 5))
+
+
+@pytest.mark.parametrize("draft_cost", [0.02, 0.3])
+@pytest.mark.parametrize("sampler", ["plain", "all filters", "repeat penalty", "greedy"])
+def test_a_planned_draft_changes_nothing_but_speed(sampler: str, draft_cost: float) -> None:
+    """The controller: lengths, pauses, probes and draft temperatures from what was seen, none of it after a draw."""
+    pair, params = random_pair(36, n_vocab=2), SAMPLERS[sampler]
+    costs = CostProfile(verify=((1, 1.0), (2, 1.1), (9, 1.5)), draft=((1, draft_cost), (9, 2 * draft_cost)))
+
+    def run(choose: Chooser) -> Answer:
+        draft = FakeModel(pair.draft, 2)  # type: ignore[arg-type]
+        drafter = ModelDrafter(draft, n_max=3, policy=Controller(costs, n_max=3), vocab_size=2)
+        return Rig(FakeModel(pair.target, 2), draft, drafter).answer(PROMPT, params, choose, 5)
+
+    assert_same_law(law_of(run), pair.plain_law(params, 5))
