@@ -580,31 +580,49 @@ def test_a_problem_is_a_sentence_and_an_exit_status(
 # --- the Makefile ---
 
 
+def make_run(folder: Path, prompt: str, *, program_text: str) -> subprocess.CompletedProcess[str]:
+    """`make run` around a make-believe specllama, with an stdin that stays open."""
+    program(folder / "bin" / "specllama", program_text)
+    words = ["run", f"PROMPT={prompt}", f"BIN={folder}/bin", "PYTHON=true", "ARGS=-q"]
+    read_end, write_end = os.pipe()
+    try:
+        return subprocess.run(
+            ["make", "-f", str(ROOT / "Makefile"), *words],
+            cwd=folder,
+            stdin=read_end,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+            env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        )
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
 @pytest.mark.parametrize(
     "prompt", ["two words", 'it\'s "$HOME" `x` # no', "$(shell touch gone-wrong)", "--help", "two\nlines", "100 %", ""]
 )
 def test_a_prompt_reaches_the_program_as_it_was_written(prompt: str, tmp_path: Path) -> None:
     """Prevents: make or the shell expanding, cutting or running what a person asked."""
-    program(tmp_path / "bin" / "specllama", 'for word; do printf "%s\\0" "$word"; done')
-    done = subprocess.run(
-        [
-            "make",
-            "-f",
-            str(ROOT / "Makefile"),
-            "run",
-            f"PROMPT={prompt}",
-            f"BIN={tmp_path}/bin",
-            "PYTHON=true",
-            "ARGS=-q",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
-    )
+    done = make_run(tmp_path, prompt, program_text='for word; do printf "%s\\0" "$word"; done')
     assert done.stdout.split("\0")[:-1] == ["run", "-q", "--", prompt]
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_make_run_does_not_wait_for_an_stdin_that_nobody_closes(tmp_path: Path) -> None:
+    """Prevents: `make run` hanging under a program that left a pipe open, because run reads what is piped to it."""
+    assert make_run(tmp_path, "x", program_text="cat; echo read to the end").stdout == "read to the end\n"
+
+
+def test_make_test_fetches_the_models_that_the_tests_ask_for() -> None:
+    """Prevents: a first `make test` that fails because one file was never fetched."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    fetched = re.search(r"^MODELS +:= +(.*)$", makefile, re.M)
+    assert fetched
+    asked_for = re.findall(r'^[A-Z_]+ = "(.*)"$', (ROOT / "tests/real/conftest.py").read_text(encoding="utf-8"), re.M)
+    assert sorted(fetched[1].split()) == sorted(asked_for)
 
 
 def test_ci_runs_make_test_and_nothing_else() -> None:
