@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
+from specllama.llama_ext import bindings
 from specllama.types import Cancel, FloatArray
 from tests import tiny
 
@@ -151,11 +153,11 @@ def test_many_steps_of_speculation_leave_the_kv_of_a_fresh_prefill(model: LlamaM
 
 
 def test_rollback_crosses_the_edge_of_a_sliding_window(tmp_path: Path) -> None:
-    """Prevents: tokens that left a sliding window being missing after a rollback (FIELD_CASES 23)."""
+    """Prevents: tokens that left a sliding window (and its cells) missing after a rollback (FIELD_CASES 23)."""
     path = tiny.write_model(tmp_path / "g.gguf", arch="gemma3", n_layer=4, sliding_window=8, n_ctx=2048)
-    with tiny.load(path, n_batch=8, n_ubatch=8, max_block=6) as model:
+    with tiny.load(path, n_ctx=1024, n_batch=8, n_ubatch=8, max_block=6) as model:
         model.feed(PROMPT)
-        for _ in range(5):
+        for _ in range(100):
             model.eval([1, 2, 3, 4, 5, 6])
         model.truncate(len(PROMPT))
         np.testing.assert_allclose(model.eval([7]), fresh(path, [*PROMPT, 7], 1), atol=1e-4)
@@ -430,14 +432,32 @@ def test_a_closed_model_says_so_and_closes_again(path: Path) -> None:
 def test_every_kv_type_is_the_one_that_llama_cpp_then_uses(tmp_path: Path, kv: str) -> None:
     """Prevents: a name that stands for another number in llama.cpp, or a flag that is parsed and not passed on."""
     path = tiny.write_model(tmp_path / "m.gguf", n_embd=64)  # quantised types need heads of 32 numbers
-    heard: list[str] = []
-    set_log(lambda level, text: heard.append(text))
-    try:
-        with tiny.load(path, type_k=kv, type_v=kv) as model:
-            assert np.isfinite(model.eval(PROMPT)).all()
-    finally:
-        set_log(None)
-    assert any(f"K ({kv})" in line and f"V ({kv})" in line for line in heard)
+    for type_k, type_v in ((kv, "f16"), ("f16", kv)):
+        heard: list[str] = []
+        set_log(lambda level, text, heard=heard: heard.append(text))
+        try:
+            with tiny.load(path, type_k=type_k, type_v=type_v) as model:
+                assert np.isfinite(model.eval(PROMPT)).all()
+        finally:
+            set_log(None)
+        assert any(f"K ({type_k})" in line and f"V ({type_v})" in line for line in heard)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_extra_buffer_types_and_mapping_are_passed_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    """Prevents: the probe's way around a crashing build having no effect."""
+    seen: list[tuple[bool, bool]] = []
+    lib = bindings()
+
+    def spy(name: bytes, params: Any) -> object:
+        seen.append((params.use_extra_bufts, params.load_mode == 1))
+        return lib.llama_model_load_from_file(name, params)
+
+    monkeypatch.setattr("specllama.llama.bindings", lambda: Broken(lib, llama_model_load_from_file=spy))
+    tiny.load(path, use_extra_bufts=wanted, use_mmap=wanted).close()
+    assert seen == [(wanted, wanted)]
 
 
 def test_a_kv_type_that_does_not_fit_the_heads_is_explained(path: Path) -> None:

@@ -52,8 +52,8 @@ def test_a_directory_is_refused_with_a_file_of_it_as_hint(tmp_path: Path) -> Non
         (struct.pack("<4sIQQ", b"GGUF", 1, 1, 1) + bytes(200), "version 1"),
         (struct.pack("<4sIQQ", b"GGUF", 9, 1, 1) + bytes(200), "version 9"),
         (struct.pack(">4sIQQ", b"GGUF", 3, 1, 1) + bytes(200), "byte order"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 1) + bytes(200), "damaged"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60) + bytes(200), "damaged"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 1) + bytes(200), "announces"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60) + bytes(200), "announces"),
     ],
 )
 def test_what_is_not_a_readable_gguf_file_is_called_what_it_is(tmp_path: Path, content: bytes, expected: str) -> None:

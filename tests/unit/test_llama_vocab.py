@@ -62,7 +62,7 @@ def test_all_end_tokens_are_found(byte_level: Vocabulary) -> None:
     assert {byte_level.eot, byte_level.eos} == ends
 
 
-def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabulary) -> None:
+def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabulary, byte_level: Vocabulary) -> None:
     """Prevents: two BOS, or none (FIELD_CASES 32); an EOS nobody asked for."""
     assert sentencepiece.add_bos
     assert sentencepiece.bos == 1
@@ -71,6 +71,8 @@ def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabul
     assert sentencepiece.tokenize("the", special=True, bos=True) == [1, *without]
     assert sentencepiece.tokenize("", special=True, bos=True) == [1]
     assert sentencepiece.tokenize("<s>", special=True)[0] == 1
+    assert not byte_level.add_bos
+    assert byte_level.tokenize("a", special=True, bos=True) == [byte_level.bos, ord("a")]
 
 
 def test_the_kinds_and_flags_of_both_tokenizers_are_told(byte_level: Vocabulary, sentencepiece: Vocabulary) -> None:
