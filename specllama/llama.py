@@ -82,8 +82,8 @@ def set_log(sink: LogSink | None) -> None:
     log.sink = sink
 
 
-def header(path: Path) -> Header:
-    """What a model file says about itself; some hundredths of a second, no weights are read. Raises ModelFileError."""
+def header(path: Path, *, needs_weights: bool = True) -> Header:
+    """What a model file says about itself; quick, no weights are read, nor asked for if so. Raises ModelFileError."""
     path = Path(path)
     check_file(path)
     files = [read_gguf(path)]
@@ -92,7 +92,7 @@ def header(path: Path) -> Header:
     for part in parts[1:]:
         check_file(part)
         files.append(read_gguf(part))
-    return make_header(path, parts, files)
+    return make_header(path, parts, files, needs_weights=needs_weights)
 
 
 def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNeed:
@@ -131,8 +131,8 @@ def load(path: Path, options: LoadOptions | None = None, *, progress: Progress |
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a model file without its weights: enough to compare two models. Raises ModelFileError."""
-    native = load_vocabulary_only(bindings(), log, header(path))
+    """The vocabulary of a model file without its weights. Raises ModelFileError and, as `load`, UnsupportedModel."""
+    native = load_vocabulary_only(bindings(), log, header(path, needs_weights=False))
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 

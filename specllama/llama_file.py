@@ -1,7 +1,7 @@
 """Is this a model file? The cheap checks, in plain Python, before llama.cpp is asked to read it.
 
 llama.cpp's own answer to a file that is none of its own is one line of log and a null pointer; and its reader trusts
-the counts in the header more than a damaged file deserves.
+the header more than a damaged file deserves (see `gguf_walk`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import re
 import struct
 from pathlib import Path
 
+from specllama import gguf_walk, storage
 from specllama.errors import ModelFileError
+from specllama.gguf_walk import Walked
 
 GGUF_VERSIONS = (2, 3)  # what llama.cpp reads; version 1 files date from August 2023
 
+_STEP_BYTES = 8 << 20  # headers are read in pieces of this size
+_SOUND = "sound headers"
+_LONG_HEADER = 1 << 20  # walking a shorter one takes no longer than remembering it
 _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata keys
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length and one character of the name, type, one byte of value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and one character of the name, dimensions, one size, type, offset
@@ -31,7 +36,33 @@ _GET_GGUF = "give a .gguf file; `specllama models list` shows models that can be
 
 
 def check_file(path: Path) -> None:
-    """Raise ModelFileError unless `path` is a file that begins like a GGUF model of a version that llama.cpp reads."""
+    """Raise ModelFileError unless `path` begins with a sound GGUF header of a version that llama.cpp reads.
+
+    The whole header is walked once, which takes a fifth of a second, and again when the file has changed.
+    """
+    _check_beginning(path)
+    if storage.recall(_SOUND, path) is None and walk_file(path).end > _LONG_HEADER:
+        storage.remember(_SOUND, True, path)
+
+
+def walk_file(path: Path) -> Walked:
+    """The header of a file that begins like a GGUF model, walked to its end. Raises ModelFileError."""
+    with path.open("rb") as file:
+
+        def read(start: int, stop: int) -> bytes:
+            file.seek(start)
+            return file.read(stop - start)
+
+        try:
+            walked = gguf_walk.walk_from(read, path.stat().st_size, first=_STEP_BYTES, step=_STEP_BYTES)
+            gguf_walk.require_sound_values(walked)
+        except gguf_walk.Unsound as found:
+            raise ModelFileError(f"{path} is damaged: {found}", hint="download it again") from None
+    return walked
+
+
+def _check_beginning(path: Path) -> None:
+    """The first bytes: is it GGUF at all, and of which version?"""
     head, size = _first_bytes(path)
     if not head:
         raise ModelFileError(f"{path} is empty", hint="delete it and download it again")

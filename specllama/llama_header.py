@@ -15,6 +15,8 @@ _MAX_LAYERS = 512
 _MAX_EXPERTS = 1024
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
+# Tokenizers whose failed assertions end the process where a file is damaged; no model that can be served has one.
+_NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
 
 # Architectures that cannot be served. llama.cpp is asked again once the model is loaded (it may know more of them);
 # these names spare the reader of a large file the wait.
@@ -130,7 +132,7 @@ class Header:
         return sum(size for kind, size in self.weight_bytes.items() if kind not in _PLAIN_TYPES)
 
 
-def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf]) -> Header:
+def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf], *, needs_weights: bool = True) -> Header:
     """Gather the headers of all parts into one. Raises ModelFileError where they are not those of a language model."""
     first = files[0]
     architecture = str(first.values.get("general.architecture", ""))
@@ -160,6 +162,10 @@ def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf]) -> Hea
         metadata={key: _as_text(value) for key, value in first.values.items() if not isinstance(value, tuple)},
     )
     _check_complete(header, files)
+    if needs_weights and sum(file.n_tensors for file in files) == 0:
+        raise ModelFileError(
+            f"{header.path} holds a vocabulary but no weights", hint="get the model file itself, not its vocabulary"
+        )
     _check_kind(header)
     _check_limits(header, first.values)
     return header
@@ -176,6 +182,12 @@ def refuse_architecture(header: Header) -> None:
         raise not_left_to_right(header.path, "a diffusion model", name)
     if name in _ENCODERS or header.metadata.get(f"{name}.attention.causal") == "false":
         raise not_left_to_right(header.path, "an encoder, made for embeddings", name)
+    tokenizer = header.metadata.get("tokenizer.ggml.model", "")
+    if tokenizer in _NO_TOKENIZERS:
+        raise UnsupportedModel(
+            f"{header.path} has a tokenizer of the kind {tokenizer!r}, which no text generation model here has",
+            hint="choose another model; if this is one, its file is damaged",
+        )
 
 
 def cannot_roll_back(path: Path, what: str, architecture: str) -> UnsupportedModel:
@@ -193,6 +205,19 @@ def not_left_to_right(path: Path, what: str, architecture: str) -> UnsupportedMo
         f"{path} ({architecture}) is {what}: it does not generate text token by token",
         hint="choose a text generation model",
     )
+
+
+def memory_kind(header: Header) -> str:
+    """How the model remembers, in a word or two: whether it can forget again is what speculation asks."""
+    if header.architecture in _RECURRENT:
+        return "recurrent"
+    if header.architecture in _HYBRID:
+        return "hybrid"
+    if header.architecture in _DIFFUSION:
+        return "diffusion"
+    if header.architecture in _ENCODERS:
+        return "encoder"
+    return f"window of {header.n_swa:,} tokens" if header.n_swa else "dense"
 
 
 class _Sizes:
@@ -227,10 +252,6 @@ def _check_complete(header: Header, files: Sequence[Gguf]) -> None:
             raise ModelFileError(
                 f"{part} is truncated: it has {size} of {file.end} bytes", hint="delete it and download it again"
             )
-    if sum(file.n_tensors for file in files) == 0:
-        raise ModelFileError(
-            f"{header.path} holds a vocabulary but no weights", hint="get the model file itself, not its vocabulary"
-        )
 
 
 def _check_kind(header: Header) -> None:

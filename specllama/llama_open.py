@@ -12,7 +12,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from specllama.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
-from specllama.llama_header import Header, cannot_roll_back, not_left_to_right
+from specllama.llama_header import Header, cannot_roll_back, not_left_to_right, refuse_architecture
 from specllama.llama_log import LogBook
 from specllama.llama_plan import LoadOptions, LoadPlan
 from specllama.types import Cancel
@@ -67,7 +67,8 @@ def load_model(
 
 
 def load_vocabulary_only(lib: Any, log: LogBook, about: Header) -> Native:
-    """Load the vocabulary and no weights. Raises ModelFileError."""
+    """Load the vocabulary and no weights. Raises ModelFileError, and UnsupportedModel for what cannot be served."""
+    refuse_architecture(about)
     params = lib.llama_model_default_params()
     params.vocab_only = True
     return _load(lib, log, about, params, None)

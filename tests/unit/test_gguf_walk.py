@@ -1,0 +1,193 @@
+"""Walking headers: what is believed, what is refused, and what is read from them."""
+
+from __future__ import annotations
+
+import math
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from specllama import gguf_walk, llama
+from specllama.errors import ModelFileError, UnsupportedModel
+from specllama.gguf_walk import MoreNeeded, Unsound, walk, walk_from
+from tests import tiny
+
+U32, F32, STRING, ARRAY, U64 = 4, 6, 8, 9, 10
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def array(kind: int, count: int, items: bytes = b"") -> bytes:
+    return struct.pack("<IQ", kind, count) + items
+
+
+def header(*keys: bytes, n_tensors: int = 0, tensors: bytes = b"", n_keys: int | None = None) -> bytes:
+    n = len(keys) if n_keys is None else n_keys
+    return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n) + b"".join(keys) + tensors
+
+
+def tensor(name: str, *dims: int) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, 0)
+
+
+def refusal(data: bytes, n_file_bytes: int | None = None) -> str:
+    with pytest.raises(Unsound) as caught:
+        walk_from(lambda start, stop: data[start:stop], n_file_bytes or len(data), first=64, step=64)
+    return str(caught.value)
+
+
+def test_what_a_header_holds_is_read() -> None:
+    """Prevents: a walk that says 'sound' because it looks at nothing."""
+    data = header(
+        key("a", U32, struct.pack("<I", 7)),
+        key("name", STRING, text("käse")),
+        key("tokens", ARRAY, array(STRING, 3, text("x") + text("") + text("yz"))),
+        key("types", ARRAY, array(U32, 2, struct.pack("<II", 1, 3))),
+        key("none", ARRAY, array(STRING, 0)),
+        n_tensors=2,
+        tensors=tensor("w", 4, 5) + tensor("b", 5),
+    )
+    walked = walk(data + b"weights", len(data) + 7)
+    assert walked.end == len(data)
+    assert walked.n_elements == 25
+    assert walked.text("name") == "käse"
+    assert walked.strings("tokens") == [b"x", b"", b"yz"]
+    numbers = walked.numbers("types")
+    assert numbers is not None
+    assert numbers.tolist() == [1, 3]
+    assert walked.strings("none") == walked.strings("missing") == walked.strings("types") == []
+    assert walked.numbers("tokens") is None
+    assert walked.text("types") == ""
+
+
+def test_every_piece_of_a_sound_header_asks_for_more() -> None:
+    """Prevents: a header fetched in pieces that is called damaged, or read past what was fetched."""
+    data = header(
+        key("name", STRING, text("x")), key("t", ARRAY, array(STRING, 2, text("ab") + text("c"))),
+        n_tensors=1, tensors=tensor("w", 3),
+    )  # fmt: skip
+    for n_known in range(len(data)):
+        with pytest.raises(MoreNeeded):
+            walk(data[:n_known], len(data))
+    assert walk(data, len(data)).end == len(data)
+
+
+def test_a_header_is_read_only_as_far_as_it_goes() -> None:
+    """Prevents: downloading gigabytes of weights for a few kilobytes of header."""
+    data, asked = header(key("t", ARRAY, array(STRING, 100, text("word") * 100))), []
+
+    def read(start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return (data + bytes(10_000))[start:stop]
+
+    assert walk_from(read, 1 << 40, first=500, step=400).end == len(data)
+    assert asked == [(0, 500), (500, 900), (900, 1300)]
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (header(n_keys=1 << 60), f"it announces {1 << 60:,} keys"),
+        (header(n_tensors=1 << 60), f"it announces {1 << 60:,} tensors"),
+        (header(key("t", ARRAY, array(STRING, 1 << 60))), f"key 't' claims {1 << 60:,} entries"),
+        (header(key("t", ARRAY, array(U64, 1 << 22))), "key 't' would end at byte"),
+        (header(key("t", ARRAY, array(STRING, 1 << 22, bytes(64)))), "key 't' would end at byte"),
+        (header(key("s", STRING, struct.pack("<Q", 1 << 63) + b"x")), "key 's' would end at byte"),
+        (header(key("s", STRING, struct.pack("<Q", 99) + b"x")), "key 's' would end at byte"),
+        (header(struct.pack("<Q", 1 << 40)), "key 0 has a name of"),
+        (header(key("", U32, bytes(4))), "key 0 has a name of 0 bytes"),
+        (header(key("k", 13, bytes(8))), "key 'k' is of type 13, which does not exist"),
+        (header(key("k", ARRAY, array(ARRAY, 1, bytes(20)))), "key 'k' is of type 9, which does not exist"),
+        (header(key("k", U32, bytes(4)), key("k", U32, bytes(4))), "key 'k' is there twice"),
+        (header(n_tensors=1, tensors=tensor("w", *[2] * 5)), "tensor 'w' has 5 dimensions"),
+        (header(n_tensors=1, tensors=tensor("w", 1 << 40, 1 << 40)), "tensor 'w' claims"),
+        (header(key("k", U32, b"")), "key 'k' would end at byte"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(data: bytes, found: str) -> None:
+    """Prevents: allocations and reads on the word of a damaged file."""
+    assert refusal(data).startswith(found)
+
+
+def test_a_file_that_ends_where_it_should_go_on_is_refused() -> None:
+    """Prevents: waiting for more of a file that has no more."""
+    data = header(key("s", STRING, text("x" * 500)))
+    assert refusal(data[:300], len(data)) == "it ends inside its header, after 300 bytes"
+
+
+def test_a_header_without_end_is_given_up() -> None:
+    """Prevents: reading a whole disk as one header."""
+    data = header(key("t", ARRAY, array(STRING, 5, struct.pack("<Q", 1 << 35))))
+    assert "no header is that long" in refusal(data, 1 << 40)
+
+
+def test_a_claim_of_many_entries_costs_no_memory() -> None:
+    """Prevents: an allocation bomb: gigabytes for a file of a hundred bytes."""
+    data = header(key("t", ARRAY, array(STRING, gguf_walk.MAX_ARRAY, bytes(64))), key("u", U32, bytes(4)))
+    tracemalloc.start()
+    refusal(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("kind", [F32, ARRAY])
+def test_numbers_that_are_none_are_refused(kind: int) -> None:
+    """Prevents: a NaN in a rope frequency or a token's score, and nonsense computed from it."""
+    nan = struct.pack("<f", math.nan)
+    value = nan if kind == F32 else array(F32, 2, struct.pack("<f", 1.0) + nan)
+    data = header(key("rope.freq_base", kind, value))
+    with pytest.raises(Unsound, match=r"key 'rope\.freq_base' holds a number that is none"):
+        gguf_walk.require_sound_values(walk(data, len(data)))
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (("a", "b", "a"), "tokens 0 and 2 of its vocabulary share the text 'a'"),
+        (("a\0x", "b", "a\0y"), "tokens 0 and 2 of its vocabulary share the text 'a'"),
+        (("[EMPTY_1]", ""), "tokens 0 and 1 of its vocabulary share the text '[EMPTY_1]'"),
+    ],
+)
+def test_tokens_that_share_a_text_are_refused(texts: tuple[str, ...], found: str) -> None:
+    """Prevents: a failed assertion in llama.cpp, which ends the program."""
+    data = header(key(gguf_walk.TOKENS, ARRAY, array(STRING, len(texts), b"".join(map(text, texts)))))
+    with pytest.raises(Unsound) as caught:
+        gguf_walk.require_sound_values(walk(data, len(data)))
+    assert str(caught.value) == found
+
+
+def test_a_file_with_such_a_header_is_refused_before_llama_cpp_reads_it(tmp_path: Path) -> None:
+    """Prevents: the guard standing beside the door."""
+    vocabulary = tiny.letters()
+    twice = tiny.TinyVocabulary(**{**vocabulary.__dict__, "tokens": ("a", *vocabulary.tokens[:-1])})
+    path = tiny.write_model(tmp_path / "twice.gguf", vocabulary=twice)
+    for use in (llama.header, llama.load_vocabulary, llama.load):
+        with pytest.raises(ModelFileError, match="is damaged: tokens 0 and 1 of its vocabulary share"):
+            use(path)
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "no_vocab", "none", "test"])
+def test_tokenizers_that_llama_cpp_asserts_about_are_not_tried(tmp_path: Path, kind: str) -> None:
+    """Prevents: the end of the program where a damaged file names one of them; 'no_vocab' was such a file."""
+    path = tiny.write_model(tmp_path / "odd.gguf", extra={"tokenizer.ggml.model": kind})
+    for use in (llama.load_vocabulary, llama.load):
+        with pytest.raises(UnsupportedModel, match="has a tokenizer of the kind"):
+            use(path)
+
+
+def test_a_bare_vocabulary_can_be_looked_at_but_not_loaded(tmp_path: Path) -> None:
+    """Prevents: two vocabularies that cannot be compared because their weights are elsewhere."""
+    path = tiny.write_bare(tmp_path / "bare.gguf", vocabulary=tiny.letters())
+    assert llama.load_vocabulary(path).size == 12
+    assert llama.header(path, needs_weights=False).n_weight_bytes == 0
+    with pytest.raises(ModelFileError, match="holds a vocabulary but no weights"):
+        llama.header(path)
