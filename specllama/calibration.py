@@ -91,6 +91,10 @@ class Calibration:
         self._depth[source][min(depth, LAST_DEPTH)].add(acceptance, now)
         self._bucket[source][bisect_right(BUCKET_EDGES, confidence)].add(acceptance, now)
 
+    def age(self, source: str, n_tokens: int) -> None:
+        """The source was not seen at work for `n_tokens`: what is known of it fades as if it had been."""
+        self._now[source] += n_tokens
+
     def n_known(self, source: str) -> float:
         """Samples that still count for the source."""
         return self._source[source].n(self._now[source])

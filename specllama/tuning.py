@@ -22,12 +22,13 @@ N_MAX = 16  # longest draft
 LEAST_RATE = 1.02
 
 # A model that does not pay is probed: it reads the end of the text and is asked what it would have said there. The
-# first probe comes early, because little is known by then; the next gap is 3 times as long, and the more the clearer
-# the failure. A probe's price is bounded by what it reads.
+# first probe comes early, because little is known by then. After a probe in vain the gap is twice as long, and more by
+# so many tokens per T(1) that a probe costs: all of them where R was a tenth below 1, fewer where it failed narrowly.
 FIRST_GAP = 8
 LAST_GAP = 512
-GAP_GROWTH = 3.0
-GAP_GROWTH_PER_LOSS = 24.0  # times 1 - R
+GAP_GROWTH = 2
+GAP_PER_PROBE_COST = 192.0
+CLEAR_FAILURE = 0.1
 PROBE_TOKENS = 24
 
 # Catching up is an investment. It must be earned back within this many tokens at least; and a model of which fewer than
@@ -223,9 +224,11 @@ class Controller:
         if pays and rate > without.rate and self._worth_catching_up(lag, rate, without.rate):
             return Plan(n_given, len(hazards) - n_given, heat=self._thermostat.heat, rate=rate)
         if self._probed:  # in vain
-            growth = GAP_GROWTH + GAP_GROWTH_PER_LOSS * max(0.0, 1.0 - rate)
-            self._gap, self._probed = min(int(self._gap * growth), LAST_GAP), False
+            clarity = min(max(1.0 - rate, 0.0) / CLEAR_FAILURE, 1.0)
+            longer = clarity * GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS)
+            self._gap, self._probed = min(GAP_GROWTH * self._gap + int(longer), LAST_GAP), False
         elif self._n_idle >= self._gap and not (pays and self._is_known()):
+            self.calibration.age(MODEL, self._n_idle)
             self._n_idle, self._probed = 0, True
             return Plan(without.n_given, probe=PROBE_TOKENS, rate=without.rate)
         return without

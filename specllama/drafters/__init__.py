@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from specllama.drafters.chain import ChainDrafter
+from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.none import NoDrafter
-from specllama.types import Drafter, LanguageModel
+from specllama.types import Drafter, DraftPolicy, LanguageModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,7 @@ class DraftSettings:
     p_min: float = 0.0  # confidence below which drafting stops
     temperature: float | None = None  # of the draft; None = the target's
     vocab_size: int | None = None  # of the target
+    policy: DraftPolicy | None = None  # decides the length within n_max; None = n_max and p_min alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,34 @@ class Strategy:
     make: Callable[[LanguageModel | None, DraftSettings], Drafter]
 
 
-def _make_model_drafter(model: LanguageModel | None, settings: DraftSettings) -> Drafter:
-    assert model is not None, "draft-simple was made without a draft model"
+def _make_model_drafter(model: LanguageModel | None, settings: DraftSettings) -> ModelDrafter:
+    assert model is not None, "a drafter that needs a draft model was made without one"
     return ModelDrafter(
         model,
         n_max=settings.n_max,
         p_min=settings.p_min,
         temperature=settings.temperature,
         vocab_size=settings.vocab_size,
+        policy=settings.policy,
     )
+
+
+def _make_lookup_drafter(model: LanguageModel | None, settings: DraftSettings) -> LookupDrafter:
+    if settings.p_min:
+        return LookupDrafter(n_max=settings.n_max, p_min=settings.p_min, policy=settings.policy)
+    return LookupDrafter(n_max=settings.n_max, policy=settings.policy)
+
+
+def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) -> ChainDrafter:
+    return ChainDrafter(_make_model_drafter(model, settings), _make_lookup_drafter(model, settings))
 
 
 REGISTRY: dict[str, Strategy] = {
     "draft-simple": Strategy(True, "a smaller model drafts by sampling", _make_model_drafter),
+    "lookup": Strategy(False, "copies what followed the same words earlier in the text", _make_lookup_drafter),
+    "chain": Strategy(True, "lookup where it matches, the smaller model elsewhere", _make_chain_drafter),
     "none": Strategy(False, "plain decoding", lambda _model, _settings: NoDrafter()),
 }
+
+# Names by which llama.cpp and others know them.
+ALIASES = {"ngram": "lookup", "ngram-simple": "lookup", "prompt-lookup": "lookup"}

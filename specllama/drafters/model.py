@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.distribution import Distribution
+from specllama.drafters.policy import ConfidencePolicy
 from specllama.errors import UsageError
 from specllama.sampling import SamplingParams, law
 from specllama.types import (
@@ -30,7 +31,7 @@ PREFILL_AT_ONCE = 32
 # A probe of a model that holds fewer tokens than this reads some for context first: without any, no model knows a word.
 PROBE_CONTEXT = 8
 
-# Without a plan to weigh them, offered tokens are taken as long as their confidence is what a fair model's would be.
+# Without a planner to weigh them, offered tokens are taken as long as they are as good as those of a fair model.
 OFFER_TAKEN_FROM = 0.7
 
 
@@ -44,21 +45,6 @@ def confidence_of(row: FloatArray, q: Distribution, *, greedy: bool) -> float:
     peak = row.max()
     # What is e^-16 below the peak cannot change a decision, and leaving it out is several times faster.
     return 1.0 / float(np.exp(row[row > peak - 16.0] - peak, dtype=np.float64).sum())
-
-
-class ConfidencePolicy:
-    """Draft up to `n_max` tokens, and stop before a token whose law has no probability of at least `p_min`."""
-
-    def __init__(self, n_max: int, p_min: float) -> None:
-        self.n_max = n_max
-        self.p_min = p_min
-
-    def go_on(self, depth: int, confidence: float) -> bool:
-        """Looks at the law only, never at the token drawn from it: dropping a drawn token would bias the answer."""
-        return depth < self.n_max and confidence >= self.p_min
-
-    def observe(self, seen: Observation) -> None:
-        """Fixed limits learn nothing."""
 
 
 class ModelDrafter:
@@ -159,7 +145,7 @@ class ModelDrafter:
         """A chain of at most min(limit, n_max) tokens with the law each was drawn from (None where greedy)."""
         plan = self.plan(tokens, limit, params)
         drawn, laws = self.draw(tokens, (), plan, params, choose)
-        return Draft(tuple(drawn), tuple(laws) if laws and not self._own(params, plan.heat).greedy else None)
+        return Draft(tuple(drawn), tuple(laws) or None)
 
     def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> Plan:
         """Begin a step: what may be drafted after `tokens`. `offer`: see `Planner.plan`. May probe the model."""
@@ -169,15 +155,25 @@ class ModelDrafter:
         limit = min(limit, self.n_max)
         lag = self._lag(tokens) if limit > 0 else None
         if self._planner is None:
-            n_given = next((n for n, chance in enumerate(offer) if chance < OFFER_TAKEN_FROM), len(offer))
-            n_given = min(n_given, limit)
+            n_given = self._n_taken(offer[:limit])
             return Plan(n_given, 0 if lag is None else limit - n_given)
-        plan = self._planner.plan(limit, offer=offer, lag=lag)
-        self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
+        plan = self._ask(self._planner, limit, offer, lag)
         if plan.probe:
             self._probe(self._planner, tokens, plan.probe, self._own(params, plan.heat))
-            plan = self._planner.plan(limit, offer=offer, lag=self._lag(tokens))
-            self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
+            plan = self._ask(self._planner, limit, offer, self._lag(tokens))
+        return plan
+
+    def _n_taken(self, offer: Sequence[float]) -> int:
+        """How many offered tokens to take where nobody weighs them."""
+        for depth, confidence in enumerate(offer):
+            if confidence < OFFER_TAKEN_FROM or not self._may_draw(depth, confidence):
+                return depth
+        return len(offer)
+
+    def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None) -> Plan:
+        """The planner's plan; it is on record."""
+        plan = planner.plan(limit, offer=offer, lag=lag)
+        self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
         return plan
 
     def _lag(self, tokens: Sequence[int]) -> int | None:
@@ -215,13 +211,14 @@ class ModelDrafter:
     def draw(
         self, tokens: Sequence[int], given: Sequence[int], plan: Plan, params: SamplingParams, choose: Chooser
     ) -> tuple[list[int], list[Distribution]]:
-        """Tokens that the model draws behind `tokens` and the drafted `given`, and their laws, as far as `plan` allows.
+        """What the model draws behind `tokens` and the drafted `given`, as far as `plan` allows.
 
-        Every decision on the length comes before the draw; a drawn token is kept.
+        Returns tokens and the law each was drawn from; no laws where the draft is greedy. Every decision on the length
+        comes before the draw; a drawn token is kept.
         """
         line = [*tokens, *given]
         limit = min(plan.n_drawn, self.model.n_ctx - len(line) + 1)
-        if limit <= 0 or any(token >= self.model.vocab_size for token in given):
+        if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
         params = self._own(params, plan.heat)
         history = list(params.window(line))
@@ -241,7 +238,7 @@ class ModelDrafter:
             laws.append(q)
             if token in self.model.end_tokens:
                 break  # kept, but nothing can follow it
-        return drawn, laws
+        return drawn, [] if params.greedy else laws
 
     def _may_look(self, depth: int) -> bool:
         """May the model be evaluated for token `depth`? Only a planner minds; its noes are on record."""

@@ -1,0 +1,134 @@
+"""A suffix automaton over a growing token list: where did the end of the text occur before, and what followed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Occurrences are counted for so many contexts of a token, the longest first. A text has about ten; only one that
+# repeats itself without end has more, and there the short ones do not matter.
+COUNTED_CONTEXTS = 24
+
+ROOT = 0
+NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest end of the text that occurred before; `length` 0 = none. Valid until the next `append`."""
+
+    state: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A token that followed a match."""
+
+    token: int
+    n_followed: int  # times it did
+    alone: bool  # nothing else ever followed
+
+
+class SuffixIndex:
+    """Every substring of the text, in amortised constant time and space a token.
+
+    A state stands for the substrings that end at the same places; `link` leads to the next shorter of them that also
+    ends elsewhere. Source of the construction: Blumer et al., Theoretical Computer Science 40 (1985). Beside it, each
+    state counts its occurrences and knows the token that followed it most often, the latest among equals.
+    """
+
+    def __init__(self) -> None:
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [NOWHERE]
+        self._length = [0]  # of the longest substring of the state
+        self._n_seen = [0]
+        self._favourite = [NOWHERE]  # the token that followed most often
+        self._last = ROOT  # the state of the whole text
+
+    def append(self, token: int) -> None:
+        """The text grows by one token."""
+        before = self._last
+        self._last = self._add_state({}, self._length[before] + 1, NOWHERE, 0)
+        state = before
+        while state != NOWHERE and token not in self._next[state]:
+            self._next[state][token] = self._last
+            state = self._link[state]
+        self._link[self._last] = ROOT if state == NOWHERE else self._split(state, token)
+        self._count(before, token)
+
+    def _add_state(self, following: dict[int, int], length: int, favourite: int, n_seen: int) -> int:
+        """A new state; its link is set by the caller."""
+        self._next.append(following)
+        self._link.append(ROOT)
+        self._length.append(length)
+        self._n_seen.append(n_seen)
+        self._favourite.append(favourite)
+        return len(self._next) - 1
+
+    def _split(self, state: int, token: int) -> int:
+        """The state of exactly the substrings `state` + `token`, parted from longer ones if they share a state."""
+        target = self._next[state][token]
+        length = self._length[state] + 1
+        if self._length[target] == length:
+            return target
+        part = self._add_state(dict(self._next[target]), length, self._favourite[target], self._n_seen[target])
+        self._link[part] = self._link[target]
+        self._link[target] = part
+        while state != NOWHERE and self._next[state].get(token) == target:
+            self._next[state][token] = part
+            state = self._link[state]
+        return part
+
+    def _count(self, state: int, token: int) -> None:
+        """After the text that ended in `state` came `token`: count it in every context that it had."""
+        following, n_seen, favourites, links = self._next, self._n_seen, self._favourite, self._link
+        counted = NOWHERE
+        for _ in range(COUNTED_CONTEXTS):
+            target = following[state][token]
+            if target != counted:  # several contexts may lead to one state, which occurred once more, not twice
+                n_seen[target] += 1
+                counted = target
+            favourite = favourites[state]
+            if favourite == NOWHERE or n_seen[target] >= n_seen[following[state][favourite]]:
+                favourites[state] = token
+            state = links[state]
+            if state == NOWHERE:
+                break
+
+    def match(self) -> Match:
+        """The longest end of the text that also occurs earlier."""
+        return self.shorter(Match(self._last, self._length[self._last]))
+
+    def shorter(self, match: Match) -> Match:
+        """The longest end of `match` that occurs at more places than it."""
+        link = max(self._link[match.state], ROOT)
+        return Match(link, self._length[link])
+
+    def continued(self, match: Match) -> Match:
+        """`match`, or where nothing followed it yet, the longest end of it that something did follow."""
+        while match.length and self._favourite[match.state] == NOWHERE:
+            match = self.shorter(match)
+        return match
+
+    def favourite(self, match: Match) -> Continuation | None:
+        """What followed most often, the latest among equals; None where nothing did."""
+        token = self._favourite[match.state]
+        return None if token == NOWHERE or not match.length else self._continuation(match.state, token)
+
+    def continuations(self, match: Match) -> Iterator[Continuation]:
+        """Everything that followed, in no order."""
+        for token in self._next[match.state]:
+            yield self._continuation(match.state, token)
+
+    def _continuation(self, state: int, token: int) -> Continuation:
+        following = self._next[state]
+        return Continuation(token, self._n_seen[following[token]], len(following) == 1)
+
+    def n_seen(self, match: Match) -> int:
+        """Places where the match occurred, the end of the text included where it is one."""
+        return self._n_seen[match.state]
+
+    def advance(self, match: Match, token: int) -> Match:
+        """The match after `token`, which must have followed it."""
+        return Match(self._next[match.state][token], match.length + 1)

@@ -1,0 +1,213 @@
+"""Lookup, chain and every planner in the whole engine: the law of the answer, by enumeration, is plain decoding's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from specllama import tuning
+from specllama.drafters.chain import ChainDrafter
+from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.sampling import SamplingParams
+from specllama.tuning import Controller, CostProfile
+from specllama.types import Chooser, Drafter, DraftPolicy, Observation, Plan, Rule
+from tests.enumeration import law_of
+from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, random_pair
+from tests.exact.reference import Answer, History
+from tests.fakes import FakeModel
+
+# A text that repeats itself, so that a lookup has something to say from the first step on.
+PROMPT = (0, 1, 1, 0, 1, 1, 0)
+
+SAMPLERS = {
+    "plain": PLAIN,
+    "filters": SamplingParams(temperature=0.8, top_k=2, top_p=0.9, min_p=0.05),
+    "penalty": SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.6, repeat_last_n=3),
+    "greedy": GREEDY,
+}
+
+CHEAP = CostProfile(verify=((1, 1.0), (2, 1.05), (8, 1.2)), draft=((1, 0.02), (8, 0.03)))
+JUMPY = CostProfile(verify=((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (8, 2.3)), draft=((1, 0.1), (8, 0.3)))
+DEAR = CostProfile(verify=((1, 1.0), (2, 1.9), (8, 9.0)), draft=((1, 0.9), (8, 5.0)))
+COSTS = {"cheap": CHEAP, "jumpy": JUMPY, "dear": DEAR}
+
+
+class Moody:
+    """A planner that answers every question by a seeded die: whatever a planner may say, the law must stay.
+
+    Its die also depends on what was accepted, as a learning planner's answers do.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seen: list[object] = [seed]
+
+    def _die(self, n: int) -> int:
+        die = random.Random(repr(self.seen)).randrange(n)
+        self.seen.append(die)
+        return die
+
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+        n_given = self._die(min(len(offer), limit) + 1)
+        n_drawn = 0 if lag is None else self._die(limit - n_given + 1)
+        return Plan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)], heat=(1.0, 0.5, 1.7, 0.0)[self._die(4)])
+
+    def look(self, depth: int) -> bool:
+        return self._die(4) > 0
+
+    def go_on(self, depth: int, confidence: float) -> bool:
+        return self._die(4) > 0
+
+    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+        assert 0.0 <= acceptance <= 1.0
+        assert 0.0 < confidence <= 1.0
+        self.seen.append(round(acceptance, 6))
+
+    def observe(self, seen: Observation) -> None:
+        self.seen.append((seen.verdict.path, seen.verdict.next_token))
+
+
+def lookup_rig(pair: Pair, policy: DraftPolicy | None) -> Rig:
+    target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
+    return Rig(target, None, LookupDrafter(n_max=pair.n_max, p_min=0.1, policy=policy), rule=pair.rule)
+
+
+def model_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool) -> Rig:
+    assert pair.draft is not None
+    target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
+    n_draft_vocab = pair.n_draft_vocab or pair.n_vocab
+    draft = FakeModel(pair.draft, n_draft_vocab, pair.n_draft_ctx, pair.end_tokens)
+    drafter: Drafter
+    drafter = model = ModelDrafter(draft, n_max=pair.n_max, vocab_size=pair.n_vocab, policy=policy)
+    if chain:
+        drafter = ChainDrafter(model, LookupDrafter(n_max=pair.n_max))
+    return Rig(target, draft, drafter, rule=pair.rule)
+
+
+DRAFTERS: dict[str, Callable[[Pair, DraftPolicy | None], Rig]] = {
+    "lookup": lookup_rig,
+    "draft-simple": lambda pair, policy: model_rig(pair, policy, chain=False),
+    "chain": lambda pair, policy: model_rig(pair, policy, chain=True),
+}
+
+
+def engine_law(
+    make: Callable[[], Rig], params: SamplingParams, n_tokens: int, prompt: History = PROMPT
+) -> dict[Answer, float]:
+    return law_of(lambda choose: make().answer(prompt, params, choose, n_tokens))
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_without_a_planner_the_answer_follows_the_targets_law(name: str, sampler: str, rule: Rule) -> None:
+    """A looked-up token judged by a dense law, or a drawn one as a point mass, anywhere in a mixed chain."""
+    for n_vocab, n_max, n_tokens in ((3, 2, 3), (2, 3, 4)):
+        pair = random_pair(41, n_vocab=n_vocab, n_max=n_max, rule=rule)
+        params = SAMPLERS[sampler]
+        found = engine_law(lambda pair=pair: DRAFTERS[name](pair, None), params, n_tokens)
+        assert_same_law(found, pair.plain_law(params, n_tokens, prompt=PROMPT))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_whatever_a_planner_says_the_answer_follows_the_targets_law(name: str, seed: int) -> None:
+    """A probe that leaves tokens in a cache, a heat that q does not know of, a pause that skips a token, a plan that
+    mixes sources: each of them shows as a bias or as a broken cache."""
+    rule = list(Rule)[seed % 3]
+    params = list(SAMPLERS.values())[seed % 4]
+    pair = random_pair(50 + seed, n_vocab=2, n_max=3, rule=rule)
+    found = engine_law(lambda: DRAFTERS[name](pair, Moody(seed)), params, 4)
+    assert_same_law(found, pair.plain_law(params, 4, prompt=PROMPT))
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_controller_changes_nothing_but_speed(
+    name: str, rule: Rule, costs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A length, a pause, a probe or a temperature that depends on the token it decides about."""
+    monkeypatch.setattr(tuning, "FIRST_GAP", 1)  # probes within four tokens
+    monkeypatch.setattr(tuning, "HEAT_MARGIN", -1.0)  # changes the temperature at every chance
+    pair = random_pair(61, n_vocab=2, n_max=3, rule=rule)
+    for params in (PLAIN, SAMPLERS["penalty"]):
+        found = engine_law(lambda: DRAFTERS[name](pair, Controller(COSTS[costs])), params, 4)
+        assert_same_law(found, pair.plain_law(params, 4, prompt=PROMPT))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_controller_that_learned_from_other_answers_changes_nothing_but_speed(name: str) -> None:
+    """State that is carried from answer to answer: what it was when the branch began may not matter."""
+    pair = random_pair(62, n_vocab=2, n_max=3)
+
+    def second(choose: Chooser) -> Answer:
+        rig = DRAFTERS[name](pair, Controller(CHEAP))
+        first, _ = rig.answer(PROMPT, PLAIN, choose, 2)
+        return rig.answer((*PROMPT, *first, 1), PLAIN, choose, 3)
+
+    expected: dict[Answer, float] = {}
+    for (first, _), weight in pair.plain_law(PLAIN, 2, prompt=PROMPT).items():
+        for answer, more in pair.plain_law(PLAIN, 3, prompt=(*PROMPT, *first, 1)).items():
+            expected[answer] = expected.get(answer, 0.0) + weight * more
+    assert_same_law(law_of(second), expected)
+
+
+@pytest.mark.parametrize("ends", [{0}, {1}, {0, 1}])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_end_tokens_that_are_looked_up_end_the_answer(name: str, ends: set[int]) -> None:
+    """FIELD 10: the text of a chat holds end tokens, and a lookup proposes them with what came behind."""
+    pair = random_pair(63, n_max=3, end_tokens=frozenset(ends))
+    found = engine_law(lambda: DRAFTERS[name](pair, Moody(3)), PLAIN, 3)
+    assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=PROMPT))
+
+
+@pytest.mark.parametrize("n_draft_vocab", [1, 2])
+def test_a_looked_up_token_that_the_draft_does_not_know_is_not_fed_to_it(n_draft_vocab: int) -> None:
+    """FIELD 16: an id outside the draft's vocabulary aborts inside llama.cpp."""
+    prompt = (1, 2, 0, 1, 2, 0, 1)
+    pair = random_pair(64, n_max=3, n_draft_vocab=n_draft_vocab)
+    found = engine_law(lambda: model_rig(pair, None, chain=True), PLAIN, 3, prompt)
+    assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=prompt))
+
+
+@pytest.mark.parametrize("room", range(-1, 4))
+def test_a_chain_in_a_draft_context_that_runs_full_goes_on_with_lookups(room: int) -> None:
+    """FIELD 26: a draft context smaller than the conversation, with looked-up tokens taking cells too."""
+    pair = random_pair(65, n_vocab=2, n_max=3, n_draft_ctx=len(PROMPT) + room)
+    for policy in (lambda: None, lambda: Moody(5)):
+        found = engine_law(lambda policy=policy: model_rig(pair, policy(), chain=True), PLAIN, 4)
+        assert_same_law(found, pair.plain_law(PLAIN, 4, prompt=PROMPT))
+
+
+def test_the_heat_of_a_plan_is_the_temperature_that_is_drawn_with() -> None:
+    """A temperature that is announced but not used makes the thermostat judge laws that never were."""
+
+    class Heated(Moody):
+        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+            return Plan(0, limit, heat=0.5)
+
+        def look(self, depth: int) -> bool:
+            return True
+
+        go_on = lambda self, depth, confidence: True  # noqa: E731
+
+    pair = random_pair(66, n_vocab=5)
+    drafter = ModelDrafter(FakeModel(pair.draft, 5), n_max=3, policy=Heated(0))  # type: ignore[arg-type]
+    plain = ModelDrafter(FakeModel(pair.draft, 5), n_max=1, temperature=0.4)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0)
+
+    class First:
+        def flip(self, prob: float) -> bool:
+            return True
+
+        def pick(self, law: object) -> int:
+            return 0
+
+    hot, expected = (each.propose(PROMPT, 3, params, First()) for each in (drafter, plain))
+    assert len(hot.tokens) == 3
+    assert hot.probs is not None
+    assert expected.probs is not None
+    assert hot.probs[0] == expected.probs[0]
