@@ -183,10 +183,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:  # shell completion, or what typer makes of a reader that has gone
-        code = leaving.code if isinstance(leaving.code, int) else FAILED
-        if code != OK:
-            _forget_stdout()
-        return code
+        return leaving.code if isinstance(leaving.code, int) else FAILED
     except BrokenPipeError:
         _forget_stdout()
         return FAILED

@@ -258,6 +258,7 @@ def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) ->
     assert record["timings"]["prompt_n"] == 3
     assert record["timings"]["predicted_n"] == 20
     assert 0 <= record["overhead"]["share"] <= 1
+    assert record["overhead"]["steps"] == record["acceptance"]["steps"] - 1  # the first belongs to the prompt
     assert record["overhead"]["s"] <= record["times"]["decode_s"]
 
 
@@ -298,6 +299,12 @@ def test_each_rule_gives_the_greedy_text_of_plain_decoding(specllama: Run, pair:
     fast = _json(specllama(*args, "--verify-rule", rule))
     assert fast["text"] == plain["text"]
     assert fast["settings"]["verify_rule"] == rule
+
+
+def test_the_rule_reaches_the_engine(specllama: Run, pair: Pair) -> None:
+    """`--verify-rule` that is recorded and not passed on: each rule spends the same random numbers differently."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "60", "--seed", "1", *ENDLESS, "--json"]
+    assert len({_json(specllama(*args, "--verify-rule", rule.value))["text"] for rule in Rule}) == 3
 
 
 def test_jsonl_is_enough_to_replay_the_run(specllama: Run, pair: Pair) -> None:

@@ -143,6 +143,17 @@ def test_a_character_at_the_margin_waits_for_the_next() -> None:
     assert window.sent == "<012345678><9>"
 
 
+def test_the_margin_is_found_again_after_a_resize() -> None:
+    """A cursor that is reckoned by the old width, so that the character at the new margin is written too early."""
+    window = Window(10, 5)
+    window.screen.add(Piece("01234567"))
+    window.screen.draw(LIVE[:1])
+    window.display.resize(columns=6)  # the terminal breaks the line anew: the text now ends in column 2
+    window.screen.add(Piece("89ab"))
+    window.screen.draw(LIVE[:1])
+    assert window.sent == "0123456789a"
+
+
 def test_an_empty_frame_sends_no_text() -> None:
     """An escape sequence on stdout for a refresh that has nothing to say."""
     window = Window(20, 5)

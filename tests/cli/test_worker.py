@@ -1,0 +1,102 @@
+"""The engine's thread: events in order, errors handed over, an early end, and what signals do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from specllama.cli.worker import Worker, interruptible
+from specllama.errors import NumericsError
+from specllama.events import Event, Notice
+from specllama.types import Cancel
+
+
+def _say(*texts: str, pause_s: float = 0.0) -> Iterator[Event]:
+    for text in texts:
+        time.sleep(pause_s)
+        yield Notice(text)
+
+
+def _until(cancel: Cancel, seconds: float = 5.0) -> Iterator[Event]:
+    """Events without end, unless it is asked for."""
+    deadline = time.monotonic() + seconds
+    while not cancel.is_set() and time.monotonic() < deadline:
+        time.sleep(0.001)
+        yield Notice("more")
+
+
+def _texts(batches: list[list[Event]]) -> list[str]:
+    return [event.text for batch in batches for event in batch if isinstance(event, Notice)]
+
+
+def test_every_event_arrives_once_and_in_order() -> None:
+    """A lost or doubled token at the border of two batches."""
+    said = [str(n) for n in range(500)]
+    with Worker(_say(*said), Cancel()) as worker:
+        assert _texts(list(worker.batches())) == said
+
+
+def test_events_that_come_together_make_one_batch() -> None:
+    """A main thread that wakes for every token, and takes the interpreter from the engine each time."""
+    with Worker(_say(*map(str, range(200))), Cancel()) as worker:
+        assert len([batch for batch in worker.batches() if batch]) <= 5
+
+
+def test_batches_keep_their_distance() -> None:
+    """Figures that are drawn as often as tokens come."""
+    with Worker(_say(*map(str, range(30)), pause_s=0.01), Cancel()) as worker:
+        times = [time.monotonic() for _ in worker.batches(gap_s=0.1)]
+    assert all(later - earlier >= 0.099 for earlier, later in itertools.pairwise(times[:-1]))
+
+
+def test_an_error_arrives_after_the_events_before_it() -> None:
+    """An answer that loses its last words, or hangs, because the engine failed."""
+
+    def failing() -> Iterator[Event]:
+        yield Notice("said")
+        raise NumericsError("NaN")
+
+    seen: list[list[Event]] = []
+    with pytest.raises(NumericsError, match="NaN"), Worker(failing(), Cancel()) as worker:
+        seen.extend(worker.batches())
+    assert _texts(seen) == ["said"]
+
+
+def test_leaving_early_cancels_and_waits() -> None:
+    """A reader that has gone, and an engine that goes on alone until the process is killed."""
+    cancel = Cancel()
+    started = time.monotonic()
+    with pytest.raises(BrokenPipeError), Worker(_until(cancel), cancel) as worker:
+        for _ in worker.batches():
+            raise BrokenPipeError
+    assert cancel.is_set()
+    assert time.monotonic() - started < 3
+    assert not any(thread.name == "engine" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_and_the_batches_end(number: signal.Signals) -> None:
+    """Ctrl-C that raises in the middle of drawing, or is not noticed while nothing happens."""
+    cancel = Cancel()
+    with interruptible(cancel, lambda: None), Worker(_until(cancel), cancel) as worker:
+        batches = worker.batches()
+        next(batches)
+        os.kill(os.getpid(), number)
+        started = time.monotonic()
+        list(batches)
+    assert cancel.is_set()
+    assert time.monotonic() - started < 2
+
+
+def test_afterwards_signals_do_what_they_did_before() -> None:
+    """A program in which Ctrl-C never raises again after the first answer."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ValueError, match="x"), interruptible(Cancel(), lambda: None):
+        raise ValueError("x")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
