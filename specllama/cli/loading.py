@@ -66,14 +66,15 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
 
 
 def _strategy(spec_type: str, *, has_draft: bool) -> str:
-    """The first of the allowed strategies. Raises UsageError where one was named that lacks a draft."""
+    """The one strategy for the allowed ones. Raises UsageError where one was named that lacks a draft."""
     if spec_type == "auto":
         return "draft-simple" if has_draft else "none"
     names = spec_type.split(",")
     for name in names:
         if REGISTRY[name].needs_model and not has_draft:
             raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md FILE or -hfd USER/REPO")
-    return next((name for name in names if name != "none"), "none")
+    drafting = [name for name in names if name != "none"]
+    return "chain" if {"lookup", "draft-simple"} <= set(drafting) else next(iter(drafting), "none")
 
 
 # ------------------------------------------------------------------------------------------------------ what is here
@@ -161,7 +162,7 @@ def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output:
         type_k=hardware.cache_type_k,
         type_v=hardware.cache_type_v,
         use_extra_bufts=use_extra_bufts,
-        max_block=(choice.n_max if draft is not None else 0) + 1,
+        max_block=(choice.n_max if choice.strategy != "none" else 0) + 1,
     )
     setup = Setup(target, draft, options, hardware)
     _require_memory(setup)

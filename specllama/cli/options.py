@@ -20,6 +20,7 @@ from specllama.cli.values import (
     whole,
     word,
 )
+from specllama.drafters import REGISTRY
 
 _N_THREADS = whole(1, 1024)
 
@@ -87,7 +88,7 @@ class DraftOptions:
         str,
         option(
             "--spec-type",
-            "Strategies that may draft, separated by commas: auto, draft-simple, none (plain decoding).",
+            f"Strategies that may draft, separated by commas: auto, {', '.join(REGISTRY)} (plain decoding).",
             metavar="LIST",
             check=strategies,
         ),

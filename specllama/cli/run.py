@@ -165,7 +165,7 @@ def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
             cancel=cancel,
         )
         answer = TextStream(piece, job.stops)
-        figures = Figures(models.target.n_ctx, drafts=models.draft is not None and job.drafting.n_max > 0)
+        figures = Figures(models.target.n_ctx, drafts=job.strategy != "none")
         figures.take(PromptProgress(0, len(job.tokens)))
         out.detail(f"seed {job.seed}")
         if out.format == "jsonl":

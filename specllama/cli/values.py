@@ -18,7 +18,6 @@ Check: TypeAlias = Callable[[str, object], Any]
 
 MAX_DRAFT = 64  # longest draft that may be asked for
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-STRATEGY_ALIASES = dict.fromkeys(("ngram", "ngram-simple", "prompt-lookup"), "lookup")
 
 
 def _in_words(noun: str, low: float, high: float, open_low: bool) -> str:
@@ -111,9 +110,9 @@ def logit_bias(name: str, text: object) -> str:
 
 def strategies(name: str, text: object) -> str:
     """A comma list of strategies that exist, or `auto`; aliases become the names themselves."""
-    from specllama.drafters import REGISTRY
+    from specllama.drafters import ALIASES, REGISTRY
 
-    names = [STRATEGY_ALIASES.get(part.strip(), part.strip()) for part in str(text).split(",")]
+    names = [ALIASES.get(part.strip(), part.strip()) for part in str(text).split(",")]
     for found in names:
         if found != "auto" and found not in REGISTRY:
             known = "; ".join(f"{key} ({strategy.summary})" for key, strategy in REGISTRY.items())

@@ -20,6 +20,8 @@ from specllama.cli import loading, prompting, run
 from specllama.cli.app import main
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import open_output
+from specllama.cli.values import strategies
+from specllama.drafters import REGISTRY
 from specllama.pairs import load_catalog
 from specllama.types import Rule
 from tests import tiny
@@ -356,6 +358,25 @@ def test_a_target_alone_decodes_plainly(specllama: Run, pair: Pair) -> None:
     record = _json(specllama("run", "-m", str(pair.target), "-t", "1", "--raw", "abc", "-n", "3", "--json"))
     assert record["models"]["draft"] is None
     assert record["settings"]["spec_type"] == "none"
+
+
+@pytest.mark.parametrize("strategy", [name for name, strategy in REGISTRY.items() if name != "none"])
+def test_every_strategy_of_the_registry_runs(specllama: Run, pair: Pair, strategy: str) -> None:
+    """A strategy that the help text names and the loader knows nothing of: too few rows, or no draft."""
+    args = ["run", *pair.options, "--raw", "abcabcabc", "-n", "60", "--temp", "0", *ENDLESS, "--json"]
+    record = _json(specllama(*args, "--spec-type", strategy, "--draft-max", "6"))
+    assert record["settings"]["spec_type"] == strategy
+    assert (record["models"]["draft"] is not None) == REGISTRY[strategy].needs_model
+    assert record["acceptance"]["drafted"] > 0
+    assert record["text"] == _json(specllama(*args, "--spec-type", "none"))["text"]
+
+
+def test_lookup_and_a_draft_together_are_the_chain() -> None:
+    """A list of which only the first word counts."""
+    for listed in ("lookup,draft-simple", "draft-simple,ngram,none"):
+        names = strategies("--spec-type", listed)
+        choice = loading.choose(ModelOptions(), DraftOptions(spec_type=names), HardwareOptions(), open_output())
+        assert choice.strategy == "chain"
 
 
 def _never(*_args: object, **_options: object) -> None:
