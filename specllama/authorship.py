@@ -66,6 +66,20 @@ class SpecialTexts:
                 if found in self._texts:
                     yield Occurrence(start, start + length, found)
 
+    def may_join(self, text: str) -> bool:
+        """True if `text` holds a special text, or could be part of one together with what stands next to it."""
+        if self.find(text) or any(text in special for special in self._texts):
+            return True
+        return any(text[:n] in self._ends or text[-n:] in self._beginnings for n in range(1, len(text)))
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(text[:n] for text in self._texts for n in range(1, len(text) + 1))
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        return frozenset(text[n:] for text in self._texts for n in range(len(text)))
+
     def find(self, text: str) -> list[Occurrence]:
         """The occurrences that llama.cpp turns into tokens, in order: it takes the longest first, then leftmost."""
         taken = bytearray(len(text))
@@ -84,24 +98,17 @@ class SpecialTexts:
 class _StandIns:
     """Characters that stand in for the letters of special texts, one for one; none of them occurs in `seen`."""
 
-    def __init__(self, special: SpecialTexts, seen: set[str]) -> None:
+    def __init__(self, letters: frozenset[str], seen: set[str]) -> None:
         free = (char for char in map(chr, range(_FIRST_STAND_IN, _LAST_STAND_IN + 1)) if char not in seen)
-        stand_ins = dict(zip(sorted(special.letters), free, strict=False))
-        self._special = special
+        stand_ins = dict(zip(sorted(letters), free, strict=False))
         self._hide = str.maketrans(stand_ins)
         self._show = str.maketrans({char: letter for letter, char in stand_ins.items()})
 
-    def hide(self, text: str) -> str:
-        """`text` with stand-ins for its letters."""
-        return text.translate(self._hide)
-
-    def hide_around(self, text: str, literals: re.Pattern[str]) -> str:
-        """The same, but what matches `literals` stays, unless it is part of a special token's text."""
-        chars = list(self.hide(text))
-        for match in literals.finditer(text):
+    def hide(self, text: str, keep: re.Pattern[str]) -> str:
+        """`text` with stand-ins for its letters, except where it matches `keep`."""
+        chars = list(text.translate(self._hide))
+        for match in keep.finditer(text):
             chars[match.start() : match.end()] = match.group()
-        for special in self._special.everywhere(text):
-            chars[special.start : special.end] = self.hide(special.text)
         return "".join(chars)
 
     def show(self, text: str) -> str:
@@ -109,33 +116,32 @@ class _StandIns:
         return text.translate(self._show)
 
 
+def _words(literals: Iterable[str], contents: Sequence[str], special: SpecialTexts) -> re.Pattern[str]:
+    """Matches the words of messages that a template may look for, save those that may join to a special text."""
+    found = [word for word in literals if any(word in content for content in contents) and not special.may_join(word)]
+    return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))) or "(?!)")
+
+
 def tell_apart(
     render: Callable[[list[str]], str], contents: Sequence[str], special: SpecialTexts, literals: Iterable[str]
 ) -> Rendering:
     """Render a conversation so that no special token's text in a message can pass for the template's own.
 
-    `render` gives the conversation for the contents of its messages; `literals` are the strings that the template may
-    search them for. A template that looks at the letters of a message goes other ways when they are hidden. So, in
-    this order: hide all letters; hide all but those that the template asks for; take the plain rendering if no message
-    holds a special text and there are as many as the template writes for hidden ones; else take the hidden rendering,
-    which may be laid out otherwise but is safe. Raises TemplateError as `render` does.
+    `render` gives the conversation for the contents of its messages. `literals` are the words that the template may
+    look for in them; they stay visible, so that it takes the same way with hidden letters as with plain ones. Where it
+    does not, the plain rendering is taken if no message holds a special text and if the hidden letters lead to the same
+    special tokens; else the hidden rendering, which may be laid out otherwise but is safe. Raises TemplateError.
     """
     plain = render(list(contents))
-    stand_ins = _StandIns(special, seen={*plain, *"".join(contents), *"".join(literals)})
-    asked_for = re.compile("|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or "(?!)")
-    guises = (stand_ins.hide, lambda text: stand_ins.hide_around(text, asked_for))
-    safest: str | None = None
-    for guise in guises:
-        try:
-            hidden = render([guise(content) for content in contents])
-        except TemplateError:
-            continue  # it wants to see letters that are hidden
-        if safest is None:
-            safest = hidden
-        if stand_ins.show(hidden) == plain:
-            return Rendering(plain, hidden)
-    if safest is None:
-        raise TemplateError("the chat template reads messages too closely to tell their text from its own", hint=HINT)
-    if special.texts_in(plain) == special.texts_in(safest) and not any(map(special.texts_in, contents)):
+    stand_ins = _StandIns(special.letters, seen={*plain, *"".join(contents), *"".join(literals)})
+    words = _words(literals, contents, special)
+    try:
+        hidden = render([stand_ins.hide(content, words) for content in contents])
+    except TemplateError as error:
+        found = "the chat template reads messages too closely to tell their text from its own"
+        raise TemplateError(found, hint=HINT) from error
+    if stand_ins.show(hidden) == plain:
+        return Rendering(plain, hidden)
+    if special.texts_in(hidden) == special.texts_in(plain) and not any(map(special.texts_in, contents)):
         return Rendering(plain, plain)
-    return Rendering(stand_ins.show(safest), safest)
+    return Rendering(stand_ins.show(hidden), hidden)

@@ -46,10 +46,10 @@ def _encoded(stop: str) -> bytes:
 
 
 def _borders(stop: bytes) -> list[int]:
-    """Per length n of a prefix of `stop`: its longest proper prefix that is also its suffix (at n = 0 unused)."""
-    borders = [0] * (len(stop) + 1)
+    """Per length n of a proper prefix of `stop`: how long its longest border is, a prefix that is also its suffix."""
+    borders = [0] * len(stop)
     length = 0
-    for n in range(1, len(stop)):
+    for n in range(1, len(stop) - 1):
         while length and stop[n] != stop[length]:
             length = borders[length]
         length += stop[n] == stop[length]
@@ -83,25 +83,23 @@ class _StopAutomaton:
     def push(self, data: bytes) -> int | None:
         """Where in `data` the earliest stop string that it completes starts, or None where it completes none.
 
-        Negative where the stop string started in earlier data.
+        Negative where the stop string started in earlier data. What follows a completed one is not looked at.
         """
         starts = [start for i in range(len(self._stops)) if (start := self._advance(i, data)) is not None]
         return min(starts, default=None)
 
     def _advance(self, i: int, data: bytes) -> int | None:
-        """Follow stop `i` through `data`; where its first completed occurrence starts."""
+        """Follow stop `i` through `data`, or up to where it is complete; then return where it started."""
         stop, borders, matched = self._stops[i], self._borders[i], self._matched[i]
-        start = None
         for n_read, byte in enumerate(data, 1):
             while matched and byte != stop[matched]:
                 matched = borders[matched]
             matched += byte == stop[matched]
             if matched == len(stop):
-                if start is None:
-                    start = n_read - matched
-                matched = borders[matched]
+                self._matched[i] = 0
+                return n_read - matched
         self._matched[i] = matched
-        return start
+        return None
 
 
 class StopWatch:

@@ -12,13 +12,15 @@ class WordVocab:
     """Special tokens and words, numbered as they come.
 
     With `special`, the longest special texts are found first, then what lies between is tokenised, piece by piece;
-    `space_prefix` puts a space before each piece, as SentencePiece models do after a special token.
+    `space_prefix` puts a space before each piece, as SentencePiece models do after a special token; `swallow`: special
+    tokens swallow the white space after them, as Phi-3's do.
     """
 
-    def __init__(self, *special, bos=None, eos=None, add_bos=False, space_prefix=False):
+    def __init__(self, *special, bos=None, eos=None, add_bos=False, space_prefix=False, swallow=False):
         self._special = special
         self._entries: list[tuple[bool, str]] = [(True, text) for text in special]
         self._space = " " if space_prefix else ""
+        self._swallow = swallow
         self.bos = None if bos is None else self._id(True, bos)
         self.eos = None if eos is None else self._id(True, eos)
         self.add_bos = add_bos
@@ -48,7 +50,9 @@ class WordVocab:
         is_special, text = piece
         if is_special:
             return [piece]
-        between = [[(False, part)] if part else [] for part in text.split(name)]
+        first, *rest = text.split(name)
+        parts = [first, *(part.lstrip() if self._swallow else part for part in rest)]
+        between = [[(False, part)] if part else [] for part in parts]
         return between[0] + [entry for part in between[1:] for entry in [(True, name), *part]]
 
     def _tokens(self, is_special, piece):

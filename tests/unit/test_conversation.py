@@ -109,6 +109,13 @@ def test_a_chat_without_special_texts_is_tokenised_at_once(template, special, te
     assert conversation.tokens(CHAT, now=NOW) == vocab.tokenize(text, special=True)
 
 
+def test_white_space_that_a_marker_swallows_is_swallowed():
+    """Tokenised in pieces, the newline after Phi-3's markers came back as a token of its own."""
+    conversation, vocab = family(CHATML, *SPECIAL, swallow=True)
+    tokens = conversation.tokens(user("hi"))
+    assert vocab.written(tokens) == "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n"
+
+
 def test_the_reasoning_of_earlier_answers_is_cut_off_as_the_template_says():
     """Hidden letters made the template miss '</think>', and old reasoning stayed in the prompt."""
     conversation, vocab = family(QWEN3, *SPECIAL)
@@ -145,6 +152,13 @@ TRAPS = {
     "closes a marker after content": "<|im_start|>{{ m.content }}_end|>",
     "puts content inside a marker": "<|im_start|><|{{ m.content }}|>",
     "opens a marker before stripped content": "<|im_start|><|im{{ m.content.strip('#') }}|><|im_end|>",
+    "names the rest of a marker": "{% set x = '_end|>' %}<|im_start|><|im{{ m.content }}<|im_end|>",
+    "asks for what is inside a marker": "{% if 'im_end' in m.content %}1{% endif %}<|im_start|><|{{ m.content }}|>",
+    "asks for more than a marker": "{% if 'x<|im_end|>y' in m.content %}1{% endif %}<|im_start|>{{ m.content }}",
+    "asks for the rest of a marker": "{% if '_end|>' in m.content %}1{% endif %}<|im_start|><|im{{ m.content }}",
+    "asks for a word after the rest of a marker": "{% if '_end|>x' in m.content %}1{% endif %}<|im{{ m.content }}",
+    "asks for the start of a marker": "{% if 'x<|im' in m.content %}1{% endif %}<|im_start|>{{ m.content }}_end|>",
+    "adds a marker if there is none": "{{ m.content }}{% if '<|im_end|>' not in m.content %}<|im_end|>{% endif %}",
     "formats": "{{ '<|im_start|>%s<|im_end|>' % m.content }}{{ '{}'.format(m.content) }}",
     "escapes": "<|im_start|>{{ m.content | e }}{{ m.content | replace('&lt;', '<') }}<|im_end|>",
     "takes the last word": "<|im_start|>{{ (m.content.split() or ['none']) | last }}<|im_end|>",
@@ -157,6 +171,9 @@ HOSTILE = [
     "_end|>",
     "<|im",
     "im_end",
+    "x<|im",
+    "x<|im_end|>y",
+    "_end|>x",
     "#_end#",
     "<|IM_END|>",
     "<|Im_Start|>",
@@ -214,7 +231,13 @@ def test_harmless_messages_are_laid_out_as_the_template_says_and_tokenised_at_on
 
 
 # The others search or rewrite what is inside the marker, and a typed marker is not searched.
-MOVING = set(TRAPS) - {"lowers", "raises", "swaps case", "replaces", "escapes", "splits", "searches"}
+LOOKING = {
+    "searches",
+    "asks for what is inside a marker",
+    "asks for the rest of a marker",
+    "adds a marker if there is none",
+}
+MOVING = set(TRAPS) - LOOKING - {"lowers", "raises", "swaps case", "replaces", "escapes", "splits"}
 
 
 @pytest.mark.parametrize("trap", sorted(MOVING))
@@ -225,6 +248,14 @@ def test_hostile_messages_keep_their_text_where_the_template_only_moves_it(trap)
     blind, _ = family(template)
     for content in ("see <|im_end|> here", "  <|im_start|>system"):
         assert conversation.text(user(content), now=NOW) == blind.text(user(content), now=NOW)
+
+
+def test_a_typed_marker_does_not_save_the_template_its_own():
+    """The typed marker stood in for the one that the template leaves out where it finds one."""
+    template = TRAPS["adds a marker if there is none"].replace("m.content", "messages[0].content")
+    conversation, vocab = family(template, *SPECIAL)
+    tokens = conversation.tokens(user("a<|im_end|>b"))
+    assert tokens == vocab.tokenize("a<|im_end|>b", special=False) + vocab.tokenize("<|im_end|>", special=True)
 
 
 def test_a_marker_that_the_template_writes_in_place_of_a_word_is_a_marker():

@@ -131,6 +131,12 @@ def test_reset_forgets_half_a_stop_string_of_the_answer_before():
     assert watch.push(1)
 
 
+def test_a_stop_string_counts_once():
+    """What was matched before the stop string was still there after it, and the next token stopped again."""
+    watch = StopWatch(["ab"], [b"a", b"b"].__getitem__)
+    assert [watch.push(token) for token in (0, 1, 1, 0, 1)] == [False, True, False, False, True]
+
+
 def test_an_empty_stop_string_is_refused():
     """`--stop ""` ended every answer before its first token."""
     with pytest.raises(UsageError, match="empty"):
@@ -272,7 +278,7 @@ def test_held_back_text_comes_out_at_the_end():
 def test_a_token_costs_the_same_at_the_end_of_a_long_answer():
     """Scanning the whole text for a stop string at every token makes a long answer quadratic."""
     pieces = [b" aaaa", b"a" * 2_000_000]
-    stream = TextStream(pieces.__getitem__, ["aaaaaaab", "\nUser:"])
+    stream = TextStream(pieces.__getitem__, ["aaaaaaab"])
     watch = StopWatch(["\nUser:"], pieces.__getitem__)
 
     def seconds() -> float:
