@@ -9,6 +9,7 @@ from time import perf_counter
 from specllama.drafters.none import NoDrafter
 from specllama.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
+from specllama.prefix import KeptPrefix
 from specllama.sampling import RowLaws, SamplingParams
 from specllama.stats import SpecStats
 from specllama.types import (
@@ -21,7 +22,6 @@ from specllama.types import (
     Observation,
     Rule,
     Stopper,
-    common_prefix,
     explanation,
 )
 from specllama.verification import children_of, verify
@@ -56,7 +56,7 @@ class Engine:
         self.target = target
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.rule = rule
-        self._held: list[int] = []  # what the target's KV holds, as far as this engine knows
+        self._prefix = KeptPrefix(target)
 
     def generate(
         self,
@@ -85,7 +85,7 @@ class Engine:
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
         # Outside `try`: until this is done, what the KV holds has nothing to do with `tokens`.
-        stats = SpecStats(n_prompt=len(tokens), n_cached=self._rewind(tokens))
+        stats = SpecStats(n_prompt=len(tokens), n_cached=self._prefix.rewind(tokens))
         reason: Reason
         try:
             yield from self._prefill(tokens, stats, request.cancel)
@@ -95,24 +95,8 @@ class Engine:
         finally:
             # A block that was being handed out counts only as far as it was yielded.
             del tokens[stats.n_prompt + stats.n_emitted :]
-            self._hold(tokens)
+            self._prefix.hold(tokens)
         yield Finished(reason, stats)
-
-    def _rewind(self, tokens: Sequence[int]) -> int:
-        """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are."""
-        # Someone else may have used the model since: then nothing is known of what it holds.
-        known = self._held if self.target.length == len(self._held) else []
-        n_cached = min(common_prefix(known, tokens), len(tokens) - 1)
-        if self.target.length > n_cached:
-            self.target.truncate(n_cached)
-        return n_cached
-
-    def _hold(self, tokens: Sequence[int]) -> None:
-        """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""
-        n_held = min(self.target.length, len(tokens) - 1)
-        if self.target.length > n_held:
-            self.target.truncate(n_held)
-        self._held = list(tokens[:n_held])
 
     def _busy(self) -> float:
         """Seconds spent so far inside the models' own calls, where they count them."""
@@ -182,8 +166,7 @@ class Engine:
 
         laws = RowLaws(rows, tokens, draft, request.params)
         verdict = verify(draft, laws, request.choose, self.rule)
-        path = verdict.path
-        block = [*(draft.tokens[node] for node in path), verdict.next_token]
+        block = [*(draft.tokens[node] for node in (path := verdict.path)), verdict.next_token]
         n_seen, ended = self._n_seen(block, request.stopper)
         sampled = perf_counter()
 

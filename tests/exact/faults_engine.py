@@ -17,6 +17,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.engine import Engine
 from specllama.errors import NumericsError
 from specllama.events import Event, Finished
+from specllama.prefix import KeptPrefix
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.stats import SpecStats
 from specllama.types import Chooser, Draft, FloatArray, LanguageModel, Stopper
@@ -235,7 +236,7 @@ def patch_keep(change: Callable[[Sequence[int]], Sequence[int]]) -> Install:
 
 
 def restore_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "_hold", lambda self, tokens: None)
+    monkeypatch.setattr(KeptPrefix, "hold", lambda self, tokens: None)
 
 
 def observe_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,33 @@
+"""What a model's KV is known to hold: the prefix that one answer leaves and the next may keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.types import LanguageModel, common_prefix
+
+
+class KeptPrefix:
+    """The tokens in the KV of `model`, as far as they are known."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._tokens: list[int] = []
+
+    def rewind(self, tokens: Sequence[int]) -> int:
+        """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are."""
+        # Someone else may have used the model since: then nothing is known of what it holds.
+        known = self._tokens if self._model.length == len(self._tokens) else []
+        n_kept = min(common_prefix(known, tokens), len(tokens) - 1)
+        self._cut(n_kept)
+        return n_kept
+
+    def hold(self, tokens: Sequence[int]) -> None:
+        """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""
+        n_held = min(self._model.length, len(tokens) - 1)
+        self._cut(n_held)
+        self._tokens = list(tokens[:n_held])
+
+    def _cut(self, length: int) -> None:
+        if self._model.length > length:
+            self._model.truncate(length)
