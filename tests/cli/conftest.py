@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pyte
@@ -21,6 +23,8 @@ from specllama.cli.app import main
 from tests import tiny
 
 REPOSITORY = Path(__file__).parent.parent.parent
+# Never ends by itself: the end tokens of the letters are forbidden.
+ENDLESS = [part for token in (9, 10, 11) for part in ("--logit-bias", f"{token}=-inf")]
 SPECLLAMA = [sys.executable, "-m", "specllama"]
 
 
@@ -66,6 +70,20 @@ class Result:
     code: int
     out: str
     err: str
+
+
+def record_of(result: Result) -> dict[str, Any]:
+    """The object that `--json` printed."""
+    assert result.code == 0, result.err
+    record = json.loads(result.out)
+    assert isinstance(record, dict)
+    return record
+
+
+def events_of(result: Result) -> list[dict[str, Any]]:
+    """The objects that `--jsonl` printed."""
+    assert result.code == 0, result.err
+    return [json.loads(line) for line in result.out.splitlines()]
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import tiny
-from tests.cli.conftest import Pair, Terminal
-from tests.cli.test_run import ENDLESS
+from tests.cli.conftest import ENDLESS, Pair, Terminal
 
 Start = Callable[..., Terminal]
 SUMMARY = re.compile(r"\[Prompt:[\d.]+t/s\|Generation:[\d.]+t/s\|Draft:[\d.]+%\(\d+/\d+\)\|[\d.]+tok/step\]$")

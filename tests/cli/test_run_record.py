@@ -1,0 +1,121 @@
+"""`specllama run --json` and `--jsonl`: records that hold together, and from which a run can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specllama import llama
+from specllama.types import Rule
+from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
+
+Run = Callable[..., Result]
+
+
+def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) -> None:
+    """A record from which the run cannot be repeated or judged."""
+    args = ["--raw", "abc", "-n", "20", "--seed", "5", "--draft-max", "3", "--temp", "0.9", "--stop", "zz"]
+    record = record_of(specllama("run", *pair.options, *args, *ENDLESS, "--json"))
+    assert record["schema"]["name"] == "specllama.run"
+    assert len(record["tokens"]) == 20
+    assert record["finish_reason"] == "length"
+    settings = record["settings"]
+    assert (settings["seed"], settings["temperature"], settings["draft_n_max"]) == (5, 0.9, 3)
+    assert (settings["stop"], settings["verify_rule"], settings["spec_type"]) == (["zz"], "token", "draft-simple")
+    assert settings["logit_bias"]["10"] == "-inf"
+    assert record["models"]["target"]["file"] == "target.gguf"
+    assert record["models"]["draft"]["size"] == pair.draft.stat().st_size
+    assert {"specllama", "llama_cpp_python", "llama_cpp", "python"} <= set(record["versions"])
+    assert {"prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "predicted_per_second"} <= set(record["timings"])
+    assert record["timings"]["prompt_n"] == 3
+    assert record["timings"]["predicted_n"] == 20
+    assert 0 <= record["overhead"]["share"] <= 1
+    assert record["overhead"]["steps"] == record["acceptance"]["steps"] - 1  # the first belongs to the prompt
+    assert record["overhead"]["s"] <= record["times"]["decode_s"]
+
+
+def test_the_counters_of_a_record_agree_with_each_other(specllama: Run, pair: Pair) -> None:
+    """A bonus token counted as accepted, or rates that belong to other counts (FIELD_CASES 44)."""
+    for seed in range(4):
+        record = record_of(
+            specllama("run", *pair.options, "--raw", "abc", "-n", "50", "--seed", str(seed), *ENDLESS, "--json")
+        )
+        counts = record["acceptance"]
+        assert 0 <= counts["accepted"] <= counts["drafted"]
+        assert counts["rate"] == counts["accepted"] / counts["drafted"]
+        assert counts["alpha"] == counts["accepted"] / (counts["accepted"] + counts["rejections"])
+        assert counts["mean_length"] == 1 + counts["accepted"] / counts["spec_steps"]
+        assert counts["emitted"] == 50
+        assert sum(counts["accepted_at"]) == counts["accepted"]
+        assert counts["from_draft"] == counts["emitted_from_draft"] / 50
+        assert record["timings"]["draft_n_accepted"] == counts["accepted"]
+        assert counts["emitted_from_draft"] <= counts["accepted"]
+
+
+def test_the_longest_draft_reaches_the_engine(specllama: Run, pair: Pair) -> None:
+    """`--draft-max` that is parsed and not passed on (FIELD_CASES 21)."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "48", "--temp", "0", *ENDLESS, "--json"]
+    steps = {n: record_of(specllama(*args, "--draft-max", str(n)))["acceptance"] for n in (0, 1, 8)}
+    assert steps[0]["steps"] == 48
+    assert steps[0]["drafted"] == 0
+    assert len(steps[1]["drafted_at"]) == 1
+    assert len(steps[8]["drafted_at"]) == 8
+    assert steps[8]["steps"] < steps[1]["steps"] < 48
+
+
+@pytest.mark.parametrize("rule", [rule.value for rule in Rule])
+def test_each_rule_gives_the_greedy_text_of_plain_decoding(specllama: Run, pair: Pair, rule: str) -> None:
+    """`--verify-rule` that reaches nothing, or one that changes the text."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "40", "--temp", "0", *ENDLESS, "--json"]
+    plain = record_of(specllama(*args, "--spec-type", "none"))
+    fast = record_of(specllama(*args, "--verify-rule", rule))
+    assert fast["text"] == plain["text"]
+    assert fast["settings"]["verify_rule"] == rule
+
+
+def test_the_rule_reaches_the_engine(specllama: Run, pair: Pair) -> None:
+    """`--verify-rule` that is recorded and not passed on: each rule spends the same random numbers differently."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "60", "--seed", "1", *ENDLESS, "--json"]
+    assert len({record_of(specllama(*args, "--verify-rule", rule.value))["text"] for rule in Rule}) == 3
+
+
+def test_jsonl_is_enough_to_replay_the_run(specllama: Run, pair: Pair) -> None:
+    """An event log from which the answer cannot be made again, or that disagrees with itself."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "30", "--seed", "9", *ENDLESS]
+    events = events_of(specllama(*args, "--jsonl"))
+    first, last = events[0], events[-1]
+    assert first["event"] == "start"
+    assert first["prompt_tokens"] == [0, 1, 2]
+    assert last["event"] == "finished"
+    tokens = [event for event in events if event["event"] == "token"]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [token["token"] for token in tokens] == last["tokens"]
+    assert "".join(token["text"] for token in tokens) == last["text"]
+    assert sum(step["accepted"] for step in steps) == last["acceptance"]["accepted"]
+    assert sum(token["origin"] == "draft" for token in tokens) == last["acceptance"]["emitted_from_draft"]
+    for step in steps:
+        mine = [token for token in tokens if token["step"] == step["step"]]
+        accepted = [token["token"] for token in mine if token["origin"] == "draft"]
+        assert accepted == step["drafted"][: len(accepted)]
+    again = record_of(specllama(*args, "--json"))
+    assert again["tokens"] == last["tokens"]
+    assert again["settings"] == first["settings"]
+
+
+def test_bytes_that_are_no_text_make_valid_json_and_valid_utf_8(specllama: Run, byte_pair: Pair) -> None:
+    """Half a character, a NUL or a lone surrogate that breaks the reader (FIELD_CASES 29)."""
+    for seed in range(5):
+        args = ["run", *byte_pair.options, "hi", "-n", "60", "--temp", "2", "--seed", str(seed)]
+        record = record_of(specllama(*args, "--json"))
+        record["text"].encode("utf-8")
+        assert specllama(*args, "-q").out.removesuffix("\n") == record["text"].removesuffix("\n")
+
+
+def test_rich_markup_in_an_answer_is_text(specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`[/bold]` in an answer taken as markup: a crash, or words that vanish (FIELD_CASES 42)."""
+    said = "[/bold] [red] a[0] [link=x]"
+    monkeypatch.setattr(llama.Vocabulary, "piece", lambda _self, token, *, special=False: said.encode())
+    for extra in ([], ["--color", "always"]):
+        out = specllama("run", *byte_pair.options, "hi", "-n", "1", *extra).out
+        assert said in out
