@@ -160,13 +160,13 @@ class Engine:
         if len(draft.tokens) > limit:
             raise ValueError(f"{self.drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
         drafted = perf_counter()
-
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
 
         laws = RowLaws(rows, tokens, draft, request.params)
         verdict = verify(draft, laws, request.choose, self.rule)
-        block = [*(draft.tokens[node] for node in (path := verdict.path)), verdict.next_token]
+        path = verdict.path
+        block = [*(draft.tokens[node] for node in path), verdict.next_token]
         n_seen, ended = self._n_seen(block, request.stopper)
         sampled = perf_counter()
 
