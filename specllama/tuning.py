@@ -146,6 +146,7 @@ class _Step:
 
     plan: Plan
     limit: int
+    looks: bool  # `look` is asked before every evaluation
     hazards: list[float]  # acceptance of the model's token at every depth, its confidence not known yet  (limit,)
     reach: float = 1.0  # chance that all tokens drafted so far are accepted
     drafted: list[tuple[str, float]] = field(default_factory=list)  # source and confidence of each of them
@@ -194,6 +195,10 @@ class Controller:
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
         """See `Planner.plan`; the rule is the class's."""
+        return self._begin_step(limit, offer, lag, looks=True).plan
+
+    def _begin_step(self, limit: int, offer: Sequence[float], lag: int | None, *, looks: bool) -> _Step:
+        """Plan, and keep what the questions to come will need."""
         limit = min(limit, self.n_max)
         chances = [self.calibration.at(LOOKUP, confidence) for confidence in offer[:limit]]
         hazards = [] if lag is None else self.calibration.by_depth(MODEL, limit)
@@ -201,10 +206,10 @@ class Controller:
         plan = Plan(n_given, rate=rate)
         if hazards and lag is not None:
             plan = self._with_model(plan, chances[:n_given], hazards, lag)
-        step = self._step = _Step(plan, limit, hazards)
+        step = self._step = _Step(plan, limit, looks, hazards)
         for confidence, chance in zip(offer[: plan.n_given], chances, strict=False):
             step.add(LOOKUP, confidence, chance)
-        return plan
+        return step
 
     def _best_offer(self, chances: Sequence[float]) -> tuple[int, float]:
         """(tokens of the offer to take, rate) without the model. chances: of each, those before it accepted."""
@@ -268,12 +273,15 @@ class Controller:
         return depth < step.limit and self._pays(step, depth, step.hazards[depth], self._draft)
 
     def go_on(self, depth: int, confidence: float) -> bool:
-        """May token `depth` be drawn from the law that was just evaluated?"""
+        """May token `depth` be drawn from the law that was just evaluated?
+
+        A drafter that does not ask before it evaluates goes on to evaluate the next law, so for it that counts too.
+        """
         step = self._open_step()
         if depth >= step.limit:
             return False
         chance = self.calibration.at(MODEL, confidence)
-        allowed = step.plan.n_drawn > 0 and self._pays(step, depth, chance, 0.0)
+        allowed = step.plan.n_drawn > 0 and self._pays(step, depth, chance, 0.0 if step.looks else self._draft)
         if step.plan.probe:  # asked by a drafter that knows no plans: one token is its probe
             allowed = depth == 0
         if allowed:
@@ -282,10 +290,7 @@ class Controller:
 
     def _open_step(self) -> _Step:
         """The step in progress; a drafter that knows no plans has one made by its first question."""
-        if self._step is None:
-            self.plan(self.n_max, lag=0)
-        assert self._step is not None
-        return self._step
+        return self._step or self._begin_step(self.n_max, (), 0, looks=False)
 
     def _pays(self, step: _Step, n: int, chance: float, cost: float) -> bool:
         """Does some m > n earn more than it costs? `chance` and `cost` are those of token n (0 = first)."""

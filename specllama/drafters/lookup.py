@@ -141,11 +141,11 @@ class LookupDrafter:
         match = self._index.match() if self.follow(tokens) else Match(0, 0)
         while match.length and len(found) < n_most:
             ranked = sorted(self._index.continuations(match), key=lambda each: (-each.n_followed, each.token))
-            for each in ranked[: n_most - len(found)]:
+            for each in (other for other in ranked if other.token not in found):
                 evidence = _evidence(each, self._index.n_seen(match) - 1)
-                found.setdefault(each.token, Guess(each.token, self._record.chance(match.length, evidence)))
+                found[each.token] = Guess(each.token, self._record.chance(match.length, evidence))
             match = self._index.shorter(match)
-        return list(found.values())
+        return list(found.values())[:n_most]
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens, as point masses."""

@@ -1,0 +1,265 @@
+"""`ChainDrafter`: which source speaks, what laws its tokens carry, and whether the model's cache follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from specllama.distribution import Distribution
+from specllama.drafters.chain import ChainDrafter
+from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.engine import Engine
+from specllama.events import StepEvent, TokenEvent
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.tuning import Controller, CostProfile
+from specllama.types import Draft, Observation, Plan, Verdict
+from tests.fakes import Call, FakeModel, RandomTable, always, table_of
+
+N_VOCAB = 12
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+GREEDY = SamplingParams(temperature=0.0)
+TOKENS = (1, 2, 3, 4, 5, 6, 1, 2, 3)  # a lookup says 4, 5, 6
+
+
+class Scripted:
+    """A planner that gives prepared plans and allows everything within them."""
+
+    def __init__(self, *plans: Plan, looks: bool = True) -> None:
+        self.plans = list(plans)
+        self.looks = looks
+        self.asked: list[tuple[int, int, int | None]] = []  # limit, tokens offered, lag
+        self.learned: list[tuple[int, float, float]] = []
+        self.n_observed = 0
+
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+        self.asked.append((limit, len(offer), lag))
+        return self.plans.pop(0) if self.plans else Plan()
+
+    def look(self, depth: int) -> bool:
+        return self.looks
+
+    def go_on(self, depth: int, confidence: float) -> bool:
+        return True
+
+    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+        self.learned.append((depth, confidence, acceptance))
+
+    def observe(self, seen: Observation) -> None:
+        self.n_observed += 1
+
+
+def chain_of(planner: Scripted | None, *, table: Callable[..., object] | None = None, n_max: int = 8) -> ChainDrafter:
+    model = FakeModel(table or RandomTable(N_VOCAB, 1), N_VOCAB)  # type: ignore[arg-type]
+    drafter = ChainDrafter(ModelDrafter(model, n_max=n_max, policy=planner), LookupDrafter(n_max=n_max))
+    drafter.begin(TOKENS)
+    return drafter
+
+
+def fake(drafter: ChainDrafter) -> FakeModel:
+    assert isinstance(drafter.model.model, FakeModel)
+    return drafter.model.model
+
+
+def calls(drafter: ChainDrafter, name: str) -> list[Call]:
+    return [call for call in fake(drafter).calls if call.name == name]
+
+
+def test_a_mixed_chain_carries_the_law_of_every_token() -> None:
+    """A looked-up token with the model's law beside it, or a drawn one without: both are biases."""
+    drafter = chain_of(Scripted(Plan(n_given=2, n_drawn=2)))
+    draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
+    assert draft.tokens[:2] == (4, 5)
+    assert len(draft.tokens) == 4
+    assert draft.probs is not None
+    assert draft.probs[:2] == (Distribution.point(4), Distribution.point(5))
+    assert all(len(law.support()) == N_VOCAB for law in draft.probs[2:])
+
+
+@pytest.mark.parametrize("plan", [Plan(n_given=2), Plan(n_given=2, n_drawn=2)])
+def test_a_chain_without_chance_is_a_point_mass(plan: Plan) -> None:
+    """Laws made for nothing: temperature 0, or a chain that was looked up as a whole."""
+    drafter = chain_of(Scripted(plan))
+    draft = drafter.propose(TOKENS, 8, GREEDY if plan.n_drawn else SAMPLED, RandomChooser(0))
+    assert len(draft.tokens) == plan.n_given + plan.n_drawn
+    assert draft.probs is None
+
+
+def test_the_model_reads_what_was_looked_up_before_it_draws() -> None:
+    """Tokens drawn as if the looked-up ones were not there: they would hardly ever be accepted."""
+    drafter = chain_of(Scripted(Plan(n_given=2, n_drawn=2)))
+    draft = drafter.propose(TOKENS, 8, GREEDY, RandomChooser(0))
+    history = [*TOKENS, 4, 5]
+    for token in draft.tokens[2:]:
+        assert token == int(RandomTable(N_VOCAB, 1)(tuple(history)).argmax())
+        history.append(token)
+    assert fake(drafter).tokens == tuple(history[:-1])
+
+
+def test_a_pure_lookup_leaves_the_model_alone() -> None:
+    """A draft model that is fed for tokens it has no part in costs what the lookup saved."""
+    drafter = chain_of(Scripted(Plan(n_given=3)))
+    drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
+    assert fake(drafter).calls == []
+
+
+def test_the_models_cache_follows_whoever_proposed() -> None:
+    """A hole after a lookup that was accepted whole, or tokens left over from one that was not."""
+    planner = Scripted(Plan(n_given=1, n_drawn=1), Plan(n_given=2), Plan(n_drawn=1))
+    drafter = chain_of(planner)
+    tokens = list(TOKENS)
+    first = drafter.propose(tokens, 8, GREEDY, RandomChooser(0))
+    assert first.tokens[0] == 4
+    tokens += [4, 7]  # the looked-up token was accepted, the drawn one corrected
+    drafter.observe(Observation(tokens, first, Verdict((0,), 7), "chain"))
+    assert fake(drafter).tokens == (*TOKENS, 4)
+    second = drafter.propose(tokens, 8, GREEDY, RandomChooser(0))
+    tokens += [9, 9]  # said by someone else, the model not fed
+    drafter.observe(Observation(tokens, second, Verdict((), 9), "chain"))
+    drafter.propose(tokens, 8, GREEDY, RandomChooser(0))
+    assert fake(drafter).tokens == tuple(tokens)
+    assert planner.n_observed == 2, "the policy hears of every verification once"
+    assert [lag for _, _, lag in planner.asked] == [8, 0, 2]
+
+
+def test_the_planner_is_told_what_is_offered_and_how_far_the_model_lags() -> None:
+    """A choice between sources by what one of them would cost in another situation."""
+    planner = Scripted()
+    drafter = chain_of(planner)
+    drafter.propose(TOKENS, 5, SAMPLED, RandomChooser(0))
+    assert planner.asked == [(5, 5, len(TOKENS) - 1)]
+
+
+def test_an_end_token_that_was_looked_up_ends_the_draft() -> None:
+    """FIELD 10: what stood behind the end of an earlier turn, drafted and drawn on."""
+    drafter = chain_of(Scripted(Plan(n_given=3, n_drawn=3)))
+    fake(drafter).end_tokens = frozenset({5})
+    draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
+    assert draft.tokens == (4, 5)
+    assert fake(drafter).calls == []
+
+
+def test_without_a_planner_sure_lookups_come_first_and_the_model_behind_them() -> None:
+    """A chain that needs costs nobody has measured before it drafts anything."""
+    drafter = chain_of(None, n_max=6)
+    draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
+    assert len(draft.tokens) == 6
+    assert calls(drafter, "eval")
+    assert [decision.depth for decision in drafter.report().decisions] == list(range(6))
+    assert (
+        draft.tokens[: len(draft.tokens) - len(calls(drafter, "eval"))] == (4, 5, 6)[: 6 - len(calls(drafter, "eval"))]
+    )
+
+
+def test_a_probe_reads_a_few_tokens_and_leaves_no_trace_where_the_model_lags_far_behind() -> None:
+    """Probed tokens kept at wrong places in the KV: every later draft would be off, silently."""
+    prompt = tuple(i % N_VOCAB for i in range(60))
+    planner = Scripted(Plan(), Plan(), Plan(probe=10), Plan(), Plan(n_drawn=1))
+    model = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB, n_ctx=200)
+    target = FakeModel(RandomTable(N_VOCAB, 2), N_VOCAB, n_ctx=200)
+    drafter = ModelDrafter(model, policy=planner)
+    held = []
+    events = Engine(target, drafter).generate(prompt, SAMPLED, RandomChooser(3), max_tokens=6)
+    for event in events:
+        if isinstance(event, StepEvent):
+            held.append(model.length)
+    assert held[2] == 0, "ten tokens were read and forgotten"
+    assert [len(call.tokens) for call in model.calls if call.name in ("feed", "eval")][:2] == [8, 2]
+    assert len(planner.learned) == 2, "two tokens had been said, and the rest is context"
+    assert held[3] > 60, "then it catches up as a whole"
+
+
+def test_a_probe_within_reach_is_kept() -> None:
+    """Tokens that are read for a probe and then read again."""
+    planner = Scripted(Plan(), Plan(), Plan(probe=30), Plan(n_drawn=2))
+    model, target = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), FakeModel(RandomTable(N_VOCAB, 2), N_VOCAB)
+    events = Engine(target, ModelDrafter(model, policy=planner)).generate(
+        TOKENS, SAMPLED, RandomChooser(3), max_tokens=8
+    )
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert len(steps[2].drafted) == 2
+    evaluated = [call for call in model.calls if call.name in ("feed", "eval")]
+    assert [call.length for call in evaluated][:4] == [0, 8, 10, 11]
+    assert [decision.plan for decision in steps[2].decisions][:2] == [Plan(probe=30), Plan(n_drawn=2)]
+
+
+def test_what_a_probe_tells_has_the_mean_that_drafting_would_have_had_accepted() -> None:
+    """An estimate that is off brings a hopeless draft back, or keeps a good one out, for hundreds of tokens."""
+    p, q = (0.5, 0.3, 0.2), (0.2, 0.2, 0.6)
+    mean = 0.0
+    for token, weight in enumerate(p):
+        planner = Scripted(Plan(probe=30))
+        model = FakeModel(table_of(always(q)), 3)
+        drafter = ModelDrafter(model, policy=planner)
+        tokens = [0, 1, 0, 1, 0, 1, 0, 1, 0]
+        drafter.begin(tokens)
+        drafter.observe(
+            Observation([*tokens, token], Draft(), Verdict((), token), "none", laws=(Distribution.dense(p),))
+        )
+        drafter.propose([*tokens, token], 4, SAMPLED, RandomChooser(0))
+        ((_, confidence, acceptance),) = planner.learned
+        assert confidence == pytest.approx(0.6)
+        mean += weight * acceptance
+    assert mean == pytest.approx(sum(min(each) for each in zip(p, q, strict=True)), abs=1e-6)
+
+
+def test_a_token_that_was_evaluated_and_not_drawn_still_teaches() -> None:
+    """A low confidence that is never drawn from is never found to be better than it was."""
+
+    class Careful(Scripted):
+        def go_on(self, depth: int, confidence: float) -> bool:
+            return depth < 1
+
+    planner = Careful(*(Plan(n_drawn=4) for _ in range(40)))
+    model, target = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB)
+    engine = Engine(target, ModelDrafter(model, policy=planner))
+    steps = [
+        event
+        for event in engine.generate(TOKENS, SAMPLED, RandomChooser(0), max_tokens=20)
+        if isinstance(event, StepEvent) and event.drafted
+    ]
+    assert [depth for depth, _, _ in planner.learned] == [1] * len(planner.learned)
+    assert len(planner.learned) >= len(steps) - 1
+    assert all(acceptance == pytest.approx(1.0) for _, _, acceptance in planner.learned), "target and draft are one"
+
+
+def test_greedy_confidence_is_the_models_opinion_and_not_the_point_it_becomes() -> None:
+    """At temperature 0 q is a point: a confidence of 1 for every guess would tell a policy nothing."""
+    seen: list[float] = []
+
+    class Listening(Scripted):
+        def go_on(self, depth: int, confidence: float) -> bool:
+            seen.append(confidence)
+            return True
+
+    drafter = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=Listening(Plan(n_drawn=3)))
+    drafter.propose(TOKENS, 3, GREEDY, RandomChooser(0))
+    sampled = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=Listening(Plan(n_drawn=1)))
+    sampled.propose(TOKENS, 1, SAMPLED, RandomChooser(0))
+    assert len(seen) == 4
+    assert seen[0] == pytest.approx(seen[3])
+    assert all(confidence < 0.9 for confidence in seen)
+
+
+def test_copying_text_is_drafted_by_lookup_and_the_rest_by_the_model() -> None:
+    """The chain as a whole, with the real controller: both sources are used where they are good."""
+    answer = [*range(3, 11), *range(3, 11), *range(3, 11)]
+
+    def says(history: tuple[int, ...]) -> object:
+        row = RandomTable(N_VOCAB, 1)(history).copy()
+        row[answer[(len(history) - len(TOKENS)) % len(answer)]] = 9.0
+        return row
+
+    costs = CostProfile(verify=((1, 1.0), (17, 1.5)), draft=((1, 0.2), (17, 1.0)))
+    model, target = FakeModel(says, N_VOCAB, n_ctx=200), FakeModel(says, N_VOCAB, n_ctx=200)  # type: ignore[arg-type]
+    drafter = ChainDrafter(ModelDrafter(model, n_max=16, policy=Controller(costs)), LookupDrafter(n_max=16))
+    events = list(Engine(target, drafter).generate(TOKENS, GREEDY, RandomChooser(0), max_tokens=120))
+    tokens = [event.token for event in events if isinstance(event, TokenEvent)]
+    assert tokens == (answer * 6)[:120]
+    plans = [decision.plan for event in events if isinstance(event, StepEvent) for decision in event.decisions]
+    made = [plan for plan in plans if plan is not None]
+    assert any(plan.n_given for plan in made)
+    assert any(plan.n_drawn and not plan.n_given for plan in made)
+    assert model.count("eval") < 40, "what can be looked up is not drafted"
+    assert max(len(event.drafted) for event in events if isinstance(event, StepEvent)) == 16

@@ -1,0 +1,214 @@
+"""`LookupDrafter`: what it proposes, how sure it is, and what it remembers from turn to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from specllama.drafters import ALIASES, REGISTRY, DraftSettings
+from specllama.drafters import lookup as lookup_room
+from specllama.drafters.lookup import Guess, LookupDrafter
+from specllama.errors import UsageError
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.types import Draft, Observation, Plan, Verdict
+
+PARAMS = SamplingParams()
+
+
+class Taking:
+    """A policy that takes everything and remembers what it was asked."""
+
+    def __init__(self, n: int = 99) -> None:
+        self.n = n
+        self.asked: list[tuple[int, float]] = []
+
+    def go_on(self, depth: int, confidence: float) -> bool:
+        self.asked.append((depth, confidence))
+        return depth < self.n
+
+    def observe(self, seen: Observation) -> None:
+        pass
+
+
+def propose(drafter: LookupDrafter, tokens: Sequence[int], limit: int = 8) -> tuple[int, ...]:
+    draft = drafter.propose(tokens, limit, PARAMS, RandomChooser(0))
+    assert draft.probs is None, "chosen without chance: a point mass"
+    return draft.tokens
+
+
+def said(drafter: LookupDrafter, tokens: list[int], *more: int) -> None:
+    """The target says `more`; the drafter hears of it token by token."""
+    for token in more:
+        tokens.append(token)
+        drafter.observe(Observation(tokens, Draft(), Verdict((), token), "none"))
+
+
+def begun(tokens: Sequence[int], policy: Taking | None = None, n_max: int = 8) -> LookupDrafter:
+    drafter = LookupDrafter(n_max=n_max, policy=policy or Taking())
+    drafter.begin(tokens)
+    return drafter
+
+
+def test_the_longest_match_decides() -> None:
+    """A first match of one or two tokens where the text holds a longer one."""
+    tokens = [1, 2, 3, 9, 9, 2, 3, 8, 8, 1, 2, 3]
+    assert propose(begun(tokens), tokens, 2) == (9, 9)
+
+
+def test_the_most_frequent_continuation_is_proposed_and_the_latest_among_equals() -> None:
+    """The first continuation ever seen, though the text has changed its mind since."""
+    tokens = [1, 2, 5, 1, 2, 6, 1, 2, 6, 1, 2]
+    assert propose(begun(tokens), tokens, 1) == (6,)
+    tokens = [1, 2, 5, 1, 2, 6, 1, 2]
+    assert propose(begun(tokens), tokens, 1) == (6,)
+
+
+def test_the_length_of_the_draft_follows_the_length_of_the_match() -> None:
+    """A match of one token that is copied for a whole block."""
+    long = [*range(20), 50, 0]
+    assert len(propose(begun(long, n_max=16), long, 16)) == 3
+    long = [*range(20), 50, 0, 1, 2]
+    assert len(propose(begun(long, n_max=16), long, 16)) == 9
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_draft_stays_within_the_limit_and_n_max(limit: int) -> None:
+    """More tokens than the context or the answer has room for."""
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]
+    assert len(propose(begun(tokens), tokens, limit)) == limit
+    assert len(propose(begun(tokens, n_max=2), tokens, 8)) == 2
+
+
+def test_the_policy_is_asked_before_every_token_with_the_chance_that_it_is_right() -> None:
+    """A length decided after the fact, or with numbers that mean nothing."""
+    policy = Taking(2)
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    drafter = begun(tokens, policy)
+    assert propose(drafter, tokens) == (4, 5)
+    assert [depth for depth, _ in policy.asked] == [0, 1, 2]
+    assert all(0.0 < confidence < 1.0 for _, confidence in policy.asked)
+    assert policy.asked[0][1] < policy.asked[2][1], "the match grows with every token that is right"
+    decisions = drafter.report().decisions
+    assert [(each.depth, each.confidence, each.go_on) for each in decisions] == [
+        (depth, confidence, depth < 2) for depth, confidence in policy.asked
+    ]
+
+
+def test_without_a_policy_short_matches_are_left_alone() -> None:
+    """Every article and comma starting a draft: a lookup must be worth its rows by itself."""
+    drafter = LookupDrafter(n_max=8)
+    tokens = [1, 2, 3, 4, 1]
+    drafter.begin(tokens)
+    assert propose(drafter, tokens) == ()
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]
+    drafter.begin(tokens)
+    assert propose(drafter, tokens)[:2] == (5, 6)
+
+
+def test_confidence_is_learned_from_every_token_that_is_said_whether_drafted_or_not() -> None:
+    """A lookup that has to fail in drafts before it knows that this text does not repeat itself."""
+    tokens = [1, 2] * 3
+    drafter = begun(tokens)
+    before = next(drafter.offer(tokens, 1)).confidence
+    for i in range(20):  # after 1 and 2 comes everything but what came there before
+        said(drafter, tokens, 100 + i, 1, 2)
+        drafter.follow(tokens)
+    assert next(drafter.offer(tokens, 1)).confidence < 0.5 * before
+    for _ in range(60):  # and now it repeats itself
+        said(drafter, tokens, 7, 1, 2)
+        drafter.follow(tokens)
+    assert next(drafter.offer(tokens, 1)).confidence > 0.8
+
+
+def test_the_prompt_teaches_text_and_not_confidence() -> None:
+    """A prompt that never repeats itself says nothing about whether the answer will copy from it."""
+    tokens = [each for i in range(50) for each in (1, 2, 100 + i)] + [1, 2]
+    fresh = begun([1, 2, 3, 1, 2])
+    assert next(begun(tokens).offer(tokens, 1)).confidence == pytest.approx(
+        lookup_room._Record().chance(2, 0), abs=1e-12
+    )
+    assert next(fresh.offer([1, 2, 3, 1, 2], 1)).confidence == pytest.approx(lookup_room._Record().chance(2, 2))
+
+
+def test_a_chat_goes_on_in_the_same_index() -> None:
+    """Every turn indexed from the beginning, or an answer that the next turn cannot copy from."""
+    tokens = [1, 2, 3]
+    drafter = begun(tokens)
+    drafter.follow(tokens)
+    index = drafter._index
+    said(drafter, tokens, 40, 41, 42, 43)
+    tokens = [*tokens, 9, 9, 40, 41]
+    drafter.begin(tokens)
+    assert drafter._index is index
+    assert propose(drafter, tokens, 2) == (42, 43)
+
+
+def test_what_a_conversation_no_longer_holds_is_forgotten() -> None:
+    """/regen or the next prompt of a benchmark: copying the discarded answer would be no draft but an echo."""
+    tokens = [1, 2, 3]
+    drafter = begun(tokens)
+    drafter.follow(tokens)
+    said(drafter, tokens, 40, 41, 42, 43)
+    drafter.follow(tokens)
+    drafter.begin([1, 2, 3, 50])
+    assert propose(drafter, [1, 2, 3, 50, 40, 41]) == ()
+    drafter.begin([5, 40, 41, 42, 6, 40, 41])
+    assert propose(drafter, [5, 40, 41, 42, 6, 40, 41], 1) == (42,)
+
+
+def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first token that waits for the index of a whole book."""
+    monkeypatch.setattr(lookup_room, "INDEXED_AT_ONCE", 4)
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    drafter = begun(tokens)
+    assert propose(drafter, tokens, 1) == ()
+    assert propose(drafter, tokens, 1) == ()
+    assert propose(drafter, tokens, 1) == (4,)
+
+
+def test_alternatives_hold_the_best_guesses_of_every_context_once() -> None:
+    """A tree whose branches are all the same token, or that ignores what shorter contexts know."""
+    tokens = [1, 2, 5, 3, 2, 6, 3, 2, 6, 4, 2, 7, 1, 2]
+    drafter = begun(tokens)
+    found = drafter.alternatives(tokens, 3)
+    assert [guess.token for guess in found] == [5, 6, 7]
+    assert all(isinstance(guess, Guess) for guess in found)
+    assert len(drafter.alternatives(tokens, 2)) == 2
+    assert drafter.alternatives([*tokens, 77], 3) == []
+
+
+def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
+    """A planner that is asked token by token cannot weigh a block whose fourth row is cheaper than its third."""
+
+    class Two(Taking):
+        offers: list[Sequence[float]] = []  # noqa: RUF012
+
+        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+            assert lag is None
+            self.offers.append(offer)
+            return Plan(n_given=2)
+
+        def look(self, depth: int) -> bool:
+            raise AssertionError("there is nothing to evaluate")
+
+        def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+            raise AssertionError("a lookup learns by itself")
+
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    drafter = begun(tokens, Two())
+    assert propose(drafter, tokens, 5) == (4, 5)
+    assert [len(offer) for offer in Two.offers] == [5]
+    assert drafter.report().decisions[0].plan == Plan(n_given=2)
+
+
+def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
+    """A strategy that the command line cannot reach."""
+    assert not REGISTRY["lookup"].needs_model
+    assert REGISTRY["chain"].needs_model
+    assert {ALIASES[name] for name in ("ngram", "ngram-simple", "prompt-lookup")} == {"lookup"}
+    made = REGISTRY["lookup"].make(None, DraftSettings(n_max=3, p_min=0.9))
+    assert isinstance(made, LookupDrafter)
+    assert made.n_max == 3
+    with pytest.raises(UsageError):
+        LookupDrafter(n_max=-1)

@@ -1,0 +1,421 @@
+"""Costs, calibration and the controller's single decisions; what they add up to is judged in test_tuning_replay."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from specllama.calibration import HALF_LIFE, PRIORS, Calibration, Prior
+from specllama.distribution import Distribution
+from specllama.errors import ConfigError
+from specllama.stats import expected_speedup
+from specllama.tuning import (
+    FIRST_GAP,
+    LAST_GAP,
+    LOOKUP,
+    MODEL,
+    PROBE_TOKENS,
+    Controller,
+    CostProfile,
+    Points,
+    reheated,
+)
+from specllama.types import Draft, Observation, Plan, Planner, Verdict
+
+FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
+
+
+def known(alpha: float, *, at: float = 0.9, n: int = 4000) -> Calibration:
+    """A calibration that has seen so much of one acceptance that its priors no longer count."""
+    calibration = Calibration({**PRIORS, MODEL: Prior(alpha, alpha, 0.0)})
+    for i in range(n):
+        calibration.learn(MODEL, i % 16, at, alpha)
+    return calibration
+
+
+def costs(verify: Points, c: float, *, reread: float = 1.0) -> CostProfile:
+    """`reread`: what a second row of the draft costs, in units of the first."""
+    return CostProfile(verify=verify, draft=((1, c), (2, (1 + reread) * c)))
+
+
+def seen(n_drafted: int, n_accepted: int, **parts: object) -> Observation:
+    draft = Draft(tuple(range(n_drafted)), **parts)  # type: ignore[arg-type]
+    return Observation((), draft, Verdict(tuple(range(n_accepted)), 0), "test")
+
+
+def best_length(calibration: Calibration, profile: CostProfile, limit: int = 16) -> tuple[int, float]:
+    """The plan of METHODS, spelled out: the k of the highest rate, smaller k first."""
+    rates = {0: 1.0}
+    chances = calibration.by_depth(MODEL, limit)
+    for k in range(1, limit + 1):
+        reach = [math.prod(chances[: i + 1]) for i in range(k)]
+        reread = reach[-1] * (profile.draft_cost(2) - profile.draft_cost())
+        rates[k] = (1 + sum(reach)) / (k * profile.draft_cost() + reread + profile.verify_cost(k + 1))
+    best = max(rates, key=lambda k: (rates[k], -k))
+    return best, rates[best]
+
+
+def drafted(controller: Controller, confidences: Sequence[float]) -> int:
+    """Tokens drafted by a drafter that asks every question in its turn."""
+    plan = controller.plan(len(confidences), lag=0)
+    n = 0
+    while n < plan.n_drawn and (n == 0 or controller.look(n)) and controller.go_on(n, confidences[n]):
+        n += 1
+    return n
+
+
+# ------------------------------------------------------------------------------------------------------------- costs
+
+
+def test_costs_lie_on_lines_between_the_measured_points_whatever_their_shape() -> None:
+    """A non-monotone T(n) smoothed away, or a block between two points taken for one of them."""
+    profile = CostProfile(verify=((1, 1.0), (3, 2.0), (4, 1.5), (8, 2.3)), draft=((1, 0.2), (33, 1.0), (65, 2.6)))
+    assert [profile.verify_cost(n) for n in (1, 2, 3, 4, 6, 8)] == pytest.approx([1.0, 1.5, 2.0, 1.5, 1.9, 2.3])
+    assert profile.verify_cost(10) == pytest.approx(2.7)
+    assert profile.draft_cost() == 0.2
+    assert profile.draft_cost(17) == pytest.approx(0.6)
+    assert profile.draft_cost(129) == pytest.approx(5.8), "behind the last point its slope goes on"
+
+
+def test_a_profile_survives_json() -> None:
+    """A measurement that cannot be kept, or is another one when it comes back."""
+    assert CostProfile.from_json(json.loads(json.dumps(FLAT.to_json()))) == FLAT
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"verify": [[1, 1.0]]},
+        {"verify": 3, "draft": [[1, 0.1]]},
+        {"verify": [[1, 1.0, 2]], "draft": [[1, 0.1]]},
+        {"verify": [["x", 1.0]], "draft": [[1, 0.1]]},
+        {"verify": [], "draft": [[1, 0.1]]},
+        {"verify": [[2, 1.0]], "draft": [[1, 0.1]]},
+        {"verify": [[1, 1.0], [1, 1.5]], "draft": [[1, 0.1]]},
+        {"verify": [[1, 1.0], [2, math.inf]], "draft": [[1, 0.1]]},
+        {"verify": [[1, 1.0]], "draft": [[1, -0.1]]},
+        {"verify": [[1, 1.0]], "draft": [[1, math.nan]]},
+        {"verify": [[1, 2.0]], "draft": [[1, 0.1]]},
+    ],
+)
+def test_a_profile_that_cannot_be_meant_is_an_error(data: dict[str, object]) -> None:
+    """A stale or damaged file whose nonsense is drafted by."""
+    with pytest.raises(ConfigError, match="cost profile"):
+        CostProfile.from_json(data)
+
+
+# ------------------------------------------------------------------------------------------------------- calibration
+
+
+def test_acceptance_is_learned_by_depth_and_by_confidence() -> None:
+    """One average for everything: a sure token and a guess, a first and a seventh token would be the same."""
+    calibration = Calibration()
+    for i in range(2000):
+        depth, sure = i % 3, i % 2 == 0
+        calibration.learn(MODEL, depth, 0.97 if sure else 0.2, (0.9 if sure else 0.3) - 0.1 * depth)
+    assert calibration.at(MODEL, 0.97) == pytest.approx(0.8, abs=0.04)
+    assert calibration.at(MODEL, 0.2) == pytest.approx(0.2, abs=0.04)
+    assert calibration.by_depth(MODEL, 3) == pytest.approx([0.6, 0.5, 0.4], abs=0.06)
+    assert len(calibration.by_depth(MODEL, 20)) == 20
+    assert calibration.by_depth(MODEL, 0) == []
+
+
+def test_sources_are_judged_apart() -> None:
+    """A lookup that pays for a bad model, or the other way about."""
+    calibration = Calibration()
+    before = calibration.at(LOOKUP, 0.8)
+    for _ in range(50):
+        calibration.learn(MODEL, 0, 0.8, 0.0)
+    assert calibration.at(LOOKUP, 0.8) == before == pytest.approx(0.8)
+
+
+def test_old_samples_fade() -> None:
+    """A good first page for which a bad second one is drafted to its end."""
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.learn(MODEL, 0, 0.9, 1.0)
+    for _ in range(int(HALF_LIFE)):
+        calibration.learn(MODEL, 0, 0.9, 0.0)
+    assert 0.4 < calibration.overall(MODEL) < 0.55
+    n_before = calibration.n_known(MODEL)
+    calibration.age(MODEL, int(HALF_LIFE))
+    assert calibration.n_known(MODEL) == pytest.approx(n_before / 2)
+
+
+def test_a_confidence_never_met_leans_on_what_the_source_turned_out_to_be() -> None:
+    """A hopeless draft that is sure of itself, given one more chance for every new degree of confidence."""
+    hopeless, fine = Calibration(), Calibration()
+    for _ in range(40):
+        hopeless.learn(MODEL, 0, 0.9, 0.0)
+        fine.learn(MODEL, 0, 0.6, 1.0)
+    assert Calibration().at(MODEL, 0.995) > 0.9
+    assert hopeless.at(MODEL, 0.995) < 0.2
+    assert fine.at(MODEL, 0.4) > Calibration().at(MODEL, 0.4) + 0.2
+    assert 0.0 < hopeless.at(MODEL, 0.0) < hopeless.at(MODEL, 0.995)
+
+
+# ------------------------------------------------------------------------------------------------------------ the plan
+
+
+@pytest.mark.parametrize("c", [0.02, 0.1, 0.2, 0.42])
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.68, 0.9, 0.97])
+@pytest.mark.parametrize(
+    "verify",
+    [
+        ((1, 1.0), (17, 1.0)),
+        ((1, 1.0), (2, 1.59), (4, 1.73), (8, 2.08), (17, 2.9)),
+        ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (8, 2.3), (17, 3.4)),
+        ((1, 1.0), (8, 1.1), (9, 2.5), (17, 2.8)),
+    ],
+    ids=["flat", "AMX", "CPU_REPACK", "cliff"],
+)
+def test_the_plan_is_the_length_of_the_highest_rate(verify: Points, alpha: float, c: float) -> None:
+    """One step of look-ahead: it stops at the first token of a T that jumps once and is flat behind."""
+    profile, calibration = costs(verify, c), known(alpha)
+    best, rate = best_length(calibration, profile)
+    controller = Controller(profile, calibration=calibration)
+    plan = controller.plan(16, lag=0)
+    if rate <= 1.02:
+        assert plan == Plan()
+    else:
+        assert plan.rate == pytest.approx(rate)
+        assert plan.n_drawn == 16
+        assert plan.n_given == 0
+        assert drafted(controller, [0.9] * 16) == best
+
+
+def test_the_rate_is_the_one_of_the_papers_figures() -> None:
+    """METHODS: T flat, c = 0.1, k = 4, a = 0.8 gives 2.401; the sum, not the quotient, and cost in units of T(1)."""
+    profile = CostProfile(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (2, 0.1)))
+    controller = Controller(profile, calibration=known(0.8))
+    assert controller.n_max == 4, "what was not measured is not tried"
+    assert controller.plan(16, lag=0).rate == pytest.approx(expected_speedup(0.8, 4, 0.1), rel=1e-3)
+    assert expected_speedup(0.8, 4, 0.1) == pytest.approx(2.401, abs=5e-4)
+    assert Controller(profile, calibration=known(0.05)).plan(16, lag=0) == Plan()
+
+
+def test_of_two_plans_as_good_the_shorter_one_is_taken() -> None:
+    """A block of seven for what four earn: the shorter one leaves less behind when the estimate was too kind."""
+    # Certain acceptance; T grows so that two and three tokens have the same rate: 3/1.5 and 4/2.
+    verify = ((1, 1.0), (2, 1.4), (3, 1.5), (4, 2.0), (17, 17.0))
+    controller = Controller(costs(verify, 0.0), calibration=known(1.0))
+    assert controller.plan(16, lag=0).rate == pytest.approx(2.0, rel=1e-3)
+    assert drafted(controller, [0.9] * 16) == 2
+
+
+def test_confidence_cuts_a_draft_short_and_carries_it_further() -> None:
+    """A length that is settled before anything was seen."""
+    calibration = Calibration()
+    for i in range(3000):
+        calibration.learn(MODEL, i % 8, 0.97, 0.97)
+        calibration.learn(MODEL, i % 8, 0.2, 0.2)
+    profile = costs(((1, 1.0), (2, 1.2), (17, 6.0)), 0.05)
+    assert drafted(Controller(profile, calibration=calibration), [0.97] * 16) > 4
+    assert drafted(Controller(profile, calibration=calibration), [0.97, 0.97, 0.2, 0.97]) == 2
+
+
+def test_an_evaluation_is_not_begun_where_its_token_cannot_earn_it() -> None:
+    """METHODS: the cost of a draft step counts before it is spent, and no longer afterwards."""
+    calibration = known(0.5)
+    profile = costs(((1, 1.0), (17, 1.0)), 0.4, reread=0.0)  # rows cost nothing: only evaluations do
+    controller = Controller(profile, calibration=calibration)
+    assert controller.plan(16, lag=0).n_drawn
+    assert controller.go_on(0, 0.9)
+    assert not controller.look(1)
+    assert controller.go_on(1, 0.9), "once it is paid for, the token is worth its row"
+
+
+def test_a_third_token_is_drawn_whatever_its_chance_where_four_rows_cost_less_than_three() -> None:
+    """METHODS: T of CPU_REPACK is not monotone; whoever asks whether one more token pays stops in front of the dip."""
+    verify = ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (5, 4.0))
+    controller = Controller(costs(verify, 0.05), calibration=known(0.8, at=0.97))
+    plan = controller.plan(4, lag=0)
+    assert plan.n_drawn
+    assert controller.go_on(0, 0.97)
+    assert controller.go_on(1, 0.01)
+    assert controller.look(2)
+    assert controller.go_on(2, 0.01)
+    assert not controller.look(3)
+
+
+def test_a_limit_is_never_exceeded() -> None:
+    """More tokens than the answer or the context has room for, also where the limit was lower than it is usually."""
+    controller = Controller(FLAT, calibration=known(0.97))
+    for limit in (0, 1, 3):
+        assert controller.plan(limit, lag=0).n_drawn == limit
+        assert not controller.go_on(limit, 1.0)
+        assert not controller.look(limit)
+
+
+# --------------------------------------------------------------------------------------------------------- both sources
+
+
+def test_what_is_expected_to_earn_most_is_drafted_whatever_its_source() -> None:
+    """A fixed order: a poor lookup in front of a good model, or a model asked while a sure copy lies there."""
+    calibration = known(0.9)
+    profile = costs(((1, 1.0), (2, 1.2), (17, 2.0)), 0.05, reread=0.1)
+    controller = Controller(profile, calibration=calibration)
+    sure = controller.plan(16, offer=[0.99] * 16, lag=0)
+    assert (sure.n_given, sure.n_drawn) == (16, 0)
+    poor = controller.plan(16, offer=[0.05] * 3, lag=0)
+    assert (poor.n_given, poor.n_drawn) == (0, 16)
+    short = controller.plan(16, offer=[0.99] * 3, lag=0)
+    assert (short.n_given, short.n_drawn) == (3, 13), "the model goes on where the lookup ends"
+    alone = controller.plan(16, offer=[0.99] * 3, lag=None)
+    assert (alone.n_given, alone.n_drawn) == (3, 0)
+    assert sure.rate > short.rate > max(poor.rate, alone.rate)
+
+
+def test_each_token_is_counted_for_the_source_it_came_from() -> None:
+    """A model that is blamed for what was looked up in front of its tokens."""
+    calibration = Calibration()
+    controller = Controller(costs(((1, 1.0), (17, 1.1)), 0.01), calibration=calibration)
+    plan = controller.plan(4, offer=[0.95, 0.95], lag=0)
+    assert (plan.n_given, plan.n_drawn) == (2, 2)
+    assert controller.go_on(2, 0.9)
+    assert controller.go_on(3, 0.9)
+    before = calibration.overall(LOOKUP), calibration.overall(MODEL)
+    controller.observe(seen(4, 2))  # both looked-up tokens right, the model's first one wrong, its second unknown
+    assert calibration.overall(LOOKUP) > before[0]
+    assert calibration.overall(MODEL) < before[1]
+    assert calibration.n_known(MODEL) == pytest.approx(1.0)
+
+
+def test_a_verification_of_someone_elses_draft_teaches_nothing() -> None:
+    """A drafter that is told of every verification, whoever proposed."""
+    calibration = Calibration()
+    controller = Controller(FLAT, calibration=calibration)
+    controller.observe(seen(3, 1))
+    controller.plan(4, lag=0)
+    assert controller.go_on(0, 0.9)
+    controller.observe(seen(3, 1, parents=(-1, -1, 0)))
+    assert calibration.n_known(MODEL) == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- pause and probes
+
+
+def pass_time(controller: Controller, n_tokens: int, lag: int = 0) -> list[Plan]:
+    """Plain steps; returns the plans that were made."""
+    plans = []
+    for i in range(n_tokens):
+        plans.append(controller.plan(8, lag=lag + i))
+        controller.observe(seen(0, 0))
+    return plans
+
+
+HOPELESS = costs(((1, 1.0), (2, 1.6), (9, 2.2)), 0.2)
+
+
+def test_a_model_that_does_not_pay_rests_and_is_probed_ever_more_rarely() -> None:
+    """METHODS: a probe in every step, or never again."""
+    controller = Controller(HOPELESS, calibration=known(0.05))
+    probes = [i for i, plan in enumerate(pass_time(controller, 1500)) if plan.probe]
+    assert all(plan == Plan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
+    gaps = [later - earlier for earlier, later in pairwise((0, *probes))]
+    assert gaps[0] == FIRST_GAP
+    assert all(later >= min(2 * earlier, LAST_GAP) for earlier, later in pairwise(gaps))
+
+
+def test_a_probe_that_goes_well_brings_the_model_back_in_the_same_step() -> None:
+    """A way back that needs a whole failed draft, or another pause, after the good news."""
+    controller = Controller(HOPELESS, calibration=known(0.05, n=20))
+    while not controller.plan(8, lag=8).probe:
+        controller.observe(seen(0, 0))
+    for _ in range(PROBE_TOKENS):
+        controller.learn(0, 0.95, 1.0)
+    assert controller.plan(8, lag=0).n_drawn == 8
+
+
+def test_a_long_prompt_is_not_read_by_a_draft_that_nobody_has_seen_at_work() -> None:
+    """A hopeless draft that costs tens of tokens before its first one: it is probed on a few tokens first."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 20.0)))
+    controller = Controller(profile)
+    plans = pass_time(controller, 10, lag=800)
+    assert [bool(plan.probe) for plan in plans] == [i == FIRST_GAP for i in range(10)]
+    assert not any(plan.n_drawn for plan in plans)
+    for _ in range(PROBE_TOKENS):
+        controller.learn(0, 0.95, 1.0)
+    assert controller.plan(8, lag=810).n_drawn == 8
+    assert Controller(profile).plan(8, lag=20).n_drawn == 8, "a short one is read at once"
+
+
+def test_catching_up_must_be_earned_back() -> None:
+    """A thousand tokens read for a gain of two per cent."""
+    profile = CostProfile(verify=((1, 1.0), (2, 1.6), (9, 2.2)), draft=((1, 0.2), (2, 0.22), (1001, 200.0)))
+    controller = Controller(profile, calibration=known(0.85))
+    assert controller.plan(8, lag=10).n_drawn == 8
+    assert controller.plan(8, lag=900).n_drawn == 0
+
+
+def test_a_drafter_that_knows_no_plans_is_answered_by_the_same_rule() -> None:
+    """The fixed seam alone: go_on and observe, asked by a drafter that evaluates first."""
+    eager, hopeless = Controller(FLAT, calibration=known(0.9)), Controller(HOPELESS, calibration=known(0.05))
+    n = 0
+    while eager.go_on(n, 0.9):
+        n += 1
+    assert n == best_length(known(0.9), FLAT)[0]
+    answers = []
+    for _ in range(FIRST_GAP + 2):
+        answers.append(hopeless.go_on(0, 0.9))
+        if answers[-1]:
+            assert not hopeless.go_on(1, 0.9), "a probe of one token"
+        hopeless.observe(seen(int(answers[-1]), 0))
+    assert answers == [i == FIRST_GAP for i in range(FIRST_GAP + 2)]
+    assert isinstance(eager, Planner)
+
+
+# ---------------------------------------------------------------------------------------------------------- temperature
+
+
+def test_reheated_laws_are_those_of_another_temperature() -> None:
+    """A candidate temperature judged by a law that it would not draw from."""
+    logits = [0.3, -1.2, 2.0]
+
+    def at(temperature: float) -> list[float]:
+        weights = [math.exp(logit / temperature) for logit in logits]
+        return [weight / sum(weights) for weight in weights]
+
+    _, probs = reheated(Distribution.dense(at(0.8)), 0.7).items()
+    assert probs.tolist() == pytest.approx(at(0.56))
+
+
+@pytest.mark.parametrize(("p", "expected"), [((0.95, 0.03, 0.02), 0.7), ((0.4, 0.3, 0.3), 1.0)])
+def test_the_temperature_that_would_have_had_more_accepted_is_drawn_with_next(
+    p: tuple[float, ...], expected: float
+) -> None:
+    """A knob that is never turned, or turned by luck: both candidates are judged by the rows that were verified."""
+    controller = Controller(costs(((1, 1.0), (5, 1.0)), 0.01), calibration=known(0.9))
+    target, draft = Distribution.dense(p), Distribution.dense((0.6, 0.2, 0.2))
+    for _ in range(20):
+        plan = controller.plan(1, lag=0)
+        assert controller.go_on(0, 0.6)
+        q = reheated(draft, plan.heat)
+        observed = seen(1, 1, probs=(q,))
+        controller.observe(
+            Observation(observed.tokens, observed.draft, observed.verdict, "test", laws=(target, target))
+        )
+    assert controller.plan(1, lag=0).heat == expected
+
+
+def test_equal_histories_lead_to_equal_decisions() -> None:
+    """DESIGN, invariant 7: the clock, a hash seed or a random number in a decision changes the text."""
+
+    def decisions() -> list[object]:
+        controller, found = Controller(HOPELESS), []
+        for i in range(60):
+            plan = controller.plan(8, offer=[0.5, 0.4][: i % 3], lag=i % 2)
+            found.append(plan)
+            n = plan.n_given
+            while n < plan.n_given + plan.n_drawn and controller.look(n) and controller.go_on(n, (i * 7 + n) % 10 / 10):
+                n += 1
+            controller.observe(seen(n, n * (i % 4) // 3))
+            found.append(n)
+        return found
+
+    assert decisions() == decisions()
