@@ -1,6 +1,6 @@
 """Turns a conversation into the target's tokens: chat template, system prompt, special tokens, begin token.
 
-History is text: every turn is rendered and tokenised anew, and `common_prefix` tells how much of it the KV holds.
+History is text: every turn is rendered and tokenised anew, and the engine keeps of the KV what the two have in common.
 """
 
 from __future__ import annotations
@@ -69,14 +69,6 @@ class Message:
         if self.role not in ROLES:
             hint = f"The roles are {', '.join(ROLES)}."
             raise PromptError(f"a message has the role {self.role!r}, which is none of a conversation's", hint=hint)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix: how many tokens of `b` a KV that holds `a` need not read again."""
-    for i, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return i
-    return min(len(a), len(b))
 
 
 def _with_bos(vocab: Vocab, tokens: list[int]) -> list[int]:
