@@ -1,48 +1,71 @@
-"""specllama: exact speculative decoding for pairs of GGUF models. The public names, nothing else."""
+"""specllama: exact speculative decoding for pairs of GGUF models. The public names, nothing else.
 
-from specllama.distribution import Distribution
-from specllama.engine import Engine
-from specllama.errors import (
-    BackendError,
-    ChecksumMismatch,
-    ConfigError,
-    ContextFull,
-    DiskFull,
-    DownloadError,
-    DraftLawError,
-    GatedRepository,
-    Interrupted,
-    MemoryShort,
-    ModelFileError,
-    NumericsError,
-    PairError,
-    PromptError,
-    RollbackRefused,
-    SourceUnavailable,
-    SpecllamaError,
-    TemplateError,
-    UnsupportedModel,
-    UsageError,
-)
-from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.stats import SpecStats
-from specllama.types import (
-    Cancel,
-    Caps,
-    Chooser,
-    Draft,
-    Drafter,
-    DraftPolicy,
-    LanguageModel,
-    Observation,
-    Rule,
-    Stopper,
-    Verdict,
-)
-from specllama.verification import verify
+They are imported when they are asked for: the command line shows its help without waiting for numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specllama.distribution import Distribution
+    from specllama.engine import Engine
+    from specllama.errors import (
+        BackendError,
+        ChecksumMismatch,
+        ConfigError,
+        ContextFull,
+        DiskFull,
+        DownloadError,
+        DraftLawError,
+        GatedRepository,
+        Interrupted,
+        MemoryShort,
+        ModelFileError,
+        NumericsError,
+        PairError,
+        PromptError,
+        RollbackRefused,
+        SourceUnavailable,
+        SpecllamaError,
+        TemplateError,
+        UnsupportedModel,
+        UsageError,
+    )
+    from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+    from specllama.sampling import RandomChooser, SamplingParams
+    from specllama.stats import SpecStats
+    from specllama.types import (
+        Cancel,
+        Caps,
+        Chooser,
+        Draft,
+        Drafter,
+        DraftPolicy,
+        LanguageModel,
+        Observation,
+        Rule,
+        Stopper,
+        Verdict,
+    )
+    from specllama.verification import verify
 
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "distribution": "Distribution",
+    "engine": "Engine",
+    "errors": "BackendError ChecksumMismatch ConfigError ContextFull DiskFull DownloadError DraftLawError "
+    "GatedRepository Interrupted MemoryShort ModelFileError NumericsError PairError PromptError RollbackRefused "
+    "SourceUnavailable SpecllamaError TemplateError UnsupportedModel UsageError",
+    "events": "Event Finished Notice PromptProgress StepEvent TokenEvent",
+    "sampling": "RandomChooser SamplingParams",
+    "stats": "SpecStats",
+    "types": "Cancel Caps Chooser Draft Drafter DraftPolicy LanguageModel Observation Rule Stopper Verdict",
+    "verification": "verify",
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = [
     "BackendError",
@@ -89,3 +112,14 @@ __all__ = [
     "Verdict",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'specllama' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"specllama.{_ROOM_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
