@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from platformdirs import user_config_path
 
-from specllama import models_toml, storage
-from specllama.errors import ConfigError, PairError
+from specllama import models_toml
+from specllama.errors import ConfigError
 from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Source",
     "WheelSource",
     "fit",
-    "fit_of_files",
     "load_catalog",
     "user_file",
 ]
@@ -153,6 +152,9 @@ def _join(entry: models_toml.PairEntry, models: Mapping[str, Model]) -> Pair:
 # ----------------------------------------------------------------------------------------------------------- the fit
 
 
+OWN_FAMILY = "take a draft of the target's own family; `specllama models list` shows pairs that fit"
+
+
 class Vocab(Protocol):
     """What the fit looks at; `llama.Vocabulary` is one."""
 
@@ -200,27 +202,25 @@ class FitReport:
         return self.target_kind == self.draft_kind and self.n_differing == 0
 
     @property
+    def kind_reason(self) -> str:
+        """What is wrong with the kinds, in one sentence; empty if nothing is."""
+        if self.target_kind == self.draft_kind:
+            return ""
+        return f"the target's tokenizer is {self.target_kind}, the draft's is {self.draft_kind}"
+
+    @property
+    def text_reason(self) -> str:
+        """What is wrong with the texts, in one sentence; empty if nothing is."""
+        if not self.n_differing:
+            return ""
+        first, shared = self.differing[0], min(self.target_size, self.draft_size)
+        texts = f"the target reads {first.target_text!r}, the draft {first.draft_text!r}"
+        return f"{self.n_differing:,} of {shared:,} token ids differ, the first is {first.token}: {texts}"
+
+    @property
     def reason(self) -> str:
         """Why it does not fit, in one sentence; empty if it does."""
-        if self.target_kind != self.draft_kind:
-            return f"the target's tokenizer is {self.target_kind}, the draft's is {self.draft_kind}"
-        if self.n_differing:
-            first, shared = self.differing[0], min(self.target_size, self.draft_size)
-            texts = f"the target reads {first.target_text!r}, the draft {first.draft_text!r}"
-            return f"{self.n_differing:,} of {shared:,} token ids differ, the first is {first.token}: {texts}"
-        return ""
-
-    def require(self) -> None:
-        """Raise PairError if the draft does not fit."""
-        if not self.fits:
-            raise PairError(
-                f"the draft does not fit the target: {self.reason}",
-                hint="take a draft of the target's own family; `specllama models list` shows pairs that fit",
-            )
-
-    def to_json(self) -> dict[str, object]:
-        """The report as plain data."""
-        return {"fits": self.fits, "reason": self.reason, **asdict(self)}
+        return self.kind_reason or self.text_reason
 
 
 _N_SHOWN = 10
@@ -242,30 +242,22 @@ def fit(target: Vocab, draft: Vocab) -> FitReport:
         draft_size=draft.size,
         n_differing=len(differing),
         differing=shown,
-        notes=tuple(_notes(target, draft)),
+        notes=tuple(filter(None, (size_note(target, draft), *special_notes(target, draft)))),
     )
 
 
-def fit_of_files(target: Path, draft: Path, compare: Callable[[], FitReport]) -> FitReport:
-    """What `compare` finds about these two files, remembered until one of them changes.
-
-    Reading and comparing 150,000 texts takes half a second, which the first token would wait for at every start.
-    """
-    known = storage.recall("fits", target, draft)
-    if known is None:
-        known = asdict(compare())
-        storage.remember("fits", known, target, draft)
-    differing = tuple(Difference(**difference) for difference in known["differing"])
-    return FitReport(**{**known, "differing": differing, "notes": tuple(known["notes"])})
-
-
-def _notes(target: Vocab, draft: Vocab) -> list[str]:
-    """Differences that do no harm."""
-    notes = []
+def size_note(target: Vocab, draft: Vocab) -> str:
+    """What a difference in size means; empty where there is none."""
     if draft.size < target.size:
-        notes.append(f"{target.size - draft.size:,} token ids at the end are the target's alone and are never drafted")
+        return f"{target.size - draft.size:,} token ids at the end are the target's alone and are never drafted"
     if draft.size > target.size:
-        notes.append(f"{draft.size - target.size:,} token ids at the end are the draft's alone and are masked")
+        return f"{draft.size - target.size:,} token ids at the end are the draft's alone and are masked"
+    return ""
+
+
+def special_notes(target: Vocab, draft: Vocab) -> list[str]:
+    """Differences in special tokens; they do no harm."""
+    notes = []
     for what, ours, theirs in (("BOS", target.bos, draft.bos), ("EOS", target.eos, draft.eos)):
         if ours != theirs:
             notes.append(f"{what} is {ours} for the target, {theirs} for the draft: the target's is used")

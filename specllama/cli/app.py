@@ -31,6 +31,7 @@ class Entry:
 
 COMMANDS = {
     "run": Entry("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
+    "check": Entry("specllama.cli.check", "check", "Check whether a draft fits its target, and why not."),
     "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
     "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }
@@ -131,8 +132,8 @@ def _in_our_words(error: Any) -> UsageError:
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
-def _unexpected(error: Exception) -> SpecllamaError:
-    """A defect of this program."""
+def unexpected(error: Exception) -> SpecllamaError:
+    """The error that a defect of this program is told as."""
     told = SpecllamaError(
         f"this should not have happened: {type(error).__name__}: {error}",
         hint="please report it, with what SPECLLAMA_DEBUG=1 shows",
@@ -188,7 +189,7 @@ def main(args: Sequence[str] | None = None) -> int:
         _forget_stdout()
         return FAILED
     except Exception as error:
-        return _report(_unexpected(error))
+        return _report(unexpected(error))
 
 
 if __name__ == "__main__":

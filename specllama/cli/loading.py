@@ -15,10 +15,11 @@ from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.errors import MemoryShort, UsageError
-from specllama.llama import Header, LlamaModel, LoadOptions, Vocabulary
+from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
 from specllama.model_types import Model, PairDefaults
-from specllama.pairs import fit, load_catalog
+from specllama.pair_check import Candidate, check_pair
+from specllama.pairs import load_catalog
 from specllama.storage import size_text
 from specllama.types import Cancel, Drafter
 
@@ -197,12 +198,18 @@ def _require_memory(setup: Setup) -> None:
         )
 
 
-def require_fit(target: Vocabulary, draft: File, output: Output) -> None:
-    """Raise PairError where the draft's vocabulary is not the target's: nobody who asked for a draft goes without."""
-    report = fit(target, llama.load_vocabulary(draft.path))
+def require_fit(setup: Setup, output: Output) -> None:
+    """Raise PairError where the draft does not fit: nobody who asked for a draft goes without, and slowly at that.
+
+    The report is that of `specllama check`; what may make the pair slow is told to those who want details.
+    """
+    if setup.draft is None:
+        return
+    draft = Candidate(setup.draft.header, setup.draft_options(setup.target_options.n_ctx))
+    report = check_pair(Candidate(setup.target.header, setup.target_options), lambda: draft)
     report.require()
-    for note in report.notes:
-        output.note(f"note: {note}")
+    for row in report.warnings:
+        output.detail(f"{row.test}: {row.reason}")
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

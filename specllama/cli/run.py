@@ -89,8 +89,7 @@ def run(
     with closing(llama.load_vocabulary(setup.target.path)) as vocab:
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
         require_room(tokens, choice.n_ctx, sampling.predict)
-        if setup.draft is not None:
-            loading.require_fit(vocab, setup.draft, out)
+    loading.require_fit(setup, out)
     job = Job(
         tokens=tokens,
         params=params,

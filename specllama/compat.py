@@ -1,0 +1,86 @@
+"""The compatibility report: one row per test, and the rule that says whether a draft fits its target. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from specllama.errors import PairError
+
+RULE = (
+    "A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both "
+    "have, and fit into memory. The text of the answer never depends on it: the draft's law is mapped to the target's "
+    "tokens and padded with zeros, so a poor draft costs acceptance, not exactness."
+)
+
+
+class Mark(Enum):
+    """What a test came to."""
+
+    PASS = "PASS"
+    WARN = "WARN"  # works, but may be slower than it could be
+    FAIL = "FAIL"  # does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test: the value on each side, and where there is something to say, why it matters and what to do."""
+
+    test: str
+    mark: Mark
+    target: str
+    draft: str
+    reason: str = ""
+    remedy: str = ""
+    details: tuple[str, ...] = ()  # lines behind the reason, such as the tokens that differ
+
+    def to_json(self) -> dict[str, object]:
+        """The row as plain data."""
+        return {**asdict(self), "mark": self.mark.value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        """The inverse of `to_json`."""
+        return cls(**{**data, "mark": Mark(data["mark"]), "details": tuple(data["details"])})
+
+
+@dataclass(frozen=True, slots=True)
+class CompatReport:
+    """What was found about a target and a draft."""
+
+    target: str  # what was compared, for people
+    draft: str
+    rows: tuple[Row, ...]
+
+    @property
+    def fits(self) -> bool:
+        """True unless a test failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> Sequence[Row]:
+        """The rows that say why not."""
+        return [row for row in self.rows if row.mark is Mark.FAIL]
+
+    @property
+    def warnings(self) -> Sequence[Row]:
+        """The rows that say what may not pay."""
+        return [row for row in self.rows if row.mark is Mark.WARN]
+
+    def require(self) -> None:
+        """Raise PairError with the first reason, if the draft does not fit."""
+        if failures := self.failures:
+            raise PairError(f"the draft does not fit the target: {failures[0].reason}", hint=failures[0].remedy)
+
+    def to_json(self) -> dict[str, object]:
+        """The report as plain data."""
+        return {
+            "fits": self.fits,
+            "reasons": [row.reason for row in self.failures],
+            "target": self.target,
+            "draft": self.draft,
+            "rule": RULE,
+            "rows": [row.to_json() for row in self.rows],
+        }

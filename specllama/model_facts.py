@@ -1,0 +1,87 @@
+"""Everything that the compatibility report looks at in one model file, read from its header alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama import llama, storage
+from specllama.gguf_walk import Walked
+from specllama.llama_file import walk_file
+from specllama.llama_header import Header
+
+MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
+
+_ELEMENTS = "parameters"
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types as GGUF counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """A vocabulary and how text is cut into it. A `pairs.Vocab`."""
+
+    kind: str  # bpe, spm, ...
+    pre: str  # the pre-tokenizer; only BPE has one
+    entries: Sequence[str]  # the text of every token
+    types: Sequence[int]  # (size,), or empty where the file gives none
+    n_merges: int
+    merges_sum: str  # equal for equal merges
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    add_bos: bool
+    add_eos: bool
+    end_tokens: frozenset[int]
+
+    @property
+    def size(self) -> int:
+        """How many tokens."""
+        return len(self.entries)
+
+    def texts(self) -> Sequence[str]:
+        """The text of every token."""
+        return self.entries
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model file, as llama.cpp understands it. Raises ModelFileError and UnsupportedModel."""
+    walked = walk_file(path)
+    with closing(llama.load_vocabulary(path)) as vocab:
+        merges = walked.strings(MERGES)
+        return Tokenizer(
+            kind=vocab.kind,
+            pre=walked.text("tokenizer.ggml.pre") or "default",
+            entries=vocab.texts(),
+            types=_types(walked),
+            n_merges=len(merges),
+            merges_sum=hashlib.sha256(b"\n".join(merges)).hexdigest()[:16],
+            bos=vocab.bos,
+            eos=vocab.eos,
+            eot=vocab.eot,
+            add_bos=vocab.add_bos,
+            add_eos=vocab.add_eos,
+            end_tokens=vocab.end_tokens,
+        )
+
+
+def _types(walked: Walked) -> Sequence[int]:
+    numbers = walked.numbers(TYPES)
+    return [] if numbers is None else [int(number) for number in numbers.tolist()]
+
+
+def n_params(header: Header) -> int:
+    """How many numbers a model's weights are; all parts of a split model together."""
+    return sum(map(_n_elements, header.parts))
+
+
+def _n_elements(path: Path) -> int:
+    """The same of one file, remembered until it changes."""
+    known = storage.recall(_ELEMENTS, path)
+    if known is None:
+        known = walk_file(path).n_elements
+        storage.remember(_ELEMENTS, known, path)
+    return int(known)

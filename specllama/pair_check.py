@@ -1,0 +1,76 @@
+"""Check a pair of model files: gather the facts, compare them, and remember what only the files decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specllama import llama, storage
+from specllama.compat import CompatReport, Row
+from specllama.compat_models import Machine, Side, model_rows, refusal_row
+from specllama.compat_tokens import token_rows
+from specllama.llama import Header, LoadOptions
+from specllama.model_facts import n_params, read_tokenizer
+
+_REMEMBERED = "token rows"
+_VERSION = 1  # of the rows; another one makes what was remembered worthless
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model file and how it would be loaded."""
+
+    header: Header
+    options: LoadOptions
+    name: str = ""  # for people; empty = the file's name
+
+    @property
+    def label(self) -> str:
+        """What the report calls it."""
+        return self.name or self.header.path.name
+
+
+def this_machine() -> Machine:
+    """What is free now, and which llama.cpp is installed. Raises BackendError."""
+    build = llama.build_info()
+    own = sum(device.memory_free for device in build.devices if device.kind == "gpu" and "Metal" not in device.name)
+    return Machine(llama.memory_free(), own, build.bindings, build.llama_cpp)
+
+
+def check_pair(target: Candidate, find_draft: Callable[[], Candidate], machine: Machine | None = None) -> CompatReport:
+    """Compare two model files by their headers; no weights are read.
+
+    A target that cannot be served ends the comparison, and nobody looks for its draft. Raises ModelFileError where a
+    file cannot be read, and whatever `find_draft` raises.
+    """
+    if refused := refusal_row(target.header, "target"):
+        return CompatReport(target.label, "not looked at", (refused,))
+    draft = find_draft()
+    if refused := refusal_row(draft.header, "draft"):
+        return CompatReport(target.label, draft.label, (refused,))
+    rows = _token_rows(target.header.path, draft.header.path)
+    sides = _side(target, target.options.n_ctx), _side(draft, target.options.n_ctx)
+    return CompatReport(target.label, draft.label, (*rows, *model_rows(*sides, machine or this_machine())))
+
+
+def _side(one: Candidate, n_ctx: int) -> Side:
+    """The model as it would be loaded beside a target with a context of `n_ctx` tokens (0 = as trained)."""
+    header, wanted = one.header, n_ctx or one.header.n_ctx_train
+    options = replace(one.options, n_ctx=min(wanted, header.n_ctx_train or wanted))
+    need = llama.memory_needed(header, options) if header.n_weight_bytes else None
+    return Side(header, n_params(header), need, n_ctx)
+
+
+def _token_rows(target: Path, draft: Path) -> tuple[Row, ...]:
+    """The rows that only the two files decide, remembered until one of them changes.
+
+    Reading and comparing 150,000 texts takes about a second, which the first token would wait for at every start.
+    """
+    stamp = [_VERSION, llama.build_info().fingerprint]
+    known = storage.recall(_REMEMBERED, target, draft)
+    if known is not None and known["stamp"] == stamp:
+        return tuple(map(Row.from_json, known["rows"]))
+    rows = token_rows(read_tokenizer(target), read_tokenizer(draft))
+    storage.remember(_REMEMBERED, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)
+    return rows

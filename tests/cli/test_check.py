@@ -1,0 +1,271 @@
+"""`specllama check` on files: verdicts, exit codes, and both forms of the report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama import llama
+from tests import tiny
+from tests.cli.conftest import Pair, Result, Terminal
+
+Run = Callable[..., Result]
+BASE = tiny.letters(20)
+SPECIAL = BASE.tokens[-3:]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing remembered from elsewhere, nothing left behind."""
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def padded(n_more: int) -> tiny.TinyVocabulary:
+    """BASE with tokens behind its end."""
+    more = tuple(f"<pad{i}>" for i in range(n_more))
+    return replace(BASE, tokens=(*BASE.tokens, *more), types=(*BASE.types, *[1] * n_more))
+
+
+def with_text(token: int, text: str) -> tiny.TinyVocabulary:
+    """BASE with another text for one token."""
+    return replace(BASE, tokens=(*BASE.tokens[:token], text, *BASE.tokens[token + 1 :]))
+
+
+def bare(path: Path, vocabulary: tiny.TinyVocabulary = BASE, **extra: object) -> Path:
+    """A file with a vocabulary and no weights."""
+    return tiny.write_bare(path, vocabulary=vocabulary, extra=extra)
+
+
+def check(specllama: Run, target: Path, draft: Path, *args: str) -> Result:
+    return specllama("check", "-m", str(target), "-md", str(draft), *args)
+
+
+def rows_of(result: Result) -> dict[str, dict[str, Any]]:
+    return {row["test"]: row for row in json.loads(result.out)["rows"]}
+
+
+def test_a_pair_that_fits_is_0(specllama: Run, pair: Pair) -> None:
+    """Prevents: a script that cannot tell yes from no."""
+    result = check(specllama, pair.target, pair.draft)
+    assert (result.code, result.err) == (0, "")
+    assert "FAIL" not in result.out
+    assert result.out.splitlines()[-1].startswith("It fits")
+
+
+def test_no_weights_are_loaded(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a minute of loading for a look at two headers."""
+    monkeypatch.setattr(llama, "load", lambda *_args, **_rest: pytest.fail("weights were loaded"))
+    assert check(specllama, pair.target, pair.draft).code == 0
+
+
+def test_json_holds_the_verdict_the_rule_and_every_test(specllama: Run, pair: Pair) -> None:
+    """Prevents: a report that a program has to read off a table."""
+    result = check(specllama, pair.target, pair.draft, "--json")
+    report = json.loads(result.out)
+    assert result.code == 0
+    assert report["fits"] is True
+    assert report["reasons"] == []
+    assert "exactness" in report["rule"]
+    assert {row["mark"] for row in report["rows"]} <= {"PASS", "WARN", "FAIL"}
+    for row in report["rows"]:
+        assert row["target"] or row["draft"]
+        assert bool(row["reason"]) or row["mark"] == "PASS"
+
+
+def test_the_report_names_the_bindings_version(specllama: Run, pair: Pair) -> None:
+    """Prevents: a report nobody can place a year later (case 22)."""
+    versions = rows_of(check(specllama, pair.target, pair.draft, "--json"))["versions"]
+    assert llama.build_info().bindings in versions["target"]
+    assert llama.build_info().llama_cpp in versions["draft"]
+
+
+def test_another_tokenizer_does_not_fit_and_the_reason_is_told(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: 'wrong model' and no more (case 15)."""
+    foreign = tiny.write_model(tmp_path / "foreign.gguf", vocabulary=tiny.sentencepiece())
+    result = check(specllama, pair.target, foreign)
+    assert result.code == 1
+    assert "FAIL\ttokenizer\tbpe\tspm" in result.out
+    assert "the target's tokenizer is bpe, the draft's is spm" in result.out
+    assert "overlap" in result.out
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "empty", "foreign", "directory", "newer", "bigendian"])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_file_that_cannot_be_read_is_2_and_one_sentence(
+    specllama: Run, pair: Pair, tmp_path: Path, damage: str, role: str
+) -> None:
+    """Prevents: 'does not fit' said of a file that nobody could read; or a traceback (cases 15, 34)."""
+    path = tmp_path / "odd.gguf"
+    if damage == "truncated":
+        tiny.cut(tiny.write_model(path), 1000)
+    elif damage == "newer":
+        tiny.write_bare(path, arch="qwen99", vocabulary=BASE)
+    elif damage == "bigendian":
+        tiny.overwrite(tiny.write_model(path), 4, b"\0\0\0\3")
+    elif damage == "directory":
+        path.mkdir()
+    elif damage != "missing":
+        path.write_bytes(b"" if damage == "empty" else b"hello")
+    files = (path, pair.draft) if role == "target" else (pair.target, path)
+    result = check(specllama, *files, "--json")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert str(path) in result.err
+    assert len(result.err.splitlines()) <= 2
+    assert "hint: " in result.err
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 20), (20, 0)])
+def test_padding_at_the_end_fits(specllama: Run, tmp_path: Path, ours: int, theirs: int) -> None:
+    """Prevents: refusing 151936 against 152064 (case 16)."""
+    target, draft = bare(tmp_path / "t.gguf", padded(ours)), bare(tmp_path / "d.gguf", padded(theirs))
+    result = check(specllama, target, draft, "--json")
+    assert result.code == 0
+    assert "20 token ids at the end are the" in rows_of(result)["vocabulary"]["reason"]
+
+
+def test_one_differing_token_is_named(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a mismatch without its place (case 17)."""
+    target, draft = bare(tmp_path / "t.gguf"), bare(tmp_path / "d.gguf", with_text(11, "[/bold]"))
+    result = check(specllama, target, draft)
+    assert result.code == 1
+    assert "1 of 20 token ids differ, the first is 11: the target reads 'l', the draft '[/bold]'" in result.out
+
+
+def test_other_end_metadata_fits_with_a_note(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: refusing for an EOS that nobody adds (case 18)."""
+    target, draft = bare(tmp_path / "t.gguf"), bare(tmp_path / "d.gguf", replace(BASE, eos=3, eot=4))
+    result = check(specllama, target, draft, "--json")
+    assert result.code == 0
+    assert "EOS is 19 for the target, 3 for the draft" in rows_of(result)["begin and end"]["reason"]
+
+
+def test_what_may_not_pay_is_told_and_fits(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a mixture, a large draft, another family or a base model without a word (case 19)."""
+    experts = {"llama.expert_count": 8, "llama.expert_used_count": 2, "general.name": "Alpha 7B Instruct"}
+    target = tiny.write_model(tmp_path / "t.gguf", vocabulary=BASE, extra=experts)
+    draft = tiny.write_model(tmp_path / "d.gguf", vocabulary=BASE, extra={"general.name": "Beta 1B"})
+    result = check(specllama, target, draft, "--json")
+    rows = rows_of(result)
+    assert result.code == 0
+    for test in ("experts", "size", "family", "fine-tuning"):
+        assert rows[test]["mark"] == "WARN", test
+        assert rows[test]["remedy"], test
+    human = check(specllama, target, draft).out
+    assert human.splitlines()[-1].startswith("It fits, but see: ")
+
+
+def test_a_recurrent_target_fails_before_anybody_looks_for_its_draft(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: fetching a draft for a target that can have none (case 20)."""
+    target = tiny.write_model(tmp_path / "recurrent.gguf", arch="mamba", vocabulary=BASE)
+    result = check(specllama, target, tmp_path / "missing.gguf")
+    assert result.code == 1
+    assert "cannot roll its memory back" in result.out
+    draft_first = check(specllama, bare(tmp_path / "t.gguf"), target)
+    assert draft_first.code == 1
+    assert "cannot roll its memory back" in draft_first.out
+
+
+def test_the_report_follows_the_files(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a remembered verdict on a file that has changed (case 22)."""
+    target, draft = bare(tmp_path / "t.gguf"), bare(tmp_path / "d.gguf")
+    assert check(specllama, target, draft).code == 0
+    assert check(specllama, target, draft).code == 0
+    bare(draft, with_text(3, "zz"))
+    os.utime(draft, ns=(1, 1))
+    assert check(specllama, target, draft).code == 1
+    bare(target, with_text(3, "zz"))
+    os.utime(target, ns=(2, 2))
+    assert check(specllama, target, draft).code == 0
+
+
+def test_memory_that_is_short_fails_with_the_numbers(
+    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a pair that fits on paper and swaps in practice (case 27)."""
+    if llama.build_info().gpu_offload:
+        pytest.skip("a GPU has memory of its own")
+    monkeypatch.setattr(llama, "memory_free", lambda: 1_000_000)
+    result = check(specllama, pair.target, pair.draft, "--json")
+    assert result.code == 1
+    row = rows_of(result)["memory"]
+    assert "only 1 MB are free" in row["reason"]
+    long = rows_of(check(specllama, pair.target, pair.draft, "--json", "-c", "131072"))["memory"]
+    assert long["target"] != row["target"], "the context that is asked for counts"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["-m", "x.gguf"], "no draft"),
+        (["-md", "x.gguf"], "no target"),
+        (["nosuchpair"], "there is no pair named"),
+        (["-m", "x.gguf", "-hf", "a/b"], "exclude each other"),
+        (["-c", "1"], "--ctx-size"),
+        (["--nosuchoption"], "no such option"),
+        (["-hf", "no spec", "-hfd", "a/b"], "is not a repository"),
+    ],
+)
+def test_wrong_use_is_2(specllama: Run, args: list[str], words: str) -> None:
+    """Prevents: a typing error that a script takes for 'does not fit'."""
+    result = specllama("check", *args)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+
+
+def test_a_defect_of_ours_is_2_too(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a bug that reads as 'does not fit'."""
+    monkeypatch.setattr(llama, "build_info", lambda: 1 / 0)
+    result = check(specllama, pair.target, pair.draft)
+    assert result.code == 2
+    assert "should not have happened" in result.err
+
+
+def test_a_split_model_is_looked_at_whole(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: the size of the first part taken for the model's (case 40)."""
+    parts = tiny.write_split(tmp_path / "big", n_parts=3, n_vocab=20)
+    whole = tiny.write_model(tmp_path / "whole.gguf", n_vocab=20)
+    row = rows_of(check(specllama, parts[0], whole, "--json"))["size"]
+    assert row["target"] == row["draft"]
+    second = check(specllama, parts[1], whole)
+    assert second.code == 2
+    assert str(parts[0]) in second.err
+
+
+def test_hostile_texts_do_not_reach_the_terminal(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a model file that steers the screen or forges a row (case 42)."""
+    evil = "\x1b[31m\nFAIL\tx\t[red]"
+    target = bare(tmp_path / "t.gguf", **{"general.name": evil})
+    draft = bare(tmp_path / "d.gguf", with_text(3, evil), **{"general.name": evil})
+    for extra in ((), ("--color", "always"), ("--json",)):
+        result = check(specllama, target, draft, *extra)
+        assert result.code == 1
+        assert "\x1b[31m" not in result.out.replace("\x1b[31mFAIL", "")
+        assert "\nFAIL\tx" not in result.out
+
+
+def test_on_a_terminal_the_report_is_one_screen(terminal: Callable[..., Terminal], pair: Pair) -> None:
+    """Prevents: a report whose verdict scrolled away, or lines that break."""
+    shown = terminal("check", "-m", str(pair.target), "-md", str(pair.draft), columns=100, rows=30)
+    assert shown.finish() == 0
+    lines = shown.display.text_lines
+    assert len(lines) <= 30
+    assert lines[-1].startswith("It fits")
+    assert any(line.split()[:2] == ["PASS", "tokenizer"] for line in lines)
+
+
+def test_run_refuses_a_pair_with_the_words_of_check(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: two rules for one question, or a draft that is silently left out (case 15)."""
+    foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
+    reason = json.loads(check(specllama, pair.target, foreign, "--json").out)["reasons"][0]
+    result = specllama("run", "-m", str(pair.target), "-md", str(foreign), "--raw", "abc")
+    assert (result.code, result.out) == (1, "")
+    assert f"error: the draft does not fit the target: {reason}\n" in result.err

@@ -1,0 +1,304 @@
+"""The compatibility report: what each test says about two tokenizers and two models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama.compat import CompatReport, Mark, Row
+from specllama.compat_models import Machine, Side, family, is_tuned, model_rows, refusal_row
+from specllama.compat_tokens import llama_cpp_refusal, overlap, spelled, token_rows
+from specllama.errors import PairError
+from specllama.llama_header import Header
+from specllama.llama_memory import MemoryNeed
+from specllama.model_facts import BYTE, CONTROL, NORMAL, Tokenizer
+
+TEXTS = [f"t{i}" for i in range(300)]
+BASE = Tokenizer(
+    kind="bpe",
+    pre="qwen2",
+    entries=TEXTS,
+    types=[NORMAL] * 298 + [CONTROL] * 2,
+    n_merges=290,
+    merges_sum="abc",
+    bos=1,
+    eos=2,
+    eot=3,
+    add_bos=False,
+    add_eos=False,
+    end_tokens=frozenset([2, 3]),
+)
+GB = 10**9
+HEADER = Header(
+    path=Path("big-7b-instruct.gguf"),
+    parts=(Path("big-7b-instruct.gguf"),),
+    architecture="qwen2",
+    name="Big 7B Instruct",
+    n_layer=28,
+    n_embd=1024,
+    n_ff=4096,
+    n_head=16,
+    n_head_kv=(4,) * 28,
+    key_length=64,
+    value_length=64,
+    n_vocab=300,
+    n_ctx_train=32768,
+    n_swa=0,
+    n_expert=0,
+    n_file_bytes=4 * GB,
+    weight_bytes={"q4_K": 4 * GB},
+    metadata={"general.basename": "Big", "general.finetune": "Instruct", "tokenizer.chat_template": "{{ x }}" * 50},
+)
+SMALL = replace(HEADER, path=Path("big-0.5b-instruct.gguf"), name="Big 0.5B Instruct", weight_bytes={"q4_0": GB // 2})
+MACHINE = Machine(memory_free=16 * GB, gpu_free=0, bindings="0.3.36", llama_cpp="b1234")
+
+
+def token_row(test: str, **changes: object) -> Row:
+    return row_of(token_rows(BASE, replace(BASE, **changes)), test)  # type: ignore[arg-type]
+
+
+def row_of(rows: tuple[Row, ...], test: str) -> Row:
+    found = [row for row in rows if row.test == test]
+    assert len(found) == 1, f"{test} in {[row.test for row in rows]}"
+    return found[0]
+
+
+def side(header: Header, n_ctx: int = 4096) -> Side:
+    need = MemoryNeed(header.n_weight_bytes, GB // 10, GB // 10) if header.n_weight_bytes else None
+    return Side(header, 2 * header.n_weight_bytes, need, n_ctx)
+
+
+def model_row(
+    test: str, target: Header = HEADER, draft: Header = SMALL, n_ctx: int = 4096, machine: Machine = MACHINE
+) -> Row:
+    return row_of(model_rows(side(target, n_ctx), side(draft, n_ctx), machine), test)
+
+
+# ------------------------------------------------------------------------------------------------------------- tokens
+
+
+def test_equal_tokenizers_pass_every_test_without_a_word() -> None:
+    """Prevents: warnings about nothing."""
+    rows = token_rows(BASE, BASE)
+    assert {row.mark for row in rows} == {Mark.PASS}
+    assert not [row for row in rows if row.reason or row.remedy]
+
+
+def test_one_differing_id_of_many_is_named_with_both_texts() -> None:
+    """Prevents: 'does not match' for one id of 256,000, and nobody knows which (case 17)."""
+    many = replace(BASE, entries=[f"t{i}" for i in range(256_000)], types=())
+    other = replace(many, entries=[*many.entries[:77_777], "other", *many.entries[77_778:]])
+    row = row_of(token_rows(many, other), "token texts")
+    assert row.mark is Mark.FAIL
+    assert row.reason.startswith("1 of 256,000 token ids differ, the first is 77777: the target reads 't77777', ")
+    assert "the draft 'other'" in row.reason
+    assert row.details == ("77777: 't77777' | 'other'",)
+    assert "no map of ids could bridge that: 1 of the draft's texts" in row.reason
+
+
+def test_the_first_ten_differing_ids_are_shown() -> None:
+    """Prevents: a report of 100,000 lines."""
+    row = token_row("token texts", entries=[f"x{i}" for i in range(300)])
+    assert len(row.details) == 10
+    assert row.reason.startswith("300 of 300 token ids differ")
+
+
+def test_a_mere_renumbering_is_told_from_other_words() -> None:
+    """Prevents: 'other tokens' said of a vocabulary whose ids are only shifted."""
+    assert "a map of ids could bridge that" in token_row("token texts", entries=TEXTS[::-1]).reason
+
+
+@pytest.mark.parametrize("n_more", [128, -128])
+def test_padding_at_the_end_passes_and_is_explained(n_more: int) -> None:
+    """Prevents: refusing models of one family for the padding of their matrices (case 16)."""
+    sizes = (151_936 // 8, 151_936 // 8 + n_more)
+    target, draft = (replace(BASE, entries=[f"t{i}" for i in range(size)], types=()) for size in sizes)
+    rows = token_rows(target, draft)
+    assert not [row for row in rows if row.mark is Mark.FAIL]
+    assert "128 token ids at the end are the" in row_of(rows, "vocabulary").reason
+    assert row_of(rows, "llama.cpp rule").mark is Mark.PASS
+
+
+def test_other_special_tokens_are_allowed_with_a_note() -> None:
+    """Prevents: refusing a pair for metadata that does no harm, or hiding it (case 18)."""
+    rows = token_rows(BASE, replace(BASE, eos=7, eot=8, end_tokens=frozenset([7, 8])))
+    assert not [row for row in rows if row.mark is Mark.FAIL]
+    assert "EOS is 2 for the target, 7 for the draft" in row_of(rows, "begin and end").reason
+    assert "EOT is 3 for the target, 8 for the draft" in row_of(rows, "begin and end").reason
+    assert row_of(rows, "end tokens").mark is Mark.WARN
+    assert row_of(rows, "llama.cpp rule").mark is Mark.PASS, "it looks at EOS only where one is added"
+
+
+@pytest.mark.parametrize(
+    ("test", "changes", "mark"),
+    [
+        ("tokenizer", {"kind": "spm"}, Mark.FAIL),
+        ("pre-tokenizer", {"pre": "llama-bpe"}, Mark.WARN),
+        ("merges", {"merges_sum": "xyz"}, Mark.WARN),
+        ("token types", {"types": [NORMAL] * 300}, Mark.WARN),
+        ("begin and end", {"add_bos": True}, Mark.WARN),
+        ("begin and end", {"add_eos": True}, Mark.WARN),
+        ("end tokens", {"end_tokens": frozenset([2])}, Mark.WARN),
+    ],
+)
+def test_each_difference_shows_in_its_own_row(test: str, changes: dict[str, object], mark: Mark) -> None:
+    """Prevents: a row that says PASS whatever it looks at."""
+    row = token_row(test, **changes)
+    assert row.mark is mark
+    assert row.reason
+    assert row.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, ""),
+        ({"kind": "spm"}, "kinds"),
+        ({"add_bos": True}, "BOS"),
+        ({"add_eos": True}, "EOS"),
+        ({"entries": [*TEXTS, *(f"p{i}" for i in range(128))]}, ""),
+        ({"entries": [*TEXTS, *(f"p{i}" for i in range(129))]}, "more than 128"),
+        ({"entries": ["a", "b", "c", "d", "e", *TEXTS[5:]]}, ""),
+        ({"entries": ["a", "b", "c", "d", "e", "f", *TEXTS[6:]]}, "from id 5"),
+        ({"bos": 9, "eos": 9}, ""),
+    ],
+)
+def test_llama_cpps_rule_is_told_as_it_is(changes: dict[str, object], word: str) -> None:
+    """Prevents: a rule of somebody else's, misquoted."""
+    refusal = llama_cpp_refusal(BASE, replace(BASE, **changes))  # type: ignore[arg-type]
+    assert bool(refusal) == bool(word)
+    assert word in refusal
+
+
+def test_tokens_are_compared_by_the_bytes_that_they_spell() -> None:
+    """Prevents: 'nothing in common' between a vocabulary that writes Ġ for a space and one that writes ▁."""
+    ours = replace(BASE, entries=["Ġthe", "é", "Ã©", "<|im_end|>"], types=[NORMAL, NORMAL, NORMAL, CONTROL])
+    theirs = replace(BASE, kind="spm", entries=["▁the", "<0xE9>", "é", "</s>"], types=[NORMAL, BYTE, NORMAL, CONTROL])
+    assert spelled(ours) == [b" the", b"\xe9", "é".encode(), None]
+    assert spelled(theirs) == [b" the", b"\xe9", "é".encode(), None]
+    assert overlap(ours, theirs) == (1.0, 1.0)
+    assert overlap(ours, replace(theirs, entries=["▁a", "<0xE9>", "é", "</s>"]))[0] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("text", ["<0xZZ>", "<0x1>", "", "Ā" * 3, "\udc80"])
+def test_odd_texts_can_be_spelled(text: str) -> None:
+    """Prevents: a traceback from a damaged vocabulary."""
+    for kind in ("bpe", "spm"):
+        for token_type in (NORMAL, BYTE, CONTROL, 99):
+            spelled(replace(BASE, kind=kind, entries=[text], types=[token_type]))
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def test_a_pair_of_one_family_passes_every_test() -> None:
+    """Prevents: warnings about nothing."""
+    assert {row.mark for row in model_rows(side(HEADER), side(SMALL), MACHINE)} == {Mark.PASS}
+
+
+@pytest.mark.parametrize(
+    ("test", "draft", "words"),
+    [
+        ("size", replace(SMALL, weight_bytes={"q4_0": int(1.01 * GB)}), "above a quarter"),
+        ("size", replace(SMALL, weight_bytes={"q4_0": int(0.039 * GB)}), "below a hundredth"),
+        ("quantisation", replace(SMALL, weight_bytes={"f16": GB // 2}), "not quantised"),
+        ("family", replace(SMALL, metadata={**SMALL.metadata, "general.basename": "Other"}), "different families"),
+        ("family", replace(SMALL, architecture="llama"), "different families"),
+        (
+            "fine-tuning",
+            replace(SMALL, name="Big 0.5B", path=Path("big-0.5b.gguf"), metadata={"general.basename": "Big"}),
+            "only the target",
+        ),
+        ("chat template", replace(SMALL, metadata={**SMALL.metadata, "tokenizer.chat_template": "z"}), "another one"),
+        ("context", replace(SMALL, n_ctx_train=2048), "beyond 2,048 nothing is drafted"),
+        ("weights", replace(SMALL, weight_bytes={}), "without weights"),
+    ],
+)
+def test_what_may_not_pay_is_a_warning_with_a_remedy(test: str, draft: Header, words: str) -> None:
+    """Prevents: a slow pair that is called a good one (case 19)."""
+    row = model_row(test, draft=draft)
+    assert row.mark is Mark.WARN
+    assert words in row.reason
+    assert row.remedy
+
+
+def test_a_mixture_of_experts_is_warned_about() -> None:
+    """Prevents: a target whose T(n) grows with every token, recommended for speculation (case 19)."""
+    row = model_row("experts", replace(HEADER, n_expert=64))
+    assert row.mark is Mark.WARN
+    assert "mixture of experts" in row.reason
+
+
+def test_a_context_longer_than_trained_for_is_warned_about() -> None:
+    """Prevents: `-c 100000` on a model of 32,768 without a word."""
+    row = model_row("context", n_ctx=100_000)
+    assert row.mark is Mark.WARN
+    assert "longer than the target was trained for" in row.reason
+
+
+def test_models_that_cannot_both_be_in_memory_do_not_fit() -> None:
+    """Prevents: finding out when the system starts to swap (case 27)."""
+    row = model_row("memory", machine=replace(MACHINE, memory_free=4 * GB))
+    assert row.mark is Mark.FAIL
+    assert "need 4.9 GB" in row.reason
+    assert "only 4 GB are free" in row.reason
+    assert "--ctx-size" in row.remedy
+    assert model_row("memory", machine=replace(MACHINE, memory_free=4 * GB, gpu_free=GB)).mark is Mark.PASS
+
+
+@pytest.mark.parametrize(
+    ("architecture", "word"), [("mamba", "recurrent"), ("jamba", "recurrent layers"), ("bert", "encoder")]
+)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_model_that_cannot_roll_back_fails_with_the_reason(architecture: str, word: str, role: str) -> None:
+    """Prevents: a hybrid model that is found out after its weights were loaded (case 20)."""
+    row = refusal_row(replace(HEADER, architecture=architecture), role)
+    assert row is not None
+    assert row.mark is Mark.FAIL
+    assert word in row.reason
+    assert (row.target if role == "target" else row.draft).startswith(architecture)
+    assert refusal_row(HEADER, role) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "basename", "stem", "expected", "tuned"),
+    [
+        ("Qwen2.5 Coder 1.5B Instruct GGUF", "Qwen2.5-Coder", "qwen2.5-coder", "qwen2.5 coder", True),
+        ("Gemma 3 270m", "gemma-3", "gemma-3-270m-it-Q8_0", "gemma 3", True),
+        ("Gemma 3 270m", "gemma-3", "gemma-3-270m-q4_k_m", "gemma 3", False),
+        ("Smollm2 135M 8k", "smollm2", "SmolLM2-135M-Instruct.Q4_1", "smollm2", True),
+        ("Qwen3 30B A3B", "", "x", "qwen3", False),
+        ("", "", "model", "qwen2", False),
+    ],
+)
+def test_family_and_tuning_are_read_from_what_files_say(
+    name: str, basename: str, stem: str, expected: str, tuned: bool
+) -> None:
+    """Prevents: two sizes of one model taken for strangers, or a base model for a tuned one."""
+    header = replace(HEADER, name=name, path=Path(f"{stem}.gguf"), metadata={"general.basename": basename})
+    assert family(header) == expected
+    assert is_tuned(header) is tuned
+
+
+# ------------------------------------------------------------------------------------------------------------- report
+
+
+def test_a_report_fits_unless_a_row_failed() -> None:
+    """Prevents: a warning that counts as a no, or a failure that does not."""
+    rows = [Row("a", Mark.PASS, "", ""), Row("b", Mark.WARN, "", "", "slow", "wait")]
+    report = CompatReport("t", "d", tuple(rows))
+    assert report.fits
+    report.require()
+    failing = CompatReport("t", "d", (*rows, Row("c", Mark.FAIL, "", "", "other words", "take another")))
+    assert not failing.fits
+    with pytest.raises(PairError, match="the draft does not fit the target: other words") as caught:
+        failing.require()
+    assert caught.value.hint == "take another"
+
+
+def test_rows_survive_being_remembered() -> None:
+    """Prevents: a remembered report that says something else than a fresh one."""
+    rows = token_rows(BASE, replace(BASE, entries=TEXTS[::-1], kind="spm"))
+    assert tuple(Row.from_json(row.to_json()) for row in rows) == rows
