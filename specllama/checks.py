@@ -1,0 +1,64 @@
+"""What a number or a word may be, checked where it enters: on the command line, in a chat, in a saved file.
+
+A `Check` gets the value's name and its text, or its default. It returns the value, or raises a UsageError that names
+what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from specllama.errors import UsageError
+
+Check: TypeAlias = Callable[[str, object], Any]
+
+
+def _in_words(noun: str, low: float, high: float, open_low: bool) -> str:
+    """A range of numbers as a person would say it."""
+    if low == -math.inf:
+        return noun
+    if high == math.inf:
+        return f"{noun} above {low:g}" if open_low else f"{noun} of at least {low:g}"
+    return f"{noun} from {low} to {high}"
+
+
+def _number(
+    kind: Callable[[Any], float], noun: str, low: float, high: float, open_low: bool, special: float | None
+) -> Check:
+    """A finite number in a range, or `special`."""
+    allowed = _in_words(noun, low, high, open_low) + (f" or {special}" if special is not None else "")
+
+    def check(name: str, text: object) -> float:
+        try:
+            value = kind(text)
+        except (ValueError, OverflowError):
+            value = math.nan
+        inside = low < value <= high if open_low else low <= value <= high
+        if value != special and not (inside and math.isfinite(value)):
+            raise UsageError(f"{name} is {text}, expected {allowed}")
+        return value
+
+    return check
+
+
+def whole(low: int, high: float = math.inf, *, special: int | None = None) -> Check:
+    """A whole number from `low` to `high`, or `special`."""
+    return _number(int, "a whole number", low, high, False, special)
+
+
+def real(low: float = -math.inf, high: float = math.inf, *, open_low: bool = False) -> Check:
+    """A number from `low` (or above it) to `high`."""
+    return _number(float, "a number", low, high, open_low, None)
+
+
+def word(*words: str) -> Check:
+    """One of `words`."""
+
+    def check(name: str, text: object) -> str:
+        if text not in words:
+            raise UsageError(f"{name} is {text}, expected one of {', '.join(words)}")
+        return str(text)
+
+    return check
