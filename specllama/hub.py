@@ -5,8 +5,6 @@ A source that does not answer is followed by the next one. A file of wrong bytes
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +23,7 @@ from specllama.errors import (
     SourceUnavailable,
     SpecllamaError,
 )
+from specllama.gguf_walk import Read
 from specllama.hub_noise import bar_class, forward_log, reason
 from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
@@ -284,12 +283,29 @@ def _announced(api: HfApi, repo: str, wanted: Wanted) -> tuple[int | None, str |
 
 def _download(api: HfApi, repo: str, wanted: Wanted, watch: FetchWatch) -> str:
     """The library's download into the shared cache."""
-    download = functools.partial(
-        api.hf_hub_download, repo, wanted.place, revision=wanted.revision, cache_dir=hub_cache.cache_dir()
-    )
-    if "tqdm_class" in inspect.signature(api.hf_hub_download).parameters:
-        return download(tqdm_class=bar_class(watch))
-    return download()  # before 1.5 it told its caller nothing on the way
+    bars, folder = bar_class(watch), hub_cache.cache_dir()
+    return api.hf_hub_download(repo, wanted.place, revision=wanted.revision, cache_dir=folder, tqdm_class=bars)
+
+
+@contextmanager
+def open_remote(source: HubSource, wanted: Wanted, watch: FetchWatch) -> Iterator[tuple[int, Read]]:
+    """A file that is not downloaded: its size, and a function for any piece of it. Raises as `fetch`, also later."""
+    with _named_errors(source.repo, wanted.place), _told(watch) as api:
+        from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented all the same
+
+        def read(start: int, stop: int) -> bytes:
+            url = hf_hub_url(source.repo, wanted.place, revision=wanted.revision, endpoint=api.endpoint)
+            headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
+            with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+                hf_raise_for_status(response)
+                unasked = 0 if "content-range" in response.headers else start  # some servers ignore ranges
+                return hub_cache.first_bytes(response.iter_bytes(), unasked + stop - start)[unasked:]
+
+        size = _announced(api, source.repo, wanted)[0]
+        if size is None:
+            raise SourceUnavailable(f"the Hub does not say how large {wanted.place} of {source.repo} is")
+        yield size, read
 
 
 @contextmanager
@@ -363,20 +379,7 @@ def _remove_cached(repo: str, places: Sequence[str]) -> list[Path]:
         cache = scan_cache_dir(hub_cache.cache_dir())
     except CacheNotFound:
         return []
-    doomed, kept_blobs = [], set()
-    for revision in (each for cached in cache.repos if cached.repo_id == repo for each in cached.revisions):
-        for file in revision.files:
-            if file.file_path.relative_to(revision.snapshot_path).as_posix() in places:
-                doomed.append(file)
-            else:
-                kept_blobs.add(file.blob_path)
-    if hasattr(cache, "delete_files"):  # new libraries share blobs between repositories, and know which
-        cache.delete_files(*doomed).execute()
-    for file in doomed:
-        file.file_path.unlink(missing_ok=True)
-        if file.blob_path not in kept_blobs:
-            file.blob_path.unlink(missing_ok=True)
-    return [file.file_path for file in doomed]
+    return hub_cache.delete_files(cache, repo, places)
 
 
 def remove(model: Model) -> list[Path]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from specllama.model_types import ModelFile
 
@@ -55,8 +57,8 @@ def _snapshots(repo: str, first: str | None) -> list[Path]:
 def find_file(repo: str, path: str, revision: str | None, wanted: ModelFile) -> Path | None:
     """The file `path` of the repository, if it is here and has the wanted size.
 
-    Another commit's file is taken only if it must be the same one, by the sum in its blob's name, or if nothing was said
-    about sum and revision.
+    Another commit's file is taken only if it must be the same one, by the sum in its blob's name, or if nothing was
+    said about sum and revision.
     """
     commit = _commit_named(repo, revision)
     for snapshot in _snapshots(repo, commit):
@@ -90,3 +92,34 @@ def files_of(repo: str) -> list[str]:
         if files:
             return files
     return []
+
+
+def delete_files(cache: Any, repo: str, places: Sequence[str]) -> list[Path]:
+    """Remove files of a repository in all its revisions; blobs that others use stay.
+
+    `cache` is what the library's scan of the cache found.
+    """
+    doomed, kept_blobs = [], set()
+    for revision in (each for cached in cache.repos if cached.repo_id == repo for each in cached.revisions):
+        for file in revision.files:
+            if file.file_path.relative_to(revision.snapshot_path).as_posix() in places:
+                doomed.append(file)
+            else:
+                kept_blobs.add(file.blob_path)
+    if hasattr(cache, "delete_files"):  # new libraries share blobs between repositories, and know which
+        cache.delete_files(*doomed).execute()
+    for file in doomed:
+        file.file_path.unlink(missing_ok=True)
+        if file.blob_path not in kept_blobs:
+            file.blob_path.unlink(missing_ok=True)
+    return [file.file_path for file in doomed]
+
+
+def first_bytes(pieces: Iterable[bytes], n_bytes: int) -> bytes:
+    """The first `n_bytes` of what comes in pieces; no more pieces are taken than that needs."""
+    taken = bytearray()
+    for piece in pieces:
+        taken += piece
+        if len(taken) >= n_bytes:
+            break
+    return bytes(taken[:n_bytes])

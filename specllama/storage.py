@@ -172,6 +172,13 @@ def _stamps(paths: Sequence[Path]) -> list[list[int]]:
     return [[status.st_size, status.st_mtime_ns] for status in map(os.stat, paths)]
 
 
+def _is_hollow(path: Path) -> bool:
+    """True where most of the file takes no room on the disk."""
+    status = os.stat(path)
+    n_blocks = getattr(status, "st_blocks", None)  # of 512 bytes; Windows tells none
+    return n_blocks is not None and n_blocks * 512 < status.st_size // 2
+
+
 def recall(kind: str, *paths: Path) -> Any:
     """What `remember` was told about these files, unless one of them has changed since; None if nothing."""
     try:
@@ -182,7 +189,12 @@ def recall(kind: str, *paths: Path) -> Any:
 
 
 def remember(kind: str, value: object, *paths: Path) -> None:
-    """Remember plain data about files. Best effort: what is not remembered is found out again."""
+    """Remember plain data about files. Best effort: what is not remembered is found out again.
+
+    A file that is mostly a hole is only a look at one on the Hub (see `hub_headers`); nothing of it stays.
+    """
+    if any(map(_is_hollow, paths)):
+        return
     record = {"paths": [str(path) for path in paths], "stamps": _stamps(paths), "value": value}
     with suppress(OSError):
         write_text(_record_of(kind, paths), json.dumps(record))

@@ -8,6 +8,8 @@
         hub.cut_after = 1000                      # the next `cut_times` answers that are longer break off there
         hub.delay_s = 0.2                         # every answer waits
         hub.status = 503                          # every answer is this error
+        hub.ignores_ranges = True                 # whole files, whatever is asked for
+        hub.n_sent                                # bytes of files that were sent
 
 It answers what huggingface_hub asks: model info (siblings, sha), HEAD and GET of `resolve` with ETag, X-Repo-Commit,
 X-Linked-Size and Range, and the errors with the Hub's own X-Error-Code. The ETag of a file is its SHA-256, as for large
@@ -71,6 +73,8 @@ class HubServer:
         self.cut_times = 1
         self.delay_s = 0.0
         self.status: int | None = None
+        self.ignores_ranges = False
+        self.n_sent = 0
         server = self
 
         class Handler(_Handler):
@@ -168,12 +172,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = files[file]
         etag = repo.etags.get(file) or hashlib.sha256(body).hexdigest()
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "X-Linked-Size": str(len(body)), "X-Linked-Etag": etag}
-        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if start is None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked is None or self.hub.ignores_ranges:
             return self._send(200, {**headers, "Accept-Ranges": "bytes"}, body)
-        rest = body[int(start[1]) :]
-        headers["Content-Range"] = f"bytes {start[1]}-{len(body) - 1}/{len(body)}"
-        return self._send(206, headers, rest)
+        start, stop = int(asked[1]), min(int(asked[2] or len(body) - 1), len(body) - 1)
+        headers["Content-Range"] = f"bytes {start}-{stop}/{len(body)}"
+        return self._send(206, headers, body[start : stop + 1])
 
     def _error(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         extra = {"X-Error-Code": code, "X-Error-Message": HTTPStatus(status).phrase} if code else {}
@@ -196,6 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return
         try:
-            self.wfile.write(body)
+            for at in range(0, len(body), 1 << 16):
+                self.hub.n_sent += self.wfile.write(body[at : at + (1 << 16)])
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -12,16 +14,19 @@ from specllama import hub, llama
 from specllama.cli.app import unexpected
 from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED
+from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.loading import N_CTX, Wanted
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import ColorMode, Output, open_output
 from specllama.cli.values import KV_TYPES, whole, word
-from specllama.errors import SourceUnavailable, SpecllamaError, UsageError
+from specllama.errors import SpecllamaError, UsageError
+from specllama.hub_headers import header_only
 from specllama.llama import LoadOptions
 from specllama.model_types import Model
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
+from specllama.storage import FetchWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +108,13 @@ def _check(models: CheckedModels, options: CheckOptions, output: Output) -> bool
         type_v=options.cache_type_v,
     )
 
-    def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
-        return Candidate(llama.header(_path(wanted, offline=models.offline), needs_weights=False), wish)
+    with ExitStack() as looks, watching(output) as watch:
 
-    report = check_pair(candidate(target, wish), lambda: candidate(draft, LoadOptions(max_block=1)))
+        def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
+            path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
+            return Candidate(llama.header(path, needs_weights=False), wish)
+
+        report = check_pair(candidate(target, wish), lambda: candidate(draft, LoadOptions(max_block=1)))
     if options.json:
         output.data(report.to_json())
     else:
@@ -131,12 +139,15 @@ def _wanted(models: CheckedModels, output: Output) -> tuple[Wanted, Wanted, int]
     return pair.target, pair.draft, pair.defaults.n_ctx or N_CTX
 
 
-def _path(wanted: Wanted, *, offline: bool) -> Path:
-    """The file on this disk. Raises SourceUnavailable."""
+@contextmanager
+def look_at(wanted: Wanted, *, offline: bool, watch: FetchWatch) -> Iterator[Path]:
+    """The model's file on this disk, or its header from the Hub. Raises DownloadError."""
     if isinstance(wanted, Path):
-        return wanted
-    model = wanted if isinstance(wanted, Model) else hub.repo_model(wanted, offline=offline)
-    path = hub.find(model)
-    if path is None:
-        raise SourceUnavailable(f"{model.name} is not here", hint=f"fetch it: specllama models pull {model.name}")
-    return path
+        yield wanted
+        return
+    model = wanted if isinstance(wanted, Model) else hub.repo_model(wanted, offline=offline, watch=watch)
+    if path := hub.find(model):
+        yield path
+        return
+    with header_only(model, offline=offline, watch=watch) as path:
+        yield path

@@ -14,6 +14,7 @@ import pytest
 from specllama import llama
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal
+from tests.hubserver import HubServer
 
 Run = Callable[..., Result]
 BASE = tiny.letters(20)
@@ -269,3 +270,21 @@ def test_run_refuses_a_pair_with_the_words_of_check(specllama: Run, pair: Pair, 
     result = specllama("run", "-m", str(pair.target), "-md", str(foreign), "--raw", "abc")
     assert (result.code, result.out) == (1, "")
     assert f"error: the draft does not fit the target: {reason}\n" in result.err
+
+
+def test_a_pair_on_the_hub_is_checked_before_it_is_downloaded(
+    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: gigabytes of download to find out that a draft does not fit."""
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.repo("maker/big-GGUF").files["big-Q4_K_M.gguf"] = pair.target.read_bytes()
+        other = tiny.write_model(tmp_path / "other.gguf", n_vocab=14)
+        server.repo("maker/other-GGUF").files["other-Q8_0.gguf"] = other.read_bytes()
+        good = specllama("check", "-hf", "maker/big-GGUF", "-md", str(pair.draft), "--json")
+        bad = specllama("check", "-hf", "maker/big-GGUF:Q4_K_M", "-hfd", "maker/other-GGUF", "-q")
+        offline = specllama("check", "-hf", "maker/big-GGUF", "-hfd", "maker/other-GGUF", "--offline")
+    assert (good.code, bad.code, offline.code) == (0, 1, 2)
+    assert json.loads(good.out)["target"] == "big-Q4_K_M.gguf"
+    assert bad.err == ""
+    assert "offline" in offline.err.lower() or "network" in offline.err

@@ -1,0 +1,117 @@
+"""Headers of models on the Hub, read without downloading the models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specllama import hub_headers, llama, storage
+from specllama.errors import GatedRepository, ModelFileError, SourceUnavailable
+from specllama.hub_headers import header_only
+from specllama.model_types import HubSource, Model, WheelSource
+from tests import tiny
+from tests.hubserver import HubServer
+from tests.unit.conftest import Watch
+
+REPO = "maker/tiny-GGUF"
+N_WEIGHTS = 2_000_000  # bytes that nobody should ask for
+
+
+def model_of(file: str, repo: str = REPO) -> Model:
+    return Model(file.removesuffix(".gguf"), file, None, None, "not stated", (HubSource(repo, file),))
+
+
+@pytest.fixture
+def large(tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose weights are many times its header, on the Hub; headers are fetched in small steps."""
+    path = tiny.write_model(tmp_path / "large.gguf", n_embd=256, n_layer=2, n_ff=256)
+    assert path.stat().st_size > N_WEIGHTS
+    hub_server.repo(REPO).files["large.gguf"] = path.read_bytes()
+    monkeypatch.setattr(hub_headers, "FIRST_BYTES", 1000)
+    monkeypatch.setattr(hub_headers, "STEP_BYTES", 3000)
+    return path
+
+
+def test_a_header_from_the_hub_says_what_the_file_would(
+    home: Path, large: Path, hub_server: HubServer, watch: Watch
+) -> None:
+    """Prevents: gigabytes of download for a look at a header, or another verdict than after it."""
+    with header_only(model_of("large.gguf"), watch=watch) as path:
+        remote, here = llama.header(path), llama.header(large)
+        assert remote.weight_bytes == here.weight_bytes
+        assert remote.metadata == here.metadata
+        assert remote.n_file_bytes == here.n_file_bytes
+        assert llama.load_vocabulary(path).texts() == llama.load_vocabulary(large).texts()
+        assert path.stat().st_blocks * 512 < N_WEIGHTS, "the weights are a hole"
+        storage.remember("test", 1, path)
+    assert not path.exists()
+    assert not list((home / "cache").rglob("*.json")), "records of a file that is gone"
+    assert hub_server.n_sent < 20_000
+    assert watch.n_bytes == hub_server.n_sent
+    assert watch.n_open == 0
+
+
+def test_a_server_that_ignores_ranges_is_cut_short(large: Path, hub_server: HubServer) -> None:
+    """Prevents: a whole model in memory, or the wrong bytes, where a mirror knows no ranges."""
+    hub_server.ignores_ranges = True
+    with header_only(model_of("large.gguf")) as path:
+        assert llama.header(path).weight_bytes == llama.header(large).weight_bytes
+
+
+def test_every_part_of_a_split_model_is_looked_at(tmp_path: Path, hub_server: HubServer) -> None:
+    """Prevents: the first part taken for the whole (case 40)."""
+    parts = tiny.write_split(tmp_path / "big", n_parts=3)
+    for part in parts:
+        hub_server.repo(REPO).files[part.name] = part.read_bytes()
+    with header_only(model_of(parts[0].name)) as path:
+        assert llama.header(path).weight_bytes == llama.header(parts[0]).weight_bytes
+    del hub_server.repo(REPO).files[parts[2].name]
+    with pytest.raises(SourceUnavailable, match="has no file"), header_only(model_of(parts[0].name)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"", "is empty"),
+        (b"<!DOCTYPE html>", "is a web page"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 16, "announces"),
+        (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\xff" * 8, "a name of"),
+        (b"GGUF\3", "ends inside its header"),
+    ],
+)
+def test_what_is_no_model_is_told_in_a_sentence(hub_server: HubServer, body: bytes, found: str) -> None:
+    """Prevents: an allocation, an endless download or a traceback on the word of somebody's repository."""
+    hub_server.repo(REPO).files["odd.gguf"] = body
+    with pytest.raises(ModelFileError, match=found), header_only(model_of("odd.gguf")) as path:
+        llama.header(path)
+
+
+def test_errors_of_the_hub_have_our_names(hub_server: HubServer) -> None:
+    """Prevents: a traceback of the Hub's library."""
+    hub_server.repo("maker/gated").gated = True
+    for repo, kind in (("maker/gated", GatedRepository), ("maker/none", SourceUnavailable)):
+        with pytest.raises(kind), header_only(model_of("x.gguf", repo)):
+            pass
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_what_cannot_be_looked_at_says_how_to_get_it(hub_server: HubServer, offline: bool) -> None:
+    """Prevents: the network asked although it may not be, or wheels read in part."""
+    wheels = Model("x", "x.gguf", 1, "0" * 64, "MIT", (WheelSource("x-part{n}", "1", 2, "x/{n}"),))
+    model = model_of("large.gguf") if offline else wheels
+    with pytest.raises(SourceUnavailable) as caught, header_only(model, offline=offline):
+        pass
+    assert caught.value.hint == f"specllama models pull {model.name}"
+    assert not hub_server.requests
+
+
+def test_the_next_source_is_asked_where_one_does_not_answer(large: Path, hub_server: HubServer, watch: Watch) -> None:
+    """Prevents: giving up at the first of two mirrors."""
+    model = Model(
+        "large", "large.gguf", None, None, "x", (HubSource("maker/gone", "large.gguf"), HubSource(REPO, "large.gguf"))
+    )
+    with header_only(model, watch=watch) as path:
+        assert llama.header(path).n_layer == 2
+    assert "asking the next source" in watch.notes[0]
