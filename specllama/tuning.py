@@ -186,7 +186,7 @@ class Controller:
         self.calibration = calibration or Calibration()
         self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
         self._draft = costs.draft_cost()
-        self._reread = costs.draft_cost(2) - self._draft  # a model's block accepted whole leaves it a token to read
+        self._reread = max(costs.draft_cost(2) - self._draft, 0.0)  # a model's block accepted whole leaves it a token to read
         self._thermostat = _Thermostat(heats)
         self._step: _Step | None = None
         self._n_idle = 0  # tokens emitted since the model last drafted or was probed
@@ -235,7 +235,7 @@ class Controller:
         elif self._n_idle >= self._gap and not (pays and self._is_known()):
             self.calibration.age(MODEL, self._n_idle)
             self._n_idle, self._probed = 0, True
-            return Plan(without.n_given, probe=PROBE_TOKENS, rate=without.rate)
+            return Plan(without.n_given, probe=PROBE_TOKENS, heat=self._thermostat.heat, rate=without.rate)
         return without
 
     def _best_model(self, chances: Sequence[float], hazards: Sequence[float]) -> tuple[int, float]:

@@ -42,9 +42,9 @@ def confidence_of(row: FloatArray, q: Distribution, *, greedy: bool) -> float:
     """
     if not greedy:
         return q.peak()
-    peak = row.max()
-    # What is e^-16 below the peak cannot change a decision, and leaving it out is several times faster.
-    return 1.0 / float(np.exp(row[row > peak - 16.0] - peak, dtype=np.float64).sum())
+    weights = row - row.max()
+    np.exp(weights, out=weights)
+    return 1.0 / float(weights.sum())
 
 
 class ModelDrafter:
@@ -190,23 +190,19 @@ class ModelDrafter:
         """Read the end of `tokens` without the pending one, and tell how much of it the model would have got right.
 
         With y drawn from p, min(1, q(y)/p(y)) has the mean that drafting would have had accepted, sum of min(p, q).
-        Where the model lags by more than `n_most` tokens it reads these alone, as if they followed what it holds, and
-        forgets them: a guess at its worth that never costs more.
+        Where the model lags by more than `n_most` tokens it reads these alone, as if they followed what it holds: a
+        guess at its worth that never costs more. `_agree_with` drops them afterwards, as anything not committed.
         """
         n_held = len(self._held)
         behind = tokens[n_held:-1][-n_most:]
-        whole = n_held + len(behind) == len(tokens) - 1
         n_rows = min(len(behind) - max(0, PROBE_CONTEXT - n_held), len(self._said), self.model.caps.max_block)
-        if n_rows > 0:
-            self._feed(behind[:-n_rows])
-            history = list(params.window(tokens))
-            for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
-                q = law(row, history[:i], params)
-                acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
-                planner.learn(0, confidence_of(row, q, greedy=params.greedy), acceptance)
-        if not whole:
-            self.model.truncate(n_held)
-            del self._held[n_held:]
+        if n_rows <= 0:
+            return
+        self._feed(behind[:-n_rows])
+        for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
+            q = law(row, tokens[:i], params)
+            acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
+            planner.learn(0, confidence_of(row, q, greedy=params.greedy), acceptance)
 
     def draw(
         self, tokens: Sequence[int], given: Sequence[int], plan: Plan, params: SamplingParams, choose: Chooser
