@@ -43,7 +43,9 @@ def damage(body: bytearray, rng: random.Random, n_header: int) -> bytes:
     """One to four damages, most of them where the header is."""
     data = bytearray(body)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        at = rng.randrange(8, max(min(n_header, len(data)), 9))
+        if len(data) < 9:
+            break
+        at = rng.randrange(8, min(max(n_header, 9), len(data)))
         kind = rng.choice((0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 7))
         if kind == 0:
             data[at] = rng.randrange(256)
