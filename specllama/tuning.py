@@ -186,7 +186,8 @@ class Controller:
         self.calibration = calibration or Calibration()
         self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
         self._draft = costs.draft_cost()
-        self._reread = max(costs.draft_cost(2) - self._draft, 0.0)  # a model's block accepted whole leaves it a token to read
+        # A model's block that is accepted whole leaves it one token more to read in the next step.
+        self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
         self._thermostat = _Thermostat(heats)
         self._step: _Step | None = None
         self._n_idle = 0  # tokens emitted since the model last drafted or was probed
