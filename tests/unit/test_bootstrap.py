@@ -435,7 +435,7 @@ def test_any_other_goal_needs_work(venv: Venv, goal: Goal, change: dict[str, obj
 
 def test_an_installation_by_hand_over_ours_is_noticed(venv: Venv, goal: Goal) -> None:
     """Prevents: running with the build that crashes because a stamp says all is well."""
-    installed_from(venv, "file:///tmp/other/llama_cpp_python-0.3.36-py3-none-any.whl")
+    installed_from(venv, "file:///elsewhere/llama_cpp_python-0.3.36-py3-none-any.whl")
     assert not venv.holds(goal)
 
 
