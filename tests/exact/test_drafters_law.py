@@ -104,7 +104,8 @@ def engine_law(
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_without_a_planner_the_answer_follows_the_targets_law(name: str, sampler: str, rule: Rule) -> None:
     """A looked-up token judged by a dense law, or a drawn one as a point mass, anywhere in a mixed chain."""
-    for n_vocab, n_max, n_tokens in ((3, 2, 3), (2, 3, 4)):
+    # Matching draws at every row, so its branches multiply: two tokens in the vocabulary are enough there.
+    for n_vocab, n_max, n_tokens in ((2 if rule is Rule.MATCH else 3, 2, 3), (2, 3, 4)):
         pair = random_pair(41, n_vocab=n_vocab, n_max=n_max, rule=rule)
         params = SAMPLERS[sampler]
         found = engine_law(lambda pair=pair: DRAFTERS[name](pair, None), params, n_tokens)
