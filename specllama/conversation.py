@@ -5,7 +5,7 @@ History is text: every turn is rendered and tokenised anew, and the engine keeps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -111,8 +111,8 @@ class Conversation:
     last conversation had a system prompt that the template does not know, so that the first user message carries it.
     """
 
-    def __init__(self, vocab: Vocab, template: str | None) -> None:
-        """Compile `template`, the model file's own. Raises TemplateError."""
+    def __init__(self, vocab: Vocab, template: str | None, variables: Mapping[str, object] | None = None) -> None:
+        """Compile `template`, the model file's own; `variables` are its switches. Raises TemplateError."""
         self._vocab = vocab
         self._special = SpecialTexts(vocab.special_texts())
         self.notice = ""
@@ -120,7 +120,16 @@ class Conversation:
         if not template:
             template = self._fallback()
         bos, eos = ("" if token is None else vocab.text(token) for token in (vocab.bos, vocab.eos))
-        self._template = ChatTemplate(template, bos=bos, eos=eos)
+        self._template = ChatTemplate(template, bos=bos, eos=eos, variables=variables)
+
+    @property
+    def template(self) -> str:
+        """The template in use: the model file's own, or what stands in for it."""
+        return self._template.source
+
+    def reads(self, variable: str) -> bool:
+        """True if the template looks at this variable."""
+        return variable in self._template.names
 
     def text(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: datetime | None = None

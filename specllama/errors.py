@@ -31,6 +31,10 @@ class TemplateError(SpecllamaError):
     """A chat template that does not compile, or that refuses the conversation."""
 
 
+class ConversationError(SpecllamaError):
+    """A saved conversation that cannot be read or written."""
+
+
 class ModelFileError(SpecllamaError):
     """A model file that is missing, damaged, foreign, or newer than the installed llama.cpp."""
 

@@ -266,19 +266,26 @@ def _literals(tree: nodes.Template) -> frozenset[str]:
 class ChatTemplate:
     """A compiled chat template.
 
-    `literals` are the non-empty strings in its expressions: the ones a message's text may be searched for.
+    `literals` are the non-empty strings in its expressions: the ones a message's text may be searched for. `names` are
+    the variables that it looks at.
     """
 
-    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
-        """Compile `source`; `bos` and `eos` are the texts of these tokens. Raises TemplateError."""
+    def __init__(
+        self, source: str, *, bos: str = "", eos: str = "", variables: Mapping[str, object] | None = None
+    ) -> None:
+        """Compile `source`; `bos` and `eos` are the texts of these tokens. Raises TemplateError.
+
+        `variables` are the template's own switches, such as `enable_thinking`.
+        """
         if len(source) > _MAX_SOURCE:
             raise TemplateError(f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}", hint=HINT)
         self.source = source
         self._sandbox = _Sandbox()
-        self._fixed = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self._fixed = {**(variables or {}), "bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         try:
             tree = self._sandbox.parse(source)
             self.literals = _literals(tree)
+            self.names = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
             tree = _Metering().visit(tree).set_environment(self._sandbox)
             self._template = self._sandbox.from_string(tree)
         except jinja2.TemplateSyntaxError as error:

@@ -11,6 +11,8 @@ What exists here:
 - `letters(n)`: a vocabulary for enumeration: n - 3 one-letter tokens, then `<|bos|>`, `<|im_end|>` and `<|endoftext|>`.
 - `byte_level()`: 256 byte tokens, three merges ("th", "the", " the"), then `<|bos|>`, `<|im_start|>`, `<|im_end|>`,
   `<|endoftext|>`: tokenises any text, ends with either of the last two.
+- `ascii_level()`: the printable ASCII characters and the newline instead of the bytes, so that whatever the model says
+  reads the same when it is tokenised again; no merges. The special tokens are those of `byte_level`.
 - `sentencepiece()`: `<unk> <s> </s>`, 256 byte tokens `<0x00>`.., then some pieces with the U+2581 space.
 - `load(path, **options)`: such a file as a `LlamaModel` with one thread (two only get in each other's way here) and a
   context of 256 tokens; the options are those of `LoadOptions`.
@@ -122,6 +124,23 @@ def byte_level(*, add_bos: bool = False, extra_tokens: Sequence[str] = ()) -> Ti
         eot=n_normal + 2,
         eos=n_normal + 3,
         add_bos=add_bos,
+    )
+
+
+def ascii_level() -> TinyVocabulary:
+    """A vocabulary that spells ASCII text only; other characters are lost."""
+    characters = _byte_characters()
+    tokens = tuple(characters[byte] for byte in (0x0A, *range(0x20, 0x7F)))
+    special = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    n_normal = len(tokens)
+    return TinyVocabulary(
+        model="gpt2",
+        tokens=(*tokens, *special),
+        types=(int(TokenType.NORMAL),) * n_normal + (int(TokenType.CONTROL),) * len(special),
+        merges=("ÿ ÿ",),  # the format wants at least one; this one is never met
+        bos=n_normal,
+        eot=n_normal + 2,
+        eos=n_normal + 3,
     )
 
 

@@ -1,0 +1,137 @@
+"""Conversations on disk: JSON that other programs can read, written in one step, and read with a close look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from specllama import settings as setting_table
+from specllama.errors import ConversationError, UsageError
+from specllama.events import Reason
+from specllama.session import ChatSession, Turn
+from specllama.settings import MAX_SEED, Settings
+from specllama.storage import write_text
+
+SCHEMA = "specllama.chat"
+VERSION = 1
+_REASONS = get_args(Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file holds."""
+
+    system: str
+    turns: tuple[Turn, ...]
+    settings: Settings
+    models: Mapping[str, object]  # names, for people
+
+
+def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None:
+    """Write the conversation; a file that is there is replaced in one step. Raises ConversationError."""
+    messages: list[dict[str, object]] = []
+    if session.system:
+        messages.append({"role": "system", "content": session.system})
+    for turn in session.turns:
+        messages.append({"role": "user", "content": turn.user})
+        answer = {"role": "assistant", "content": turn.answer, "seed": turn.seed, "finish_reason": turn.reason}
+        messages.append(answer)
+    data = {
+        "schema": {"name": SCHEMA, "version": VERSION},
+        "models": dict(models),
+        "settings": setting_table.to_json(session.settings),
+        "messages": messages,
+    }
+    try:
+        if not path.parent.is_dir():
+            raise ConversationError(f"there is no folder {path.parent}")
+        write_text(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ConversationError(f"{path} cannot be written: {error.strerror}") from None
+    except UnicodeEncodeError:
+        raise ConversationError("the conversation holds bytes that are no text") from None
+
+
+def load(path: Path) -> Saved:
+    """What the file holds. Raises ConversationError that names the place of what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConversationError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConversationError(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
+    try:
+        return _saved(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ConversationError(f"{path} is damaged: line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise ConversationError(f"{path} is damaged: it is nested too deeply") from None
+    except _Wrong as error:
+        raise ConversationError(f"{path} is damaged: {error}") from None
+
+
+class _Wrong(Exception):
+    """Something in the file is not what it should be; the message names the place."""
+
+
+def _saved(data: object) -> Saved:
+    top = _typed(data, dict, "the file", "a conversation")
+    schema = _typed(top.get("schema"), dict, "schema", "its name and version")
+    if schema.get("name") != SCHEMA:
+        raise _Wrong(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
+    if schema.get("version") != VERSION:
+        raise _Wrong(f"schema.version is {schema.get('version')!r}, this version of the program reads {VERSION}")
+    system, turns = _turns(_typed(top.get("messages"), list, "messages", "a list"))
+    models = _typed(top.get("models", {}), dict, "models", "names")
+    return Saved(system, tuple(turns), _settings(_typed(top.get("settings"), dict, "settings", "values")), models)
+
+
+def _typed(value: object, kind: type, where: str, expected: str) -> Any:
+    """`value`, which must be a `kind`."""
+    if not isinstance(value, kind):
+        raise _Wrong(f"{where} is {_short(value)}, expected {expected}")
+    return value
+
+
+def _short(value: object) -> str:
+    """A value as it may stand in a message."""
+    text = "missing" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _settings(data: Mapping[str, object]) -> Settings:
+    settings = Settings()
+    for name, value in data.items():
+        try:
+            settings = setting_table.from_json({name: value}, settings)
+        except UsageError as error:
+            raise _Wrong(f"settings.{name}: {error}") from None
+    return settings
+
+
+def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
+    """The system prompt and the turns: after it, a user's message and its answer by turns."""
+    entries = [_typed(message, dict, f"messages[{i}]", "a message") for i, message in enumerate(messages)]
+    first = 1 if entries and entries[0].get("role") == "system" else 0
+    roles = ["system"] * first + ["user", "assistant"] * ((len(entries) - first + 1) // 2)
+    for i, (entry, role) in enumerate(zip(entries, roles, strict=False)):
+        if entry.get("role") != role:
+            raise _Wrong(f"messages[{i}].role is {_short(entry.get('role'))}, expected {json.dumps(role)}")
+        _typed(entry.get("content"), str, f"messages[{i}].content", "text")
+    if (len(entries) - first) % 2:
+        raise _Wrong(f"messages[{len(entries) - 1}] has no answer after it")
+    turns = [_turn(entries[i]["content"], entries[i + 1], f"messages[{i + 1}]") for i in range(first, len(entries), 2)]
+    return (entries[0]["content"] if first else ""), turns
+
+
+def _turn(user: str, answer: Mapping[str, object], where: str) -> Turn:
+    seed = answer.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise _Wrong(f"{where}.seed is {_short(seed)}, expected a whole number from 0 to {MAX_SEED}")
+    reason = answer.get("finish_reason", "stop")
+    if reason not in _REASONS:
+        raise _Wrong(f"{where}.finish_reason is {_short(reason)}, expected one of {', '.join(_REASONS)}")
+    return Turn(user, str(answer["content"]), seed, cast("Reason", reason))

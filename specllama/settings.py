@@ -1,0 +1,225 @@
+"""What may change between two answers of a chat: one table of settings, each with its range, its text and its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+from specllama.checks import Check, real, whole, word
+from specllama.drafters import ALIASES, REGISTRY, DraftSettings
+from specllama.errors import UsageError
+from specllama.sampling import SamplingParams
+from specllama.types import Rule
+
+MAX_SEED = 2**64 - 1
+_ON_OFF = {"on": True, "off": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that decides an answer besides the models and the conversation."""
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    strategy: str = "none"  # a key of the registry
+    spec: bool = True  # False = plain decoding for now, whatever the strategy
+    drafting: DraftSettings = field(default_factory=DraftSettings)
+    rule: Rule = Rule.TOKEN
+    seed: int = -1  # of the next answer, counting up from there; -1 = a new one for each
+    n_predict: int = -1  # most tokens of an answer; -1 = until it ends
+    stops: tuple[str, ...] = ()
+    think: bool | None = None  # the template's own switch; None = as the template has it
+
+    @property
+    def drafter(self) -> str:
+        """The strategy that drafts the next answer."""
+        return self.strategy if self.spec and self.drafting.n_max else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One entry of the table."""
+
+    help: str
+    check: Check
+    get: Callable[[Settings], Any]
+    put: Callable[[Settings, Any], Settings]
+    words: tuple[str, ...] = ()  # what to offer where not any number goes
+
+
+def _of_params(name: str, help: str, check: Check) -> Setting:
+    """A field of SamplingParams."""
+    return Setting(
+        help,
+        check,
+        lambda settings: getattr(settings.params, name),
+        lambda settings, value: replace(settings, params=replace(settings.params, **{name: value})),
+    )
+
+
+def _of_drafting(name: str, help: str, check: Check) -> Setting:
+    """A field of DraftSettings."""
+    return Setting(
+        help,
+        check,
+        lambda settings: getattr(settings.drafting, name),
+        lambda settings, value: replace(settings, drafting=replace(settings.drafting, **{name: value})),
+    )
+
+
+def _own(name: str, help: str, check: Check, words: tuple[str, ...] = ()) -> Setting:
+    """A field of Settings itself."""
+    return Setting(
+        help,
+        check,
+        lambda settings: getattr(settings, name),
+        lambda settings, value: replace(settings, **{name: value}),
+        words,
+    )
+
+
+def on_off(name: str, text: object) -> bool:
+    """`on` or `off`, as truth."""
+    return text if isinstance(text, bool) else _ON_OFF[word(*_ON_OFF)(name, text)]
+
+
+def _or_none(check: Check) -> Check:
+    """What `check` allows, or `none` for None."""
+
+    def checked(name: str, text: object) -> Any:
+        if text in (None, "none"):
+            return None
+        try:
+            return check(name, text)
+        except UsageError as error:
+            raise UsageError(f"{error}, or none", hint=error.hint) from None
+
+    return checked
+
+
+def _strategy(name: str, text: object) -> str:
+    return str(word(*REGISTRY)(name, ALIASES.get(str(text), text)))
+
+
+def _stops(name: str, text: object) -> tuple[str, ...]:
+    """One stop string, a list of them, or `none`."""
+    stops = () if text in (None, "none") else (text,) if isinstance(text, str) else text
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise UsageError(f"{name} is {text!r}, expected text")
+    return tuple(stops)
+
+
+def _biases(name: str, text: object) -> dict[int, float]:
+    """ID=V, several of them separated by spaces, a mapping, or `none`."""
+    if text in (None, "none"):
+        return {}
+    if isinstance(text, Mapping):
+        pairs = [(str(token), str(bias)) for token, bias in text.items()]
+    else:
+        pairs = [(part.partition("=")[0], part.partition("=")[2]) for part in str(text).split()]
+    try:
+        biases = {int(token): float(bias) for token, bias in pairs}
+        SamplingParams(logit_bias=biases)
+    except (ValueError, UsageError):
+        raise UsageError(
+            f"{name} is {text}, expected ID=V with a token's id and a number, or none", hint="-inf forbids a token"
+        ) from None
+    return biases
+
+
+_RULES = tuple(rule.value for rule in Rule)
+_LENGTH = whole(1, special=-1)
+
+SETTINGS: dict[str, Setting] = {
+    "temp": _of_params("temperature", "temperature; 0 is greedy", real(0)),
+    "top-k": _of_params("top_k", "keep the K likeliest tokens; 0 keeps all", whole(0)),
+    "top-p": _of_params("top_p", "keep the likeliest tokens that add up to P; 1 keeps all", real(0, 1)),
+    "min-p": _of_params("min_p", "drop tokens less likely than P times the likeliest; 0 drops none", real(0, 1)),
+    "repeat-penalty": _of_params("repeat_penalty", "weaken tokens seen lately; 1 is off", real(0, open_low=True)),
+    "presence-penalty": _of_params("presence_penalty", "take this from the logits of tokens seen lately", real()),
+    "frequency-penalty": _of_params("frequency_penalty", "the same, once for each time it was seen", real()),
+    "repeat-last-n": _of_params("repeat_last_n", "how far back penalties look; -1 is everything", whole(-1)),
+    "logit-bias": _of_params("logit_bias", "add V to the logit of token ID; none clears", _biases),
+    "seed": _own("seed", "seed of the next answer, counting up; -1 takes new ones", whole(-1, MAX_SEED)),
+    "predict": _own("n_predict", "most tokens of an answer; -1 goes on to its end", _LENGTH),
+    "stop": _own("stops", "end the answer before this text; none clears", _stops),
+    "drafter": _own("strategy", "what drafts", _strategy, tuple(REGISTRY)),
+    "draft-n-max": _of_drafting("n_max", "longest draft; 0 drafts nothing", whole(0)),
+    "draft-p-min": _of_drafting("p_min", "stop drafting where the draft is less sure than this", real(0, 1)),
+    "draft-temp": _of_drafting("temperature", "temperature of the draft; none is the target's", _or_none(real(0))),
+    "rule": Setting(
+        "how drafted tokens are accepted; each keeps the target's law",
+        word(*_RULES),
+        lambda settings: settings.rule.value,
+        lambda settings, value: replace(settings, rule=Rule(value)),
+        _RULES,
+    ),
+    "spec": _own("spec", "draft at all", on_off, ("on", "off")),
+    "think": _own("think", "let the model think first, where its template has the switch", on_off, ("on", "off")),
+}
+
+# Names by which other tools know them.
+OTHER_NAMES = {
+    "temperature": "temp",
+    "num-predict": "predict",
+    "n-predict": "predict",
+    "max-tokens": "predict",
+    "draft-max": "draft-n-max",
+    "spec-draft-n-max": "draft-n-max",
+    "spec-draft-p-min": "draft-p-min",
+    "spec-type": "drafter",
+    "verify-rule": "rule",
+}
+
+
+def find(name: str) -> str:
+    """The table's own name for `name`. Raises UsageError with what comes near."""
+    plain = name.lower().lstrip("-").replace("_", "-")
+    known = OTHER_NAMES.get(plain, plain)
+    if known not in SETTINGS:
+        near = get_close_matches(plain, [*SETTINGS, *OTHER_NAMES], 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(SETTINGS)}"
+        raise UsageError(f"there is no setting {name}", hint=hint)
+    return known
+
+
+def changed(settings: Settings, name: str, value: object) -> Settings:
+    """`settings` with one of them changed. Raises UsageError that names the range."""
+    known = find(name)
+    setting = SETTINGS[known]
+    # A number may come as JSON; int(3.7) would be 3, int("3.7") is an error.
+    plain = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    return setting.put(settings, setting.check(known, plain))
+
+
+def value_text(settings: Settings, name: str) -> str:
+    """A setting's value as it would be typed."""
+    value = SETTINGS[name].get(settings)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, Mapping):
+        return " ".join(f"{token}={bias:g}" for token, bias in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value)) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def to_json(settings: Settings) -> dict[str, object]:
+    """The settings as plain data; JSON has no infinity, so a forbidden token's bias is text."""
+    data: dict[str, object] = {}
+    for name, setting in SETTINGS.items():
+        value = setting.get(settings)
+        if isinstance(value, Mapping):
+            value = {str(token): bias if math.isfinite(bias) else "-inf" for token, bias in value.items()}
+        data[name.replace("-", "_")] = value
+    return data
+
+
+def from_json(data: Mapping[str, object], start: Settings) -> Settings:
+    """`start` with what `data` says. Raises UsageError for what is no setting or out of range."""
+    for name, value in data.items():
+        if not (find(name) == "think" and value is None):
+            start = changed(start, name, value)
+    return start
