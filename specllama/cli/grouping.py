@@ -18,6 +18,7 @@ EXCLUSIVE = (
     (("pair", "model", "hf_repo"), "each names a target"),
     (("pair", "model_draft", "hf_repo_draft"), "each names a draft"),
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
+    (("scan", "hub"), "each says where to look"),
     (("raw", "system_prompt"), "without a template there is no place for a system prompt"),
 )
 

@@ -1,0 +1,100 @@
+"""Look for drafts of a target among files or repositories: which fit, which do not and why, best first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama import hub, hub_cache, llama, storage
+from specllama.compat import CompatReport
+from specllama.compat_models import TOO_LARGE, TOO_SMALL, Machine, family
+from specllama.errors import SpecllamaError
+from specllama.llama import Header, LoadOptions
+from specllama.pair_check import Candidate, check_pair
+from specllama.repo_files import model_files
+from specllama.storage import FetchWatch
+
+_N_REPOS = 12  # looked at on the Hub; each costs some megabytes
+_SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+_DRAFT = LoadOptions(max_block=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A possible draft: in or out, and why."""
+
+    name: str
+    fits: bool
+    reason: str  # in one sentence; empty where there is nothing against it
+    n_bytes: int | None = None  # of its weights
+    ratio: float | None = None  # of the target's
+    n_warnings: int = 0
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Best first: what fits, is neither too large nor too small, and has least against it; then the smallest."""
+        off_size = self.ratio is None or not TOO_SMALL <= self.ratio <= TOO_LARGE
+        return not self.fits, off_size, self.n_warnings, self.n_bytes or 0, self.name
+
+
+Look = Callable[[], AbstractContextManager[Path]]  # opens a file, or its header
+
+
+def rank(target: Candidate, looks: Iterable[tuple[str, Look]], machine: Machine) -> list[Found]:
+    """Every candidate with its reason, best first; none of them stops the search."""
+    found = [judge(target, name, look, machine) for name, look in looks]
+    return sorted(found, key=lambda each: each.order)
+
+
+def judge(target: Candidate, name: str, look: Look, machine: Machine) -> Found:
+    """One candidate."""
+    try:
+        with look() as path:
+            header = llama.header(path)
+            ratio = header.n_weight_bytes / max(target.header.n_weight_bytes, 1)
+            if target.header.n_weight_bytes and ratio >= 1:
+                return Found(name, False, "it is no smaller than the target", header.n_weight_bytes, ratio)
+            report = check_pair(target, lambda: Candidate(header, _DRAFT), machine)
+    except SpecllamaError as error:
+        return Found(name, False, str(error))
+    return Found(name, report.fits, _reason(report), header.n_weight_bytes, ratio, len(report.warnings))
+
+
+def _reason(report: CompatReport) -> str:
+    """The first failure, or in short what may not pay."""
+    if report.failures:
+        return report.failures[0].reason
+    return f"see: {', '.join(row.test for row in report.warnings)}" if report.warnings else ""
+
+
+# ------------------------------------------------------------------------------------------------- where to look
+
+
+def files_in(folder: Path, target: Header) -> Iterator[Path]:
+    """The models below a folder, each file once; of split ones the first part, and never the target itself."""
+    seen = {part.resolve() for part in target.parts}
+    for path in sorted(folder.rglob("*.gguf")):
+        if model_files([path.name]) and path.is_file() and path.resolve() not in seen:
+            seen.add(path.resolve())
+            yield path
+
+
+def folders_here() -> Sequence[Path]:
+    """Where models lie on this machine: specllama's own folder and the cache of all Hub tools."""
+    return [folder for folder in (storage.models_dir(), hub_cache.cache_dir()) if folder.is_dir()]
+
+
+def repos_for(target: Header, n_params: int, watch: FetchWatch) -> list[str]:
+    """Repositories of the target's family whose names promise a smaller model. Raises SourceUnavailable."""
+    names = hub.search(family(target), 10 * _N_REPOS, watch)
+    sizes = {name: size for name in names if (size := size_in_name(name)) is not None and size < n_params / 2}
+    return sorted(sizes, key=lambda name: (sizes[name], names.index(name)))[:_N_REPOS]
+
+
+def size_in_name(name: str) -> float | None:
+    """How many parameters a model's name promises: "Qwen2.5-0.5B-Instruct-GGUF" 5e8; None where it says nothing."""
+    match = _SIZE_IN_NAME.search(name)
+    return float(match[1]) * (1e9 if match[2] in "bB" else 1e6) if match else None

@@ -1,0 +1,177 @@
+"""`specllama check --draft-for`: which drafts there are for a target, best first, and why the others are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.draft_search import Found, size_in_name
+from tests import tiny
+from tests.cli.conftest import Result, Terminal
+from tests.hubserver import HubServer
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, the models in it included."""
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A target large enough for its drafts to have the right size."""
+    return tiny.write_model(tmp_path / "target.gguf", n_embd=128, n_ff=256, extra={"general.name": "Tiny 7B"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, target: Path) -> Path:
+    """Drafts of every kind, one of them in a folder below."""
+    place = tmp_path / "models"
+    (place / "sub").mkdir(parents=True)
+    tiny.write_model(place / "good.gguf", n_embd=32, extra={"general.name": "Tiny 1B"})
+    tiny.write_model(place / "sub" / "stranger.gguf", n_embd=32, extra={"general.name": "Other 1B"})
+    tiny.write_model(place / "large.gguf", n_embd=96, extra={"general.name": "Tiny 3B"})
+    tiny.write_model(place / "larger.gguf", n_embd=256)
+    tiny.write_model(place / "foreign.gguf", n_vocab=14)
+    tiny.cut(tiny.write_model(place / "broken.gguf"), 1000)
+    (place / "notes.txt").write_text("no model")
+    (place / "mmproj-x.gguf").write_bytes(b"GGUF")
+    (place / "same.gguf").symlink_to(target)
+    return place
+
+
+def found(result: Result) -> list[dict[str, Any]]:
+    return json.loads(result.out)["candidates"]
+
+
+def test_a_folder_is_searched_and_the_best_comes_first(specllama: Run, target: Path, folder: Path) -> None:
+    """Prevents: thirty downloads to find one that works; an empty list without a reason."""
+    result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
+    lines = [line.split("\t") for line in result.out.splitlines()]
+    assert result.code == 0
+    assert [line[:2] for line in lines] == [
+        ["in", "good.gguf"],
+        ["in", str(Path("sub/stranger.gguf"))],
+        ["in", "large.gguf"],
+        ["out", "foreign.gguf"],
+        ["out", "broken.gguf"],
+        ["out", "larger.gguf"],
+    ]
+    reasons = {line[1]: line[4] for line in lines}
+    assert "token ids differ" in reasons["foreign.gguf"]
+    assert "truncated" in reasons["broken.gguf"]
+    assert reasons["larger.gguf"] == "it is no smaller than the target"
+    assert "size" in reasons["large.gguf"]
+    assert "family" in reasons[str(Path("sub/stranger.gguf"))]
+    assert result.err == "3 of 6 fit target.gguf\n"
+
+
+def test_json_lists_the_same(specllama: Run, target: Path, folder: Path) -> None:
+    """Prevents: a list that a program has to read off columns."""
+    candidates = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))
+    assert [each["fits"] for each in candidates] == [True] * 3 + [False] * 3
+    assert all(each["reason"] for each in candidates if not each["fits"])
+
+
+def test_without_a_place_the_models_of_this_machine_are_searched(specllama: Run, target: Path, own_home: Path) -> None:
+    """Prevents: having to know where the caches are."""
+    assert specllama("check", "--draft-for", str(target)).code == 1
+    for place in (own_home / "cache" / "specllama" / "models", own_home / "hf" / "hub" / "models--a--b" / "snapshots"):
+        place.mkdir(parents=True)
+        tiny.write_model(place / f"{place.name}.gguf", n_embd=32)
+    result = specllama("check", "--draft-for", str(target), "--json")
+    assert (result.code, {each["name"] for each in found(result)}) == (0, {"models.gguf", "snapshots.gguf"})
+
+
+def test_the_hub_is_searched_for_smaller_models_of_the_family(
+    specllama: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a search by hand; or a search that downloads what it looks at."""
+    small = tiny.write_model(tmp_path / "small.gguf", n_embd=32, extra={"general.name": "Tiny 0.01M"})
+    foreign = tiny.write_model(tmp_path / "foreign.gguf", n_embd=32, n_vocab=14)
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        for repo, path in {
+            "a/Tiny-0.01M-GGUF": small,
+            "a/Tiny-0.02M-GGUF": foreign,
+            "a/Tiny-70B-GGUF": small,
+            "a/Tiny-GGUF": small,
+            "a/Other-0.01M-GGUF": small,
+        }.items():
+            server.repo(repo).files["model-Q4_K_M.gguf"] = path.read_bytes()
+        result = specllama("check", "--draft-for", str(target), "--hub", "--json")
+        offline = specllama("check", "--draft-for", str(target), "--hub", "--offline")
+    assert [(each["name"], each["fits"]) for each in found(result)] == [
+        ("a/Tiny-0.01M-GGUF", True),
+        ("a/Tiny-0.02M-GGUF", False),
+    ]
+    assert offline.code == 2
+    assert not list((tmp_path / "hf").rglob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--draft-for", "{target}", "-md", "x"], "names the target itself"),
+        (["--draft-for", "{target}", "--scan", "/nowhere"], "is no folder"),
+        (["--draft-for", "{target}", "--scan", ".", "--hub"], "exclude each other"),
+        (["--draft-for", "nothing"], "there is no model named"),
+        (["--draft-for", "{recurrent}"], "cannot roll its memory back"),
+        (["--scan", "."], "--draft-for TARGET"),
+    ],
+)
+def test_what_cannot_be_searched_is_2(
+    specllama: Run, target: Path, tmp_path: Path, args: list[str], words: str
+) -> None:
+    """Prevents: 'nothing fits' where nothing was looked at (case 20)."""
+    recurrent = tiny.write_model(tmp_path / "recurrent.gguf", arch="mamba")
+    result = specllama("check", *(arg.format(target=target, recurrent=recurrent) for arg in args))
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+
+
+def test_on_a_terminal_each_candidate_has_one_line(
+    terminal: Callable[..., Terminal], target: Path, folder: Path
+) -> None:
+    """Prevents: a list that cannot be read down."""
+    shown = terminal("check", "--draft-for", str(target), "--scan", str(folder), columns=80)
+    assert shown.finish() == 0
+    words = [line.split() for line in shown.display.text_lines]
+    assert [line[0] for line in words] == ["in"] * 3 + ["out"] * 3 + ["3"]
+    assert words[0][1] == "good.gguf"
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct-GGUF", 5e8),
+        ("ggml-org/gemma-3-270m-GGUF", 2.7e8),
+        ("x/Llama-3.2-1B", 1e9),
+        ("x/phi-4-mini-GGUF", None),
+        ("x/Mixtral-8x7B", None),
+        ("x/model-4bit", None),
+    ],
+)
+def test_a_size_is_read_from_a_name(name: str, size: float | None) -> None:
+    """Prevents: looking into the 70B repositories first."""
+    assert size_in_name(name) == (None if size is None else pytest.approx(size))
+
+
+def test_a_fitting_draft_of_the_wrong_size_comes_after_the_others() -> None:
+    """Prevents: a draft of a thousandth of the target's size at the top of the list."""
+    right, large, tiny_one, out = (
+        Found("a", True, "", 20, 0.2, 3),
+        Found("b", True, "", 50, 0.5, 0),
+        Found("c", True, "", 1, 0.001, 0),
+        Found("d", False, "no", 10, 0.1, 0),
+    )
+    assert sorted([out, tiny_one, large, right], key=lambda each: each.order) == [right, tiny_one, large, out]
