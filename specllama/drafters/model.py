@@ -82,6 +82,8 @@ class ModelDrafter:
         self.n_vocab = min(model.vocab_size, vocab_size or model.vocab_size)
         self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
         self._planner = self.policy if isinstance(self.policy, Planner) else None
+        # A pass over the whole row for every drafted token is only worth it where somebody looks at the result.
+        self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
         self._held: list[int] = []  # what the model's KV holds
         self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
@@ -224,7 +226,7 @@ class ModelDrafter:
         while len(drawn) < limit and (not drawn or self._may_look(len(given) + len(drawn))):
             row = self._eval((line[-1],))[0]
             q = law(row, history + drawn, params)
-            confidence = confidence_of(row, q, greedy=params.greedy)
+            confidence = confidence_of(row, q, greedy=params.greedy and self._asks_confidence)
             if not self._may_draw(len(given) + len(drawn), confidence):
                 self._undrawn = (confidence, q)
                 break
