@@ -2,10 +2,10 @@
 
     python benchmarks/loop.py [--rounds 3] [--k 4] [--predict 128] [--prompts code,summary]
 
-One run, interleaved: for every round and prompt, plain decoding through our loop, our loop, and theirs, in turn. What
-is compared is the time from the end of the prompt's own pass to the end of the answer ("decode"), and the whole answer
-from the first prompt token on ("whole"), the loading left out on both sides. Ours reads the draft's prompt after the
-first token, inside "decode"; theirs before, outside it: so "decode" is unfair to us on short answers, "whole" is fair.
+One run, interleaved: for every round and prompt, plain decoding through our loop, our loop, and theirs, in turn. Two
+speeds are compared. "Decode" is steady decoding: theirs as their program reports it, which begins when both models have
+read the prompt; ours from the third step on, because the second step is where our draft reads the prompt, so as not to
+delay the first token. "Whole" is the whole answer, both prompts included. Loading counts on neither side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, Finished, RandomChooser, SamplingParams, TokenEvent, hub, llama, probe
+from specllama import Engine, Finished, RandomChooser, SamplingParams, StepEvent, TokenEvent, hub, llama, probe
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.pairs import load_catalog
@@ -37,35 +37,32 @@ TOLD = re.compile(rb"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 
 @dataclass(frozen=True)
 class Timing:
-    """One answer: tokens, seconds for the prompt, seconds for the rest, and its text."""
+    """One answer: how fast it was, and what it said."""
 
-    n_tokens: int
-    prompt_s: float
-    decode_s: float
+    decode: float  # tokens per second
+    whole: float
+    first_s: float  # until the first token
     text: bytes
     acceptance: float | None = None
-
-    @property
-    def decode(self) -> float:
-        return self.n_tokens / self.decode_s
-
-    @property
-    def whole(self) -> float:
-        return self.n_tokens / (self.prompt_s + self.decode_s)
 
 
 def ours(engine: Engine, tokens: list[int], n_predict: int) -> Timing:
     """One greedy answer from an empty KV."""
     engine.target.truncate(0)
     answer: list[int] = []
+    n_steady, steady_s = 0, 0.0
     for event in engine.generate(tokens, SamplingParams(temperature=0.0), RandomChooser(0), max_tokens=n_predict):
         if isinstance(event, TokenEvent):
             answer.append(event.token)
+            n_steady += event.step >= 2
+        elif isinstance(event, StepEvent) and event.step >= 2:
+            steady_s += event.step_s
         elif isinstance(event, Finished):
             stats = event.stats
     assert isinstance(engine.target, llama.LlamaModel)
     text = b"".join(engine.target.vocab.piece(token) for token in answer)
-    return Timing(len(answer) - 1, stats.prompt_s, stats.decode_s, text, stats.acceptance_rate)
+    whole = len(answer) / (stats.prompt_s + stats.decode_s)
+    return Timing(n_steady / steady_s, whole, stats.prompt_s, text, stats.acceptance_rate)
 
 
 def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_predict: int, n_threads: int) -> Timing:
@@ -85,7 +82,8 @@ def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_pred
         )  # fmt: skip
     told = {kind: (int(n), float(s)) for kind, n, s in TOLD.findall(done.stdout + done.stderr)}
     text = done.stdout + done.stderr
-    return Timing(told[b"decoded"][0], told[b"encoded"][1], told[b"decoded"][1], text)
+    (_, encode_s), (n_decoded, decode_s) = told[b"encoded"], told[b"decoded"]
+    return Timing(n_decoded / decode_s, n_decoded / (encode_s + decode_s), encode_s, text)
 
 
 def spread(values: list[float]) -> str:
