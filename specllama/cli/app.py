@@ -31,6 +31,7 @@ class Entry:
 
 COMMANDS = {
     "run": Entry("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
+    "chat": Entry("specllama.cli.chat", "chat", "Talk with the target, its drafts shown while it answers."),
     "check": Entry("specllama.cli.check", "check", "Check whether a draft fits its target, and why not."),
     "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
     "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),

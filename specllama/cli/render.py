@@ -47,14 +47,17 @@ class Palette:
         return on + text + off
 
 
+def codes_of(style: Style, stream: Stream) -> tuple[str, str]:
+    """What switches a style on and off, as far as `stream` allows it."""
+    allowed = style if stream.coloured else style.without_color
+    shown = allowed.render("|", color_system=ColorSystem.STANDARD) if stream.styled else "|"
+    on, _, off = shown.partition("|")
+    return on, off
+
+
 def palette_of(stream: Stream) -> Palette:
     """The styles that `stream` allows."""
-    codes = {}
-    for name, style in STYLES.items():
-        allowed = style if stream.coloured else style.without_color
-        shown = allowed.render("|", color_system=ColorSystem.STANDARD) if stream.styled else "|"
-        on, _, off = shown.partition("|")
-        codes[name] = (on, off)
+    codes = {name: codes_of(style, stream) for name, style in STYLES.items()}
     smooth = " ▏▎▍▌▋▊▉█"
     return Palette(codes, smooth, "▏", "─") if stream.encodes(smooth + "─") else Palette(codes, " #", "|", "-")
 
@@ -91,6 +94,7 @@ class Figures:
     stats: SpecStats = field(default_factory=SpecStats)
     prompt: PromptProgress | None = None
     notice: str = ""
+    n_cached: int | None = None  # prompt tokens that the KV held already; None where that is of no interest
     k: int = 0  # drafted tokens of the last step
     _recent: deque[tuple[int, float]] = field(default_factory=deque)  # tokens and seconds of the last steps
     _n_pending: int = 0  # tokens whose StepEvent is still to come
@@ -182,6 +186,9 @@ def _context(figures: Figures, palette: Palette) -> Iterator[Item]:
         ("value", f" {percent(share)}"),
         ("label", f" of {figures.n_ctx}"),
     )
+    if figures.n_cached is not None:
+        yield (("label", "cached "), ("value", str(figures.n_cached)))
+        yield (("label", "read "), ("value", str(figures.stats.n_prompt - figures.n_cached)))
 
 
 def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
@@ -226,7 +233,8 @@ def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
         yield (("label", "reading the prompt"),)
         return
     done, total = figures.prompt.done, figures.prompt.total
-    yield from progress("reading the prompt", done / total, f"{done}/{total} tokens", width, palette)
+    cached = f", {figures.n_cached} cached" if figures.n_cached else ""
+    yield from progress("reading the prompt", done / total, f"{done}/{total} tokens{cached}", width, palette)
 
 
 def progress(what: str, share: float, detail: str, width: int, palette: Palette) -> Iterator[Item]:

@@ -1,0 +1,186 @@
+"""`specllama chat`: a conversation in the terminal, or over a pipe."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+from platformdirs import user_state_path
+
+from specllama import llama
+from specllama.cli.chat_commands import is_command, perform
+from specllama.cli.chat_complete import complete
+from specllama.cli.chat_input import Editor, Lines, Source, unquoted
+from specllama.cli.chatting import Chat, Wish, greeting, open_models, said_to_leave, stoppable
+from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.grouping import option, takes_groups
+from specllama.cli.options import (
+    DraftOptions,
+    HardwareOptions,
+    ModelOptions,
+    OutputOptions,
+    SamplingOptions,
+)
+from specllama.cli.output import Output, open_output
+from specllama.drafters import DraftSettings
+from specllama.errors import Interrupted, SpecllamaError, UsageError
+from specllama.sampling import SamplingParams
+from specllama.settings import Settings
+from specllama.types import Cancel, Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """The conversation."""
+
+    title: ClassVar[str] = "Chat"
+
+    system_prompt: Annotated[
+        str | None,
+        option("-sys --system-prompt", "What the model is told before everything.", metavar="TEXT", also="--system"),
+    ] = None
+    load: Annotated[str | None, option("--load", "Go on with a saved conversation.", metavar="FILE")] = None
+    history: Annotated[
+        bool, option("--history/--no-history", "Remember messages in a file that only you can read.")
+    ] = True
+
+
+@takes_groups
+def chat(
+    conversation: ChatOptions,
+    models: ModelOptions,
+    drafting: DraftOptions,
+    sampling: SamplingOptions,
+    hardware: HardwareOptions,
+    output: OutputOptions,
+) -> None:
+    """Talk with the target while the draft drafts: /help inside lists the commands. On a pipe, a message a line."""
+    if output.json:
+        raise UsageError("--json is one object at the end, and a chat has no end", hint="use --jsonl")
+    out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
+    llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
+    settings = _settings(sampling, drafting)
+    cancel = Cancel()
+    try:
+        with stoppable(cancel, lambda: None):
+            opened = open_models(Wish(models, drafting, hardware), out, cancel)
+    except Interrupted:
+        raise typer.Exit(INTERRUPTED) from None
+    n_max = opened.choice.n_max or settings.drafting.n_max
+    settings = replace(
+        settings,
+        strategy=opened.choice.strategy,
+        drafting=replace(settings.drafting, n_max=n_max if opened.choice.strategy != "none" else 4),
+    )
+    talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel)
+    try:
+        talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
+        if conversation.load:
+            perform(talk, f"/load {conversation.load}")
+        code = _converse(talk, _source(out, conversation))
+    finally:
+        talk.close()
+    if code:
+        raise typer.Exit(code)
+
+
+def _settings(sampling: SamplingOptions, drafting: DraftOptions) -> Settings:
+    """The options as the first settings."""
+    params = SamplingParams(
+        temperature=sampling.temp,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repeat_penalty=sampling.repeat_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repeat_last_n=sampling.repeat_last_n,
+        logit_bias=sampling.biases,
+    )
+    return Settings(
+        params=params,
+        drafting=DraftSettings(p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp),
+        rule=Rule(drafting.verify_rule),
+        seed=sampling.seed if sampling.seed >= 0 else secrets.randbits(32),
+        n_predict=sampling.predict,
+        stops=tuple(sampling.stop or ()),
+    )
+
+
+def _source(out: Output, options: ChatOptions) -> Source:
+    """An editor where a person sits at a terminal that can be steered, else lines."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("stdin is closed, so nothing can be asked", hint="start it in a terminal, or pipe messages in")
+    at_terminal = sys.stdin.isatty()
+    if at_terminal and out.out.steerable and out.format == "human":
+        path: Path | None = user_state_path("specllama") / "chat_history" if options.history else None
+        return Editor(path, complete)
+    return Lines(sys.stdin, out if at_terminal and out.format == "human" and not out.quiet else None)
+
+
+def _converse(talk: Chat, source: Source) -> int:
+    """Read, answer, and again; returns the exit code."""
+    talk.source = source
+    out = talk.output
+    piped = not sys.stdin.isatty()
+    if out.format == "jsonl":
+        out.data({"event": "start", **talk.header()})
+    elif not piped:
+        for words in greeting(talk.opened, talk.session.settings).split("\n"):
+            out.note(words)
+    while True:
+        try:
+            start, talk.prefilled = talk.prefilled, ""
+            line = source.read(start)
+            _take(talk, line)
+        except EOFError:
+            break
+        except KeyboardInterrupt:
+            talk.edits_last = False
+            if piped:
+                return INTERRUPTED
+            said_to_leave(out)
+        except SpecllamaError as error:
+            talk.fail(error)
+        if piped and talk.interrupted:
+            return INTERRUPTED
+    return FAILED if piped and talk.n_failed else 0
+
+
+def _take(talk: Chat, line: str) -> None:
+    """One line: a message, or a command."""
+    if talk.output.format == "jsonl":
+        line = _from_json(line)
+    if not line.strip():
+        talk.edits_last = False
+        return
+    if is_command(line):
+        perform(talk, line.strip())
+    else:
+        talk.message(unquoted(line).strip("\n") if line[0] != " " else line.strip())
+    if talk.output.out.is_terminal and talk.output.format == "human":
+        talk.output.note("")
+
+
+def _from_json(line: str) -> str:
+    """The message or command of a line of JSON: text, or an object with `message` or `command`."""
+    if not line.strip():
+        return ""
+    try:
+        data = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        raise UsageError(
+            "a line of stdin is no JSON", hint='write {"message": "..."} or {"command": "/undo"}'
+        ) from None
+    if isinstance(data, str):
+        return f" {data}"  # never a command
+    if isinstance(data, dict) and isinstance(data.get("message"), str):
+        return f" {data['message']}"
+    if isinstance(data, dict) and isinstance(data.get("command"), str) and is_command(data["command"]):
+        return str(data["command"])
+    raise UsageError("a line of stdin has neither message nor command", hint='write {"message": "..."}')

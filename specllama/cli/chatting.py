@@ -1,0 +1,298 @@
+"""A chat at work: the models it has open, and one answer from its first event to the line of figures after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from rich.style import Style
+
+from specllama import llama
+from specllama.cli import loading
+from specllama.cli.chat_input import Source
+from specllama.cli.chat_view import ChatView, Look, turn_summary
+from specllama.cli.codes import INTERRUPTED
+from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.output import Output, say_error
+from specllama.cli.record import Record, begin
+from specllama.cli.render import Figures, codes_of
+from specllama.cli.terminal import silent_keyboard, size_of
+from specllama.cli.view import EventView, View
+from specllama.cli.worker import Worker
+from specllama.errors import MemoryShort, SpecllamaError
+from specllama.events import Event, Finished
+from specllama.llama_memory import CELL_STEP
+from specllama.session import ChatSession
+from specllama.settings import Settings
+from specllama.text import TextStream
+from specllama.types import Cancel
+
+LONGEST_DRAFT = 16  # what models are loaded for, so that `/set draft-n-max` has somewhere to go
+PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does
+FREE_SHARE = 0.9  # of the free memory: what `--ctx-size 0` may take
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command line asked for; `/model` changes the pair in it."""
+
+    models: ModelOptions
+    drafting: DraftOptions
+    hardware: HardwareOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Loaded models and where they came from."""
+
+    wish: Wish
+    choice: loading.Choice
+    setup: loading.Setup
+    models: loading.Models
+
+    @property
+    def names(self) -> dict[str, object]:
+        """The files' names."""
+        draft = self.setup.draft
+        return {"target": self.setup.target.path.name, "draft": draft.path.name if draft else None}
+
+
+def open_models(wish: Wish, output: Output, cancel: Cancel) -> Opened:
+    """Choose, fetch, check and load; everything that can fail early does. Raises as `loading` does."""
+    choice = loading.choose(wish.models, wish.drafting, wish.hardware, output)
+    setup = loading.prepare(choice, wish.hardware, offline=wish.models.offline, output=output)
+    options = setup.target_options
+    setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, LONGEST_DRAFT + 1)))
+    loading.require_fit(setup, output)
+    if choice.n_ctx == 0:
+        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
+    models = loading.load_models(setup, output, cancel)
+    models.watch(cancel)
+    return Opened(wish, choice, setup, models)
+
+
+def _longest_context(setup: loading.Setup) -> int:
+    """The longest context, up to what the target was trained for, that both models have memory for together.
+
+    0 where only the loader can know: on a GPU. Raises MemoryShort where not even a short one fits.
+    """
+    if llama.build_info().gpu_offload:
+        return 0
+    free = int(FREE_SHARE * llama.memory_free())
+
+    def needed(n_ctx: int) -> int:
+        total = llama.memory_needed(setup.target.header, replace(setup.target_options, n_ctx=n_ctx)).total
+        if setup.draft is not None:
+            total += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
+        return total
+
+    trained = setup.target.header.n_ctx_train or loading.N_CTX
+    if needed(trained) <= free:
+        return trained
+    low, high = 0, trained // CELL_STEP  # in steps; `needed` grows with the context
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(middle * CELL_STEP) <= free else (low, middle - 1)
+    if low == 0:
+        raise MemoryShort("there is no memory for the models and even a short context", hint="use smaller models")
+    return low * CELL_STEP
+
+
+@contextlib.contextmanager
+def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C sets `cancel` and nothing else, so that an impatient second press ends no chat; see PATIENCE.
+
+    A request to terminate leaves at once, after `restore`.
+    """
+    n_pressed = 0
+
+    def leave(code: int) -> None:
+        restore()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)
+
+    def press(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal n_pressed
+        n_pressed += 1
+        cancel.set()
+        if n_pressed >= PATIENCE:
+            leave(INTERRUPTED)
+
+    handlers: dict[int, Any] = {signal.SIGINT: press, signal.SIGTERM: lambda number, _frame: leave(128 + number)}
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Chat:
+    """The state of one `specllama chat`: what the commands act on."""
+
+    def __init__(self, output: Output, opened: Opened, settings: Settings, system: str, cancel: Cancel) -> None:
+        self.output = output
+        self.opened = opened
+        self.cancel = cancel
+        self.look = Look()
+        self.live = output.live
+        self.source: Source | None = None
+        self.session = ChatSession(opened.models.target, opened.models.draft, settings, system)
+        self.attached: list[str] = []  # what `/read` puts in front of the next message
+        self.file = ""  # where the conversation was saved to or loaded from last
+        self.thought = ""  # what the model thought last
+        self.n_failed = 0
+        self.interrupted = False  # the last answer was stopped
+        self.prefilled = ""  # what the next line begins with
+        self.edits_last = False  # the next message takes the place of the last one
+        self._told: set[str] = set()
+        self._stack = ExitStack()
+        self._stack.enter_context(opened.models)
+
+    def close(self) -> None:
+        """Free the models."""
+        self._stack.close()
+
+    # ------------------------------------------------------------------------------------------------------- speaking
+
+    def say(self, text: str) -> None:
+        """What a command was asked for."""
+        if self.output.format == "jsonl":
+            self.output.data({"event": "reply", "text": text})
+        else:
+            for line in text.split("\n"):
+                self.output.line(line)
+
+    def note(self, text: str) -> None:
+        """What a command did."""
+        if self.output.format == "jsonl":
+            self.output.data({"event": "reply", "text": text})
+        else:
+            self.output.note(text)
+
+    def fail(self, error: SpecllamaError) -> None:
+        """Something was refused or failed; the chat goes on."""
+        self.n_failed += 1
+        if self.output.format == "jsonl":
+            self.output.data({"event": "error", "message": str(error), "hint": error.hint})
+        else:
+            say_error(error, self.output.err)
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return size_of(self.output.out)[0]
+
+    # ------------------------------------------------------------------------------------------------------ answering
+
+    def message(self, text: str) -> None:
+        """Ask `text`, with what was attached before it; or in place of the last message, where that is edited."""
+        whole = "\n\n".join([*self.attached, text])
+        self.cancel.clear()
+        replaces, self.edits_last = self.edits_last, False
+        self.answer(self.session.edit(whole, self.cancel) if replaces else self.session.ask(whole, self.cancel))
+        self.attached.clear()
+
+    def answer(self, events: Iterator[Event]) -> None:
+        """Show an answer while it comes. Raises what the engine raises; what was said by then is kept."""
+        output, session = self.output, self.session
+        self.interrupted = False
+        n_before = len(session.answers)
+        turns = session.turns
+        answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
+        figures = Figures(self.opened.models.target.n_ctx, drafts=session.settings.drafter != "none")
+        record = Record(self.header())
+        finished: Finished | None = None
+        with silent_keyboard(output.out) as restore, stoppable(self.cancel, restore):
+            view = self._view(answer, figures, record)
+            with Worker(events, self.cancel) as worker:
+                try:
+                    for batch in worker.batches(view.gap_s):
+                        for event in batch:
+                            record.take(event)
+                            view.take(event)
+                            if isinstance(event, Finished):
+                                finished = event
+                        view.refresh()
+                finally:
+                    view.close()
+        if isinstance(view, ChatView) and view.reading.thought:
+            self.thought = view.reading.thought
+        assert finished is not None, "the engine's last event is always Finished"
+        self.interrupted = finished.reason == "cancelled"
+        self._after(finished, said=session.turns is not turns and len(session.answers) > n_before)
+
+    def _view(self, answer: TextStream, figures: Figures, record: Record) -> View:
+        if self.output.format == "jsonl":
+            return EventView(self.output, answer, record)
+        starts_thinking = self.session.starts_thinking
+        return ChatView(self.output, answer, figures, self.look, live=self.live, starts_thinking=starts_thinking)
+
+    def _after(self, finished: Finished, *, said: bool) -> None:
+        """What is worth saying once the answer is over."""
+        reuse = self.session.reuse
+        assert reuse is not None
+        if self.output.format == "jsonl":
+            told = {"target": reuse.n_target, "draft": reuse.n_draft}
+            self.output.data({"event": "turn", "prompt_tokens": reuse.n_prompt, "cached": told, "kept": said})
+            return
+        for notice in self.session.template_notes:
+            if notice not in self._told:
+                self._told.add(notice)
+                self.output.note(f"note: {notice}")
+        if not said:
+            self.output.note("note: stopped before the first word: the message is not kept (Up brings it back)")
+        elif self.output.err.is_terminal:
+            on, off = codes_of(Style(dim=True), self.output.err)
+            if not self.output.quiet:
+                self.output.err.write(f"{on}{turn_summary(finished, reuse, self.width)}{off}\n")
+        else:
+            self.output.note(turn_summary(finished, reuse, 80))
+
+    def header(self) -> Mapping[str, object]:
+        """What every answer's record begins with."""
+        return begin({}, self.opened.setup, self.opened.models).header
+
+    # --------------------------------------------------------------------------------------------------------- models
+
+    def change_pair(self, name: str) -> None:
+        """Load another pair in place of this one and go on with it; where that fails, with this one again."""
+        before = self.opened
+        wish = replace(before.wish, models=ModelOptions(pair=name, offline=before.wish.models.offline))
+        loading.choose(wish.models, wish.drafting, wish.hardware, self.output)  # a wrong name costs nothing
+        self._stack.close()  # first, for there may be no memory for both
+        try:
+            self._open(wish)
+        except SpecllamaError:
+            self._open(before.wish)
+            raise
+
+    def _open(self, wish: Wish) -> None:
+        self.cancel.clear()
+        with stoppable(self.cancel, lambda: None):
+            opened = open_models(wish, self.output, self.cancel)
+        self._stack.enter_context(opened.models)
+        self.session.attach(opened.models.target, opened.models.draft)
+        self.opened = opened
+
+
+def greeting(opened: Opened, settings: Settings) -> str:
+    """What a person finds when a chat opens, in lines."""
+    models, names = opened.models, opened.names
+    helped = f", {names['draft']} drafts" if names["draft"] else ""
+    if settings.drafter == "none":
+        helped = ", plain decoding"
+    return f"{names['target']}{helped}\n{models.target.n_ctx} tokens of context; /help lists the commands"
+
+
+def said_to_leave(output: Output) -> None:
+    """What Ctrl-C at the prompt says."""
+    output.note("(Ctrl-D or /exit leaves; Ctrl-C stops an answer)")
