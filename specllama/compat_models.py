@@ -18,7 +18,7 @@ from specllama.storage import size_text
 TOO_LARGE, TOO_SMALL = 1 / 4, 1 / 100
 
 _SAME_TEMPLATE = 0.98  # templates of one family differ in a space or in a default system prompt
-_MEASURE = "time `specllama run` with it and with --spec-type none"
+_MEASURE = "measure it here: specllama check --probe"
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 _TUNED_WORDS = frozenset(["instruct", "it", "chat", "sft", "dpo", "rl", "assistant", "thinking", "reasoning", "tuned"])
 _FORMAT_WORDS = frozenset(["gguf", "awq", "gptq", "bf16", "fp16", "f16", "hf"])
@@ -95,7 +95,7 @@ def _template_row(target: Header, draft: Header) -> Row:
     ours, theirs = (header.metadata.get("tokenizer.chat_template", "") for header in (target, draft))
     values = _template(ours), _template(theirs)
     if not ours:
-        reason = "the target has no chat template: prompts can only be continued as they stand"
+        reason = "the target has no chat template: questions are put to it in another model's form, or as they stand"
         return _row("chat template", values, Mark.WARN, reason, "use --raw, or a target that is tuned for chats")
     if theirs and SequenceMatcher(None, ours, theirs, autojunk=False).quick_ratio() < _SAME_TEMPLATE:
         reason = "prompts are rendered by the target's template; the draft was trained on another one"

@@ -13,14 +13,15 @@ from specllama import llama
 from specllama.cli.app import unexpected
 from specllama.cli.check_drafts import find_drafts
 from specllama.cli.check_files import look_at
+from specllama.cli.check_probe import probe_pair, show_outlook
 from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.loading import N_CTX, Wanted
-from specllama.cli.options import ModelOptions
+from specllama.cli.options import HardwareOptions, ModelOptions
 from specllama.cli.output import ColorMode, Output, open_output
-from specllama.cli.values import KV_TYPES, whole, word
+from specllama.cli.values import word
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama import LoadOptions
 from specllama.pair_check import Candidate, check_pair
@@ -44,21 +45,9 @@ class CheckOptions:
 
     title: ClassVar[str] = "Check"
 
-    ctx_size: Annotated[
-        int | None,
-        option(
-            "-c --ctx-size",
-            "Tokens of context to have memory for; 0 is what each was trained for. [the pair's, or 4096]",
-            metavar="N",
-            check=whole(16, special=0),
-        ),
-    ] = None
-    cache_type_k: Annotated[
-        str, option("-ctk --cache-type-k", "Type of the target's keys.", metavar="TYPE", check=word(*KV_TYPES))
-    ] = "f16"
-    cache_type_v: Annotated[
-        str, option("-ctv --cache-type-v", "Type of the target's values.", metavar="TYPE", check=word(*KV_TYPES))
-    ] = "f16"
+    probe: Annotated[
+        bool, option("--probe", "Load both for some seconds, measure, and say whether it pays on this machine.")
+    ] = False
     json: Annotated[bool, option("--json", "One JSON object: the verdict, the rule and every test.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
     verbose: Annotated[bool, option("-v --verbose", "The rule as well.")] = False
@@ -96,7 +85,7 @@ class SearchOptions:
 
 
 @takes_groups
-def check(models: CheckedModels, search: SearchOptions, options: CheckOptions) -> None:
+def check(models: CheckedModels, search: SearchOptions, hardware: HardwareOptions, options: CheckOptions) -> None:
     """Check whether a draft fits its target, from the headers of their files alone.
 
     A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both
@@ -112,11 +101,12 @@ def check(models: CheckedModels, search: SearchOptions, options: CheckOptions) -
     )
     try:
         if search.draft_for is not None:
-            fits = find_drafts(search.draft_for, models, search.scan, _wish(options, N_CTX), output, hub=search.hub)
+            wish = _wish(hardware, N_CTX if hardware.ctx_size is None else hardware.ctx_size)
+            fits = find_drafts(search.draft_for, models, search.scan, wish, output, hub=search.hub)
         elif search.scan is not None or search.hub:
             raise UsageError("--scan and --hub look for drafts", hint="say for which target: --draft-for TARGET")
         else:
-            fits = _check(models, options, output)
+            fits = _check(models, hardware, options, output)
     except Exception as error:  # whatever it is, exit code 1 would mean that the draft does not fit
         known = error if isinstance(error, SpecllamaError) else unexpected(error)
         raise UsageError(str(known), hint=known.hint) from error
@@ -124,33 +114,37 @@ def check(models: CheckedModels, search: SearchOptions, options: CheckOptions) -
         raise typer.Exit(FAILED)
 
 
-def _check(models: CheckedModels, options: CheckOptions, output: Output) -> bool:
+def _check(models: CheckedModels, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
     """Report; True if the draft fits."""
     target, draft, n_ctx = _wanted(models, output)
-    wish = LoadOptions(
-        n_ctx=n_ctx if options.ctx_size is None else options.ctx_size,
-        type_k=options.cache_type_k,
-        type_v=options.cache_type_v,
-    )
-
+    n_ctx = n_ctx if hardware.ctx_size is None else hardware.ctx_size
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
             path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
             return Candidate(llama.header(path, needs_weights=False), wish)
 
-        report = check_pair(candidate(target, wish), lambda: candidate(draft, LoadOptions(max_block=1)))
-    if options.json:
-        output.data(report.to_json())
-    else:
+        report = check_pair(candidate(target, _wish(hardware, n_ctx)), lambda: candidate(draft, _draft_wish(hardware)))
+    found = None
+    if not options.json:
         show_report(output, report)
+    if options.probe and report.fits:
+        found = probe_pair(target, draft, n_ctx, hardware, offline=models.offline, output=output)
+    if options.json:
+        output.data({**report.to_json(), "probe": None if found is None else found.to_json()})
+    elif found is not None:
+        show_outlook(output, found)
     return report.fits
 
 
-def _wish(options: CheckOptions, n_ctx: int) -> LoadOptions:
-    """How the target is to be loaded; `n_ctx` where no option says otherwise."""
-    asked = n_ctx if options.ctx_size is None else options.ctx_size
-    return LoadOptions(n_ctx=asked, type_k=options.cache_type_k, type_v=options.cache_type_v)
+def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
+    """How the target is to be loaded."""
+    return LoadOptions(n_ctx=n_ctx, type_k=hardware.cache_type_k, type_v=hardware.cache_type_v)
+
+
+def _draft_wish(hardware: HardwareOptions) -> LoadOptions:
+    """How the draft is to be loaded; its context follows the target's."""
+    return LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
 
 
 def _wanted(models: CheckedModels, output: Output) -> tuple[Wanted, Wanted, int]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specllama import llama
+from specllama.cli import check_probe
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal
 from tests.hubserver import HubServer
@@ -288,3 +289,39 @@ def test_a_pair_on_the_hub_is_checked_before_it_is_downloaded(
     assert json.loads(good.out)["target"] == "big-Q4_K_M.gguf"
     assert bad.err == ""
     assert "offline" in offline.err.lower() or "network" in offline.err
+
+
+def test_a_probe_measures_and_says_what_to_expect(
+    specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a pair that fits on paper and is slower than no draft at all, without a word."""
+    monkeypatch.setattr(check_probe, "COSTS_S", 0.01)
+    args = ["check", *byte_pair.options, "--probe", "-c", "1024"]
+    human, data = specllama(*args), specllama(*args, "--json")
+    assert (human.code, data.code) == (0, 0)
+    advice = human.out.splitlines()[-1]
+    assert advice.startswith(("Expect ", "Do not use it on this machine, because "))
+    assert any(line.lstrip().startswith("1.00") or "─" in line for line in human.out.splitlines())
+    probe = json.loads(data.out)["probe"]
+    assert set(probe["acceptance"]) == {"code", "summary", "story", "question"}
+    assert [point["n_max"] for point in probe["points"]] == list(range(16))
+    assert probe["pays"] == (probe["best"]["n_max"] > 0)
+
+
+def test_a_pair_that_does_not_fit_is_not_probed(
+    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a minute of measuring what was refused already."""
+    monkeypatch.setattr(llama, "load", lambda *_args, **_rest: pytest.fail("weights were loaded"))
+    foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
+    result = check(specllama, pair.target, foreign, "--probe", "--json")
+    assert result.code == 1
+    assert json.loads(result.out)["probe"] is None
+
+
+def test_a_probe_of_a_bare_vocabulary_is_2(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a crash where there is nothing to load."""
+    target, draft = bare(tmp_path / "t.gguf"), bare(tmp_path / "d.gguf")
+    result = check(specllama, target, draft, "--probe", "--json")
+    assert (result.code, result.out) == (2, "")
+    assert "no weights" in result.err

@@ -1,0 +1,136 @@
+"""Measure what passes cost and how much of a draft is accepted, on this machine. Measures only; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from specllama.drafters.model import ModelDrafter
+from specllama.engine import Engine
+from specllama.events import Finished
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.stats import SpecStats
+from specllama.tuning import CostProfile
+from specllama.types import LanguageModel
+
+Pass = Callable[[], object]
+Progress = Callable[[float], None]  # told the share that is done
+
+VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone everywhere, and leaps: the first ones count most
+READ_ROWS = (1, 2, 8, 32)  # what a draft reads at once: one token, two, and when it catches up
+MOST_ROUNDS, LEAST_ROUNDS = 15, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What passes cost here."""
+
+    profile: CostProfile
+    step_s: float  # T(1): one pass of the target over one row
+    n_rounds: int  # behind every median
+
+
+def interleaved(
+    passes: Sequence[Pass],
+    *,
+    seconds: float,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> list[list[float]]:
+    """Seconds of every pass, in rounds that run each of them once: a machine that slows down slows all of them alike.
+
+    A first round warms up and does not count. Ends after `seconds`, but not before three rounds, nor after fifteen.
+    """
+    samples: list[list[float]] = [[] for _ in passes]
+    started = clock()
+    for round_ in range(MOST_ROUNDS + 1):
+        for index, run in enumerate(passes):
+            before = clock()
+            run()
+            if round_:
+                samples[index].append(clock() - before)
+        share = max((clock() - started) / seconds, round_ / MOST_ROUNDS)
+        if progress is not None:
+            progress(min(share, 1.0))
+        if share >= 1.0 and round_ >= LEAST_ROUNDS:
+            break
+    return samples
+
+
+def measure_costs(
+    target: LanguageModel,
+    draft: LanguageModel,
+    tokens: Sequence[int],
+    *,
+    seconds: float,
+    progress: Progress | None = None,
+) -> Costs:
+    """T(n) of the target and the draft's cost of n rows, behind the first half of `tokens`, in medians.
+
+    Both models are empty afterwards. `tokens` must be known to both.
+    """
+    n_before = len(tokens) // 2
+    rest = tokens[n_before:]
+    n_most = min(len(rest), target.caps.max_block)
+    verify = [n for n in VERIFY_ROWS if n <= n_most]
+    read = [n for n in READ_ROWS if n <= len(rest)]
+    passes = [verifying(target, n_before, rest[:n]) for n in verify]
+    passes += [reading(draft, n_before, rest[:n]) for n in read]
+    try:
+        for model in (target, draft):
+            model.truncate(0)
+            model.feed(tokens[:n_before])
+        samples = interleaved(passes, seconds=seconds, progress=progress)
+    finally:
+        target.truncate(0)
+        draft.truncate(0)
+    medians = [median(each) for each in samples]
+    step_s = medians[0]
+    points = [(n, cost / step_s) for n, cost in zip([*verify, *read], medians, strict=True)]
+    profile = CostProfile(verify=tuple(points[: len(verify)]), draft=tuple(points[len(verify) :]))
+    return Costs(profile, step_s, len(samples[0]))
+
+
+def verifying(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:
+    """A pass with logits for every row, as a verification needs them."""
+
+    def run() -> None:
+        model.eval(block)
+        model.truncate(n_before)
+
+    return run
+
+
+def reading(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:
+    """A pass with logits for the last row alone, as a draft needs them."""
+
+    def run() -> None:
+        model.feed(block[:-1])
+        model.eval(block[-1:])
+        model.truncate(n_before)
+
+    return run
+
+
+def measure_acceptance(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Mapping[str, Sequence[int]],
+    params: SamplingParams,
+    *,
+    n_max: int,
+    n_tokens: int,
+    progress: Progress | None = None,
+) -> dict[str, SpecStats]:
+    """What became of the drafts while `n_tokens` were generated from each prompt, always from the same seed."""
+    drafter = ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)
+    engine, found = Engine(target, drafter), {}
+    for index, (name, prompt) in enumerate(prompts.items()):
+        if progress is not None:
+            progress(index / len(prompts))
+        for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens):
+            if isinstance(event, Finished):
+                found[name] = event.stats
+    return found

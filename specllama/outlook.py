@@ -1,0 +1,133 @@
+"""Will a draft pay here? Speed over draft length, from measured costs and measured acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from specllama.stats import SpecStats, expected_speedup
+from specllama.tuning import LEAST_RATE, CostProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How much of the drafts was accepted for one class of prompts."""
+
+    name: str
+    n_accepted: int
+    n_rejected: int
+
+    @property
+    def alpha(self) -> float:
+        """Per-token acceptance."""
+        return self.n_accepted / (self.n_accepted + self.n_rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What to expect of drafts of one length, in units of plain decoding's speed."""
+
+    n_max: int
+    low: float  # with the acceptance of the worst class of prompts
+    expected: float  # of all of them together
+    high: float  # of the best
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Measured costs, measured acceptance, and what follows from them."""
+
+    costs: CostProfile
+    step_s: float
+    classes: tuple[Acceptance, ...]
+    points: tuple[Point, ...]  # by draft length, from 0
+
+    @property
+    def alpha(self) -> float:
+        """Per-token acceptance of all classes together."""
+        n_accepted = sum(each.n_accepted for each in self.classes)
+        return n_accepted / (n_accepted + sum(each.n_rejected for each in self.classes))
+
+    @property
+    def best(self) -> Point:
+        """The length that promises most; the shorter of equals, and 0 where drafting does not pay."""
+        best = max(self.points, key=lambda point: (point.expected, -point.n_max))
+        return best if best.expected > LEAST_RATE else self.points[0]
+
+    @property
+    def pays(self) -> bool:
+        """Is drafting expected to be faster than not?"""
+        return self.best.n_max > 0
+
+    @property
+    def advice(self) -> str:
+        """What to expect, in one sentence."""
+        if not self.pays:
+            return self._advice_against()
+        best, worst, top = self.best, *(pick(self.classes, key=lambda each: each.alpha) for pick in (min, max))
+        return (
+            f"expect {best.expected:.2f} times the plain speed here ({worst.name} {best.low:.2f}, {top.name} "
+            f"{best.high:.2f}) with drafts of {best.n_max}: --spec-draft-n-max {best.n_max}"
+        )
+
+    def _advice_against(self) -> str:
+        """Why not, and from what acceptance on it would pay."""
+        needed = break_even(self.costs, len(self.points) - 1)
+        hope = "would not pay if all were" if needed is None else f"would pay from {100 * needed:.0f} % on"
+        draft, check = self.costs.draft_cost(), self.costs.verify_cost(2) - 1
+        return (
+            f"do not use it on this machine, because drafting a token takes {draft:.2f} of the time of a plain one, "
+            f"checking it {check:.2f} more, and {100 * self.alpha:.0f} % of what is drafted is accepted; it {hope}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Everything as plain data."""
+        return {
+            "pays": self.pays,
+            "advice": self.advice,
+            "best": asdict(self.best),
+            "step_s": self.step_s,
+            "costs": self.costs.to_json(),
+            "acceptance": {each.name: {**asdict(each), "alpha": each.alpha} for each in self.classes},
+            "points": [asdict(point) for point in self.points],
+        }
+
+
+def speedup(costs: CostProfile, alpha: float, n_max: int) -> float:
+    """Speed over plain decoding with drafts of `n_max` tokens, of which each is accepted with probability `alpha`.
+
+    The measured T(n) stands for the paper's constant one; a draft that was accepted whole must be read to its end,
+    which costs the draft one row more in its next pass.
+    """
+    if n_max == 0:
+        return 1.0
+    reread = alpha**n_max * max(costs.draft_cost(2) - costs.draft_cost(), 0.0)
+    return expected_speedup(alpha, n_max, costs.draft_cost(), costs.verify_cost(n_max + 1) + reread)
+
+
+def break_even(costs: CostProfile, n_max: int) -> float | None:
+    """The least acceptance, in hundredths, at which some length up to `n_max` pays; None where none does."""
+    for hundredths in range(101):
+        if any(speedup(costs, hundredths / 100, n) > LEAST_RATE for n in range(1, n_max + 1)):
+            return hundredths / 100
+    return None
+
+
+def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats]) -> Outlook | None:
+    """What the measurements mean; None where nothing was drafted."""
+    classes = tuple(
+        Acceptance(name, stats.n_accepted, stats.n_rejected)
+        for name, stats in found.items()
+        if stats.n_accepted + stats.n_rejected
+    )
+    if not classes:
+        return None
+    alphas = [each.alpha for each in classes]
+    pooled = Outlook(costs, step_s, classes, ()).alpha
+    n_longest = costs.verify[-1][0] - 1
+    return Outlook(costs, step_s, classes, tuple(_point(costs, n, alphas, pooled) for n in range(n_longest + 1)))
+
+
+def _point(costs: CostProfile, n_max: int, alphas: Sequence[float], pooled: float) -> Point:
+    low, expected, high = (speedup(costs, alpha, n_max) for alpha in (min(alphas), pooled, max(alphas)))
+    return Point(n_max, low, expected, high)

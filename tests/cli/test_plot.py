@@ -1,0 +1,27 @@
+"""Plots in text."""
+
+from __future__ import annotations
+
+from specllama.cli.plot import Bar, Signs, plot
+
+SIGNS = Signs("o", "|", "-", "+")
+
+
+def test_a_plot_shows_ranges_middles_and_the_line() -> None:
+    """Prevents: a value drawn in the wrong row."""
+    bars = [Bar("0", 1.0, 1.0, 1.0), Bar("1", 0.5, 1.5, 2.0), Bar("12", 1.5, 1.5, 1.5)]
+    assert plot(bars, 1.0, n_rows=4, signs=SIGNS) == [
+        " 2.00 +     |",
+        " 1.50 +     o   o",
+        " 1.00 +-o---|------",
+        " 0.50 +     |",
+        "        0   1   12",
+    ]
+
+
+def test_the_line_is_in_sight_whatever_the_values_are() -> None:
+    """Prevents: a plot of good news without what to compare it with."""
+    for values in ((2.0, 3.0), (0.2, 0.4), (1.0, 1.0)):
+        lines = plot([Bar("k", values[0], values[0], values[1])], 1.0, n_rows=5, signs=SIGNS)
+        assert any("-" in line for line in lines[:-1]) or any(line.startswith(" 1.00 +") for line in lines)
+        assert sum("o" in line for line in lines) == 1

@@ -1,0 +1,68 @@
+"""Measuring passes and acceptance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, interleaved, measure_acceptance, measure_costs
+from specllama.sampling import SamplingParams
+from tests import tiny
+
+
+class Clock:
+    """Time that passes only as told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float, log: list[float]) -> object:
+        def run() -> None:
+            self.now += seconds
+            log.append(seconds)
+
+        return run
+
+
+@pytest.mark.parametrize(("budget", "n_rounds"), [(0.0, LEAST_ROUNDS), (1e9, MOST_ROUNDS), (30.0, 9)])
+def test_passes_take_turns_until_the_time_is_over(budget: float, n_rounds: int) -> None:
+    """Prevents: a machine that grows hot slowing only what is measured last; a probe that never ends."""
+    clock, log, shares = Clock(), [], []
+    run = [clock.passes(1.0, log), clock.passes(2.0, log)]
+    samples = interleaved(run, seconds=budget or 1e-9, progress=shares.append, clock=clock)
+    assert log == [1.0, 2.0] * (n_rounds + 1), "the first round warms up"
+    assert samples == [[1.0] * n_rounds, [2.0] * n_rounds]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_costs_of_real_models_are_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Prevents: a measurement that leaves its text in the models' memory, or does not measure what it says."""
+    target_path, draft_path = tiny.write_pair(tmp_path)
+    with tiny.load(target_path, max_block=9) as target, tiny.load(draft_path, max_block=1) as draft:
+        costs = measure_costs(target, draft, [1, 2, 3, 4] * 20, seconds=0.01)
+        assert [n for n, _ in costs.profile.verify] == [1, 2, 3, 4, 5, 6, 8]
+        assert [n for n, _ in costs.profile.draft] == [1, 2, 8, 32]
+        assert all(cost > 0 for _, cost in (*costs.profile.verify, *costs.profile.draft))
+        assert costs.step_s > 0
+        assert costs.n_rounds == LEAST_ROUNDS
+        assert target.length == draft.length == 0
+
+
+def test_acceptance_is_counted_for_each_class(tmp_path: Path) -> None:
+    """Prevents: one number for all; or drafts that nobody made."""
+    target_path, draft_path = tiny.write_pair(tmp_path)
+    with tiny.load(target_path, max_block=5) as target, tiny.load(draft_path, max_block=1) as draft:
+        prompts = {"one": [1, 2, 3], "two": [4, 5, 6, 7]}
+        params = SamplingParams(logit_bias={10: -1e9, 11: -1e9})  # no end tokens
+        found = measure_acceptance(target, draft, prompts, params, n_max=4, n_tokens=30)
+        again = measure_acceptance(target, draft, prompts, params, n_max=4, n_tokens=30)
+    assert list(found) == ["one", "two"]
+    for name, stats in found.items():
+        assert stats.n_emitted == 30
+        assert stats.n_accepted + stats.n_rejected > 10
+        assert (stats.n_accepted, stats.n_rejected) == (again[name].n_accepted, again[name].n_rejected)

@@ -1,0 +1,90 @@
+"""From measured costs and acceptance to what to expect."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specllama.outlook import Outlook, break_even, outlook, speedup
+from specllama.stats import SpecStats
+from specllama.tuning import CostProfile
+
+# DESIGN 7: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).
+VERIFY = ((1, 1.0), (2, 1.59), (3, 1.67), (4, 1.73), (5, 1.83), (6, 1.9), (8, 2.08), (12, 2.42), (16, 2.79))
+DEAR = CostProfile(verify=VERIFY, draft=((1, 0.42), (2, 0.5)))
+CHEAP = CostProfile(verify=VERIFY, draft=((1, 0.21), (2, 0.25)))
+FLAT = CostProfile(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (2, 0.1)))
+HOPELESS = CostProfile(verify=((1, 1.0), (2, 2.0), (5, 5.0)), draft=((1, 0.5), (2, 0.5)))
+
+
+def counted(n_accepted: int, n_rejected: int) -> SpecStats:
+    return SpecStats(n_accepted=n_accepted, n_rejected=n_rejected)
+
+
+def of(costs: CostProfile, **classes: SpecStats) -> Outlook:
+    found = outlook(costs, 0.1, classes)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.8, 2.401), (0.2, 0.893)])
+def test_the_papers_figures_come_out(alpha: float, expected: float) -> None:
+    """Prevents: a formula that is off by one token (METHODS: T flat, c = 0.1, k = 4)."""
+    assert speedup(FLAT, alpha, 4) == pytest.approx(expected, abs=5e-4)
+    assert speedup(FLAT, alpha, 0) == 1.0
+
+
+def test_measured_costs_count_and_so_does_reading_an_accepted_draft() -> None:
+    """Prevents: T(n) taken for constant, or the draft's second row for free."""
+    assert speedup(CHEAP, 1.0, 3) == pytest.approx(4 / (3 * 0.21 + 1.73 + 0.04))
+    assert speedup(CHEAP, 0.9, 5) > speedup(DEAR, 0.9, 5) > 1.0
+
+
+def test_the_best_length_is_chosen_and_the_range_is_that_of_the_classes() -> None:
+    """Prevents: a promise from the best class alone, or a length that is not the best."""
+    found = of(CHEAP, code=counted(90, 10), story=counted(65, 35))
+    assert found.pays
+    assert len(found.points) == 16
+    assert found.alpha == pytest.approx(0.775)
+    assert found.best == max(found.points, key=lambda point: point.expected)
+    assert found.best.low == speedup(CHEAP, 0.65, found.best.n_max)
+    assert found.best.high == speedup(CHEAP, 0.9, found.best.n_max)
+    assert found.advice == (
+        f"expect {found.best.expected:.2f} times the plain speed here (story {found.best.low:.2f}, code "
+        f"{found.best.high:.2f}) with drafts of {found.best.n_max}: --spec-draft-n-max {found.best.n_max}"
+    )
+
+
+@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "would not pay if all were"), (DEAR, "would pay from ")])
+def test_a_draft_that_does_not_pay_is_advised_against_with_the_reason(costs: CostProfile, hope: str) -> None:
+    """Prevents: a draft that slows everything down, recommended or passed over in silence."""
+    found = of(costs, question=counted(30, 70))
+    assert not found.pays
+    assert found.best.n_max == 0
+    assert found.advice.startswith("do not use it on this machine, because drafting a token takes ")
+    assert "30 % of what is drafted is accepted" in found.advice
+    assert hope in found.advice
+
+
+def test_the_break_even_is_where_it_begins_to_pay() -> None:
+    """Prevents: 'it would pay from 60 % on' where it does not."""
+    needed = break_even(DEAR, 15)
+    assert needed is not None
+    for alpha, pays in ((needed, True), (needed - 0.01, False)):
+        assert any(speedup(DEAR, alpha, n) > 1.02 for n in range(1, 16)) is pays
+    assert break_even(HOPELESS, 4) is None
+
+
+def test_classes_without_a_draft_do_not_count() -> None:
+    """Prevents: a division by nothing for a prompt that was answered with one token."""
+    assert [each.name for each in of(CHEAP, code=counted(9, 1), empty=counted(0, 0)).classes] == ["code"]
+    assert outlook(CHEAP, 0.1, {"empty": counted(0, 0)}) is None
+
+
+def test_an_outlook_is_plain_data() -> None:
+    """Prevents: a `check --probe --json` that cannot be written."""
+    data = json.loads(json.dumps(of(CHEAP, code=counted(9, 1)).to_json(), allow_nan=False))
+    assert data["acceptance"]["code"]["alpha"] == 0.9
+    assert CostProfile.from_json(data["costs"]) == CHEAP
+    assert data["points"][0] == {"n_max": 0, "low": 1.0, "expected": 1.0, "high": 1.0}
