@@ -39,11 +39,12 @@ run:
 
 test: lint
 	@$(BIN)/specllama models pull $(MODELS)
-	@SPECLLAMA_REQUIRE_MODELS=1 $(BIN)/pytest
+	@$(BIN)/pytest -n auto -m "not model"
+	@SPECLLAMA_REQUIRE_MODELS=1 $(BIN)/pytest -m model
 
 quick:
 	$(SETUP) --dev
-	@$(BIN)/pytest -m "not model"
+	@$(BIN)/pytest -n auto -m "not model"
 
 lint:
 	$(SETUP) --dev

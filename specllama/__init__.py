@@ -57,9 +57,9 @@ __version__ = "0.1.0"
 _ROOMS = {
     "distribution": "Distribution",
     "engine": "Engine",
-    "errors": "BackendError ChecksumMismatch ConfigError ContextFull ConversationError DiskFull DownloadError DraftLawError "
-    "GatedRepository Interrupted MemoryShort ModelFileError NumericsError PairError PromptError RollbackRefused "
-    "SourceUnavailable SpecllamaError TemplateError UnsupportedModel UsageError",
+    "errors": "BackendError ChecksumMismatch ConfigError ContextFull ConversationError DiskFull DownloadError "
+    "DraftLawError GatedRepository Interrupted MemoryShort ModelFileError NumericsError PairError PromptError "
+    "RollbackRefused SourceUnavailable SpecllamaError TemplateError UnsupportedModel UsageError",
     "events": "Event Finished Notice PromptProgress StepEvent TokenEvent",
     "sampling": "RandomChooser SamplingParams",
     "stats": "SpecStats",
