@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 
 from specllama.drafters.model import ModelDrafter
@@ -30,6 +30,7 @@ class Costs:
     profile: CostProfile
     step_s: float  # T(1): one pass of the target over one row
     n_rounds: int  # behind every median
+    noise: float  # how far the middle half of a pass's samples spreads, as a share of their median; the usual pass's
 
 
 def interleaved(
@@ -90,7 +91,13 @@ def measure_costs(
     step_s = medians[0]
     points = [(n, cost / step_s) for n, cost in zip([*verify, *read], medians, strict=True)]
     profile = CostProfile(verify=tuple(points[: len(verify)]), draft=tuple(points[len(verify) :]))
-    return Costs(profile, step_s, len(samples[0]))
+    return Costs(profile, step_s, len(samples[0]), median(map(_spread, samples)))
+
+
+def _spread(samples: Sequence[float]) -> float:
+    """Width of the middle half as a share of the median."""
+    low, middle, high = quantiles(samples, n=4)
+    return (high - low) / middle if middle else 0.0
 
 
 def verifying(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:

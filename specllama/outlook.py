@@ -41,6 +41,7 @@ class Outlook:
     step_s: float
     classes: tuple[Acceptance, ...]
     points: tuple[Point, ...]  # by draft length, from 0
+    noise: float = 0.0  # of the measured costs, see `measure.Costs`
 
     @property
     def alpha(self) -> float:
@@ -87,6 +88,7 @@ class Outlook:
             "advice": self.advice,
             "best": asdict(self.best),
             "step_s": self.step_s,
+            "noise": self.noise,
             "costs": self.costs.to_json(),
             "acceptance": {each.name: {**asdict(each), "alpha": each.alpha} for each in self.classes},
             "points": [asdict(point) for point in self.points],
@@ -113,7 +115,7 @@ def break_even(costs: CostProfile, n_max: int) -> float | None:
     return None
 
 
-def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats]) -> Outlook | None:
+def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats], *, noise: float = 0.0) -> Outlook | None:
     """What the measurements mean; None where nothing was drafted."""
     classes = tuple(
         Acceptance(name, stats.n_accepted, stats.n_rejected)
@@ -125,7 +127,8 @@ def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats]) -
     alphas = [each.alpha for each in classes]
     pooled = Outlook(costs, step_s, classes, ()).alpha
     n_longest = costs.verify[-1][0] - 1
-    return Outlook(costs, step_s, classes, tuple(_point(costs, n, alphas, pooled) for n in range(n_longest + 1)))
+    points = tuple(_point(costs, n, alphas, pooled) for n in range(n_longest + 1))
+    return Outlook(costs, step_s, classes, points, noise)
 
 
 def _point(costs: CostProfile, n_max: int, alphas: Sequence[float], pooled: float) -> Point:

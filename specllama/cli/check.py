@@ -13,7 +13,7 @@ from specllama import llama
 from specllama.cli.app import unexpected
 from specllama.cli.check_drafts import find_drafts
 from specllama.cli.check_files import look_at
-from specllama.cli.check_probe import probe_pair, show_outlook
+from specllama.cli.check_probe import probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.fetching import watching
@@ -130,6 +130,7 @@ def _check(models: CheckedModels, hardware: HardwareOptions, options: CheckOptio
         show_report(output, report)
     if options.probe and report.fits:
         found = probe_pair(target, draft, n_ctx, hardware, offline=models.offline, output=output)
+        warn_of_noise(output, found)
     if options.json:
         output.data({**report.to_json(), "probe": None if found is None else found.to_json()})
     elif found is not None:

@@ -22,6 +22,7 @@ N_TOKENS = 24  # generated for each class of prompts
 N_DRAFTED = 4  # longest draft while acceptance is measured
 _N_PASSES = 128  # tokens that passes are measured with, half of them as the text before
 _PLOT_ROWS = 9
+_TOLERATED_NOISE = 0.25
 
 
 def probe_pair(
@@ -71,7 +72,16 @@ def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Outpu
             n_tokens=N_TOKENS,
             progress=lambda share: status.show("measuring acceptance", share),
         )
-    return outlook(costs.profile, costs.step_s, found)
+    return outlook(costs.profile, costs.step_s, found, noise=costs.noise)
+
+
+def warn_of_noise(output: Output, found: Outlook) -> None:
+    """Costs that spread like this may be those of somebody else's work."""
+    if found.noise > _TOLERATED_NOISE:
+        output.warn(
+            f"the measured times spread by {100 * found.noise:.0f} %: something else keeps this machine busy",
+            "measure again when it is quiet",
+        )
 
 
 def show_outlook(output: Output, found: Outlook) -> None:

@@ -13,6 +13,10 @@ import pytest
 
 from specllama import llama
 from specllama.cli import check_probe
+from specllama.cli.output import open_output
+from specllama.outlook import outlook
+from specllama.stats import SpecStats
+from specllama.tuning import CostProfile
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal
 from tests.hubserver import HubServer
@@ -306,6 +310,16 @@ def test_a_probe_measures_and_says_what_to_expect(
     assert set(probe["acceptance"]) == {"code", "summary", "story", "question"}
     assert [point["n_max"] for point in probe["points"]] == list(range(16))
     assert probe["pays"] == (probe["best"]["n_max"] > 0)
+
+
+@pytest.mark.parametrize(("noise", "warned"), [(0.1, False), (0.6, True)])
+def test_a_busy_machine_is_told_about(capsys: pytest.CaptureFixture[str], noise: float, warned: bool) -> None:
+    """Prevents: advice for ever from a minute in which something else was running."""
+    costs = CostProfile(verify=((1, 1.0), (2, 1.5)), draft=((1, 0.2),))
+    found = outlook(costs, 0.1, {"code": SpecStats(n_accepted=9, n_rejected=1)}, noise=noise)
+    assert found is not None
+    check_probe.warn_of_noise(open_output(), found)
+    assert ("spread by 60 %" in capsys.readouterr().err) is warned
 
 
 def test_a_pair_that_does_not_fit_is_not_probed(
