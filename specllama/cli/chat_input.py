@@ -56,7 +56,8 @@ class Lines:
     edits = False
 
     def __init__(self, file: TextIO, prompt: Output | None) -> None:
-        self._file = file
+        # Decoded line by line: one that is no text must not spoil those behind it.
+        self._file = file.buffer
         self._prompt = prompt
 
     def read(self, start: str = "") -> str:
@@ -72,13 +73,13 @@ class Lines:
     def _line(self, prompt: str) -> str:
         if self._prompt is not None:
             self._prompt.err.write(prompt)
-        try:
-            line = self._file.readline()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"stdin is not UTF-8 text: {error.reason}") from None
-        if not line:
+        data = self._file.readline()
+        if not data:
             raise EOFError
-        return line.removesuffix("\n").removesuffix("\r")
+        try:
+            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"a line of stdin is not UTF-8 text: byte {error.start}") from None
 
 
 class Editor:

@@ -120,7 +120,7 @@ def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
     if finished.reason == "cancelled":
         yield "stopped"
     elif finished.reason == "length":
-        yield "cut at the limit"
+        yield "cut at its limit"
     yield rate(stats.decode_tok_s, "tok/s")
     if stats.n_drafted:
         yield f"{percent(stats.acceptance_rate, 1)} accepted ({stats.n_accepted}/{stats.n_drafted})"
@@ -130,14 +130,14 @@ def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
 
 
 def turn_summary(finished: Finished, reuse: Reuse, width: int) -> str:
-    """One line after an answer; what does not fit into `width` is left out."""
-    line = ""
-    for part in _parts(finished, reuse):
-        longer = f"{line} | {part}" if line else part
-        if line and len(longer) + 4 > width:
-            part = part.partition(" (")[0]
-            longer = f"{line} | {part}"
-        if line and len(longer) + 4 > width:
-            continue
-        line = longer
-    return f"[ {line} ]"
+    """One line after an answer; what does not fit into `width` is left out: counts first, then the last parts."""
+    parts = list(_parts(finished, reuse))
+    if len(_joined(parts)) > width:
+        parts = [part.partition(" (")[0] for part in parts]
+    while len(parts) > 1 and len(_joined(parts)) > width:
+        parts.pop()
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return f"[ {' | '.join(parts)} ]"

@@ -1,0 +1,218 @@
+"""`specllama chat` on a terminal of its own: what a person sees, types, pastes, and interrupts."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.cli.conftest import Pair, Terminal
+
+SILENT = [part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")]
+ENDLESS = [*SILENT, *(part for token in (98, 99) for part in ("--logit-bias", f"{token}=-inf"))]
+SUMMARY = re.compile(r"\[ .*tok/s.* \]")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair that speaks ASCII through a chat template."""
+    folder = tmp_path_factory.mktemp("talker")
+    options = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 100_000, "noise": 0.03}
+    return Pair(*tiny.write_pair(folder, **options))
+
+
+Start = Callable[..., Terminal]
+
+
+@pytest.fixture
+def chat(terminal: Callable[..., Terminal], talker: Pair, tmp_path: Path) -> Start:
+    """Starts a chat in a terminal that answers where its cursor is; returns when it asks for a message."""
+
+    def start(*args: str, env: dict[str, str] | None = None, **size: int) -> Terminal:
+        state = {"XDG_STATE_HOME": str(tmp_path / "state"), "VISUAL": "", "EDITOR": "", **(env or {})}
+        shown = terminal("chat", *talker.options, *args, env=state, **size)
+        shown.display.write_process_input = lambda data: shown.child.send(data.encode())
+        shown.wait_for(lambda t: ">>>" in t.text)
+        return shown
+
+    return start
+
+
+def ask(shown: Terminal, text: str, n_summaries: int = 1) -> None:
+    """Type a message and wait for the line of figures after its answer."""
+    shown.child.send(text + "\r")
+    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == n_summaries and t.text.endswith("\n>>>"))
+
+
+def command(shown: Terminal, text: str, seen: str) -> None:
+    """Type a command and wait for what it says."""
+    shown.child.send(text + "\r")
+    shown.wait_for(lambda t: seen in t.text and t.text.endswith("\n>>>"))
+
+
+def history(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "specllama" / "chat_history"
+
+
+def test_a_conversation_as_a_person_sees_it(chat: Start, tmp_path: Path) -> None:
+    """Figures left behind, a KV that is read anew, origins that look alike, a history that others may read."""
+    shown = chat("-n", "500", "--temp", "0.9", "--seed", "1", *ENDLESS, rows=30)
+    assert "target.gguf, draft.gguf drafts" in shown.text
+    shown.child.send("hello\r")
+    shown.wait_for(lambda t: "% accepted" in t.text and re.search(r"cached 0\s+read 24", t.text) is not None)
+    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
+    assert "drafted  correction  bonus" not in shown.text
+    for code in (b"\x1b[36m", b"\x1b[1;4;33m", b"\x1b[4;35m"):
+        assert code in shown.raw
+    ask(shown, "and then", 2)
+    first, second = SUMMARY.findall(shown.text)
+    assert "cached 0, read 24" in first
+    assert re.search(r"cached 52\d, read 3\d", second)
+    shown.child.sendeof()
+    assert shown.finish() == 0
+    assert stat.S_IMODE(history(tmp_path).stat().st_mode) == 0o600
+    assert re.findall(r"^\+(.*)$", history(tmp_path).read_text(), re.M) == ["hello", "and then"]
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat: Start, tmp_path: Path) -> None:
+    """A chat that is lost with its answer, a prompt that does not come back, a way out that nobody finds."""
+    shown = chat("-c", "90000", *ENDLESS)
+    shown.child.send("go\r")
+    shown.wait_for(lambda t: "% accepted" in t.text)
+    shown.interrupt()
+    pressed = time.monotonic()
+    shown.wait_for(lambda t: "[ stopped | " in t.text)
+    assert time.monotonic() - pressed < 0.5  # 0.2 s, and some for a machine that is busy otherwise
+    shown.wait_for(lambda t: t.text.endswith("\n>>>"))
+    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
+    turn = json.loads((tmp_path / "talk.json").read_text())["messages"][1]
+    assert turn["finish_reason"] == "cancelled"
+    assert len(turn["content"]) > 10
+    shown.interrupt()
+    shown.wait_for(lambda t: "(Ctrl-D or /exit leaves; Ctrl-C stops an answer)" in t.text)
+    command(shown, "/set predict 5", "predict is 5")
+    ask(shown, "go on", 2)
+    shown.child.sendeof()
+    assert shown.finish() == 0
+
+
+def test_ctrl_c_in_a_long_prefill_is_back_at_once(chat: Start, tmp_path: Path) -> None:
+    """A document that must be read to its end first; the next question answered wrongly (FIELD_CASES 37)."""
+    (tmp_path / "long.txt").write_text("abcdefghi" * 9000)
+    shown = chat("-c", "90000", "-n", "5", *ENDLESS)
+    command(shown, "/read long.txt", "81000 tokens; it goes in front of your next message")
+    shown.child.send("sum it up\r")
+    shown.wait_for(lambda t: "reading the prompt" in t.text)
+    shown.read(0.4)
+    assert "reading the prompt" in shown.text
+    shown.interrupt()
+    pressed = time.monotonic()
+    shown.wait_for(lambda t: "stopped before the first word" in t.text)
+    assert time.monotonic() - pressed < 0.5  # 0.2 s, and some for a machine that is busy otherwise
+    command(shown, "/clear", "the conversation is empty")
+    ask(shown, "hello")
+
+
+def test_what_is_pasted_is_one_message_and_quotes_hold_several_lines(chat: Start, tmp_path: Path) -> None:
+    """A paste that is sent line by line, or a block that cannot be typed."""
+    shown = chat("-n", "3", "--temp", "0", *ENDLESS)
+    shown.child.send("\x1b[200~first line\nsecond line\x1b[201~")
+    shown.wait_for(lambda t: "... second line" in t.text)
+    assert not SUMMARY.search(shown.text)
+    ask(shown, "")
+    shown.child.send('"""one\r')
+    shown.wait_for(lambda t: '>>> """one\n...' in t.text)
+    ask(shown, 'two"""', 2)
+    command(shown, f"/save {tmp_path}/talk.json", "saved 2 turns")
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["first line\nsecond line", "one\ntwo"]
+
+
+def test_tab_completes_and_the_history_comes_back(chat: Start, tmp_path: Path) -> None:
+    """Tab and Up that do nothing; a history that is written although nobody wants it."""
+    shown = chat("-n", "3", *ENDLESS)
+    shown.child.send("/set par\t top-\t")
+    shown.wait_for(lambda t: ">>> /set parameter top-" in t.text)
+    shown.child.send("k 5\r")
+    shown.wait_for(lambda t: "top-k is 5" in t.text)
+    ask(shown, "remember me")
+    command(shown, "/set nohistory", "messages are not written")
+    ask(shown, "a secret", 2)
+    shown.child.send("\x1b[A\x1b[A\x1b[A")
+    shown.wait_for(lambda t: t.text.endswith(">>> remember me"))
+    shown.child.send("\x03")
+    shown.child.sendeof()
+    shown.finish()
+    kept = history(tmp_path).read_text()
+    assert "remember me" in kept
+    assert "secret" not in kept
+
+
+def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: Path) -> None:
+    """Ctrl-G or /edit without effect, or that loses the message."""
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nprintf "%s edited" "$(cat "$1")" > "$1"\n')
+    editor.chmod(0o755)
+    shown = chat("-n", "3", *ENDLESS, env={"EDITOR": str(editor)})
+    shown.child.send("draft\x07")
+    shown.wait_for(lambda t: ">>> draft edited" in t.text)
+    ask(shown, "")
+    shown.child.send("/edit\r")
+    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == 2)
+    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
+    assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "draft edited edited"
+
+
+def test_without_an_editor_the_last_message_comes_into_the_line(chat: Start, tmp_path: Path) -> None:
+    """`/edit` that asks for a program nobody has set."""
+    shown = chat("-n", "3", *ENDLESS)
+    ask(shown, "hello")
+    shown.child.send("/edit\r")
+    shown.wait_for(lambda t: t.text.endswith(">>> hello"))
+    ask(shown, " there", 2)
+    command(shown, "/show info", "turns      1")
+
+
+def test_forty_columns_are_enough(chat: Start) -> None:
+    """Figures, help or tables that are torn at the margin of a narrow window."""
+    shown = chat("-n", "500", *ENDLESS, columns=40, rows=20)
+    shown.child.send("hello\r")
+    shown.wait_for(lambda t: "k 4" in t.text and "cached 0" in t.text)
+    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
+    assert len(SUMMARY.findall(shown.text)) == 1
+    command(shown, "/stats", "draft KV")
+    lines = shown.text.splitlines()
+    table = lines[lines.index(">>> /stats") + 1 :]
+    assert re.fullmatch(r" +last +session", table[0])
+    assert any(re.fullmatch(r"   1 .* \d+ %", line) for line in table)
+    command(shown, "/help", "Alt-Enter")
+
+
+def test_an_answer_longer_than_the_window_is_there_once(chat: Start, tmp_path: Path) -> None:
+    """An answer of many lines that flickers, repeats, or loses some of them to the figures below."""
+    newline = tiny.token_id(tiny.ascii_level(), "Ċ")
+    shown = chat("-n", "500", "--logit-bias", f"{newline}=2.5", *ENDLESS, "--temp", "1", rows=12)
+    ask(shown, "hello")
+    lines = shown.text.splitlines()
+    begin, end = lines.index(">>> hello") + 1, next(i for i, line in enumerate(lines) if SUMMARY.search(line))
+    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
+    answer = json.loads((tmp_path / "talk.json").read_text())["messages"][1]["content"]
+    assert answer.count("\n") > 30
+    rows = [line[i : i + 80].rstrip() for line in answer.split("\n") for i in range(0, max(len(line), 1), 80)]
+    assert lines[begin:end] == (rows if rows[-1] else rows[:-1])
+
+
+def test_a_dumb_terminal_gets_plain_lines(chat: Start) -> None:
+    """Escape sequences, or no chat at all, in an editor's shell window."""
+    shown = chat("-n", "20", *ENDLESS, env={"TERM": "dumb"})
+    shown.child.send("hello\n")
+    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None)
+    shown.child.send("/exit\n")
+    assert shown.finish() == 0
+    assert b"\x1b" not in shown.raw

@@ -1,0 +1,249 @@
+"""`specllama chat` without a terminal: messages from a pipe, JSON in and out, commands, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.cli import chat_complete
+from tests import tiny
+from tests.cli.conftest import Pair, Result
+
+Run = Callable[..., Result]
+SILENT = [
+    part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")
+]  # template tokens, which show nothing
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair that speaks ASCII through a chat template."""
+    folder = tmp_path_factory.mktemp("talker")
+    options = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "noise": 0.03}
+    return Pair(*tiny.write_pair(folder, **options))
+
+
+@pytest.fixture
+def chat(specllama: Run, talker: Pair) -> Callable[..., Result]:
+    """Runs a chat whose stdin holds these lines."""
+
+    def talk(*lines: str, args: tuple[str, ...] = ()) -> Result:
+        words = ["chat", *talker.options, *SILENT, "-n", "12", "--temp", "0", *args]
+        return specllama(*words, stdin="".join(line + "\n" for line in lines).encode())
+
+    return talk
+
+
+def _events(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.out.splitlines()]
+
+
+def test_each_line_is_a_message_and_stdout_holds_the_answers_alone(chat) -> None:
+    """Prompts, figures or escapes among the answers of a script."""
+    result = chat("hello", '"""two', 'lines"""', "/show info")
+    assert result.code == 0
+    answers, _, info = result.out.rpartition("\ntarget ")
+    assert "turns      2" in info
+    assert ">>>" not in answers + result.err
+    assert "\x1b" not in result.out + result.err
+    assert result.err.count("cached ") == 2
+
+
+def test_json_in_and_out(chat) -> None:
+    """A program that cannot tell answers, replies and errors apart, or whose text is taken for a command."""
+    result = chat(
+        '{"message": "hello"}',
+        '"/undo is a word"',
+        '{"command": "/stats"}',
+        "{",
+        '{"command": "/nope"}',
+        args=("--jsonl",),
+    )
+    events = _events(result)
+    kinds = [event["event"] for event in events]
+    assert (result.code, kinds[0]) == (1, "start")
+    turns = [event for event in events if event["event"] == "turn"]
+    assert [turn["kept"] for turn in turns] == [True, True]
+    assert turns[0]["cached"] == {"target": 0, "draft": 0}
+    assert turns[1]["cached"]["target"] > 20
+    assert turns[1]["cached"]["draft"] > 20
+    finished = [event for event in events if event["event"] == "finished"]
+    assert finished[1]["stats"]["n_cached"] == turns[1]["cached"]["target"]
+    stats = next(event for event in events if event["event"] == "stats")
+    assert stats["session"]["emitted"] == sum(event["stats"]["n_emitted"] for event in finished)
+    assert stats["plain_tok_s"] > 0
+    assert [event["message"] for event in events if event["event"] == "error"] == [
+        "a line of stdin is no JSON",
+        "there is no command /nope",
+    ]
+
+
+def test_the_first_answer_of_a_seed_is_that_of_run(chat, specllama: Run, talker: Pair) -> None:
+    """A chat that says something else than `run` with the same settings."""
+    args = [*talker.options, *SILENT, "-n", "12", "--temp", "1", "--seed", "5"]
+    said = chat("hello", args=("--temp", "1", "--seed", "5")).out
+    assert said == specllama("run", *args, "hello").out
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("/set temp -1", "temp is -1, expected a number of at least 0", ""),
+        ("/set parameter top_p 1.5", "top-p is 1.5, expected a number from 0 to 1", ""),
+        ("/set draft-max 40", "draft-n-max is 40, expected a whole number from 0 to", "--spec-draft-n-max"),
+        ("/set drafter wings", "drafter is wings, expected one of draft-simple, lookup", ""),
+        ("/set colors maybe", "colors is maybe, expected one of on, off", ""),
+        ("/set tempo 1", "there is no setting tempo", "did you mean temp"),
+        ("/set think off", "this model's template has no switch for thinking", ""),
+        ("/show me", "/show me is unknown, expected one of info", ""),
+        ("/stat", "there is no command /stat", "did you mean /stats?"),
+        ("/undo", "nothing was said yet", ""),
+        ("/regen", "nothing was said yet", ""),
+        ("/edit", "nothing was said yet", ""),
+        ("/save", "which file?", "/save FILE"),
+        ("/load nowhere.json", "nowhere.json cannot be read: No such file", ""),
+        ("/read nowhere.txt", "nowhere.txt cannot be read: No such file", ""),
+        ("/model nowhere", "nowhere", ""),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_can(chat, line: str, error: str, hint: str) -> None:
+    """A chat that ends, or goes on as if nothing had happened, because of a slip."""
+    result = chat(line, "hello")
+    assert result.code == 1
+    assert error in result.err
+    assert hint in result.err
+    assert result.out.strip()  # and the chat goes on
+
+
+def test_settings_change_the_next_answer(chat) -> None:
+    """A setting that is confirmed and then ignored."""
+    lines = ["hello", "/undo", "/set spec off", "/set parameter num_predict 3", "hello", "/set rule block", "/set"]
+    events = _events(
+        chat(*(json.dumps({"command" if line[0] == "/" else "message": line}) for line in lines), args=("--jsonl",))
+    )
+    finished = [event["stats"] for event in events if event["event"] == "finished"]
+    assert finished[0]["n_drafted"] > 0 == finished[1]["n_drafted"]
+    assert finished[1]["n_emitted"] == 3
+    assert "rule               block" in events[-1]["text"]
+
+
+def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path: Path) -> None:
+    """A conversation that comes back as another one."""
+    path = tmp_path / "talk.json"
+    first = chat("hello", f"/save {path}", "and then", args=("--system", "be brief"))
+    second = chat("and then", args=("--load", str(path)))
+    assert first.out.endswith(second.out)
+    assert "saved 1 turn to" in first.err
+    assert "the last message was: hello" in second.err
+    path.write_text(path.read_text()[:-40])
+    damaged = chat(f"/load {path}", "hello")
+    assert "is damaged: line " in damaged.err
+
+
+def test_a_file_is_read_into_the_next_message(chat, tmp_path: Path) -> None:
+    """`/read` that sends at once, or says nothing of what it costs."""
+    (tmp_path / "notes.txt").write_text("words " * 20)
+    result = chat("/read notes.txt", "what is it", "/save talk.json")
+    assert "notes.txt: 120 bytes, 120 tokens; it goes in front of your next message" in result.err
+    asked = json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"]
+    assert asked.startswith("notes.txt:\n```\nwords words")
+    assert asked.endswith("```\n\nwhat is it")
+    (tmp_path / "large.txt").write_text("x" * 5000)
+    assert "5000 tokens; the context holds 4096" in chat("/read large.txt").err
+
+
+def test_edit_and_regen_and_undo_act_on_the_last_turn(chat, tmp_path: Path) -> None:
+    """A history with both the old and the new."""
+    chat("one", "two", "/edit three", "/regen", "/save talk.json", args=("--temp", "1"))
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["one", "three"]
+
+
+def test_lines_that_are_no_text_and_blocks_without_an_end_are_refused(specllama: Run, talker: Pair) -> None:
+    """A traceback, or the rest of the messages lost."""
+    result = specllama("chat", *talker.options, "-n", "3", stdin=b'\xff\xfe\nhello\n"""open\n')
+    assert result.code == 1
+    assert "a line of stdin is not UTF-8 text: byte 0" in result.err
+    assert 'a block of """ has no end' in result.err
+    assert result.out.strip()
+
+
+def test_markup_in_messages_and_answers_is_only_text(chat, tmp_path: Path) -> None:
+    """`[/bold] [red]` that vanishes or crashes (FIELD_CASES 42)."""
+    result = chat("[/bold] [red] a[0]", "/undo", "/set system [red]", "/show system")
+    assert "taken back: [/bold] [red] a[0]" in result.err
+    assert result.out.endswith("[red]\n")
+
+
+def test_a_context_of_zero_takes_what_the_target_was_trained_for(chat) -> None:
+    """`--ctx-size 0` that leaves no room for the draft, or is no context at all."""
+    result = chat("/show info", args=("-c", "0"))
+    assert "0 of 4096 tokens" in result.out
+
+
+def test_a_full_context_drops_the_oldest_turns(chat) -> None:
+    """A chat that ends, or forgets in silence, when its context is full (FIELD_CASES 24)."""
+    result = chat(*[f"question {i} " + "x" * 60 for i in range(8)], args=("-c", "256"))
+    assert result.code == 0
+    assert "note: the context of 256 tokens is full: the model no longer reads the oldest" in result.err
+
+
+def test_json_at_the_end_is_refused(chat) -> None:
+    """`--json` that waits for an end which a chat does not have."""
+    result = chat("hello", args=("--json",))
+    assert (result.code, result.out) == (2, "")
+    assert "use --jsonl" in result.err
+
+
+def test_another_pair_goes_on_with_the_conversation(specllama: Run, talker: Pair, tmp_path: Path) -> None:
+    """`/model` that loses what was said, or a wrong one that loses the chat."""
+    other = tiny.write_model(tmp_path / "other.gguf", vocabulary=tiny.ascii_level(), chat_template=tiny.CHATML, seed=9)
+    model = '[models.other]\nsize = %d\nsha256 = "%s"\nlicence = "none"\nsources = [{ path = "other.gguf" }]\n'
+    pair = '[pairs.other]\ntarget = "other"\ndraft = "other"\nsummary = "another"\nmemory_gb = 1\n'
+    data = other.read_bytes()
+    (tmp_path / "models.toml").write_text(model % (len(data), hashlib.sha256(data).hexdigest()) + pair)
+    result = specllama("chat", *talker.options, "-n", "3", stdin=b"hello\n/model other\n/show info\nso\n/save t.json\n")
+    assert "other.gguf goes on with the conversation, which it reads anew" in result.err, result.err
+    assert "turns      1" in result.out
+    messages = json.loads((tmp_path / "t.json").read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["hello", "so"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/re", ["/regen", "/read"]),
+        ("/set temp", ["temp"]),
+        ("/set parameter draft-n", ["draft-n-max"]),
+        ("/set rule b", ["block"]),
+        ("/set drafter lo", ["lookup"]),
+        ("/set colors ", ["on", "off"]),
+        ("/show te", ["template"]),
+        ("/help un", ["undo"]),
+        ("/read no", ["notes.txt", "nothing/"]),
+        ("/read nothing/x", []),
+        ("hello /re", []),
+        ("/nope x", []),
+    ],
+)
+def test_completion_offers_what_may_stand_there(tmp_path: Path, line: str, expected: list[str]) -> None:
+    """Tab that offers what is then refused, or nothing."""
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "nothing").mkdir()
+    assert [text for text, _, _ in chat_complete.complete(line)] == expected
+    assert all(line.endswith(line[len(line) + start :]) for _, start, _ in chat_complete.complete(line))
+
+
+def test_every_command_has_a_help_text(chat) -> None:
+    """A command that nobody finds."""
+    from specllama.cli.chat_commands import COMMANDS
+
+    result = chat("/help", *(f"/help {command.names[0]}" for command in COMMANDS))
+    assert result.code == 0
+    for command in COMMANDS:
+        assert result.out.count(command.usage) >= 2
