@@ -87,12 +87,22 @@ def warn_of_noise(output: Output, found: Outlook) -> None:
 def show_outlook(output: Output, found: Outlook) -> None:
     """The plot, what was measured, and the advice."""
     bars = [Bar(str(point.n_max), point.low, point.expected, point.high) for point in found.points]
-    output.line("speed over draft length, plain decoding = 1 (the range is that of the classes of prompts)")
+    _say(output, "speed over draft length, plain decoding = 1; the range is that of the classes of prompts")
     for line in plot(bars, 1.0, n_rows=_PLOT_ROWS, signs=signs_for(output.out)):
         output.line(line)
     accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
-    output.line(f"accepted: {accepted}")
     costs = found.costs
     rows = ", ".join(f"{costs.verify_cost(n):.2f} ({n})" for n in (2, 4, 8, 16) if n <= costs.verify[-1][0])
-    output.line(f"one pass {1000 * found.step_s:.0f} ms, of more rows {rows}; a drafted token {costs.draft_cost():.2f}")
-    output.line(found.advice[0].upper() + found.advice[1:] + ".")
+    _say(output, f"accepted: {accepted}")
+    _say(
+        output, f"one pass {1000 * found.step_s:.0f} ms; of more rows {rows}; a drafted token {costs.draft_cost():.2f}"
+    )
+    _say(output, f"{found.advice[0].upper()}{found.advice[1:]}.")
+
+
+def _say(output: Output, text: str) -> None:
+    """A line, broken between words where the terminal is narrow."""
+    if output.out.steerable:
+        output.out_console().print(text)
+    else:
+        output.line(text)

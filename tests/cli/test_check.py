@@ -339,3 +339,13 @@ def test_a_probe_of_a_bare_vocabulary_is_2(specllama: Run, tmp_path: Path) -> No
     result = check(specllama, target, draft, "--probe", "--json")
     assert (result.code, result.out) == (2, "")
     assert "no weights" in result.err
+
+
+def test_the_longest_draft_that_is_asked_for_is_drafted(specllama: Run, pair: Pair) -> None:
+    """Prevents: `--draft-max` parsed and not passed on (case 21)."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "40", "-s", "1", "--json", "--logit-bias", "10=-inf"]
+    steps = {}
+    for n_max in ("1", "8"):
+        record = json.loads(specllama(*args, "--logit-bias", "11=-inf", "--draft-max", n_max).out)
+        steps[n_max] = record["acceptance"]["steps"]
+    assert steps["1"] > steps["8"] + 5
