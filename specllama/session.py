@@ -111,10 +111,15 @@ class ChatSession:
 
     # -------------------------------------------------------------------------------------------- models and settings
 
-    def attach(self, target: ChatModel, draft: LanguageModel | None) -> None:
-        """Go on with other models; the conversation stays, and is read anew. Raises as `__init__` does."""
-        conversation = self._conversation_for(target, self._settings)
-        self._require(self._settings, target, draft)
+    def attach(self, target: ChatModel, draft: LanguageModel | None, settings: Settings | None = None) -> None:
+        """Go on with other models, and other settings; the conversation stays, and is read anew.
+
+        Raises as `__init__` does, and then changes nothing.
+        """
+        settings = settings or self._settings
+        conversation = self._conversation_for(target, settings)
+        self._require(settings, target, draft)
+        self._settings = settings
         self._target, self._draft = target, draft
         self._conversation = conversation
         self._engine = Engine(target)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
-from specllama.calibration import Calibration
+from specllama.calibration import Calibration, Prior
 from specllama.distribution import Distribution
 from specllama.errors import ConfigError
 from specllama.types import Observation, Plan
@@ -322,3 +322,11 @@ class Controller:
         if step.plan.n_drawn and n_drafted > step.plan.n_given:
             self._n_idle, self._gap, self._probed = 0, FIRST_GAP, False
             self._thermostat.observe(seen, step.plan.n_given)
+
+
+def controller(costs: CostProfile, priors: Mapping[str, Prior], *, n_max: int, heat_is_free: bool) -> Controller:
+    """A controller for one answer or chat, that believes `priors` until it has seen for itself.
+
+    `heat_is_free`: the draft's temperature may be chosen; else it is what was asked for.
+    """
+    return Controller(costs, n_max=n_max, calibration=Calibration(priors), heats=HEATS if heat_is_free else HEATS[:1])

@@ -33,6 +33,7 @@ COMMANDS = {
     "run": Entry("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
     "chat": Entry("specllama.cli.chat", "chat", "Talk with the target, its drafts shown while it answers."),
     "check": Entry("specllama.cli.check", "check", "Check whether a draft fits its target, and why not."),
+    "tune": Entry("specllama.cli.tune", "tune", "Measure what pays on this machine, and keep it for later answers."),
     "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
     "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }

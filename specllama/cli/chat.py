@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -16,7 +16,7 @@ from specllama import llama
 from specllama.cli.chat_commands import is_command, perform
 from specllama.cli.chat_complete import complete
 from specllama.cli.chat_input import Editor, Lines, Source, unquoted
-from specllama.cli.chatting import Chat, Wish, greeting, open_models, said_to_leave, stoppable
+from specllama.cli.chatting import Chat, Wish, fitted, greeting, open_models, said_to_leave
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.options import (
@@ -27,6 +27,7 @@ from specllama.cli.options import (
     SamplingOptions,
 )
 from specllama.cli.output import Output, open_output
+from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.drafters import DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
 from specllama.sampling import SamplingParams
@@ -67,16 +68,13 @@ def chat(
     settings = _settings(sampling, drafting)
     cancel = Cancel()
     try:
-        with stoppable(cancel, lambda: None):
-            opened = open_models(Wish(models, drafting, hardware), out, cancel)
+        opened = open_models(Wish(models, drafting, hardware), out, cancel)
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
-    n_max = opened.choice.n_max or settings.drafting.n_max
-    settings = replace(
-        settings,
-        strategy=opened.choice.strategy,
-        drafting=replace(settings.drafting, n_max=n_max if opened.choice.strategy != "none" else 4),
-    )
+    settings = fitted(settings, opened)
+    say_profile(opened.setup, out)
+    if opened.choice.auto and out.out.is_terminal:
+        hint_at_tuning(opened.setup, models, out)
     talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel)
     try:
         talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal

@@ -26,11 +26,12 @@ from specllama.cli.render import Figures, codes_of
 from specllama.cli.terminal import silent_keyboard, size_of
 from specllama.cli.view import EventView, View
 from specllama.cli.worker import Worker
+from specllama.drafters import DraftSettings
 from specllama.errors import MemoryShort, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.llama_memory import CELL_STEP
 from specllama.session import ChatSession
-from specllama.settings import Settings
+from specllama.settings import Settings, to_json
 from specllama.text import TextStream
 from specllama.types import Cancel
 
@@ -73,9 +74,21 @@ def open_models(wish: Wish, output: Output, cancel: Cancel) -> Opened:
     loading.require_fit(setup, output)
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
-    models = loading.load_models(setup, output, cancel)
+    with stoppable(cancel, lambda: None):
+        models = loading.load_models(setup, output, cancel)
     models.watch(cancel)
     return Opened(wish, choice, setup, models)
+
+
+def fitted(settings: Settings, opened: Opened) -> Settings:
+    """`settings`, drafting as suits these models: with what, how far, and decided by their profile if there is one."""
+    setup = opened.setup
+    drafting = replace(
+        settings.drafting,
+        n_max=setup.n_max if setup.strategy != "none" and setup.n_max else DraftSettings().n_max,
+        policy=setup.policy(greedy=settings.params.greedy, draft_temp=settings.drafting.temperature),
+    )
+    return replace(settings, strategy=setup.strategy, drafting=drafting)
 
 
 def _longest_context(setup: loading.Setup) -> int:
@@ -151,6 +164,7 @@ class Chat:
         self.thought = ""  # what the model thought last
         self.n_failed = 0
         self.interrupted = False  # the last answer was stopped
+        self.kept = False  # it is in the conversation
         self.prefilled = ""  # what the next line begins with
         self.edits_last = False  # the next message takes the place of the last one
         self._told: set[str] = set()
@@ -199,13 +213,14 @@ class Chat:
         self.cancel.clear()
         replaces, self.edits_last = self.edits_last, False
         self.answer(self.session.edit(whole, self.cancel) if replaces else self.session.ask(whole, self.cancel))
-        self.attached.clear()
+        if self.kept:
+            self.attached.clear()
 
     def answer(self, events: Iterator[Event]) -> None:
         """Show an answer while it comes. Raises what the engine raises; what was said by then is kept."""
         output, session = self.output, self.session
         self.interrupted = False
-        n_before = len(session.answers)
+        self.kept = False
         turns = session.turns
         answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
         figures = Figures(self.opened.models.target.n_ctx, drafts=session.settings.drafter != "none")
@@ -228,7 +243,8 @@ class Chat:
             self.thought = view.reading.thought
         assert finished is not None, "the engine's last event is always Finished"
         self.interrupted = finished.reason == "cancelled"
-        self._after(finished, said=session.turns is not turns and len(session.answers) > n_before)
+        self.kept = session.turns is not turns
+        self._after(finished)
 
     def _view(self, answer: TextStream, figures: Figures, record: Record) -> View:
         if self.output.format == "jsonl":
@@ -236,30 +252,33 @@ class Chat:
         starts_thinking = self.session.starts_thinking
         return ChatView(self.output, answer, figures, self.look, live=self.live, starts_thinking=starts_thinking)
 
-    def _after(self, finished: Finished, *, said: bool) -> None:
+    def _after(self, finished: Finished) -> None:
         """What is worth saying once the answer is over."""
         reuse = self.session.reuse
         assert reuse is not None
         if self.output.format == "jsonl":
             told = {"target": reuse.n_target, "draft": reuse.n_draft}
-            self.output.data({"event": "turn", "prompt_tokens": reuse.n_prompt, "cached": told, "kept": said})
+            seed = self.session.turns[-1].seed if self.kept else None
+            self.output.data(
+                {"event": "turn", "kept": self.kept, "seed": seed, "prompt": reuse.n_prompt, "cached": told}
+            )
             return
         for notice in self.session.template_notes:
             if notice not in self._told:
                 self._told.add(notice)
                 self.output.note(f"note: {notice}")
-        if not said:
+        if not self.kept:
             self.output.note("note: stopped before the first word: the message is not kept (Up brings it back)")
         elif self.output.err.is_terminal:
             on, off = codes_of(Style(dim=True), self.output.err)
             if not self.output.quiet:
                 self.output.err.write(f"{on}{turn_summary(finished, reuse, self.width)}{off}\n")
         else:
-            self.output.note(turn_summary(finished, reuse, 80))
+            self.output.note(turn_summary(finished, reuse, 1000))
 
     def header(self) -> Mapping[str, object]:
         """What every answer's record begins with."""
-        return begin({}, self.opened.setup, self.opened.models).header
+        return begin(to_json(self.session.settings), self.opened.setup, self.opened.models).header
 
     # --------------------------------------------------------------------------------------------------------- models
 
@@ -271,16 +290,16 @@ class Chat:
         self._stack.close()  # first, for there may be no memory for both
         try:
             self._open(wish)
-        except SpecllamaError:
+        except (SpecllamaError, KeyboardInterrupt):
             self._open(before.wish)
             raise
 
     def _open(self, wish: Wish) -> None:
         self.cancel.clear()
-        with stoppable(self.cancel, lambda: None):
-            opened = open_models(wish, self.output, self.cancel)
+        opened = open_models(wish, self.output, self.cancel)
         self._stack.enter_context(opened.models)
-        self.session.attach(opened.models.target, opened.models.draft)
+        settings = fitted(self.session.settings, opened)
+        self.session.attach(opened.models.target, opened.models.draft, settings)
         self.opened = opened
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
 
-from specllama import llama, probe, storage
+from specllama import llama, probe, profiles, storage
 from specllama.cli.fetching import fetch_with_progress
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
@@ -20,8 +20,11 @@ from specllama.llama_header import refuse_architecture
 from specllama.model_types import Model, PairDefaults
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
+from specllama.profiles import Profile, Subject
 from specllama.storage import size_text
-from specllama.types import Cancel, Drafter
+from specllama.tuning import N_MAX as LONGEST_AUTO
+from specllama.tuning import PROBE_TOKENS, controller
+from specllama.types import Cancel, Drafter, DraftPolicy
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
 
@@ -39,7 +42,9 @@ class Choice:
     draft: Wanted | None  # None also where the strategy has no use for one
     strategy: str
     n_ctx: int  # 0 = what the target was trained for
-    n_max: int
+    n_max: int  # what a number says, or what is taken where `auto` finds no profile
+    auto: bool = False  # a profile decides how far to draft, if there is one
+    any_strategy: bool = False  # and with what
 
 
 def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
@@ -55,7 +60,9 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
             output.note(f"note: {note}")
         pair = catalog.pair(models.pair)
         target, draft, defaults = pair.target, pair.draft, pair.defaults
-    n_max = next(n for n in (drafting.spec_draft_n_max, defaults.n_max, N_MAX) if n is not None)
+    asked = drafting.spec_draft_n_max
+    auto, any_strategy = asked == "auto", drafting.spec_type == "auto"
+    n_max = (defaults.n_max or N_MAX) if isinstance(asked, str) else asked
     strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"
     return Choice(
         target,
@@ -63,6 +70,9 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
         strategy,
         n_ctx=next(n for n in (hardware.ctx_size, defaults.n_ctx, N_CTX) if n is not None),
         n_max=n_max,
+        # Whoever names a confidence to stop at has decided how far to draft; whoever wants no drafts, too.
+        auto=auto and not drafting.spec_draft_p_min and (any_strategy or strategy != "none"),
+        any_strategy=any_strategy,
     )
 
 
@@ -125,6 +135,24 @@ class Setup:
     draft: File | None
     target_options: LoadOptions
     hardware: HardwareOptions
+    strategy: str = "none"
+    n_max: int = 0
+    profile: Profile | None = None  # decides how far to draft
+    stale: str = ""  # why the profile that is there does not hold
+
+    @property
+    def subject(self) -> Subject:
+        """What a profile is of."""
+        draft = self.draft
+        options = None if draft is None else self.draft_options(self.target_options.n_ctx)
+        return Subject(self.target.path, self.target_options, draft.path if draft else None, options)
+
+    def policy(self, *, greedy: bool, draft_temp: float | None) -> DraftPolicy | None:
+        """What decides how far to draft in one answer or chat; None = the longest draft and the confidence alone."""
+        if self.profile is None:
+            return None
+        priors = self.profile.priors(greedy=greedy)
+        return controller(self.profile.costs, priors, n_max=self.n_max, heat_is_free=draft_temp is None)
 
     def draft_options(self, n_ctx: int) -> LoadOptions:
         """How the draft is loaded beside a target with `n_ctx` tokens of context, which is as many as it can use.
@@ -132,7 +160,7 @@ class Setup:
         Like the target where nothing else was asked for; but its KV stays in f16, because a coarser one drafts badly.
         """
         assert self.draft is not None
-        hardware = self.hardware
+        hardware, profile = self.hardware, self.profile
         return replace(
             self.target_options,
             n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
@@ -141,7 +169,8 @@ class Setup:
             n_gpu_layers=_layers(hardware.gpu_layers_draft),
             type_k=hardware.cache_type_k_draft,
             type_v=hardware.cache_type_v_draft,
-            max_block=1,
+            use_extra_bufts=self.target_options.use_extra_bufts if profile is None else profile.draft_extra_bufts,
+            max_block=1 if profile is None else PROBE_TOKENS,  # a probe looks at many rows at once
         )
 
 
@@ -165,9 +194,34 @@ def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output:
         use_extra_bufts=use_extra_bufts,
         max_block=(choice.n_max if choice.strategy != "none" else 0) + 1,
     )
-    setup = Setup(target, draft, options, hardware)
+    setup = Setup(target, draft, options, hardware, choice.strategy, choice.n_max)
+    if choice.auto:
+        setup = tuned(setup, any_strategy=choice.any_strategy)
     _require_memory(setup)
     return setup
+
+
+def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
+    """The setup as its profile wants it; as it is where there is none that holds.
+
+    With measured costs, lookup may draft too: it is free where it does not match, and what a block costs is known where
+    it does. Without them nobody knows whether a block of four rows costs more than four of one row, as on some CPUs.
+    """
+    found = profiles.find(setup.subject)
+    profile = found.profile
+    if profile is None:
+        return replace(setup, stale=found.stale)
+    strategy, draft = setup.strategy, setup.draft
+    if any_strategy:
+        # A draft that could not pay if all of it were accepted is not worth the memory either.
+        draft = draft if profile.draft_can_pay else None
+        strategy = "lookup" if draft is None else "chain"
+    options = replace(
+        setup.target_options,
+        use_extra_bufts=setup.target_options.use_extra_bufts and profile.target_extra_bufts,
+        max_block=LONGEST_AUTO + 1,
+    )
+    return replace(setup, draft=draft, target_options=options, strategy=strategy, n_max=LONGEST_AUTO, profile=profile)
 
 
 def _usable_buffers(output: Output) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -94,15 +94,16 @@ class DraftOptions:
         ),
     ] = "auto"
     spec_draft_n_max: Annotated[
-        int | None,
+        Any,  # int or "auto"
         option(
             "--spec-draft-n-max",
-            f"Longest draft, 0 to {MAX_DRAFT} tokens. [the pair's, or 4]",
+            f"Longest draft, 0 to {MAX_DRAFT} tokens; auto decides anew at every step from what `specllama tune` "
+            "measured, and before that takes the pair's, or 4.",
             metavar="N",
             check=longest_draft,
             also="--draft-max --draft --draft-n --num-draft-tokens",
         ),
-    ] = None
+    ] = "auto"
     spec_draft_p_min: Annotated[
         float,
         option(
@@ -130,7 +131,7 @@ class DraftOptions:
             metavar="RULE",
             check=word("token", "block", "match"),
         ),
-    ] = "token"
+    ] = "block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,6 +154,7 @@ def begin(settings: Mapping[str, object], setup: Setup, models: Models) -> Recor
             "schema": SCHEMA,
             "versions": versions(build_info()),
             "settings": settings,
+            "profile": setup.profile.to_json() if setup.profile else None,
             "models": {
                 "target": describe_model(setup.target, models.target),
                 "draft": describe_model(setup.draft, draft) if setup.draft and draft else None,

@@ -27,6 +27,7 @@ from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
 from specllama.cli.record import Record, begin
 from specllama.cli.render import Figures, summary
 from specllama.cli.terminal import silent_keyboard
+from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.cli.view import AnswerView, EventView, RecordView, View
 from specllama.cli.worker import Worker, interruptible
 from specllama.drafters import DraftSettings
@@ -64,6 +65,7 @@ class Job:
             "verify_rule": self.rule.value,
             "spec_type": self.strategy,
             "draft_n_max": self.drafting.n_max,
+            "draft_n_max_auto": self.drafting.policy is not None,
             "draft_p_min": self.drafting.p_min,
             "draft_temperature": self.drafting.temperature,
         }
@@ -94,14 +96,23 @@ def run(
         tokens=tokens,
         params=params,
         rule=Rule(drafting.verify_rule),
-        strategy=choice.strategy,
-        drafting=DraftSettings(n_max=choice.n_max, p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp),
+        strategy=setup.strategy,
+        drafting=DraftSettings(
+            n_max=setup.n_max,
+            p_min=drafting.spec_draft_p_min,
+            temperature=drafting.draft_temp,
+            policy=setup.policy(greedy=params.greedy, draft_temp=drafting.draft_temp),
+        ),
         n_predict=sampling.predict,
         stops=tuple(sampling.stop or ()),
         seed=secrets.randbits(32) if sampling.seed < 0 else sampling.seed,
     )
-    if _answer(job, setup, out, _wants_live(output.live, out)) == "cancelled":
+    say_profile(setup, out)
+    reason = _answer(job, setup, out, _wants_live(output.live, out))
+    if reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+    if choice.auto:
+        hint_at_tuning(setup, models, out)
 
 
 def _log_to(out: Output) -> Callable[[str, str], None]:

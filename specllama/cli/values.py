@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import math
 import re
+from typing import Literal
 
 from specllama.checks import Check as Check
 from specllama.checks import real as real
@@ -73,10 +74,11 @@ def strategies(name: str, text: object) -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def longest_draft(name: str, text: object) -> int:
-    """A number of tokens. Choosing it by itself belongs to a later version, and says so."""
+def longest_draft(name: str, text: object) -> int | Literal["auto"]:
+    """A number of tokens, or `auto`."""
     if text == "auto":
-        raise UsageError(
-            f"{name} auto is not in this version", hint=f"give a number from 0 to {MAX_DRAFT}; 0 drafts nothing"
-        )
-    return int(whole(0, MAX_DRAFT)(name, text))
+        return "auto"
+    try:
+        return int(whole(0, MAX_DRAFT)(name, text))
+    except UsageError as error:
+        raise UsageError(f"{error}, or auto", hint=error.hint) from None

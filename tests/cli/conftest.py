@@ -30,11 +30,12 @@ SPECLLAMA = [sys.executable, "-m", "specllama"]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable of the developer's own shell, and no models.toml in the working directory."""
+    """No variable of the developer's own shell, no profile of theirs, no models.toml in the working directory."""
     for name in list(os.environ):
         if name.startswith("SPECLLAMA_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -32,7 +32,8 @@ def _long(pair: Pair, *extra: str) -> list[str]:
 
 def test_the_answer_streams_with_figures_below_and_ends_in_the_summary(terminal: Start, pair: Pair) -> None:
     """Figures that stay behind, an answer printed twice, no summary, or drafted and own tokens that look alike."""
-    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "700", "--seed", "1", *ENDLESS, columns=60, rows=20)
+    args = ["run", *pair.options, "--draft-max", "4", "--raw", "abc", "-n", "700", "--seed", "1", *ENDLESS]
+    shown = terminal(*args, columns=60, rows=20)
     shown.wait_for(lambda t: "% accepted" in t.text and "drafted  correction  bonus" in t.text)
     assert shown.finish() == 0
     lines = shown.display.text_lines

@@ -22,7 +22,7 @@ def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) ->
     assert record["finish_reason"] == "length"
     settings = record["settings"]
     assert (settings["seed"], settings["temperature"], settings["draft_n_max"]) == (5, 0.9, 3)
-    assert (settings["stop"], settings["verify_rule"], settings["spec_type"]) == (["zz"], "token", "draft-simple")
+    assert (settings["stop"], settings["verify_rule"], settings["spec_type"]) == (["zz"], "block", "draft-simple")
     assert settings["logit_bias"]["10"] == "-inf"
     assert record["models"]["target"]["file"] == "target.gguf"
     assert record["models"]["draft"]["size"] == pair.draft.stat().st_size

@@ -1,0 +1,158 @@
+"""`specllama tune`: measure what pays on this machine, and keep it as a profile for later answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import typer
+
+from specllama import llama, profiles, tuner
+from specllama.cli import loading
+from specllama.cli.grouping import option, takes_groups
+from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.output import ColorMode, Output, open_output
+from specllama.cli.status import StatusLine
+from specllama.cli.values import word
+from specllama.profiles import ClassFigures, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedModels(ModelOptions):
+    """Which pair; nothing at all means the default pair. A target without a draft is tuned for lookups."""
+
+    title: ClassVar[str] = "Models"
+
+    pair: Annotated[
+        str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """How thoroughly, and in which form."""
+
+    title: ClassVar[str] = "Tuning"
+
+    quick: Annotated[bool, option("--quick", "Measure for about 20 seconds instead of minutes.")] = False
+    json: Annotated[bool, option("--json", "One JSON object: the profile and where it is kept.")] = False
+    quiet: Annotated[bool, option("-q --quiet", "The findings and errors, nothing else.")] = False
+    verbose: Annotated[bool, option("-v --verbose", "What every pass costs as well.")] = False
+    color: Annotated[
+        ColorMode,
+        option(
+            "--color",
+            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
+            metavar="WHEN",
+            check=word("auto", "always", "never"),
+        ),
+    ] = "auto"
+
+
+@takes_groups
+def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -> None:
+    """Measure a pair on this machine and keep what is fastest: kernel path, costs of passes, worth of the draft.
+
+    `run` and `chat` use the profile from then on, wherever the longest draft is `auto` and the models and hardware
+    options are the same. It holds until the files, llama.cpp or the CPU change. Best on a machine that does nothing
+    else meanwhile; Ctrl-C leaves everything as it was.
+    """
+    output = open_output(
+        color=options.color,
+        format="json" if options.json else "human",
+        quiet=options.quiet,
+        verbose=options.verbose,
+    )
+    # Tuned is what `auto` would load if it knew nothing.
+    choice = replace(loading.choose(models, DraftOptions(), hardware, output), auto=False)
+    setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
+    loading.require_fit(setup, output)
+    subject = setup.subject
+    effort = tuner.QUICK if options.quick else tuner.THOROUGH
+    with StatusLine(output) as status:
+        layouts, recorded, failures = tuner.measure(subject, _ways(setup), effort, status.show)
+    for failure in failures:
+        output.warn(f"a kernel path cannot be used: {failure}")
+    profile = tuner.choose(layouts, recorded, quick=options.quick)
+    place = profiles.save(subject, profile)
+    if options.json:
+        facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
+        output.data({**facts, "failures": failures})
+    else:
+        show(output, profile)
+        output.note(f"kept for `run` and `chat` in {place}")
+
+
+def _ways(setup: loading.Setup) -> list[bool]:
+    """The kernel paths that this build has, the default first."""
+    if not setup.target_options.use_extra_bufts:
+        return [False]
+    return [True, False] if llama.build_info().extra_buffer_types else [True]
+
+
+def show(output: Output, profile: Profile) -> None:
+    """A table of the classes, then what to make of it."""
+    if profile.classes and output.out.steerable:
+        _draw(output, profile.classes)
+    else:
+        for each in profile.classes:
+            output.line("\t".join(_columns(each)))
+    for sentence in findings(profile):
+        output.line(sentence)
+    if output.verbose:
+        for name, points in (("checking", profile.costs.verify), ("draft", profile.costs.draft)):
+            output.line(f"{name}: " + ", ".join(f"{cost:.2f} ({n})" for n, cost in points) + "  of one pass (rows)")
+
+
+def _columns(each: ClassFigures) -> tuple[str, str, str, str, str]:
+    """Class, temperature, acceptance, best length, speed."""
+    length = str(each.n_max) if each.n_max else "none"
+    return (
+        each.name,
+        "0" if each.greedy else "default",
+        f"{100 * each.acceptance:.0f} %",
+        length,
+        f"{each.speedup:.2f}x",
+    )
+
+
+def _draw(output: Output, classes: tuple[ClassFigures, ...]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("prompts", "temp", "accepted", "draft", "speed"):
+        table.add_column(name, justify="left" if name == "prompts" else "right")
+    for each in classes:
+        table.add_row(*_columns(each), style="green" if each.speedup > 1.0 else None)
+    output.out_console().print(table)
+
+
+def findings(profile: Profile) -> list[str]:
+    """What was found, in sentences."""
+    costs = profile.costs
+    found = [
+        f"A pass over one token takes {1000 * profile.step_s:.0f} ms here, one over four "
+        f"{costs.verify_cost(4):.2f} times as long, one over eight {costs.verify_cost(8):.2f} times."
+    ]
+    if profile.classes:
+        found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass.")
+        found.append(_expected(profile))
+    target, draft = tuner.path_name(profile.target_extra_bufts), tuner.path_name(profile.draft_extra_bufts)
+    found.append(f"Fastest layout: {target}" + (f" for the target, {draft} for the draft." if profile.classes else "."))
+    return found
+
+
+def _expected(profile: Profile) -> str:
+    """What drafting promises."""
+    if not profile.draft_can_pay:
+        return (
+            "Plain decoding is fastest here: the draft would not pay if every token of it were accepted. Only lookups "
+            "will draft, which cost nothing where they find nothing."
+        )
+    gains = {each.name: each.speedup for each in profile.classes if each.speedup > 1.0}
+    if not gains:
+        return "Plain decoding is fastest here; the draft is tried now and then, and used where it pays after all."
+    best = max(gains, key=lambda name: gains[name])
+    plain = [each.name for each in profile.classes if each.speedup <= 1.0]
+    rest = f", and plain decoding where drafts do not pay ({', '.join(dict.fromkeys(plain))})" if plain else ""
+    return f"Expect up to {gains[best]:.2f} times the speed of plain decoding ({best}){rest}."

@@ -1,0 +1,46 @@
+"""What people are told about profiles: which one is used, that one no longer holds, that there could be one."""
+
+from __future__ import annotations
+
+import shlex
+
+from specllama.cli.loading import Setup
+from specllama.cli.options import ModelOptions
+from specllama.cli.output import Output
+from specllama.profiles import Profile
+
+
+def expectation(profile: Profile) -> str:
+    """What drafts are expected to do here, in a few words."""
+    speeds = [each.speedup for each in profile.classes]
+    if not profile.draft_can_pay:
+        return "the draft costs more here than it can save, so only lookups draft"
+    if max(speeds) <= 1.0:
+        return "plain decoding is fastest here, drafts are tried now and then"
+    return f"{min(speeds):.2f} to {max(speeds):.2f} times plain decoding expected"
+
+
+def say_profile(setup: Setup, output: Output) -> None:
+    """One line at the start, for people."""
+    if output.format == "human" and setup.profile is not None:
+        output.note(f"tuned {setup.profile.made[:10]}: {expectation(setup.profile)}")
+
+
+def hint_at_tuning(setup: Setup, models: ModelOptions, output: Output) -> None:
+    """One line after an answer without a profile, for people: it is then that they wonder whether it was fast."""
+    if output.format != "human" or output.quiet or setup.profile is not None:
+        return
+    if setup.stale:
+        output.note(f"note: the profile of this pair is not used: {setup.stale}")
+    elif setup.draft is None:
+        return
+    output.note(f"hint: `{tune_command(models)}` finds out what pays on this machine")
+
+
+def tune_command(models: ModelOptions) -> str:
+    """What to type to tune these models."""
+    words = ["specllama", "tune"]
+    named = (("-m", models.model), ("-hf", models.hf_repo), ("-md", models.model_draft), ("-hfd", models.hf_repo_draft))
+    for flag, value in named:
+        words += [flag, value] if value else []
+    return shlex.join([*words, *([models.pair] if models.pair else [])])

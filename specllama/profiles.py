@@ -1,0 +1,176 @@
+"""Profiles: what `specllama tune` found out about a pair on this machine, kept until something of it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_state_path
+
+from specllama import storage
+from specllama.calibration import PRIORS, Prior
+from specllama.cpu import this_cpu
+from specllama.errors import ConfigError
+from specllama.llama import LoadOptions, build_info
+from specllama.llama_plan import physical_cores
+from specllama.tuning import LEAST_RATE, LOOKUP, MODEL, CostProfile
+
+VERSION = 1  # of the file; another one is not read
+
+# Of the load options, those that change what a pass costs. The kernel path is not among them: it is what tuning finds.
+_WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """What to expect of one class of prompts."""
+
+    name: str
+    greedy: bool  # at temperature 0; else at the default settings
+    acceptance: float  # of a drafted token, all before it being accepted
+    confidence: float  # of the draft, on average
+    n_max: int  # the best fixed draft length; 0 = plain decoding is fastest
+    speedup: float  # over plain decoding on its own fastest kernel path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What passes cost and what drafts are worth, and the way of loading that goes with it."""
+
+    made: str  # UTC, ISO 8601
+    quick: bool
+    target_extra_bufts: bool  # the kernel paths: let llama.cpp rearrange the weights
+    draft_extra_bufts: bool
+    step_s: float  # T(1)
+    costs: CostProfile
+    classes: tuple[ClassFigures, ...]  # empty where there is no draft
+
+    @property
+    def draft_can_pay(self) -> bool:
+        """Would some draft length pay if every token were accepted? Else the draft need not even be loaded."""
+        costs = self.costs
+        lengths = range(1, costs.verify[-1][0])
+        best = max(((k + 1) / (k * costs.draft_cost() + costs.verify_cost(k + 1)) for k in lengths), default=0.0)
+        return bool(self.classes) and best > LEAST_RATE
+
+    def priors(self, *, greedy: bool) -> Mapping[str, Prior]:
+        """What to believe of the draft before it was seen at work in an answer: what it was worth when it was tuned."""
+        seen = [each for each in self.classes if each.greedy == greedy]
+        if not seen:
+            return PRIORS
+        typical = sum(each.acceptance for each in seen) / len(seen)
+        sure = sum(each.confidence for each in seen) / len(seen)
+        general = PRIORS[MODEL]
+        return {LOOKUP: PRIORS[LOOKUP], MODEL: replace(general, typical=typical, base=typical - general.slope * sure)}
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "made": self.made,
+            "quick": self.quick,
+            "target_extra_bufts": self.target_extra_bufts,
+            "draft_extra_bufts": self.draft_extra_bufts,
+            "step_s": self.step_s,
+            "costs": self.costs.to_json(),
+            "classes": [asdict(each) for each in self.classes],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """The inverse of `to_json`. Raises ConfigError."""
+        try:
+            return cls(
+                made=str(data["made"]),
+                quick=bool(data["quick"]),
+                target_extra_bufts=bool(data["target_extra_bufts"]),
+                draft_extra_bufts=bool(data["draft_extra_bufts"]),
+                step_s=float(data["step_s"]),
+                costs=CostProfile.from_json(data["costs"]),
+                classes=tuple(ClassFigures(**each) for each in data["classes"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is tuned: files, and how they are wished to be loaded. Another wish is another profile."""
+
+    target: Path
+    target_options: LoadOptions
+    draft: Path | None = None
+    draft_options: LoadOptions | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the profile."""
+        facts = [str(self.target.resolve()), _wish(self.target_options)]
+        if self.draft is not None and self.draft_options is not None:
+            facts += [str(self.draft.resolve()), _wish(self.draft_options)]
+        return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _wish(options: LoadOptions) -> str:
+    return json.dumps([getattr(options, name) for name in _WISHES])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The profile of a subject, or why there is none that holds."""
+
+    profile: Profile | None = None
+    stale: str = ""  # what has changed since it was made
+
+
+def path_of(subject: Subject) -> Path:
+    """Where the profile is kept. It took minutes to find out, so it is state and no cache."""
+    return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
+
+
+def _circumstances(subject: Subject) -> dict[str, object]:
+    """What must be as it was; the keys are told to people."""
+    cpu = this_cpu()
+    facts: dict[str, object] = {
+        "the target's file": _stamp(subject.target),
+        "the installed llama.cpp": build_info().fingerprint,
+        "the CPU": f"{cpu.model} {cpu.fingerprint} {physical_cores()}",
+    }
+    if subject.draft is not None:
+        facts["the draft's file"] = _stamp(subject.draft)
+    return facts
+
+
+def _stamp(path: Path) -> list[int]:
+    """Changes when the file does. Hashing gigabytes is not for every start."""
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def save(subject: Subject, profile: Profile) -> Path:
+    """Keep the profile, in one step; the one before it goes. Returns where it is."""
+    path = path_of(subject)
+    record = {"version": VERSION, "circumstances": _circumstances(subject), "profile": profile.to_json()}
+    storage.write_text(path, json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def find(subject: Subject) -> Found:
+    """The subject's profile, if there is one and nothing has changed since. Never raises for what is in the file."""
+    try:
+        record = json.loads(path_of(subject).read_text(encoding="utf-8"))
+        if record["version"] != VERSION:
+            return Found(stale="this version of specllama measures otherwise")
+        then, now = record["circumstances"], _circumstances(subject)
+        changed = [name for name, fact in now.items() if then.get(name) != fact]
+        if changed:
+            return Found(stale=f"{' and '.join(changed)} changed since")
+        return Found(Profile.from_json(record["profile"]))
+    except FileNotFoundError:
+        return Found()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
+        return Found(stale="its file is damaged")

@@ -1,0 +1,136 @@
+"""Traces: what a draft would have been worth at every token of an answer; recorded once, replayed through any costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from specllama.distribution import Distribution
+from specllama.drafters.model import confidence_of
+from specllama.sampling import RandomChooser, SamplingParams, law
+from specllama.tuning import LEAST_RATE, CostProfile
+from specllama.types import FloatArray, LanguageModel
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One answer: at every token the chance that the draft's token would have been accepted, all before it being so."""
+
+    name: str  # the class of the prompt
+    greedy: bool  # judged at temperature 0
+    acceptance: tuple[float, ...]  # sum of min(p, q)
+    confidence: tuple[float, ...]  # the largest mass of q, as `ModelDrafter` tells it to its policy
+
+
+def _answer(
+    target: LanguageModel, prompt: Sequence[int], params: SamplingParams, n_tokens: int
+) -> tuple[list[int], list[Distribution], list[Distribution]]:
+    """Up to `n_tokens` of the target's own; the laws they came from, and the same rows at temperature 0."""
+    choose = RandomChooser(0)
+    tokens, laws, greedy_laws = list(prompt), [], []
+    target.truncate(0)
+    target.feed(prompt[:-1])
+    for _ in range(n_tokens):
+        row = target.eval(tokens[-1:])[0]
+        laws.append(law(row, tokens, params))
+        greedy_laws.append(law(row, tokens, GREEDY))
+        token = choose.pick(laws[-1])
+        if token in target.end_tokens:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :], laws, greedy_laws
+
+
+def _rows(draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], n_vocab: int) -> list[FloatArray]:
+    """The draft's logits before each token of `answer`, and after the last one, read in blocks.  each: (n_vocab,)"""
+    draft.truncate(0)
+    draft.feed(prompt[:-1])
+    line = [prompt[-1], *answer]
+    found: list[FloatArray] = []
+    for at in range(0, len(line), draft.caps.max_block):
+        rows = draft.eval(line[at : at + draft.caps.max_block])
+        found.extend(row[:n_vocab].copy() for row in rows)
+    return found
+
+
+def record(
+    target: LanguageModel,
+    draft: LanguageModel,
+    name: str,
+    prompt: Sequence[int],
+    *,
+    n_tokens: int,
+    params: SamplingParams | None = None,
+) -> tuple[Trace, Trace]:
+    """Traces of one answer as it is sampled with `params`, and of the same answer judged at temperature 0.
+
+    The draft reads what the target said, in a few passes, which is much cheaper than drafting. Both models are empty
+    afterwards. Every token must be known to both.
+    """
+    params = params or SamplingParams()
+    n_vocab = min(target.vocab_size, draft.vocab_size)
+    try:
+        answer, laws, greedy_laws = _answer(target, prompt, params, n_tokens)
+        rows = _rows(draft, prompt, answer[: len(laws) - 1], n_vocab)
+    finally:
+        target.truncate(0)
+        draft.truncate(0)
+    history = [*prompt, *answer]
+    sampled, greedy = [], []
+    for i, row in enumerate(rows):
+        before = history[: len(prompt) + i]
+        q = law(row, before, params)
+        sampled.append((laws[i].overlap(q), confidence_of(row, q, greedy=False)))
+        q = law(row, before, GREEDY)
+        greedy.append((greedy_laws[i].overlap(q), confidence_of(row, q, greedy=True)))
+    return _trace(name, sampled, greedy=False), _trace(name, greedy, greedy=True)
+
+
+def _trace(name: str, pairs: Sequence[tuple[float, float]], *, greedy: bool) -> Trace:
+    return Trace(name, greedy, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+
+
+def acceptance(traces: Sequence[Trace]) -> float:
+    """The mean over all tokens of all traces."""
+    return fmean(chance for trace in traces for chance in trace.acceptance)
+
+
+def confidence(traces: Sequence[Trace]) -> float:
+    """The same for the confidence."""
+    return fmean(chance for trace in traces for chance in trace.confidence)
+
+
+def _replayed(chances: Sequence[float], k: int, costs: CostProfile) -> float:
+    """The expected cost, in T(1), of an answer drafted with a fixed length; `chances` as in a `Trace`.
+
+    Every way through the answer is followed with its weight: a step that begins at token t and has j accepted emits
+    j + 1 tokens. Near the end it drafts no more than fits, as the engine does.
+    """
+    n = len(chances)
+    begins = [1.0, *[0.0] * n]  # chance that a step begins at a token
+    cost = 0.0
+    reread = max(costs.draft_cost(2) - costs.draft_cost(), 0.0)
+    for t in range(n):
+        reach, n_drafted = begins[t], min(k, n - t - 1)
+        cost += reach * (n_drafted * costs.draft_cost() + costs.verify_cost(n_drafted + 1))
+        for j in range(n_drafted):
+            begins[t + j + 1] += reach * (1.0 - chances[t + j])
+            reach *= chances[t + j]
+        begins[t + n_drafted + 1] += reach
+        if n_drafted:  # accepted whole, it leaves its last token to be read
+            cost += reach * reread
+    return cost
+
+
+def best_length(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, float]:
+    """(fixed draft length, tokens per T(1)) of the best one; 0 where none pays, the smaller of equals."""
+    n_tokens = sum(len(trace.acceptance) for trace in traces)
+    best, best_rate = 0, 1.0
+    for k in range(1, costs.verify[-1][0]):
+        rate = n_tokens / sum(_replayed(trace.acceptance, k, costs) for trace in traces)
+        if rate > max(best_rate, LEAST_RATE):
+            best, best_rate = k, rate
+    return best, best_rate

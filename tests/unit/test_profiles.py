@@ -1,0 +1,128 @@
+"""Profiles: kept, found again, and refused where something has changed since."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import profiles
+from specllama.calibration import PRIORS
+from specllama.errors import ConfigError
+from specllama.llama import LoadOptions
+from specllama.profiles import ClassFigures, Profile, Subject
+from specllama.tuning import CostProfile
+
+CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (9, 2.0)), draft=((1, 0.2), (2, 0.2)))
+DEAR = CostProfile(verify=((1, 1.0), (2, 2.0), (9, 9.0)), draft=((1, 0.7), (2, 0.7)))
+CODE = ClassFigures("code", greedy=True, acceptance=0.9, confidence=0.8, n_max=4, speedup=1.6)
+STORY = ClassFigures("story", greedy=False, acceptance=0.6, confidence=0.5, n_max=2, speedup=1.1)
+PROFILE = Profile(
+    made="2026-01-02T03:04:05+00:00",
+    quick=True,
+    target_extra_bufts=False,
+    draft_extra_bufts=True,
+    step_s=0.039,
+    costs=CHEAP,
+    classes=(CODE, STORY),
+)
+
+
+@pytest.fixture
+def subject(home: Path) -> Subject:
+    """Two files that are no models: nothing is loaded."""
+    home.mkdir()
+    for name in ("target", "draft"):
+        (home / name).write_bytes(b"weights")
+    return Subject(home / "target", LoadOptions(), home / "draft", LoadOptions(max_block=1))
+
+
+def test_a_profile_is_found_as_it_was_kept(subject: Subject) -> None:
+    """A number that is rounded or left out on its way through the file."""
+    assert profiles.find(subject) == profiles.Found()
+    assert profiles.save(subject, PROFILE) == profiles.path_of(subject)
+    assert profiles.find(subject) == profiles.Found(PROFILE)
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_changed_file_makes_it_stale_and_is_named(subject: Subject, home: Path, name: str) -> None:
+    """Costs of another file steering the drafts of this one."""
+    profiles.save(subject, PROFILE)
+    (home / name).write_bytes(b"other weights")
+    found = profiles.find(subject)
+    assert (found.profile, found.stale) == (None, f"the {name}'s file changed since")
+
+
+def test_another_build_or_cpu_makes_it_stale_and_is_named(subject: Subject) -> None:
+    """A profile copied to another machine, or made before llama.cpp was built anew."""
+    path = profiles.save(subject, PROFILE)
+    record = json.loads(path.read_text())
+    for fact in ("the installed llama.cpp", "the CPU"):
+        changed = {**record, "circumstances": {**record["circumstances"], fact: "another"}}
+        path.write_text(json.dumps(changed))
+        assert profiles.find(subject).stale == f"{fact} changed since"
+
+
+def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subject) -> None:
+    """Threads that are tuned for four and used with two; or a new profile for every length of context."""
+    for wish in (LoadOptions(n_threads=1), LoadOptions(type_k="q8_0"), LoadOptions(n_gpu_layers=3)):
+        assert replace(subject, target_options=wish).key != subject.key
+    for wish in (LoadOptions(n_ctx=99), LoadOptions(max_block=5), LoadOptions(use_extra_bufts=False)):
+        assert replace(subject, target_options=wish).key == subject.key
+    assert replace(subject, draft=None).key != subject.key
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "circumstances": {}}'])
+def test_a_damaged_file_is_no_profile_and_no_error(subject: Subject, text: str) -> None:
+    """A traceback at every start because a disk was full once."""
+    profiles.save(subject, PROFILE).write_text(text)
+    found = profiles.find(subject)
+    assert found.profile is None
+    assert found.stale
+
+
+def test_a_profile_with_impossible_numbers_is_refused() -> None:
+    """Costs that no controller can work with."""
+    data = json.loads(json.dumps(PROFILE.to_json()))
+    with pytest.raises(ConfigError, match="cost"):
+        Profile.from_json({**data, "costs": {"verify": [[1, 2.0]], "draft": [[1, 0.1]]}})
+
+
+def test_a_profile_of_another_version_is_not_read(subject: Subject) -> None:
+    """Numbers that meant something else."""
+    path = profiles.save(subject, PROFILE)
+    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    assert "measures otherwise" in profiles.find(subject).stale
+
+
+def test_a_crash_while_it_is_written_leaves_the_old_one(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a file."""
+    profiles.save(subject, PROFILE)
+
+    def fail(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        profiles.save(subject, replace(PROFILE, step_s=1.0))
+    assert profiles.find(subject).profile == PROFILE
+    assert [path.name for path in profiles.path_of(subject).parent.iterdir()] == [profiles.path_of(subject).name]
+
+
+def test_a_draft_that_could_not_pay_if_all_were_accepted_is_known_by_the_costs() -> None:
+    """Half a gigabyte loaded for a draft that never drafts."""
+    assert PROFILE.draft_can_pay
+    assert not replace(PROFILE, costs=DEAR).draft_can_pay
+    assert not replace(PROFILE, classes=()).draft_can_pay
+
+
+def test_the_priors_are_what_the_draft_was_worth_at_that_temperature() -> None:
+    """A controller that begins with another machine's beliefs, or greedy with those of sampling."""
+    greedy, sampled = PROFILE.priors(greedy=True)["model"], PROFILE.priors(greedy=False)["model"]
+    assert (greedy.typical, sampled.typical) == (0.9, 0.6)
+    assert greedy.at(0.8) == pytest.approx(0.9)
+    assert sampled.at(0.5) == pytest.approx(0.6)
+    assert replace(PROFILE, classes=()).priors(greedy=True) == PRIORS

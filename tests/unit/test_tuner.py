@@ -1,0 +1,140 @@
+"""Tuning: which ways of loading are measured, and which one is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from specllama import tuner
+from specllama.errors import BackendError
+from specllama.llama import LoadOptions
+from specllama.profiles import Subject
+from specllama.traces import Trace
+from specllama.tuner import Effort, Job, Layout, Measured, Tell
+from tests import tiny
+
+SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
+TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
+CHEAP = ((1, 0.04), (2, 0.05), (4, 0.055), (16, 0.1))  # seconds by rows
+STEEP = ((1, 0.04), (2, 0.08), (4, 0.16), (16, 0.64))
+FAST, SLOW = ((1, 0.008), (2, 0.01)), ((1, 0.03), (2, 0.04))
+EFFORT = Effort(seconds=1.0, n_visits=2, n_tokens=10)
+
+
+def _silent(_what: str, _share: float) -> None:
+    pass
+
+
+def _slower(points: tuple[tuple[int, float], ...], factor: float) -> tuple[tuple[int, float], ...]:
+    return tuple((n, factor * cost) for n, cost in points)
+
+
+def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
+    """Paths measured minutes apart while the machine warms up; or every child generating the same answers."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        step = 0.04 if len(jobs) < 3 else 0.06
+        return Measured(step, CHEAP, FAST, TRACES if job.n_tokens else ())
+
+    layouts, recorded, failures = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
+    assert [job.extra_bufts for job in jobs] == [True, False, True, False]
+    assert [job.n_tokens for job in jobs] == [10, 0, 0, 0]
+    assert (recorded, failures) == (TRACES, [])
+    assert [layout.step_s for layout in layouts] == pytest.approx([0.05, 0.05])
+    assert jobs[0].most_step_s == math.inf
+    assert jobs[1].most_step_s == pytest.approx(0.04 * tuner.SLOWEST_PLAIN)
+
+
+def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
+    """A crash of the program that wanted to find out whether it would crash; or a second visit to what died."""
+    n_runs = 0
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        nonlocal n_runs
+        n_runs += 1
+        if job.extra_bufts:
+            raise BackendError("it died")
+        return Measured(0.04, CHEAP, FAST, TRACES if job.n_tokens else ())
+
+    layouts, recorded, failures = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
+    assert [layout.extra_bufts for layout in layouts] == [False]
+    assert recorded == TRACES
+    assert failures == ["rearranged weights: it died"]
+    assert n_runs == 3
+
+    def die(_job: Job, _tell: Tell) -> Measured:
+        raise BackendError("it died")
+
+    with pytest.raises(BackendError, match="it died"):
+        tuner.measure(SUBJECT, [True, False], EFFORT, _silent, die)
+
+
+def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
+    """The target's path forced upon the draft, for which it is four times as dear."""
+    layouts = [Layout(True, 0.04, CHEAP, SLOW), Layout(False, 0.041, STEEP, FAST)]
+    profile = tuner.choose(layouts, TRACES, quick=False)
+    assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (True, False)
+    assert profile.costs.draft_cost() == pytest.approx(0.2)
+    greedy, sampled = profile.classes
+    assert (greedy.greedy, greedy.acceptance, sampled.acceptance) == (True, pytest.approx(0.9), pytest.approx(0.8))
+    assert greedy.speedup > sampled.speedup > 1.2
+    assert greedy.n_max >= 3
+
+
+def test_a_path_on_which_plain_decoding_is_slow_is_never_chosen() -> None:
+    """Blocks that are cheap only because a single row is dear: whenever drafting pauses, that would be the speed."""
+    layouts = [Layout(True, 0.04, STEEP, FAST), Layout(False, 0.08, _slower(CHEAP, 2.0), FAST)]
+    profile = tuner.choose(layouts, TRACES, quick=False)
+    assert profile.target_extra_bufts
+    assert all(each.speedup == 1.0 and each.n_max == 0 for each in profile.classes)
+
+
+def test_the_default_path_is_left_only_for_a_clear_gain() -> None:
+    """Noise of a few percent deciding how models are loaded from now on."""
+    for factor, default in ((0.99, True), (0.8, False)):
+        layouts = [Layout(True, 0.04, CHEAP, FAST), Layout(False, factor * 0.04, _slower(CHEAP, factor), FAST)]
+        assert tuner.choose(layouts, TRACES, quick=False).target_extra_bufts is default
+
+
+def _die(_job: Job, _connection: Connection) -> None:
+    os.kill(os.getpid(), signal.SIGILL)
+
+
+def test_a_child_that_dies_is_an_error_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for ever for a process that is no more."""
+    monkeypatch.setattr(tuner, "child", _die)
+    with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
+        tuner.run_child(Job(SUBJECT, True, 1.0, 0), _silent)
+
+
+def test_a_child_that_cannot_says_why() -> None:
+    """'It ended with code 1' where the file is simply not there."""
+    with pytest.raises(BackendError, match="target"):
+        tuner.run_child(Job(SUBJECT, True, 1.0, 0), _silent)
+
+
+def test_real_children_measure_a_pair(tmp_path: Path) -> None:
+    """Anything between the parts that the stand-ins above do not see, such as data that cannot be sent."""
+    options = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096}
+    target, draft = tiny.write_pair(tmp_path, **options)
+    one_thread = LoadOptions(n_threads=1)
+    subject = Subject(target, one_thread, draft, replace(one_thread, max_block=1))
+    told: list[str] = []
+    effort = Effort(seconds=0.2, n_visits=1, n_tokens=4)
+    layouts, recorded, failures = tuner.measure(
+        subject, [True], effort, lambda what, share: told.append(f"{what} {share <= 1.0}")
+    )
+    assert failures == []
+    assert [n for n, _ in layouts[0].verify or ()] == list(tuner.VERIFY_ROWS)
+    assert [n for n, _ in layouts[0].draft] == list(tuner.READ_ROWS)
+    assert {trace.name for trace in recorded} == {"code", "summary", "story", "question"}
+    assert {"loading True", "measuring passes True", "recording answers True"} <= set(told)
+    assert tuner.choose(layouts, recorded, quick=True).step_s > 0
