@@ -94,6 +94,7 @@ class Figures:
     stats: SpecStats = field(default_factory=SpecStats)
     prompt: PromptProgress | None = None
     notice: str = ""
+    legend: bool = True  # the text shows who wrote each token
     n_cached: int | None = None  # prompt tokens that the KV held already; None where that is of no interest
     k: int = 0  # drafted tokens of the last step
     _recent: deque[tuple[int, float]] = field(default_factory=deque)  # tokens and seconds of the last steps
@@ -218,7 +219,8 @@ def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
     if figures.drafts:
         groups.insert(0, (*_acceptance(figures), *_speed(figures)))
         groups.insert(1, _positions(figures, width, palette))
-        groups.append([((origin, word),) for origin, word in LEGEND])
+        if figures.legend:
+            groups.append([((origin, word),) for origin, word in LEGEND])
     else:
         groups.insert(0, _speed(figures))
     if figures.notice:

@@ -1,0 +1,108 @@
+"""The look of an answer in a chat: by origin or by Markdown, thinking dimmed or folded, and the line after it."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from specllama.cli.chat_view import ChatView, Look, turn_summary
+from specllama.cli.output import Output, Stream
+from specllama.cli.render import Figures
+from specllama.events import Finished, PromptProgress, TokenEvent
+from specllama.session import Reuse
+from specllama.stats import SpecStats
+from specllama.text import TextStream
+
+PIECES = ["<think>", "a b", "</think>", "\n", "# T", "\n", "say ", "**yes**", "\x1b[2J"]
+
+
+class Paper(io.StringIO):
+    """A terminal that keeps what it is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+def show(look: Look, *, styled: bool = True, drafts: bool = True) -> tuple[str, ChatView]:
+    """What is written for an answer of all PIECES, every other one drafted."""
+    paper = Paper()
+    stream = Stream(paper, styled, styled, styled, styled)
+    figures = Figures(100, drafts=drafts)
+    answer = TextStream(lambda token: PIECES[token].encode())
+    view = ChatView(Output(stream, stream), answer, figures, look, live=False, starts_thinking=False)
+    view.take(PromptProgress(7, 20))
+    view.take(PromptProgress(19, 20))
+    for token in range(len(PIECES)):
+        view.take(TokenEvent(token, "draft" if token % 2 else "bonus", token))
+        view.refresh()
+    view.take(Finished("stop", SpecStats()))
+    view.close()
+    return paper.getvalue(), view
+
+
+def plain(written: str) -> str:
+    return re.sub(r"\x1b(\[[\d;?]*[A-Za-z]|[78D])", "", written)
+
+
+@pytest.mark.parametrize("look", [Look(), Look(colors=False)])
+def test_every_character_is_written_once_and_none_can_steer(look: Look) -> None:
+    """Text lost to a style, a mark that vanishes, or a model that clears the screen."""
+    written, view = show(look)
+    assert plain(written) == "<think>a b</think>\n# T\nsay **yes**\\x1b[2J\n"
+    assert view.reading.thought == "a b"
+    assert view._figures.n_cached == 7
+
+
+def test_origins_are_coloured_and_markdown_keeps_out_of_their_way() -> None:
+    """Bold that looks like a correction where colours tell who wrote what."""
+    written, _ = show(Look())
+    assert "\x1b[3;36mye" in written  # drafted, in italics
+    assert "\x1b[1" not in written
+
+
+def test_without_colours_markdown_is_seen() -> None:
+    """`/set colors off` that leaves the origins, or no look at all."""
+    written, _ = show(Look(colors=False))
+    assert "\x1b[1myes" in written
+    assert "\x1b[1;4mT" in written
+    assert not re.search(r"\x1b\[[\d;]*3[56]", written)
+
+
+def test_thinking_is_dimmed_or_folded() -> None:
+    """A passage that is not told from the answer, or that is hidden without a word."""
+    assert "\x1b[2m<think>" in show(Look(colors=False))[0]
+    written, view = show(Look(fold=True))
+    assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
+    assert view.reading.thought == "a b"
+
+
+def test_a_pipe_gets_the_answer_byte_for_byte() -> None:
+    """Markdown, folding or spelled-out bytes in a file."""
+    assert show(Look(fold=True), styled=False)[0] == "".join(PIECES) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (90, "[ stopped | 10.0 tok/s | 50.0 % accepted (4/8) | cached 90, read 10 | 3.0 tok/step ]"),
+        (80, "[ stopped | 10.0 tok/s | 50.0 % accepted | cached 90, read 10 | 3.0 tok/step ]"),
+        (65, "[ stopped | 10.0 tok/s | 50.0 % accepted | cached 90, read 10 ]"),
+        (40, "[ stopped | 10.0 tok/s ]"),
+        (5, "[ stopped ]"),
+    ],
+)
+def test_the_line_after_an_answer_is_one_line(width: int, expected: str) -> None:
+    """A line of figures that breaks in a narrow window."""
+    stats = SpecStats(n_emitted=11, decode_s=1.0, n_drafted=8, n_accepted=4, n_spec_steps=2)
+    assert turn_summary(Finished("cancelled", stats), Reuse(100, 90, 80), width) == expected
+
+
+def test_a_plain_answer_has_no_figures_of_drafts() -> None:
+    """`n/a accepted` after every answer without drafts."""
+    stats = SpecStats(n_emitted=11, decode_s=1.0)
+    assert turn_summary(Finished("stop", stats), Reuse(10, 0, None), 80) == "[ 10.0 tok/s | cached 0, read 10 ]"
