@@ -129,7 +129,7 @@ def _converse(talk: Chat, source: Source) -> int:
     if out.format == "jsonl":
         out.data({"event": "start", **talk.header()})
     elif not piped:
-        for words in greeting(talk.opened, talk.session.settings).split("\n"):
+        for words in greeting(talk.opened, talk.session.settings):
             out.note(words)
     while True:
         try:

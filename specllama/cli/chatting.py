@@ -26,7 +26,7 @@ from specllama.cli.render import Figures, codes_of
 from specllama.cli.terminal import silent_keyboard, size_of
 from specllama.cli.view import EventView, View
 from specllama.cli.worker import Worker
-from specllama.drafters import DraftSettings
+from specllama.drafters import REGISTRY, DraftSettings
 from specllama.errors import MemoryShort, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.llama_memory import CELL_STEP
@@ -223,7 +223,8 @@ class Chat:
         self.kept = False
         turns = session.turns
         answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
-        figures = Figures(self.opened.models.target.n_ctx, drafts=session.settings.drafter != "none")
+        drafts = session.settings.drafter != "none"
+        figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
         record = Record(self.header())
         finished: Finished | None = None
         with silent_keyboard(output.out) as restore, stoppable(self.cancel, restore):
@@ -303,13 +304,14 @@ class Chat:
         self.opened = opened
 
 
-def greeting(opened: Opened, settings: Settings) -> str:
-    """What a person finds when a chat opens, in lines."""
-    models, names = opened.models, opened.names
-    helped = f", {names['draft']} drafts" if names["draft"] else ""
+def greeting(opened: Opened, settings: Settings) -> list[str]:
+    """What a person finds when a chat opens."""
+    lines = [str(opened.names["target"])]
     if settings.drafter == "none":
-        helped = ", plain decoding"
-    return f"{names['target']}{helped}\n{models.target.n_ctx} tokens of context; /help lists the commands"
+        lines.append("decodes plainly")
+    elif REGISTRY[settings.drafter].needs_model:
+        lines.append(f"drafted by {opened.names['draft']}")
+    return [*lines, f"{opened.models.target.n_ctx} tokens of context; /help lists the commands"]
 
 
 def said_to_leave(output: Output) -> None:

@@ -63,7 +63,7 @@ def history(tmp_path: Path) -> Path:
 def test_a_conversation_as_a_person_sees_it(chat: Start, tmp_path: Path) -> None:
     """Figures left behind, a KV that is read anew, origins that look alike, a history that others may read."""
     shown = chat("-n", "500", "--temp", "0.9", "--seed", "1", *ENDLESS, rows=30)
-    assert "target.gguf, draft.gguf drafts" in shown.text
+    assert "target.gguf\ndrafted by draft.gguf\n" in shown.text
     shown.child.send("hello\r")
     shown.wait_for(lambda t: "% accepted" in t.text and re.search(r"cached 0\s+read 24", t.text) is not None)
     shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
