@@ -1,0 +1,199 @@
+"""`specllama tune`, and what `run` makes of a profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama import llama, profiles, tuner
+from specllama.llama import LlamaModel, LoadOptions
+from specllama.profiles import ClassFigures, Profile, Subject
+from specllama.tuning import PROBE_TOKENS, CostProfile
+from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
+
+Run = Callable[..., Result]
+
+HINT = "hint: `specllama tune "
+# With these costs everything pays, and with those nothing that a model drafts can.
+CHEAP = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 1.5)), draft=((1, 0.05), (2, 0.06)))
+DEAR = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 8.0)), draft=((1, 1.5), (2, 2.0)))
+PROFILE = Profile(
+    made="2026-01-02T03:04:05+00:00",
+    quick=False,
+    target_extra_bufts=False,
+    draft_extra_bufts=True,
+    step_s=0.04,
+    costs=CHEAP,
+    classes=(ClassFigures("code", True, 0.9, 0.9, 5, 1.6), ClassFigures("story", False, 0.7, 0.7, 2, 1.2)),
+)
+ASK = ("--raw", "abcabcabc", "-n", "40", "--seed", "4", *ENDLESS)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As quick as measuring can be."""
+    monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.1, n_visits=1, n_tokens=4))
+
+
+@pytest.fixture
+def keep(pair: Pair, plain_environment: None) -> Callable[[Profile], Path]:
+    """Keeps a profile of the pair as `Pair.options` load it."""
+    wish = LoadOptions(n_threads=1)
+    return lambda profile: profiles.save(Subject(pair.target, wish, pair.draft, wish), profile)
+
+
+# ------------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_tuning_leaves_a_profile_that_the_next_answer_uses(specllama: Run, byte_pair: Pair) -> None:
+    """A profile kept under a name that `run` does not ask for."""
+    told = specllama("tune", *byte_pair.options, "--quick")
+    assert told.code == 0, told.err
+    assert [line.split("\t")[:2] for line in told.out.splitlines()[:2]] == [["code", "default"], ["code", "0"]]
+    assert "A pass over one token takes " in told.out
+    assert "kept for `run` and `chat` in " in told.err
+    used = specllama("run", *byte_pair.options, "hi", "-n", "3")
+    assert used.err.startswith("tuned 20")
+    assert HINT not in used.err
+    assert record_of(specllama("run", *byte_pair.options, "hi", "-n", "3", "--json"))["profile"] is not None
+
+
+def test_the_json_of_tuning_is_the_profile(specllama: Run, byte_pair: Pair) -> None:
+    """Text among the data, or data that is no profile."""
+    result = specllama("tune", *byte_pair.options, "--quick", "--json")
+    facts = json.loads(result.out)
+    kept = json.loads(Path(facts["path"]).read_text())
+    assert Profile.from_json(facts["profile"]) == Profile.from_json(kept["profile"])
+    assert facts["failures"] == []
+
+
+def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) -> None:
+    """A division by the costs of a draft that is not there."""
+    alone = ["-m", str(byte_pair.target), "-t", "1"]
+    assert specllama("tune", *alone, "--quick").code == 0
+    record = record_of(specllama("run", *alone, "hi", "-n", "3", "--json"))
+    assert (record["settings"]["spec_type"], record["settings"]["draft_n_max_auto"]) == ("lookup", True)
+
+
+def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
+    terminal: Callable[..., Terminal], byte_pair: Pair, tmp_path: Path
+) -> None:
+    """Half a profile, a child that goes on measuring, or a traceback."""
+    stopped = terminal("tune", *byte_pair.options)
+    stopped.wait_for(lambda t: "measuring passes" in t.text)
+    stopped.interrupt()
+    assert stopped.finish() == 130
+    assert "Traceback" not in stopped.text
+    assert not (tmp_path / "state" / "specllama" / "profiles").exists()
+    whole = terminal("tune", *byte_pair.options, "--quick", rows=40)
+    assert whole.finish() == 0
+    assert "prompts" in whole.text
+    assert "accepted" in whole.text
+    assert "measuring" not in whole.text
+
+
+# ------------------------------------------------------------------------------------------------------ with a profile
+
+
+def test_the_text_is_the_targets_own_and_every_decision_is_on_record(
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
+) -> None:
+    """An automatic length that changes the answer, or that nobody can check afterwards."""
+    keep(PROFILE)
+    args = ["run", *pair.options, *ASK, "--temp", "0"]
+    record = record_of(specllama(*args, "--json"))
+    assert record["settings"]["spec_type"] == "chain"
+    assert record["settings"]["draft_n_max_auto"] is True
+    assert Profile.from_json(record["profile"]) == PROFILE
+    assert record["acceptance"]["drafted"] > 0
+    assert record["text"] == record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]
+    steps = [event for event in events_of(specllama(*args, "--jsonl")) if event["event"] == "step"]
+    plans = [step["decisions"][0]["plan"] for step in steps[:-1]]
+    assert all({"n_given", "n_drawn", "probe", "heat", "rate"} <= set(plan) for plan in plans)
+
+
+def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
+    """Decisions that look at the clock (DESIGN, invariant 7)."""
+    keep(PROFILE)
+    args = ["run", *pair.options, *ASK, "--temp", "1.0"]
+    assert specllama(*args).out == specllama(*args).out
+
+
+def test_the_profiles_kernel_paths_are_loaded(
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs of one path steering another; blocks longer than the target was loaded for; probes of one row."""
+    loaded: list[LoadOptions] = []
+    load = llama.load
+
+    def watched(path: Path, options: LoadOptions, **rest: Any) -> LlamaModel:
+        loaded.append(options)
+        return load(path, options, **rest)
+
+    monkeypatch.setattr(llama, "load", watched)
+    keep(PROFILE)
+    assert specllama("run", *pair.options, *ASK).code == 0
+    target, draft = loaded
+    assert (target.use_extra_bufts, draft.use_extra_bufts) == (False, True)
+    assert (target.max_block, draft.max_block) == (17, PROBE_TOKENS)
+
+
+def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
+    """Slower than plain decoding although tuning knew it."""
+    keep(replace(PROFILE, costs=DEAR))
+    record = record_of(specllama("run", *pair.options, *ASK, "--json"))
+    assert record["settings"]["spec_type"] == "lookup"
+    assert record["models"]["draft"] is None
+    assert "only lookups draft" in specllama("run", *pair.options, *ASK).err
+    named = record_of(specllama("run", *pair.options, *ASK, "--spec-type", "draft-simple", "--json"))
+    assert named["models"]["draft"] is not None  # whoever names it, gets it
+
+
+@pytest.mark.parametrize(
+    ("args", "strategy", "n_max"),
+    [
+        (["--draft-max", "3"], "draft-simple", 3),
+        (["--spec-draft-p-min", "0.1"], "draft-simple", 4),
+        (["--spec-type", "none"], "none", 4),
+    ],
+)
+def test_whoever_decides_the_length_gets_no_profile(
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path], args: list[str], strategy: str, n_max: int
+) -> None:
+    """An option that is silently overruled."""
+    keep(PROFILE)
+    record = record_of(specllama("run", *pair.options, *ASK, *args, "--json"))
+    settings = record["settings"]
+    assert (settings["spec_type"], settings["draft_n_max"]) == (strategy, n_max)
+    assert (settings["draft_n_max_auto"], record["profile"]) == (False, None)
+
+
+# --------------------------------------------------------------------------------------------------- without a profile
+
+
+def test_without_a_profile_the_length_is_fixed_and_people_get_a_hint(specllama: Run, pair: Pair) -> None:
+    """A newcomer who never learns of tuning, or a script that gets advice on stderr."""
+    args = ["run", *pair.options, *ASK]
+    told = specllama(*args)
+    assert told.err.endswith(f"{HINT}-m {pair.target} -md {pair.draft}` finds out what pays on this machine\n")
+    assert told.err.count("\n") == 2
+    for quiet in (["-q"], ["--json"], ["--jsonl"], ["--draft-max", "4"], ["--spec-type", "none"]):
+        assert HINT not in specllama(*args, *quiet).err
+    settings = record_of(specllama(*args, "--json"))["settings"]
+    assert (settings["draft_n_max"], settings["draft_n_max_auto"], settings["spec_type"]) == (4, False, "draft-simple")
+
+
+def test_a_stale_profile_is_named_and_not_used(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
+    """Costs of another build deciding from now on, or a profile that vanishes without a word."""
+    path = keep(PROFILE)
+    record = json.loads(path.read_text())
+    record["circumstances"]["the CPU"] = "another"
+    path.write_text(json.dumps(record))
+    told = specllama("run", *pair.options, *ASK)
+    assert "note: the profile of this pair is not used: the CPU changed since\n" in told.err
+    assert HINT in told.err
