@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -131,7 +131,15 @@ def _save(chat: Chat, rest: str) -> None:
 def _load(chat: Chat, rest: str) -> None:
     path = _path(rest or chat.file, "/load FILE")
     saved = chat_file.load(path)
-    chat.session.restore(saved.turns, saved.system, saved.settings)
+    own = chat.session.settings
+    # What decides the length by itself belongs to the loaded models, not to a conversation.
+    settings = replace(saved.settings, drafting=replace(saved.settings.drafting, policy=own.drafting.policy))
+    try:
+        chat.session.restore(saved.turns, saved.system, settings)
+    except UsageError as error:
+        settings = replace(settings, strategy=own.strategy, drafting=own.drafting)
+        chat.session.restore(saved.turns, saved.system, settings)
+        chat.note(f"note: drafting stays as it is, for {error}")
     chat.file = str(path)
     chat.note(f"loaded {_n_turns(len(saved.turns))}, the system prompt and the settings from {path}")
     if saved.turns:

@@ -159,7 +159,7 @@ def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: P
     editor = tmp_path / "editor.sh"
     editor.write_text('#!/bin/sh\nprintf "%s edited" "$(cat "$1")" > "$1"\n')
     editor.chmod(0o755)
-    shown = chat("-n", "3", *ENDLESS, env={"EDITOR": str(editor)})
+    shown = chat("-n", "3", "--no-history", *ENDLESS, env={"EDITOR": str(editor)})
     shown.child.send("draft\x07")
     shown.wait_for(lambda t: ">>> draft edited" in t.text)
     ask(shown, "")
@@ -167,6 +167,7 @@ def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: P
     shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == 2)
     command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
     assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "draft edited edited"
+    assert not history(tmp_path).exists()
 
 
 def test_without_an_editor_the_last_message_comes_into_the_line(chat: Start, tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path: Path) -> None:
     assert "is damaged: line " in damaged.err
 
 
+def test_a_conversation_of_a_pair_opens_without_its_draft(chat, specllama: Run, talker: Pair, tmp_path: Path) -> None:
+    """A conversation that can be read on one machine only."""
+    chat("hello", "/save talk.json")
+    result = specllama("chat", "-m", str(talker.target), "-n", "3", "--load", "talk.json", stdin=b"/show info\nand\n")
+    assert "note: drafting stays as it is, for drafter draft-simple needs a draft model" in result.err
+    assert "turns      1" in result.out
+    assert result.code == 0
+
+
 def test_a_file_is_read_into_the_next_message(chat, tmp_path: Path) -> None:
     """`/read` that sends at once, or says nothing of what it costs."""
     (tmp_path / "notes.txt").write_text("words " * 20)
