@@ -71,9 +71,9 @@ def open_models(wish: Wish, output: Output, cancel: Cancel) -> Opened:
     setup = loading.prepare(choice, wish.hardware, offline=wish.models.offline, output=output)
     options = setup.target_options
     setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, LONGEST_DRAFT + 1)))
-    loading.require_fit(setup, output)
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
+    loading.require_fit(setup, output)
     with stoppable(cancel, lambda: None):
         models = loading.load_models(setup, output, cancel)
     models.watch(cancel)

@@ -134,8 +134,8 @@ def test_what_is_pasted_is_one_message_and_quotes_hold_several_lines(chat: Start
     assert [message["content"] for message in messages[::2]] == ["first line\nsecond line", "one\ntwo"]
 
 
-def test_tab_completes_and_the_history_comes_back(chat: Start, tmp_path: Path) -> None:
-    """Tab and Up that do nothing; a history that is written although nobody wants it."""
+def test_the_line_is_completed_remembered_and_edited(chat: Start, tmp_path: Path) -> None:
+    """Tab, Up or /edit that do nothing; a history that is written although nobody wants it."""
     shown = chat("-n", "3", *ENDLESS)
     shown.child.send("/set par\t top-\t")
     shown.wait_for(lambda t: ">>> /set parameter top-" in t.text)
@@ -146,7 +146,10 @@ def test_tab_completes_and_the_history_comes_back(chat: Start, tmp_path: Path) -
     ask(shown, "a secret", 2)
     shown.child.send("\x1b[A\x1b[A\x1b[A")
     shown.wait_for(lambda t: t.text.endswith(">>> remember me"))
-    shown.child.send("\x03")
+    shown.child.send("\x03/edit\r")
+    shown.wait_for(lambda t: t.text.endswith(">>> a secret"))
+    ask(shown, " more", 3)
+    command(shown, "/show info", "turns      2")
     shown.child.sendeof()
     shown.finish()
     kept = history(tmp_path).read_text()
@@ -168,16 +171,6 @@ def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: P
     command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
     assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "draft edited edited"
     assert not history(tmp_path).exists()
-
-
-def test_without_an_editor_the_last_message_comes_into_the_line(chat: Start, tmp_path: Path) -> None:
-    """`/edit` that asks for a program nobody has set."""
-    shown = chat("-n", "3", *ENDLESS)
-    ask(shown, "hello")
-    shown.child.send("/edit\r")
-    shown.wait_for(lambda t: t.text.endswith(">>> hello"))
-    ask(shown, " there", 2)
-    command(shown, "/show info", "turns      1")
 
 
 def test_forty_columns_are_enough(chat: Start) -> None:

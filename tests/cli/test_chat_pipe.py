@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specllama import llama
 from specllama.cli import chat_complete
+from specllama.cli.chatting import FREE_SHARE, LONGEST_DRAFT
+from specllama.llama import LoadOptions
 from tests import tiny
 from tests.cli.conftest import Pair, Result
 
@@ -193,6 +197,20 @@ def test_a_context_of_zero_takes_what_the_target_was_trained_for(chat) -> None:
     """`--ctx-size 0` that leaves no room for the draft, or is no context at all."""
     result = chat("/show info", args=("-c", "0"))
     assert "0 of 4096 tokens" in result.out
+
+
+def test_a_context_of_zero_takes_no_more_memory_than_both_models_may_have(
+    chat, talker: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that takes all the memory there is, so that its draft cannot be loaded."""
+    headers = [llama.header(path) for path in (talker.target, talker.draft)]
+    options = LoadOptions(n_ctx=1024, max_block=LONGEST_DRAFT + 1)
+    free = sum(llama.memory_needed(header, options).total for header in headers) / FREE_SHARE
+    monkeypatch.setattr(llama, "memory_free", lambda: int(free))
+    result = chat("/show info", args=("-c", "0"))
+    assert int(re.findall(r"0 of (\d+) tokens", result.out)[0]) in range(768, 1281)
+    monkeypatch.setattr(llama, "memory_free", lambda: 1000)
+    assert "there is no memory for the models and even a short context" in chat("hi", args=("-c", "0")).err
 
 
 def test_a_full_context_drops_the_oldest_turns(chat) -> None:
