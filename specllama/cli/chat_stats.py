@@ -100,7 +100,7 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
     n_spec = whole.n_spec_steps or 1
     per_position = [(str(i), share) for i, share in enumerate(whole.acceptance_per_position, 1)]
     lengths = [(str(i), n / n_spec) for i, n in enumerate(whole.accepted_lengths)]
-    yield from _bars("accepted at position (of all steps)", per_position, width, palette)
+    yield from _bars("accepted at position (of drafts)", per_position, width, palette)
     yield from _bars("tokens accepted in a step", lengths, width, palette)
     if whole.n_drafted:
         rates = [stats.acceptance_rate for stats in session.answers]
