@@ -260,9 +260,8 @@ class Chat:
         if self.output.format == "jsonl":
             told = {"target": reuse.n_target, "draft": reuse.n_draft}
             seed = self.session.turns[-1].seed if self.kept else None
-            self.output.data(
-                {"event": "turn", "kept": self.kept, "seed": seed, "prompt": reuse.n_prompt, "cached": told}
-            )
+            turn = {"kept": self.kept, "seed": seed, "prompt_tokens": reuse.n_prompt, "cached": told}
+            self.output.data({"event": "turn", **turn})
             return
         for notice in self.session.template_notes:
             if notice not in self._told:
