@@ -31,6 +31,9 @@ from specllama.tuning import CostProfile, Points
 SLOWEST_PLAIN = 1.05
 # Another path than the default one must promise so much more: measurements of one machine differ by as much.
 PATH_MARGIN = 1.03
+# Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
+# measured one after the other cannot be compared.
+MOST_DRIFT = 1.1
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
@@ -60,14 +63,15 @@ class Job:
     seconds: float
     n_tokens: int  # for traces; 0 = none are wanted
     most_step_s: float = math.inf  # a target whose T(1) is longer is out: nothing more of it is measured
+    checks: bool = False  # T(1) alone, to see whether the machine is as fast as it was
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What one child found: seconds by rows."""
 
-    step_s: float  # T(1)
-    verify: Points | None  # None: T(1) alone was reason enough
+    step_s: float  # T(1), measured before everything else
+    verify: Points | None  # None: T(1) alone was reason enough, or all that was asked for
     draft: Points  # empty where there is none
     traces: tuple[Trace, ...]
 
@@ -106,6 +110,8 @@ def _measure(job: Job, target: LlamaModel, draft: LlamaModel | None, tell: Tell)
 
     step = interleaved([verifying(target, N_BEFORE, rest[:1])], seconds=job.seconds / 10)
     step_s = median(step[0])
+    if job.checks:
+        return Measured(step_s, None, (), ())
     rows = [n for n in VERIFY_ROWS if n <= target.caps.max_block] if step_s <= job.most_step_s else []
     read = READ_ROWS if draft is not None else ()
     passes = [verifying(target, N_BEFORE, rest[:n]) for n in rows]
@@ -113,12 +119,8 @@ def _measure(job: Job, target: LlamaModel, draft: LlamaModel | None, tell: Tell)
         passes += [reading(draft, N_BEFORE, rest[:n]) for n in read]
     samples = interleaved(passes, seconds=job.seconds, progress=lambda share: tell("measuring passes", share))
     verify = _median_points(rows, samples[: len(rows)]) if rows else None
-    return Measured(
-        verify[0][1] if verify else step_s,
-        verify,
-        _median_points(read, samples[len(rows) :]),
-        _record(job, target, draft, prompts, tell),
-    )
+    reads = _median_points(read, samples[len(rows) :])
+    return Measured(step_s, verify, reads, _record(job, target, draft, prompts, tell))
 
 
 def _record(
@@ -200,53 +202,76 @@ def run_child(job: Job, tell: Tell) -> Measured:
         ours.close()
 
 
-def _mean_points(several: Sequence[Points]) -> Points:
-    """The mean of several measurements of the same rows."""
-    return tuple((points[0][0], fmean(cost for _, cost in points)) for points in zip(*several, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One kernel path, that is one layout of the weights, as one or more children measured it."""
 
     extra_bufts: bool
-    step_s: float
-    verify: Points | None
+    step_s: float  # T(1), in the fastest visit
+    verify: Points | None  # in units of T(1) in the same visit: a machine that is slow for a while does not matter
     draft: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What all children together found."""
+
+    layouts: tuple[Layout, ...]
+    traces: tuple[Trace, ...]
+    failures: tuple[str, ...]  # paths that cannot be used, and why
+    drift: float  # by how much visits of the same path differ; 1 = not at all
+
+    @property
+    def comparable(self) -> bool:
+        """Was the machine quiet enough to compare paths that were measured one after the other?"""
+        return self.drift <= MOST_DRIFT
+
+
+def _scaled(points: Points, factor: float) -> Points:
+    return tuple((n, cost * factor) for n, cost in points)
+
+
+def _mean_points(several: Sequence[Points]) -> Points:
+    """The mean of several measurements of the same rows."""
+    return tuple((points[0][0], fmean(cost for _, cost in points)) for points in zip(*several, strict=True))
 
 
 def _merged(extra_bufts: bool, visits: Sequence[Measured]) -> Layout:
     """What several children found about one path."""
-    curves = [each.verify for each in visits if each.verify is not None]
-    whole = len(curves) == len(visits)
-    return Layout(
-        extra_bufts,
-        fmean(each.step_s for each in visits),
-        _mean_points(curves) if whole else None,
-        _mean_points([each.draft for each in visits]),
-    )
+    # Both were measured in the same rounds, so the first point of one is the unit of the other.
+    units = [each.verify[0][1] if each.verify else each.step_s for each in visits]
+    curves = [_scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
+    drafts = [_scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
+    step_s = min(each.step_s for each in visits)
+    return Layout(extra_bufts, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
+
+
+def _schedule(ways: Sequence[bool], n_visits: int) -> list[tuple[bool, bool]]:
+    """(path, whether it is only a check) of every child, in turn; the first path is seen twice if others are at all."""
+    turns = [(way, False) for _ in range(n_visits) for way in ways]
+    return [*turns, (ways[0], True)] if len(ways) > 1 and n_visits == 1 else turns
 
 
 def measure(
     subject: Subject, ways: Sequence[bool], effort: Effort, tell: Tell, run: Callable[[Job, Tell], Measured] = run_child
-) -> tuple[list[Layout], tuple[Trace, ...], list[str]]:
-    """Every path of `ways` (values of use_extra_bufts, the default first), the traces, and what did not work.
+) -> Findings:
+    """Measure every path of `ways` (values of use_extra_bufts, the default first).
 
-    Raises BackendError where no path works.
+    Raises BackendError if none works.
     """
     visits: dict[bool, list[Measured]] = {way: [] for way in ways}
     failures: dict[bool, BackendError] = {}
     recorded: tuple[Trace, ...] = ()
     fastest = math.inf
-    n_all = effort.n_visits * len(ways)
-    for i in range(n_all):
-        way = ways[i % len(ways)]
+    schedule = _schedule(ways, effort.n_visits)
+    for i, (way, checks) in enumerate(schedule):
         if way in failures:
             continue
-        job = Job(subject, way, effort.seconds, 0 if recorded else effort.n_tokens, fastest * SLOWEST_PLAIN)
+        n_tokens = 0 if recorded or checks else effort.n_tokens
+        job = Job(subject, way, effort.seconds, n_tokens, fastest * SLOWEST_PLAIN, checks)
 
         def tell_all(what: str, share: float, i: int = i) -> None:
-            tell(what, (i + share) / n_all)
+            tell(what, (i + share) / len(schedule))
 
         try:
             found = run(job, tell_all)
@@ -256,10 +281,14 @@ def measure(
         visits[way].append(found)
         recorded = recorded or found.traces
         fastest = min(fastest, found.step_s)
-    paths = [_merged(way, found) for way, found in visits.items() if found and way not in failures]
-    if not any(path.verify for path in paths):
+    merged = [_merged(way, found) for way, found in visits.items() if found and way not in failures]
+    if not any(layout.verify for layout in merged):
         raise next(iter(failures.values()), BackendError("nothing could be measured"))
-    return paths, recorded, [f"{path_name(way)}: {error}" for way, error in failures.items()]
+    steps = [[each.step_s for each in found] for found in visits.values() if found]
+    drift = max(max(each) / min(each) for each in steps)
+    return Findings(
+        tuple(merged), recorded, tuple(f"{path_name(way)}: {error}" for way, error in failures.items()), drift
+    )
 
 
 def path_name(extra_bufts: bool) -> str:
@@ -270,10 +299,9 @@ def path_name(extra_bufts: bool) -> str:
 def _costs(target: Layout, draft: Layout) -> CostProfile:
     """In units of the target's T(1)."""
     assert target.verify is not None
-    unit = target.verify[0][1]
-    verify = tuple((n, cost / unit) for n, cost in target.verify)
+    points = _scaled(draft.draft, draft.step_s / target.step_s)
     # Without a draft nothing is ever asked of its costs; they have to be something.
-    return CostProfile(verify=verify, draft=tuple((n, cost / unit) for n, cost in draft.draft) or ((1, 1.0),))
+    return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
 
 
 def _figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float) -> tuple[ClassFigures, ...]:
@@ -287,28 +315,41 @@ def _figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float) -> 
     return tuple(found)
 
 
-def choose(paths: Sequence[Layout], recorded: Sequence[Trace], *, quick: bool) -> Profile:
-    """The profile of the best combination of kernel paths, by the geometric mean of the classes' predicted speeds."""
-    fastest = min(path.step_s for path in paths)
-    usable = [path for path in paths if path.verify is not None and path.step_s <= SLOWEST_PLAIN * fastest]
+def _cheapest_draft(layouts: Sequence[Layout]) -> Layout:
+    """The path for the draft: its price is all that matters of it. The first one unless another is clearly cheaper."""
+    best = layouts[0]
+    for layout in layouts[1:]:
+        if layout.draft and PATH_MARGIN * layout.draft[0][1] * layout.step_s < best.draft[0][1] * best.step_s:
+            best = layout
+    return best
+
+
+def choose(found: Findings, *, quick: bool) -> Profile:
+    """The profile of the best kernel paths, the target's by the geometric mean of the classes' predicted speeds.
+
+    Where the machine was too busy to compare them, the default ones.
+    """
+    layouts = found.layouts if found.comparable else found.layouts[:1]
+    fastest = min(layout.step_s for layout in layouts)
+    measured = [layout for layout in layouts if layout.verify is not None]
+    usable = [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest] or measured
+    draft = _cheapest_draft(layouts)
     best: Profile | None = None
     best_score = 0.0
-    for target in usable or [path for path in paths if path.verify is not None]:
-        for draft in paths:
-            costs = _costs(target, draft)
-            classes = _figures(recorded, costs, target.step_s / fastest)
-            profile = Profile(
-                made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                quick=quick,
-                target_extra_bufts=target.extra_bufts,
-                draft_extra_bufts=draft.extra_bufts,
-                step_s=target.step_s,
-                costs=costs,
-                classes=classes,
-            )
-            score = _score(profile, fastest)
-            if best is None or score > PATH_MARGIN * best_score:
-                best, best_score = profile, score
+    for target in usable:
+        costs = _costs(target, draft)
+        profile = Profile(
+            made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            quick=quick,
+            target_extra_bufts=target.extra_bufts,
+            draft_extra_bufts=draft.extra_bufts,
+            step_s=target.step_s,
+            costs=costs,
+            classes=_figures(found.traces, costs, target.step_s / fastest),
+        )
+        score = _score(profile, fastest)
+        if best is None or score > PATH_MARGIN * best_score:
+            best, best_score = profile, score
     assert best is not None, "at least one path was measured"
     return best
 

@@ -70,14 +70,20 @@ def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -
     subject = setup.subject
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     with StatusLine(output) as status:
-        layouts, recorded, failures = tuner.measure(subject, _ways(setup), effort, status.show)
-    for failure in failures:
+        found = tuner.measure(subject, _ways(setup), effort, status.show)
+    for failure in found.failures:
         output.warn(f"a kernel path cannot be used: {failure}")
-    profile = tuner.choose(layouts, recorded, quick=options.quick)
+    if not found.comparable:
+        output.warn(
+            f"the machine was busy: the same pass took {found.drift:.1f} times as long as before or after, so kernel paths "
+            "were not compared",
+            "tune again when nothing else runs",
+        )
+    profile = tuner.choose(found, quick=options.quick)
     place = profiles.save(subject, profile)
     if options.json:
         facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
-        output.data({**facts, "failures": failures})
+        output.data({**facts, "failures": found.failures, "drift": found.drift})
     else:
         show(output, profile)
         output.note(f"kept for `run` and `chat` in {place}")

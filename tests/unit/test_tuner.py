@@ -16,14 +16,16 @@ from specllama.errors import BackendError
 from specllama.llama import LoadOptions
 from specllama.profiles import Subject
 from specllama.traces import Trace
-from specllama.tuner import Effort, Job, Layout, Measured, Tell
+from specllama.tuner import Effort, Findings, Job, Layout, Measured, Tell
 from tests import tiny
 
 SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
-CHEAP = ((1, 0.04), (2, 0.05), (4, 0.055), (16, 0.1))  # seconds by rows
-STEEP = ((1, 0.04), (2, 0.08), (4, 0.16), (16, 0.64))
-FAST, SLOW = ((1, 0.008), (2, 0.01)), ((1, 0.03), (2, 0.04))
+DRAFT_SECONDS = ((1, 0.008), (2, 0.01))
+SECONDS = ((1, 0.04), (2, 0.05), (4, 0.055), (16, 0.1))  # by rows
+CHEAP = ((1, 1.0), (2, 1.25), (4, 1.4), (16, 2.5))  # in T(1)
+STEEP = ((1, 1.0), (2, 2.0), (4, 4.0), (16, 16.0))
+FAST, SLOW = ((1, 0.2), (2, 0.25)), ((1, 0.75), (2, 1.0))
 EFFORT = Effort(seconds=1.0, n_visits=2, n_tokens=10)
 
 
@@ -31,8 +33,8 @@ def _silent(_what: str, _share: float) -> None:
     pass
 
 
-def _slower(points: tuple[tuple[int, float], ...], factor: float) -> tuple[tuple[int, float], ...]:
-    return tuple((n, factor * cost) for n, cost in points)
+def _found(*layouts: Layout) -> Findings:
+    return Findings(layouts, TRACES, (), drift=1.0)
 
 
 def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
@@ -42,13 +44,15 @@ def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
     def run(job: Job, _tell: Tell) -> Measured:
         jobs.append(job)
         step = 0.04 if len(jobs) < 3 else 0.06
-        return Measured(step, CHEAP, FAST, TRACES if job.n_tokens else ())
+        return Measured(step, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
 
-    layouts, recorded, failures = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
+    found = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
     assert [job.extra_bufts for job in jobs] == [True, False, True, False]
     assert [job.n_tokens for job in jobs] == [10, 0, 0, 0]
-    assert (recorded, failures) == (TRACES, [])
-    assert [layout.step_s for layout in layouts] == pytest.approx([0.05, 0.05])
+    assert (found.traces, found.failures) == (TRACES, ())
+    assert [layout.step_s for layout in found.layouts] == [0.04, 0.04]
+    assert found.drift == pytest.approx(1.5)
+    assert not found.comparable
     assert jobs[0].most_step_s == math.inf
     assert jobs[1].most_step_s == pytest.approx(0.04 * tuner.SLOWEST_PLAIN)
 
@@ -62,12 +66,12 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
         n_runs += 1
         if job.extra_bufts:
             raise BackendError("it died")
-        return Measured(0.04, CHEAP, FAST, TRACES if job.n_tokens else ())
+        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
 
-    layouts, recorded, failures = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
-    assert [layout.extra_bufts for layout in layouts] == [False]
-    assert recorded == TRACES
-    assert failures == ["rearranged weights: it died"]
+    found = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
+    assert [layout.extra_bufts for layout in found.layouts] == [False]
+    assert found.traces == TRACES
+    assert found.failures == ("rearranged weights: it died",)
     assert n_runs == 3
 
     def die(_job: Job, _tell: Tell) -> Measured:
@@ -79,10 +83,9 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
 
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
     """The target's path forced upon the draft, for which it is four times as dear."""
-    layouts = [Layout(True, 0.04, CHEAP, SLOW), Layout(False, 0.041, STEEP, FAST)]
-    profile = tuner.choose(layouts, TRACES, quick=False)
+    profile = tuner.choose(_found(Layout(True, 0.04, CHEAP, SLOW), Layout(False, 0.041, STEEP, FAST)), quick=False)
     assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (True, False)
-    assert profile.costs.draft_cost() == pytest.approx(0.2)
+    assert profile.costs.draft_cost() == pytest.approx(0.2 * 0.041 / 0.04)
     greedy, sampled = profile.classes
     assert (greedy.greedy, greedy.acceptance, sampled.acceptance) == (True, pytest.approx(0.9), pytest.approx(0.8))
     assert greedy.speedup > sampled.speedup > 1.2
@@ -91,8 +94,7 @@ def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
 
 def test_a_path_on_which_plain_decoding_is_slow_is_never_chosen() -> None:
     """Blocks that are cheap only because a single row is dear: whenever drafting pauses, that would be the speed."""
-    layouts = [Layout(True, 0.04, STEEP, FAST), Layout(False, 0.08, _slower(CHEAP, 2.0), FAST)]
-    profile = tuner.choose(layouts, TRACES, quick=False)
+    profile = tuner.choose(_found(Layout(True, 0.04, STEEP, FAST), Layout(False, 0.08, CHEAP, FAST)), quick=False)
     assert profile.target_extra_bufts
     assert all(each.speedup == 1.0 and each.n_max == 0 for each in profile.classes)
 
@@ -100,8 +102,35 @@ def test_a_path_on_which_plain_decoding_is_slow_is_never_chosen() -> None:
 def test_the_default_path_is_left_only_for_a_clear_gain() -> None:
     """Noise of a few percent deciding how models are loaded from now on."""
     for factor, default in ((0.99, True), (0.8, False)):
-        layouts = [Layout(True, 0.04, CHEAP, FAST), Layout(False, factor * 0.04, _slower(CHEAP, factor), FAST)]
-        assert tuner.choose(layouts, TRACES, quick=False).target_extra_bufts is default
+        found = _found(Layout(True, 0.04, CHEAP, FAST), Layout(False, factor * 0.04, CHEAP, FAST))
+        profile = tuner.choose(found, quick=False)
+        assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (default, default)
+
+
+def test_on_a_busy_machine_the_default_path_is_kept() -> None:
+    """A path chosen because something else ran while the other one was measured."""
+    layouts = (Layout(True, 0.2, STEEP, SLOW), Layout(False, 0.04, CHEAP, FAST))
+    profile = tuner.choose(Findings(layouts, TRACES, (), drift=1.2), quick=True)
+    assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (True, True)
+    assert profile.costs.draft_cost() == pytest.approx(0.75)
+    assert tuner.choose(Findings(layouts, TRACES, (), drift=1.05), quick=True).target_extra_bufts is False
+
+
+def test_one_short_visit_ends_with_a_check_of_the_first_path() -> None:
+    """A quick tuning that cannot know whether the machine was quiet; or one that checks where there is no choice."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        return Measured(0.04, None if job.checks else SECONDS, () if job.checks else DRAFT_SECONDS, ())
+
+    once = replace(EFFORT, n_visits=1)
+    found = tuner.measure(SUBJECT, [True, False], once, _silent, run)
+    assert [(job.extra_bufts, job.checks) for job in jobs] == [(True, False), (False, False), (True, True)]
+    assert found.layouts[0].draft[0] == (1, pytest.approx(0.2))
+    jobs.clear()
+    tuner.measure(SUBJECT, [True], once, _silent, run)
+    assert [job.checks for job in jobs] == [False]
 
 
 def _die(_job: Job, _connection: Connection) -> None:
@@ -129,12 +158,10 @@ def test_real_children_measure_a_pair(tmp_path: Path) -> None:
     subject = Subject(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
     effort = Effort(seconds=0.2, n_visits=1, n_tokens=4)
-    layouts, recorded, failures = tuner.measure(
-        subject, [True], effort, lambda what, share: told.append(f"{what} {share <= 1.0}")
-    )
-    assert failures == []
-    assert [n for n, _ in layouts[0].verify or ()] == list(tuner.VERIFY_ROWS)
-    assert [n for n, _ in layouts[0].draft] == list(tuner.READ_ROWS)
-    assert {trace.name for trace in recorded} == {"code", "summary", "story", "question"}
+    found = tuner.measure(subject, [True, False], effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
+    assert found.failures == ()
+    assert [n for n, _ in found.layouts[0].verify or ()] == list(tuner.VERIFY_ROWS)
+    assert [n for n, _ in found.layouts[0].draft] == list(tuner.READ_ROWS)
+    assert {trace.name for trace in found.traces} == {"code", "summary", "story", "question"}
     assert {"loading True", "measuring passes True", "recording answers True"} <= set(told)
-    assert tuner.choose(layouts, recorded, quick=True).step_s > 0
+    assert tuner.choose(found, quick=True).step_s > 0
