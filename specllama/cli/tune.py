@@ -75,8 +75,8 @@ def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -
         output.warn(f"a kernel path cannot be used: {failure}")
     if not found.comparable:
         output.warn(
-            f"the machine was busy: the same pass took {found.drift:.1f} times as long as before or after, so kernel paths "
-            "were not compared",
+            f"the machine was busy: the same pass took {found.drift:.1f} times as long as before or after, so kernel "
+            "paths were not compared",
             "tune again when nothing else runs",
         )
     profile = tuner.choose(found, quick=options.quick)
