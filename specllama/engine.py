@@ -56,7 +56,7 @@ class Engine:
         self.target = target
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.rule = rule
-        self._prefix = KeptPrefix(target)
+        self._prefix = KeptPrefix.of(target)
 
     def generate(
         self,

@@ -27,7 +27,7 @@ from specllama.gguf_walk import Read
 from specllama.hub_noise import bar_class, forward_log, nothing_left, reason
 from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
-from specllama.pins import Pin, set_pin
+from specllama.pins import Pin, forgotten, set_pin
 from specllama.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
 from specllama.storage import FetchWatch, Silent, checksum, work
 
@@ -96,11 +96,12 @@ def fetch(model: Model, *, offline: bool = False, watch: FetchWatch | None = Non
     DownloadError where several sources failed.
     """
     watch = watch or Silent()
-    fresh = update and model.unpinned
-    if fresh:
-        for wanted in (item for source in model.sources for item in wanted_files(model, source)):
-            set_pin(wanted.key, None, watch)
-    return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=True, fresh=fresh))
+    way = _Way(watch, offline or hub_cache.is_offline(), pins=True, fresh=update and model.unpinned)
+    if not way.fresh:
+        return _fetch(model, way)
+    keys = [wanted.key for source in model.sources for wanted in wanted_files(model, source)]
+    with forgotten(keys, watch):
+        return _fetch(model, way)
 
 
 def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import tomli_w
 from platformdirs import user_state_path
 
 from specllama import models_toml
-from specllama.errors import ConfigError
+from specllama.errors import ConfigError, DownloadError
 from specllama.storage import FetchWatch, only_one, write_text
 
 
@@ -41,15 +43,33 @@ def pins() -> dict[str, Pin]:
 
 
 def set_pin(key: str, pin: Pin | None, watch: FetchWatch) -> None:
-    """Record a pin, or forget it."""
-    with only_one("pins", watch):
-        known = pins()
-        if known.pop(key, None) == pin:
-            return
-        if pin is not None:
-            known[key] = pin
-        tables = {name: _table(known[name]) for name in sorted(known)}
-        write_text(pins_file(), tomli_w.dumps(tables))
+    """Record a pin, or forget it. Where nothing can be written that is said, and no reason to go without the model."""
+    if pins().get(key) == pin:
+        return
+    try:
+        with only_one("pins", watch):
+            known = pins()
+            known.pop(key, None)
+            if pin is not None:
+                known[key] = pin
+            tables = {name: _table(known[name]) for name in sorted(known)}
+            write_text(pins_file(), tomli_w.dumps(tables))
+    except (DownloadError, OSError) as error:
+        watch.note(f"the checksum of {key} cannot be recorded: {error}")
+
+
+@contextmanager
+def forgotten(keys: Sequence[str], watch: FetchWatch) -> Iterator[None]:
+    """Without these pins; they come back if the body fails, Ctrl-C included: nothing new was found to trust."""
+    before = pins()
+    try:
+        for key in keys:
+            set_pin(key, None, watch)
+        yield
+    except BaseException:
+        for key in keys:
+            set_pin(key, before.get(key), watch)
+        raise
 
 
 def _table(pin: Pin) -> dict[str, Any]:

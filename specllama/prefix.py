@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from specllama.types import LanguageModel, common_prefix
 
 
 class KeptPrefix:
-    """The tokens in the KV of `model`, as far as they are known."""
+    """The tokens in the KV of `model`, as far as they are known. Whoever shares a model shares its `KeptPrefix.of`."""
+
+    # By the model's id, which stays its own as long as an entry lives: an entry keeps its model alive.
+    _known: ClassVar[WeakValueDictionary[int, KeptPrefix]] = WeakValueDictionary()
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> KeptPrefix:
+        """The one record for this model: two engines with records of their own would trust each other's leavings."""
+        if (known := cls._known.get(id(model))) is None:
+            known = cls._known[id(model)] = cls(model)
+        return known
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model

@@ -42,6 +42,7 @@ class SpecStats:
     n_prompt: int = 0  # tokens of the prompt
     n_cached: int = 0  # of these, tokens that the KV already held
     n_emitted: int = 0  # TokenEvents
+    n_first: int = 0  # of these, tokens of the first pass, whose time belongs to the prompt
     n_from_draft: int = 0  # TokenEvents whose token had been drafted
     n_steps: int = 0  # verify passes of the target, those without a draft included
     n_spec_steps: int = 0  # verify passes with at least one drafted token
@@ -65,6 +66,8 @@ class SpecStats:
         if not 0 <= n_accepted <= n_drafted:
             raise ValueError(f"accepted {n_accepted} of {n_drafted} drafted tokens")
         self.n_steps += 1
+        if self.n_steps == 1:
+            self.n_first = n_accepted + 1
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
         self.n_rejected += rejected
@@ -124,8 +127,8 @@ class SpecStats:
 
     @property
     def decode_tok_s(self) -> float | None:
-        """Tokens per second after the first token."""
-        return _ratio(max(self.n_emitted - 1, 0), self.decode_s)
+        """Tokens per second after those of the first pass."""
+        return _ratio(max(self.n_emitted - self.n_first, 0), self.decode_s)
 
     @property
     def prompt_tok_s(self) -> float | None:

@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 from platformdirs import user_cache_path
 
-from specllama.errors import DiskFull
+from specllama.errors import DiskFull, DownloadError
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
@@ -149,8 +149,14 @@ def _try_lock(file: IO[bytes]) -> bool:
 def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
     """Only one process at a time is inside for the same `name`; the others wait, and say so."""
     folder = user_cache_path("specllama") / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("wb") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / f"{name}.lock").open("wb")
+    except OSError as error:
+        raise DownloadError(
+            f"{folder} cannot be written: {error.strerror}", hint="make it writable, or set XDG_CACHE_HOME"
+        ) from None
+    with lock as file:
         if not _try_lock(file):
             watch.note(f"another specllama is working on {name}: waiting for it")
             while not _try_lock(file):

@@ -158,8 +158,9 @@ class EventView:
             text = "".join(span.text for span in self._answer.push(event.token))
             self._output.data({**event.to_json(), "text": text})
         elif isinstance(event, Finished):
-            self._answer.finish()
-            self._output.data({**event.to_json(), **self._record.outcome(event, self._answer)})
+            # What waited for the rest of a stop string or of a character, and belongs to no token's line.
+            tail = "".join(span.text for span in self._answer.finish())
+            self._output.data({**event.to_json(), "tail": tail, **self._record.outcome(event, self._answer)})
         else:
             self._output.data(event.to_json())
 

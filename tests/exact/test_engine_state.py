@@ -8,8 +8,9 @@ from contextlib import closing
 import pytest
 
 from specllama.drafters.model import ModelDrafter
+from specllama.engine import Engine
 from specllama.errors import BackendError, Interrupted, RollbackRefused
-from specllama.events import Finished
+from specllama.events import Finished, TokenEvent
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.types import Cancel
 from tests.exact.harness import (
@@ -200,3 +201,21 @@ def test_a_flag_set_before_the_start_stops_before_the_prefill() -> None:
         pass
     assert (rig.emitted, rig.finished.reason) == ((), "cancelled")
     assert rig.target.count("eval") == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_two_engines_on_one_model_do_not_trust_each_others_leavings(seed: int) -> None:
+    """Prevents: an engine that finds as many tokens in the KV as it left, and takes them for its own."""
+
+    def answer(engine: Engine, prompt: list[int]) -> list[int]:
+        events = engine.generate(prompt, SamplingParams(temperature=0.0), RandomChooser(0), max_tokens=3)
+        return [event.token for event in events if isinstance(event, TokenEvent)]
+
+    def model() -> FakeModel:
+        return FakeModel(RandomTable(5, seed=seed), 5)
+
+    shared = model()
+    a, b = Engine(shared), Engine(shared)
+    first = answer(a, [1, 2, 3, 4])
+    answer(b, [4, 3, 2, 1])
+    assert answer(a, [1, 2, 3, 4]) == first == answer(Engine(model()), [1, 2, 3, 4])

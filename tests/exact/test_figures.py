@@ -84,5 +84,16 @@ def test_merged_counters_are_those_of_all_answers_together() -> None:
     for stats in (second, both):
         stats.record(2, 2, rejected=False)
         stats.record(6, 5, rejected=True)
+    both.n_first += 3  # each answer has a first pass; recorded as one answer, the second would have none
     first.merge(second)
     assert first == both
+
+
+def test_the_tokens_of_the_first_pass_do_not_count_into_the_decoding_speed() -> None:
+    """A first pass that emits a whole block belongs to the prompt; its tokens made decoding look faster."""
+    stats = SpecStats(n_emitted=10)
+    stats.record(4, 4, rejected=False)
+    stats.count_times(0.1, 1.0, 0.0, 0.0, 0.0)
+    stats.record(4, 4, rejected=False)
+    stats.count_times(0.5, 0.5, 0.0, 0.0, 0.0)
+    assert stats.decode_tok_s == 5.0

@@ -64,10 +64,14 @@ def last_row(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], widt
 
 
 def near_tie(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], a: int, b: int) -> tuple[float, float]:
-    """(gap between the tokens' logits read one by one, most that reading in blocks moves the row)."""
+    """(gap between two tokens read one by one, most that reading in blocks moves that gap towards the other sign)."""
     alone = last_row(model, prompt, said, 1)
-    moved = max(float(np.abs(last_row(model, prompt, said, width) - alone).max()) for width in range(2, 10))
-    return abs(float(alone[a] - alone[b])), moved
+    gap = float(alone[a] - alone[b])
+    moved = []
+    for width in range(2, 10):
+        row = last_row(model, prompt, said, width)
+        moved.append(gap - float(row[a] - row[b]))
+    return gap, max(moved)
 
 
 def assert_same_or_near_tie(
@@ -76,11 +80,14 @@ def assert_same_or_near_tie(
     """The texts are equal, or part at a near-tie of this build."""
     if ours == plain:
         return
-    at = next(i for i, (a, b) in enumerate(zip(plain, ours, strict=False)) if a != b)
+    at = next((i for i, (a, b) in enumerate(zip(plain, ours, strict=False)) if a != b), None)
+    assert at is not None, f"{what}: one answer ends where the other goes on: {plain} {ours}"
     gap, moved = near_tie(model, prompt, plain[:at], plain[at], ours[at])
-    told = f"{what}: parted at token {at}, gap {gap:.4f} logits; reading in blocks moves the row by {moved:.4f}"
+    told = f"{what}: parted at token {at}, gap {gap:.4f} logits; reading in blocks moves it by up to {moved:.4f}"
     print(told)
-    assert gap <= 2 * moved, told  # both tokens may move, towards each other
+    # The block that decided lay somewhere in the answer and not at its beginning, so it need not be among those read
+    # here: half of the gap is what they must at least be able to move.
+    assert 0 <= gap <= 2 * moved, told
 
 
 @pytest.mark.parametrize("text", PROMPTS, ids=lambda text: text[:20])
