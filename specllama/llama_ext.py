@@ -45,8 +45,12 @@ def _route_log(lib: Any) -> None:
     """Send llama.cpp's log into the log book; at exit to a C function, since Python can no longer be called then."""
 
     def receive(level: int, text: bytes, _user_data: object) -> None:
-        with contextlib.suppress(Exception):  # an exception here would be printed in the middle of somebody's output
+        try:
             log.write(level, text.decode("utf-8", "replace"))
+        except KeyboardInterrupt:  # whoever called llama.cpp raises it again
+            log.interrupted = True
+        except Exception:  # would be printed in the middle of somebody's output
+            pass
 
     callback = lib.llama_log_callback(receive)
     # abs(level) reads one integer and has no effect: a ready-made C function for a log nobody reads.

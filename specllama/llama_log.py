@@ -20,6 +20,7 @@ class LogBook:
 
     def __init__(self, n_lines: int = 200) -> None:
         self.sink: LogSink | None = None
+        self.interrupted = False  # Ctrl-C arrived inside the callback, where no exception can pass
         self._lines: deque[tuple[str, str]] = deque(maxlen=n_lines)
         self._level = "info"
         self._open = ""  # the beginning of a line whose newline has not come yet
@@ -43,6 +44,12 @@ class LogBook:
         errors = [_FUNCTION_NAME.sub("", line).strip() for level, line in self._lines if level == "error"]
         told = [line for line in errors if not _NO_REASON.search(line)]
         return "; ".join(dict.fromkeys(told or errors))  # each line once, in order
+
+    def raise_interrupt(self) -> None:
+        """Raise the KeyboardInterrupt that could not be raised through llama.cpp's frames, if there was one."""
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
 
     def _flush(self) -> None:
         if self._open:

@@ -105,9 +105,9 @@ def open_context(native: Native, log: LogBook, about: Header, plan: LoadPlan, op
     params.swa_full = True  # a window that forgets cannot be rolled back across its edge
     params.no_perf = True
     log.clear()
-    context = lib.llama_init_from_model(native.pointers.model, params)
-    if context:
-        native.pointers.context = context
+    native.pointers.context = lib.llama_init_from_model(native.pointers.model, params)
+    log.raise_interrupt()
+    if native.pointers.context:
         return
     reason = log.reason() or "it gave no reason"
     if _contains(reason, _ALLOCATION):
@@ -141,8 +141,10 @@ def _load(lib: Any, log: LogBook, about: Header, params: Any, progress: Progress
     params.progress_callback = callback
     log.clear()
     model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
-    if model:
-        return Native(lib, model)
+    native = Native(lib, model) if model else None
+    log.raise_interrupt()
+    if native is not None:
+        return native
     if stopped:
         raise stopped[0] or Interrupted(f"loading {about.path.name} was stopped on request")
     raise _load_failure(about, log.reason() or "it gave no reason", lib.__version__)

@@ -87,8 +87,9 @@ def _adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams
     if ids.size:
         n_seen = np.array([counts[int(token)] for token in ids], dtype=np.float64)
         seen = row[ids]
-        seen = np.where(seen <= 0.0, seen * params.repeat_penalty, seen / params.repeat_penalty)
-        row[ids] = seen - n_seen * params.frequency_penalty - params.presence_penalty
+        with np.errstate(over="ignore"):  # what leaves the range of numbers is told by `law`, once, in words
+            seen = np.where(seen <= 0.0, seen * params.repeat_penalty, seen / params.repeat_penalty)
+            row[ids] = seen - n_seen * params.frequency_penalty - params.presence_penalty
     return row
 
 

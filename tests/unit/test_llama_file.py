@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -227,3 +228,11 @@ def test_heads_per_layer_may_be_an_array(tmp_path: Path) -> None:
     """Prevents: OpenELM-like files, with other head counts in each layer, giving a wrong KV size."""
     path = tiny.write_model(tmp_path / "m.gguf", n_layer=2, extra={"llama.attention.head_count_kv": [1, 2]})
     assert header(path).n_head_kv == (1, 2)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    """Prevents: `run -m PIPE` that hangs without a word."""
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelFileError, match="no regular file"):
+        header(pipe)

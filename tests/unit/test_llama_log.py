@@ -149,3 +149,13 @@ def run(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def test_an_interrupt_inside_the_callback_is_raised_where_the_call_returns() -> None:
+    """Prevents: a Ctrl-C during loading that is printed, swallowed, and followed by the whole answer."""
+    book = LogBook()
+    book.raise_interrupt()
+    book.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        book.raise_interrupt()
+    book.raise_interrupt()
