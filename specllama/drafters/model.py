@@ -26,7 +26,7 @@ from specllama.types import (
 )
 
 # A draft prefill longer than this waits until the target's first token is out: it must not delay it.
-PREFILL_AT_ONCE = 8
+PREFILL_AT_ONCE = 12
 
 # A probe of a model that holds fewer tokens than this reads some for context first: without any, no model knows a word.
 PROBE_CONTEXT = 8

@@ -98,11 +98,11 @@ def test_a_pipe_gets_the_answer_byte_for_byte() -> None:
 )
 def test_the_line_after_an_answer_is_one_line(width: int, expected: str) -> None:
     """A line of figures that breaks in a narrow window."""
-    stats = SpecStats(n_emitted=11, decode_s=1.0, n_drafted=8, n_accepted=4, n_spec_steps=2)
+    stats = SpecStats(n_emitted=11, n_first=1, decode_s=1.0, n_drafted=8, n_accepted=4, n_spec_steps=2)
     assert turn_summary(Finished("cancelled", stats), Reuse(100, 90, 80), width) == expected
 
 
 def test_a_plain_answer_has_no_figures_of_drafts() -> None:
     """`n/a accepted` after every answer without drafts."""
-    stats = SpecStats(n_emitted=11, decode_s=1.0)
+    stats = SpecStats(n_emitted=11, n_first=1, decode_s=1.0)
     assert turn_summary(Finished("stop", stats), Reuse(10, 0, None), 80) == "[ 10.0 tok/s | cached 0, read 10 ]"

@@ -57,7 +57,7 @@ def test_the_live_lines_show_every_figure() -> None:
     assert "3.2 tok/step" in shown
     assert "k 4" in shown
     assert "6.5 tok/s now" in shown  # 13 tokens in four steps of half a second
-    assert "8.0 tok/s average" in shown  # 12 tokens after the first in the three steps after the first
+    assert "5.3 tok/s average" in shown  # 8 tokens in the three steps after the first
     assert re.search(r"1 \S+ +75 % +2 \S+ +75 % +3 \S+ +50 % +4 \S+ +25 %", shown)
     assert "draft 30 %  verify 60 %  other 10 %" in shown
     assert "3 % of 4096" in shown
@@ -153,7 +153,9 @@ def test_shares_read_as_percentages() -> None:
 
 def test_the_summary_reads_as_documented() -> None:
     """Another form than the one in the manual, which scripts read."""
-    stats = SpecStats(n_prompt=451, n_emitted=138, n_drafted=121, n_accepted=102, n_spec_steps=35, n_steps=36)
+    stats = SpecStats(
+        n_prompt=451, n_emitted=138, n_first=1, n_drafted=121, n_accepted=102, n_spec_steps=35, n_steps=36
+    )
     stats.prompt_s, stats.decode_s = 10.0, 10.0
     assert summary(stats) == "[ Prompt: 45.1 t/s | Generation: 13.7 t/s | Draft: 84.3 % (102/121) | 3.9 tok/step ]"
 
