@@ -10,14 +10,14 @@ import typer
 
 from specllama import hub, models_toml
 from specllama.cli import models_view
-from specllama.cli.fetching import fetch_with_progress
+from specllama.cli.fetching import fetch_with_progress, watching
 from specllama.cli.grouping import option
 from specllama.cli.output import ColorMode, Output, open_output
 from specllama.cli.values import MAX_DRAFT, whole, word
 from specllama.errors import ConfigError, ModelFileError, UsageError
 from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource
 from specllama.pairs import Catalog, load_catalog, user_file
-from specllama.storage import size_text
+from specllama.storage import only_one, size_text
 
 __all__ = ["app", "fetch_with_progress"]
 
@@ -181,19 +181,32 @@ def add(
     """Give a pair of your own a name: writes it into your models.toml, fetches nothing."""
     output = open_output()
     catalog = _catalog(output)
+    _check_free(catalog, name, force=force)
+    halves = [_described(catalog, what, offline=offline) for what in (target, draft)]
+    pair = Pair(name, halves[0], halves[1], summary, memory_gb, PairDefaults(n_max, n_ctx))
+    with watching(output) as watch, only_one(user_file().name, watch):
+        catalog = load_catalog()  # again: another `add` may have written since
+        _check_free(catalog, name, force=force)
+        models_toml.add_pair(user_file(), pair, _new_models(catalog, halves, force=force))
+    output.note(f"added {name} to {user_file()}; fetch it: specllama models pull {name}")
+
+
+def _check_free(catalog: Catalog, name: str, *, force: bool) -> None:
+    """Raise ConfigError if a pair has this name already."""
     if name in catalog.pairs and not force:
         raise ConfigError(f"there is a pair named {name} already", hint="take another name, or --force to replace it")
-    halves = [_described(catalog, what, offline=offline) for what in (target, draft)]
-    new = [model for model in halves if model != catalog.models.get(model.name)]
-    for model in new:
-        if model.name in catalog.models and not force:
+
+
+def _new_models(catalog: Catalog, halves: list[Model], *, force: bool) -> tuple[Model, ...]:
+    """Those that have no table yet. Raises ConfigError where another model has the name."""
+    new = {model.name: model for model in halves if model != catalog.models.get(model.name)}
+    for name in new:
+        if name in catalog.models and not force:
             raise ConfigError(
-                f"there is a model named {model.name} already, from {catalog.models[model.name].sources[0]}",
-                hint=f"to use that one, give its name: {model.name}; to replace it, --force",
+                f"there is a model named {name} already, from {catalog.models[name].sources[0]}",
+                hint=f"to use that one, give its name: {name}; to replace it, --force",
             )
-    pair = Pair(name, halves[0], halves[1], summary, memory_gb, PairDefaults(n_max, n_ctx))
-    models_toml.add_pair(user_file(), pair, tuple({model.name: model for model in new}.values()))
-    output.note(f"added {name} to {user_file()}; fetch it: specllama models pull {name}")
+    return tuple(new.values())
 
 
 def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:

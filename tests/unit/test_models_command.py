@@ -17,6 +17,7 @@ from specllama.cli.app import main
 from specllama.cli.fetching import shortened, watching
 from specllama.cli.output import open_output
 from specllama.pairs import load_catalog, user_file
+from specllama.storage import Silent, only_one
 from tests.hubserver import HubServer
 from tests.unit.conftest import BODY, FILE, REPO, Pip
 
@@ -256,6 +257,20 @@ def test_add_replaces_only_by_force(capsys: pytest.CaptureFixture[str], tmp_path
     assert f"there is a model named {FILE[:-5]} already, from Hub {REPO}" in run.err
     assert Run(capsys, "add", "tiny", "--target", str(own), "--draft", DRAFT, "--force").code == 0
     assert Run(capsys, "path", FILE).lines == [str(own)]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_two_adds_at_the_same_time_both_stay() -> None:
+    """Prevents: a pair lost because another `models add` had read the file before it was written."""
+    command = [sys.executable, "-m", "specllama", "models", "add", "a", "--target", FILE, "--draft", DRAFT]
+    with only_one("models.toml", Silent()):
+        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert child.stderr is not None
+        assert child.stderr.readline() == "another specllama is working on models.toml: waiting for it\n"
+        user_file().write_text(TOML + TOML.split("[pairs.tiny]")[1].join(["[pairs.other]", ""]))
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err.startswith("added a to")) == (0, True)
+    assert set(load_catalog().pairs) >= {"tiny", "other", "a"}
 
 
 # ---------------------------------------------------------------------------------------------- errors and interruption
