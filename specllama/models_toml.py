@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from specllama.errors import ConfigError, ModelFileError
+from specllama.errors import ConfigError, DiskFull, ModelFileError
 from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 from specllama.repo_files import split_names
-from specllama.storage import write_text
+from specllama.storage import NO_ROOM, write_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -242,14 +242,19 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     return data
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The raw tables of the file. Raises ConfigError."""
+def _read(path: Path) -> str:
+    """The file's text. Raises ConfigError."""
     try:
-        return parse(path.read_text(encoding="utf-8"), path)
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text") from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The raw tables of the file. Raises ConfigError."""
+    return parse(_read(path), path)
 
 
 def layer(data: dict[str, Any], path: Path) -> Layer:
@@ -312,13 +317,29 @@ def _pair_table(pair: Pair) -> dict[str, Any]:
     )
 
 
+def _write(path: Path, text: str) -> None:
+    """Replace the file. Raises ConfigError, DiskFull."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        reason = f"{path} cannot be written: {error.strerror or error}"
+        if error.errno in NO_ROOM:
+            raise DiskFull(reason, hint="make room on that disk and try again") from error
+        raise ConfigError(reason, hint="make the folder writable, or set XDG_CONFIG_HOME to one that is") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{path} cannot hold {_shown(error.object[error.start : error.end])}, which is not UTF-8 text",
+            hint="use a summary and file names that are UTF-8",
+        ) from error
+
+
 def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:
     """Write `pair` and `models` into the file, replacing tables of the same names; everything else stays.
 
     New tables go to the end of the text, so that comments survive. Only a replacement rewrites the file, and then the
-    old text is kept beside it as `models.toml.bak`.
+    old text is kept beside it as `models.toml.bak`. Raises ConfigError, DiskFull.
     """
-    old_text = path.read_text(encoding="utf-8") if path.exists() else ""
+    old_text = _read(path) if path.exists() else ""
     data = parse(old_text, path)
     new = {"models": {model.name: _model_table(model) for model in models}, "pairs": {pair.name: _pair_table(pair)}}
     new = {kind: tables for kind, tables in new.items() if tables}
@@ -326,8 +347,8 @@ def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:
         above = f"{old_text.rstrip()}\n\n" if old_text.strip() else ""
         text = above + tomli_w.dumps(new)
     else:
-        write_text(path.with_name(f"{path.name}.bak"), old_text)
+        _write(path.with_name(f"{path.name}.bak"), old_text)
         merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}
         text = tomli_w.dumps(merged)
     layer(parse(text, path), path)  # never write what could not be read again
-    write_text(path, text)
+    _write(path, text)

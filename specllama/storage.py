@@ -21,7 +21,7 @@ from specllama.errors import DiskFull, DownloadError
 _CHUNK = 1 << 20
 _SUMS = "sums"
 # A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
-_NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 class FetchWatch(Protocol):
@@ -117,7 +117,7 @@ def named_disk_full(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise
         raise DiskFull(
             f"no room left while writing {what} ({error.strerror})",

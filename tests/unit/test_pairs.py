@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from specllama import models_toml
-from specllama.errors import ConfigError
+from specllama.errors import ConfigError, DiskFull, SpecllamaError
 from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource, WheelSource
 from specllama.pairs import Catalog, load_catalog, user_file
 
@@ -278,16 +280,41 @@ def test_replacing_keeps_the_old_text_beside_the_file() -> None:
     assert user_file().with_name("models.toml.bak").read_text() == written
 
 
-def test_a_write_that_fails_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: an empty models.toml after a full disk."""
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EROFS, ConfigError), (errno.EACCES, ConfigError)]
+)
+def test_a_write_that_fails_leaves_the_old_file_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, number: int, kind: type[SpecllamaError]
+) -> None:
+    """Prevents: an empty models.toml after a full disk, or an internal error about it."""
     write_user(TOML)
     pair, _ = own_pair(load_catalog(), "other")
 
     def fail(*_: object) -> None:
-        raise OSError("full")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(kind, match=rf"models\.toml cannot be written: {os.strerror(number)}") as caught:
         models_toml.add_pair(user_file(), pair, ())
+    assert caught.value.hint
     assert user_file().read_text() == TOML
     assert [path.name for path in user_file().parent.iterdir()] == ["models.toml"]
+
+
+def test_a_file_where_the_folder_should_be_is_named() -> None:
+    """Prevents: an internal error where the configuration folder cannot be made."""
+    user_file().parent.parent.mkdir(parents=True)
+    user_file().parent.write_text("in the way")
+    pair, target = own_pair(load_catalog())
+    with pytest.raises(ConfigError, match=r"models\.toml cannot be written: "):
+        models_toml.add_pair(user_file(), pair, (target,))
+
+
+def test_a_summary_that_is_not_text_is_refused() -> None:
+    """Prevents: an internal error for `models add --summary` with a stray byte."""
+    write_user(TOML)
+    catalog = load_catalog()
+    pair = Pair("other", catalog.pair().target, catalog.pair().draft, "\udcff", None, PairDefaults())
+    with pytest.raises(ConfigError, match=r"cannot hold '.udcff', which is not UTF-8 text"):
+        models_toml.add_pair(user_file(), pair, ())
+    assert user_file().read_text() == TOML
