@@ -117,7 +117,10 @@ class _Table:
 
 def _shown(value: object) -> str:
     """`value` for an error message, on one short line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:  # dotted keys nest deeper than brackets can
+        return "very deep tables"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -239,6 +242,8 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} nests brackets too deeply") from None
     return data
 
 

@@ -147,6 +147,8 @@ MODEL = '[models."m-q8_0"]\nsources = [{ hub = "a/b" }]\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        pytest.param(f"x = {'[' * 5000}", "nests brackets too deeply", id="5000 brackets"),
+        pytest.param(f"default{'.a' * 5000} = 1", "must be a text, found very deep tables", id="5000 dots"),
         ("[models", "is not valid TOML"),
         ("color = 1", "unknown key 'color'"),
         ("models = 1", "models must be a table, found 1"),
