@@ -250,6 +250,8 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 def _read(path: Path) -> str:
     """The file's text. Raises ConfigError."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device may never end
+            raise ConfigError(f"{path} is not a regular file")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

@@ -242,6 +242,18 @@ def test_a_split_model_knows_all_its_files() -> None:
     assert not model.unpinned
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_and_a_link_to_a_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Prevents: every command waiting for ever for a pipe that nobody writes to."""
+    write_user(TOML).rename(tmp_path / "elsewhere.toml")
+    user_file().symlink_to(tmp_path / "elsewhere.toml")
+    assert "mine" in load_catalog().pairs
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("SPECLLAMA_MODELS", str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match="pipe is not a regular file"):
+        load_catalog()
+
+
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
