@@ -23,7 +23,7 @@ from specllama.cli.options import (
     SamplingOptions,
 )
 from specllama.cli.output import Output, open_output
-from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
+from specllama.cli.prompting import prompt_tokens, read_prompt, require_known, require_room
 from specllama.cli.record import Record, begin
 from specllama.cli.render import Figures, summary
 from specllama.cli.terminal import silent_keyboard
@@ -91,6 +91,7 @@ def run(
     with closing(llama.load_vocabulary(setup.target.path)) as vocab:
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
         require_room(tokens, choice.n_ctx, sampling.predict)
+        require_known(params.logit_bias, vocab.size)
     loading.require_fit(setup, out)
     job = Job(
         tokens=tokens,

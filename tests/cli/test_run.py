@@ -214,3 +214,11 @@ def test_llama_cpps_log_stays_out_unless_verbose(pair: Pair) -> None:
     loud = subprocess.run([*command, "--verbose"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert len(loud.stdout) == 3
     assert "llama_" in loud.stderr
+
+
+def test_a_bias_for_a_token_that_is_not_there_is_refused(specllama: Run, pair: Pair) -> None:
+    """A typing error in an id that is silently ignored."""
+    result = specllama("run", *pair.options, "--raw", "abc", "--logit-bias", "999999=5")
+    assert result.code == 2
+    assert "999999" in result.err
+    assert result.out == ""
