@@ -324,10 +324,10 @@ def _pair_table(pair: Pair) -> dict[str, Any]:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, like: Path | None = None) -> None:
     """Replace the file. Raises ConfigError, DiskFull."""
     try:
-        write_text(path, text)
+        write_text(path, text, like=like)
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror or error}"
         if error.errno in NO_ROOM:
@@ -354,7 +354,7 @@ def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:
         above = f"{old_text.rstrip()}\n\n" if old_text.strip() else ""
         text = above + tomli_w.dumps(new)
     else:
-        _write(path.with_name(f"{path.name}.bak"), old_text)
+        _write(path.with_name(f"{path.name}.bak"), old_text, like=path)
         merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}
         text = tomli_w.dumps(merged)
     layer(parse(text, path), path)  # never write what could not be read again

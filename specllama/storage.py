@@ -86,12 +86,20 @@ def models_dir() -> Path:
     return user_cache_path("specllama") / "models"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a reader or a crash never meets half of it."""
+def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
+    """Replace the file in one step, so that a reader or a crash never meets half of it.
+
+    A link stays a link: the file it leads to is replaced. Who may read it stays too; a new file takes that from `like`.
+    """
+    path = Path(os.path.realpath(path))
+    example = next((file for file in (path, like) if file is not None and file.exists()), None)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.touch(mode=0o666 if example is None else 0o600)  # nobody else reads it before it has its mode
         temporary.write_text(text, encoding="utf-8")
+        if example is not None:
+            shutil.copymode(example, temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -294,6 +294,22 @@ def test_replacing_keeps_the_old_text_beside_the_file() -> None:
     assert user_file().with_name("models.toml.bak").read_text() == written
 
 
+@pytest.mark.skipif(os.name == "nt", reason="modes and links are not the same there")
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o444])
+def test_a_linked_and_private_file_stays_linked_and_private(tmp_path: Path, mode: int) -> None:
+    """Prevents: dotfiles cut off from their repository, and a private file (or its copy) that all may read."""
+    kept = write_user(TOML).rename(tmp_path / "kept.toml")
+    kept.chmod(mode)
+    user_file().symlink_to(kept)
+    pair, target = own_pair(load_catalog())
+    models_toml.add_pair(user_file(), pair, (target,))
+    assert user_file().readlink() == kept
+    assert load_catalog().pair("mine") == pair
+    for file in (kept, user_file().with_name("models.toml.bak")):
+        assert file.stat().st_mode & 0o777 == mode
+    assert [file.name for file in tmp_path.glob(".kept*")] == []
+
+
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EROFS, ConfigError), (errno.EACCES, ConfigError)]
 )
