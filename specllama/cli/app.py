@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
 from specllama.cli.command import CONTEXT, Group, adopt, write_commands
-from specllama.cli.output import prepare_streams, say_error
+from specllama.cli.output import forget_stdout, prepare_streams, say_error
 from specllama.errors import SpecllamaError, UsageError
 
 
@@ -157,14 +157,9 @@ def _flush_quietly() -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         return FAILED
     return OK
-
-
-def _forget_stdout() -> None:
-    """Let what is still buffered for a closed stdout go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -188,7 +183,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # shell completion, or what typer makes of a reader that has gone
         return leaving.code if isinstance(leaving.code, int) else FAILED
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         return FAILED
     except Exception as error:
         return _report(unexpected(error))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -194,8 +196,70 @@ def say_error(error: SpecllamaError, stream: Stream | None = None) -> None:
     _say(stream or stream_of(sys.stderr), "error", "red", str(error), error.hint)
 
 
+class _Stdout(io.TextIOWrapper):
+    """Stdout, whose failures are told as what they are: a full disk is no defect of this program."""
+
+    def __init__(self, before: io.TextIOWrapper) -> None:
+        super().__init__(
+            before.buffer,
+            before.encoding,
+            before.errors,
+            line_buffering=before.line_buffering,
+            write_through=before.write_through,
+        )
+        self._before = before  # kept, or its end would close the buffer
+
+    def write(self, text: str) -> int:
+        """Write `text`. Raises SpecllamaError where that fails, and BrokenPipeError."""
+        if text == "":  # typer's question whether this takes text; it takes no error for an answer
+            return 0
+        with self._told():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Send what is buffered. Raises as `write` does."""
+        with self._told():
+            super().flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+            forget_stdout()
+            raise SpecllamaError(f"stdout cannot be written: {reason}") from error
+
+
+def forget_stdout() -> None:
+    """Let what is still buffered for a stdout that cannot be written go nowhere."""
+    _null_as(sys.stdout.fileno(), os.O_WRONLY)
+
+
+def _null_as(number: int, mode: int) -> None:
+    """Make descriptor `number` the null device."""
+    null = os.open(os.devnull, mode)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
+
+
 def prepare_streams() -> None:
-    """Make stdout and stderr safe for any text: UTF-8 where they are not a terminal, and never an encoding error."""
+    """Make stdout and stderr safe for any text: UTF-8 where they are not a terminal, and never an encoding error.
+
+    A closed stderr swallows what it is sent, a closed stdout refuses it. Both get their descriptors back, or a file
+    opened later would have the number that others write to.
+    """
+    if sys.stdout is None:
+        _null_as(1, os.O_RDONLY)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        _null_as(2, os.O_WRONLY)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(encoding=file.encoding if file.isatty() else "utf-8", errors="replace")
+    if type(sys.stdout) is io.TextIOWrapper:  # and no stand-in of somebody who called `main`
+        sys.stdout = _Stdout(sys.stdout)

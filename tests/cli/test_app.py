@@ -185,3 +185,43 @@ def test_output_is_utf_8_whatever_the_locale(pair: Pair) -> None:
     )
     assert result.returncode == 2
     assert name in result.stderr.decode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "reason"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")]
+)
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [(["--version"], 1), (["--help"], 1), (["models", "list"], 1), (["check", "-m", "T", "-md", "D"], 2)],
+)
+def test_a_stdout_that_cannot_be_written_is_one_sentence(
+    pair: Pair, redirection: str, reason: str, args: list[str], code: int
+) -> None:
+    """A full disk told as a defect of this program, or a check that then seems to say that the draft does not fit."""
+    paths = {"T": str(pair.target), "D": str(pair.draft)}
+    result = _redirected(redirection, *(paths.get(arg, arg) for arg in args))
+    assert result.stderr == f"error: stdout cannot be written: {reason}\n"
+    assert result.returncode == code
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_an_answer_that_cannot_be_written_is_one_sentence(pair: Pair, redirection: str) -> None:
+    """A full disk in the middle of an answer, told as a defect of this program."""
+    result = _redirected(redirection, "run", *pair.options, "--raw", "abc", "-n", "8", "--seed", "1", "-q")
+    assert result.stderr.startswith("error: stdout cannot be written: ")
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+
+
+def test_a_closed_stderr_loses_no_answer(pair: Pair) -> None:
+    """`2>&-` in a script: no answer at all, and no word why."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "8", "--temp", "0"]
+    assert _redirected("2>&-", *args).stdout == _redirected("2>/dev/null", *args).stdout != ""
+    result = _redirected("2>&-", "check", "-m", str(pair.target), "-md", str(pair.draft))
+    assert result.returncode == 0
+    assert result.stdout
+
+
+def _redirected(redirection: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """`specllama ARGS` by a shell that redirects a stream."""
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "specllama", *args]
+    return subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
