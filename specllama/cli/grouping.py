@@ -75,6 +75,20 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     return settled
 
 
+# What may be empty: a prompt, which is answered in its own words, and what a model is told before it.
+_MAY_BE_EMPTY = ("prompt", "system_prompt")
+
+
+def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
+    """Raises UsageError for an empty value, which would silently mean the default."""
+    for param in ctx.command.params:
+        if param.name in _MAY_BE_EMPTY or values.get(param.name or "") != "":
+            continue
+        longest = max(param.opts, key=lambda name: (name.startswith("--"), -len(name)))
+        name = longest if longest.startswith("-") else longest.upper()
+        raise UsageError(f"{name} is empty", hint="an unset shell variable? leave it out to get the default")
+
+
 def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     """`command`, whose parameters are option groups, as a function of the groups' fields.
 
@@ -84,6 +98,7 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, type] = {name: hint for name, hint in get_type_hints(command).items() if name != "return"}
 
     def flat(ctx: typer.Context, **values: Any) -> None:
+        _refuse_empty(ctx, values)
         settled = _settle(ctx, values)
         packed = {
             name: group(**{field.name: settled[field.name] for field in dataclasses.fields(group)})

@@ -349,3 +349,10 @@ def test_the_longest_draft_that_is_asked_for_is_drafted(specllama: Run, pair: Pa
         record = json.loads(specllama(*args, "--logit-bias", "11=-inf", "--draft-max", n_max).out)
         steps[n_max] = record["acceptance"]["steps"]
     assert steps["1"] > steps["8"] + 5
+
+
+def test_an_empty_pair_is_refused(specllama: Run) -> None:
+    """`check "$PAIR"` with PAIR unset, which checks another pair."""
+    result = specllama("check", "")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: PAIR is empty\nhint: ")

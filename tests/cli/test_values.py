@@ -252,3 +252,28 @@ def test_a_flag_beats_a_variable_that_excludes_it(
     groups = parse("-m", "file.gguf", "--json", "hi")
     assert (groups["models"].pair, groups["models"].model) == (None, "file.gguf")  # type: ignore[attr-defined]
     assert groups["output"].format == "json"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["-m", ""], "--model"),
+        (["-m", "a", "-md", ""], "--model-draft"),
+        (["--pair", ""], "--pair"),
+        (["-hf", ""], "--hf-repo"),
+        (["-hfd", ""], "--hf-repo-draft"),
+        (["-f", ""], "--file"),
+    ],
+)
+def test_an_empty_value_is_refused_by_name(parse: Callable[..., Groups], args: list[str], name: str) -> None:
+    """`-md "$DRAFT"` with DRAFT unset, which answers with another draft and says nothing."""
+    with pytest.raises(UsageError, match=f"^{name} is empty") as caught:
+        parse(*args, "hi")
+    assert "unset shell variable" in caught.value.hint
+
+
+def test_an_empty_system_prompt_is_none_at_all(parse: Callable[..., Groups]) -> None:
+    """llama.cpp's way to switch a system prompt off, refused."""
+    prompt = parse("-sys", "", "hi")["prompt"]
+    assert isinstance(prompt, PromptOptions)
+    assert prompt.system_prompt == ""
