@@ -93,7 +93,10 @@ class Worker:
 
 @contextlib.contextmanager
 def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM set `cancel`; the second of them leaves the process at once, after `restore`."""
+    """SIGINT, SIGTERM and SIGHUP set `cancel`; the second of them leaves the process at once, after `restore`.
+
+    A SIGHUP that is ignored stays ignored: that is what nohup is for.
+    """
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         if not cancel.is_set():
@@ -104,7 +107,10 @@ def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]
             sys.stdout.flush()
         os._exit(INTERRUPTED)
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        signals.append(hangup)
     before: list[Any] = [signal.signal(number, handle) for number in signals]
     try:
         yield

@@ -80,7 +80,7 @@ def test_leaving_early_cancels_and_waits() -> None:
     assert not any(thread.name == "engine" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cancels_and_the_batches_end(number: signal.Signals) -> None:
     """Ctrl-C that raises in the middle of drawing, or is not noticed while nothing happens."""
     cancel = Cancel()
@@ -96,7 +96,20 @@ def test_a_signal_cancels_and_the_batches_end(number: signal.Signals) -> None:
 
 def test_afterwards_signals_do_what_they_did_before() -> None:
     """A program in which Ctrl-C never raises again after the first answer."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with pytest.raises(ValueError, match="x"), interruptible(Cancel(), lambda: None):
         raise ValueError("x")
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_under_nohup_a_hangup_stays_ignored() -> None:
+    """An answer that `nohup` was to protect, cut off when the terminal closes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    cancel = Cancel()
+    try:
+        with interruptible(cancel, lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not cancel.is_set()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
