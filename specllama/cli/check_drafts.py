@@ -11,7 +11,7 @@ from specllama import llama
 from specllama.cli.check_files import look_at, named
 from specllama.cli.fetching import watching
 from specllama.cli.options import ModelOptions
-from specllama.cli.output import Output
+from specllama.cli.output import Output, in_one_line
 from specllama.draft_search import Found, Look, files_in, folders_here, rank, repos_for
 from specllama.errors import SourceUnavailable, UsageError
 from specllama.hub_cache import is_offline
@@ -74,13 +74,15 @@ def _show(output: Output, target: Header, found: list[Found]) -> None:
         for fits, *columns in rows:
             output.line("\t".join(["in" if fits else "out", *columns]))
     n_in = sum(each.fits for each in found)
-    output.note(f"{n_in} of {len(found)} fit {target.path.name}" if found else "no model was found to look at")
+    name = in_one_line(target.path.name)
+    output.note(f"{n_in} of {len(found)} fit {name}" if found else "no model was found to look at")
 
 
 def _columns(each: Found) -> tuple[str, str, str, str]:
-    """Name, size, share of the target's size, and reason."""
+    """Name, size, share of the target's size, and reason; whoever named the files cannot steer the screen."""
     size = "" if each.n_bytes is None else size_text(each.n_bytes)
-    return each.name, size, "" if each.ratio is None else f"{each.ratio:.2g} of it", each.reason
+    ratio = "" if each.ratio is None else f"{each.ratio:.2g} of it"
+    return in_one_line(each.name), size, ratio, in_one_line(each.reason)
 
 
 def _draw(output: Output, rows: list[tuple[bool, str, str, str, str]]) -> None:

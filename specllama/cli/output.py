@@ -35,6 +35,11 @@ def visible(text: str) -> str:
     return text.translate(_SPELLED)
 
 
+def in_one_line(text: str) -> str:
+    """`text` as a column of a line: line breaks and tabs are spelled out, too."""
+    return visible(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One output stream and what may be sent to it."""

@@ -175,3 +175,13 @@ def test_a_fitting_draft_of_the_wrong_size_comes_after_the_others() -> None:
         Found("d", False, "no", 10, 0.1, 0),
     )
     assert sorted([out, tiny_one, large, right], key=lambda each: each.order) == [right, tiny_one, large, out]
+
+
+def test_a_file_name_cannot_steer_the_screen(specllama: Run, target: Path, folder: Path) -> None:
+    """A list piped into a pager, in which a file's name clears the screen or forges a line."""
+    (folder / "good.gguf").rename(folder / "a\x1b[2J\nin\tfake.gguf")
+    result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
+    assert "\x1b" not in result.out
+    lines = [line.split("\t") for line in result.out.splitlines()]
+    assert {len(line) for line in lines} == {5}
+    assert r"a\x1b[2J\x0ain\x09fake.gguf" in [line[1] for line in lines]
