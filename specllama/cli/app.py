@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib import import_module
-from typing import Annotated, Any
 
-import typer
-from typer.main import get_command
+try:
+    import traceback
+    from collections.abc import Sequence
+    from dataclasses import dataclass
+    from difflib import get_close_matches
+    from importlib import import_module
+    from typing import Annotated, Any
 
-from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
-from specllama.cli.command import CONTEXT, Group, adopt, write_commands
-from specllama.cli.output import forget_stdout, prepare_streams, say_error
-from specllama.errors import SpecllamaError, UsageError
+    import typer
+    from typer.main import get_command
+
+    from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
+    from specllama.cli.command import CONTEXT, Group, adopt, write_commands
+    from specllama.cli.output import forget_stdout, prepare_streams, say_error
+    from specllama.errors import SpecllamaError, UsageError
+except KeyboardInterrupt:  # imports take a tenth of a second, and Ctrl-C then is no defect either
+    sys.exit(130)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +168,9 @@ def _flush_quietly() -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 ok, 1 failed, 2 wrong use, 130 interrupted."""
-    prepare_streams()
-    words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
+        prepare_streams()
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
         code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
         return (code if isinstance(code, int) else OK) or _flush_quietly()
     except _TyperUsageError as error:
