@@ -201,8 +201,8 @@ def say_error(error: SpecllamaError, stream: Stream | None = None) -> None:
     _say(stream or stream_of(sys.stderr), "error", "red", str(error), error.hint)
 
 
-class _Stdout(io.TextIOWrapper):
-    """Stdout, whose failures are told as what they are: a full disk is no defect of this program."""
+class _Standard(io.TextIOWrapper):
+    """A standard stream that was there before, with failures of its own kind."""
 
     def __init__(self, before: io.TextIOWrapper) -> None:
         super().__init__(
@@ -213,6 +213,32 @@ class _Stdout(io.TextIOWrapper):
             write_through=before.write_through,
         )
         self._before = before  # kept, or its end would close the buffer
+
+
+class _Stderr(_Standard):
+    """Stderr, which swallows what nobody can read any more: a terminal that was closed must not cost the answer."""
+
+    def write(self, text: str) -> int:
+        """Write `text`, or nothing where that fails."""
+        with self._swallowed():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Send what is buffered, or nothing where that fails."""
+        with self._swallowed():
+            super().flush()
+
+    @contextmanager
+    def _swallowed(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            _null_as(self.fileno(), os.O_WRONLY)
+
+
+class _Stdout(_Standard):
+    """Stdout, whose failures are told as what they are: a full disk is no defect of this program."""
 
     def write(self, text: str) -> int:
         """Write `text`. Raises SpecllamaError where that fails, and BrokenPipeError."""
@@ -268,3 +294,5 @@ def prepare_streams() -> None:
             file.reconfigure(encoding=file.encoding if file.isatty() else "utf-8", errors="replace")
     if type(sys.stdout) is io.TextIOWrapper:  # and no stand-in of somebody who called `main`
         sys.stdout = _Stdout(sys.stdout)
+    if type(sys.stderr) is io.TextIOWrapper:
+        sys.stderr = _Stderr(sys.stderr)

@@ -227,11 +227,12 @@ def test_an_answer_that_cannot_be_written_is_one_sentence(pair: Pair, redirectio
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
 
 
-def test_a_closed_stderr_loses_no_answer(pair: Pair) -> None:
-    """`2>&-` in a script: no answer at all, and no word why."""
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_a_stderr_that_nobody_reads_loses_no_answer(pair: Pair, redirection: str) -> None:
+    """`2>&-` in a script, or a terminal that was closed: no answer at all, and no word why."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "8", "--temp", "0"]
-    assert _redirected("2>&-", *args).stdout == _redirected("2>/dev/null", *args).stdout != ""
-    result = _redirected("2>&-", "check", "-m", str(pair.target), "-md", str(pair.draft))
+    assert _redirected(redirection, *args).stdout == _redirected("2>/dev/null", *args).stdout != ""
+    result = _redirected(redirection, "check", "-m", str(pair.target), "-md", str(pair.draft))
     assert result.returncode == 0
     assert result.stdout
 
