@@ -57,6 +57,8 @@ def last_row(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], widt
     """Logits after prompt + said, the answer read in blocks of `width` tokens, as a verifier may have read it."""
     model.truncate(0)
     model.feed(prompt[:-1])
+    model.eval(prompt[-1:])  # the prompt is read as the first answer read it, its last token again as the others do
+    model.truncate(len(prompt) - 1)
     rest = [prompt[-1], *said]
     for at in range(0, len(rest), width):
         rows = model.eval(rest[at : at + width])
@@ -64,13 +66,13 @@ def last_row(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], widt
 
 
 def near_tie(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], a: int, b: int) -> tuple[float, float]:
-    """(gap between two tokens read one by one, most that reading in blocks moves that gap towards the other sign)."""
+    """(gap between two tokens read one by one, most that reading in blocks moves that gap)."""
     alone = last_row(model, prompt, said, 1)
     gap = float(alone[a] - alone[b])
     moved = []
     for width in range(2, 10):
         row = last_row(model, prompt, said, width)
-        moved.append(gap - float(row[a] - row[b]))
+        moved.append(abs(gap - float(row[a] - row[b])))
     return gap, max(moved)
 
 
