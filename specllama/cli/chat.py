@@ -30,7 +30,6 @@ from specllama.cli.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.drafters import DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
-from specllama.sampling import SamplingParams
 from specllama.settings import Settings
 from specllama.types import Cancel, Rule
 
@@ -89,19 +88,8 @@ def chat(
 
 def _settings(sampling: SamplingOptions, drafting: DraftOptions) -> Settings:
     """The options as the first settings."""
-    params = SamplingParams(
-        temperature=sampling.temp,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repeat_penalty=sampling.repeat_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repeat_last_n=sampling.repeat_last_n,
-        logit_bias=sampling.biases,
-    )
     return Settings(
-        params=params,
+        params=sampling.params,
         drafting=DraftSettings(p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp),
         rule=Rule(drafting.verify_rule),
         seed=sampling.seed if sampling.seed >= 0 else secrets.randbits(32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -23,6 +23,9 @@ from specllama.cli.values import (
 from specllama.drafters import REGISTRY
 
 _N_THREADS = whole(1, 1024)
+
+if TYPE_CHECKING:
+    from specllama.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,23 @@ class SamplingOptions:
         """`--logit-bias` as a mapping; the last value of a token counts."""
         pairs = (text.partition("=") for text in self.logit_bias or ())
         return {int(token): float(bias) for token, _, bias in pairs}
+
+    @property
+    def params(self) -> SamplingParams:
+        """The target's sampler settings."""
+        from specllama.sampling import SamplingParams  # numpy; the help texts do without
+
+        return SamplingParams(
+            temperature=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repeat_last_n=self.repeat_last_n,
+            logit_bias=self.biases,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

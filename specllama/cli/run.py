@@ -85,7 +85,7 @@ def run(
     llama.set_log(_log_to(out) if out.verbose else None)
     # The order is that of what it costs to find out: wrong use first, weights last.
     text = read_prompt(prompt, out)
-    params = _params(sampling)
+    params = sampling.params
     choice = loading.choose(models, drafting, hardware, out)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
     with closing(llama.load_vocabulary(setup.target.path)) as vocab:
@@ -124,21 +124,6 @@ def _log_to(out: Output) -> Callable[[str, str], None]:
             out.detail(line)
 
     return say
-
-
-def _params(sampling: SamplingOptions) -> SamplingParams:
-    """The target's sampler settings."""
-    return SamplingParams(
-        temperature=sampling.temp,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repeat_penalty=sampling.repeat_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repeat_last_n=sampling.repeat_last_n,
-        logit_bias=sampling.biases,
-    )
 
 
 def _wants_live(asked: bool | None, out: Output) -> bool:
