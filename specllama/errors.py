@@ -35,6 +35,10 @@ class ConversationError(SpecllamaError):
     """A saved conversation that cannot be read or written."""
 
 
+class ReportError(SpecllamaError):
+    """A saved report that cannot be read, or one that cannot be written."""
+
+
 class ModelFileError(SpecllamaError):
     """A model file that is missing, damaged, foreign, or newer than the installed llama.cpp."""
 

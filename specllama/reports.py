@@ -1,0 +1,86 @@
+"""Reports as JSON: frozen dataclasses to plain data and back, with the schema's name and version inside."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from specllama.errors import ReportError
+
+T = TypeVar("T")
+
+_HINT = "is it a report of this program?"
+
+
+def to_plain(report: Any) -> dict[str, Any]:
+    """A dataclass, and all it holds, as dicts, lists, text and numbers."""
+    found: dict[str, Any] = asdict(report)
+    return found
+
+
+def _refuse(where: str, found: object, expected: str) -> ReportError:
+    return ReportError(f"{where} is {type(found).__name__}, expected {expected}", hint=_HINT)
+
+
+def _value(kind: Any, data: Any, where: str) -> Any:
+    """`data` as a value of the annotated `kind`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in (Any, object):
+        return data
+    if origin in (types.UnionType, Union):
+        if data is None and type(None) in arguments:
+            return None
+        return _value(next(each for each in arguments if each is not type(None)), data, where)
+    if is_dataclass(kind):
+        return from_plain(kind, data, where)  # type: ignore[arg-type,type-var]  # narrowed to an instance, too
+    if origin in (tuple, list, Sequence):
+        if not isinstance(data, (list, tuple)):
+            raise _refuse(where, data, "a list")
+        if origin is tuple and Ellipsis not in arguments:
+            if len(data) != len(arguments):
+                raise ReportError(f"{where} has {len(data)} entries, expected {len(arguments)}")
+            return tuple(_value(each, item, where) for each, item in zip(arguments, data, strict=True))
+        values = [_value(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data)]
+        return values if origin is list else tuple(values)
+    if origin in (dict, Mapping):
+        if not isinstance(data, Mapping):
+            raise _refuse(where, data, "an object")
+        return {str(key): _value(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+    if kind is float and type(data) in (int, float):
+        return float(data)
+    if origin is not None:  # Literal
+        if data not in arguments:
+            raise ReportError(f"{where} is {data!r}, expected one of {', '.join(map(str, arguments))}")
+        return data
+    if type(data) is not kind:
+        raise _refuse(where, data, kind.__name__)
+    return data
+
+
+def from_plain(kind: type[T], data: object, where: str = "the report") -> T:
+    """The inverse of `to_plain`; keys that `kind` does not know are left alone. Raises ReportError."""
+    if not isinstance(data, Mapping):
+        raise _refuse(where, data, "an object")
+    hints = get_type_hints(kind)
+    values = {}
+    for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass, which typing cannot say in 3.10
+        if field.name in data:
+            values[field.name] = _value(hints[field.name], data[field.name], f"{where}.{field.name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ReportError(f"{where} has no {field.name!r}", hint=_HINT)
+    return kind(**values)
+
+
+def require_schema(data: object, name: str, version: int) -> Mapping[str, Any]:
+    """`data`, if it is a report of this name and version. Raises ReportError."""
+    schema = data.get("schema") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or not isinstance(schema, Mapping) or schema.get("name") != name:
+        raise ReportError(f"this is no {name} report", hint="write one with --format json --output FILE")
+    if schema.get("version") != version:
+        raise ReportError(
+            f"the report has version {schema.get('version')} of {name}, expected {version}",
+            hint="measure again with this version of specllama",
+        )
+    return data
