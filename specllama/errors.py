@@ -24,7 +24,7 @@ class ConfigError(SpecllamaError):
 
 
 class PromptError(SpecllamaError):
-    """A prompt that cannot be answered: empty, or longer than the context."""
+    """A prompt that cannot be answered: empty, or longer than the context; or a damaged file of prompts."""
 
 
 class TemplateError(SpecllamaError):

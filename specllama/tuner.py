@@ -17,12 +17,13 @@ from multiprocessing.connection import Connection
 from statistics import fmean, median
 from typing import Any
 
-from specllama import llama, sample_prompts, traces
+from specllama import llama, traces
 from specllama.conversation import Conversation, Message
 from specllama.errors import BackendError, PromptError, SpecllamaError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.measure import READ_ROWS, VERIFY_ROWS, interleaved, reading, verifying
 from specllama.profiles import ClassFigures, Profile, Subject
+from specllama.sample_prompts import sample_prompts
 from specllama.traces import Trace
 from specllama.tuning import CostProfile, Points
 
@@ -82,7 +83,7 @@ class Measured:
 def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
     """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError if none does."""
     conversation = Conversation(target.vocab, target.chat_template)
-    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts.PROMPTS.items()}
+    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
     fit = {
         name: tokens
         for name, tokens in prompts.items()

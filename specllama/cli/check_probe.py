@@ -13,7 +13,7 @@ from specllama.conversation import Conversation, Message
 from specllama.errors import PairError
 from specllama.measure import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.outlook import Outlook, outlook
-from specllama.sample_prompts import PROMPTS
+from specllama.sample_prompts import sample_prompts
 from specllama.sampling import SamplingParams
 from specllama.types import Cancel
 
@@ -41,7 +41,7 @@ def probe_pair(
 def _prompts(models: Models, setup: Setup) -> Mapping[str, Sequence[int]]:
     """The prompts as the target reads them, those that leave room for an answer."""
     conversation = Conversation(models.target.vocab, setup.target.template)
-    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in PROMPTS.items()}
+    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
     room = models.target.n_ctx - N_TOKENS
     return {name: tokens for name, tokens in prompts.items() if 0 < len(tokens) <= room}
 

@@ -296,11 +296,13 @@ def test_a_pair_on_the_hub_is_checked_before_it_is_downloaded(
 
 
 def test_a_probe_measures_and_says_what_to_expect(
-    specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
+    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: a pair that fits on paper and is slower than no draft at all, without a word."""
     monkeypatch.setattr(check_probe, "COSTS_S", 0.01)
-    args = ["check", *byte_pair.options, "--probe", "-c", "1024"]
+    # Every byte is a token, and a text to summarise has a thousand of them.
+    pair = Pair(*tiny.write_pair(tmp_path, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=2048))
+    args = ["check", *pair.options, "--probe", "-c", "2048"]
     human, data = specllama(*args), specllama(*args, "--json")
     assert (human.code, data.code) == (0, 0)
     advice = human.out.splitlines()[-1]

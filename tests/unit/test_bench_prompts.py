@@ -1,0 +1,173 @@
+"""The prompts of the benchmark: what is built in, and what files of prompts may look like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from specllama import sample_prompts
+from specllama.bench_prompts import CATEGORIES, BenchPrompt, built_in, read
+from specllama.errors import PromptError, UsageError
+
+KANA, HAN = re.compile("[\u3041-\u30ff]"), re.compile("[\u4e00-\u9fff]")
+# Classes whose prompts bring a text along, and how long that is at least: in words, or in characters without spaces.
+WITH_TEXT = ("summarization", "rag", "translation", "extraction")
+LEAST_WORDS, LEAST_CHARS = 150, 350
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "prompts.jsonl"
+
+
+def written(file: Path, *lines: object) -> Path:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_every_class_has_eight_prompts_and_three_languages(category: str) -> None:
+    """Prevents: a class too small to bootstrap, or a language that only some classes have."""
+    prompts = built_in([category])
+    assert {prompt.category for prompt in prompts} == {category}
+    assert len(prompts) >= 8
+    assert {prompt.language for prompt in prompts} == {"en", "ja", "zh"}
+    assert {prompt.language for prompt in prompts[:3]} == {"en", "ja", "zh"}, "a small budget would miss a language"
+    assert len({turn for prompt in prompts for turn in prompt.turns}) == sum(len(prompt.turns) for prompt in prompts)
+
+
+def test_the_prompts_are_in_the_language_they_claim() -> None:
+    """Prevents: figures of a language that are another's."""
+    for prompt in built_in():
+        for turn in prompt.turns:
+            scripts = (bool(KANA.search(turn)), bool(HAN.search(turn)))
+            assert scripts == {"en": (False, False), "ja": (True, True), "zh": (False, True)}[prompt.language], (
+                prompt.id
+            )
+
+
+@pytest.mark.parametrize("category", WITH_TEXT)
+def test_classes_about_a_text_bring_one_of_real_length(category: str) -> None:
+    """Prevents: a summary of two sentences standing for summaries."""
+    for prompt in built_in([category]):
+        text = prompt.turns[0]
+        if prompt.language == "en":
+            assert LEAST_WORDS <= len(text.split()) <= 450, prompt.id
+        else:
+            assert LEAST_CHARS <= len(re.sub(r"\s", "", text)) <= 800, prompt.id
+
+
+def test_some_prompts_have_several_turns_and_ids_name_one_prompt_each() -> None:
+    """Prevents: a report whose rows cannot be told apart; conversations that are never measured."""
+    prompts = built_in()
+    assert not [id for id, n in Counter(prompt.id for prompt in prompts).items() if n > 1]
+    assert {prompt.category for prompt in prompts if len(prompt.turns) > 1} >= {"coding", "roleplay", "dialogue"}
+
+
+def test_the_order_is_that_of_the_classes_whatever_is_asked_for() -> None:
+    """Prevents: the same settings on the same machine measuring other prompts."""
+    assert built_in(["poem", "coding"]) == built_in(["coding", "poem"])
+    assert [name for name, _ in Counter(prompt.category for prompt in built_in()).items()] == list(CATEGORIES)
+
+
+def test_a_class_that_there_is_none_of_is_refused_with_those_that_there_are() -> None:
+    """Prevents: a slip of the pen that measures nothing."""
+    with pytest.raises(UsageError, match="'codding'") as caught:
+        built_in(["codding"])
+    assert "coding" in caught.value.hint
+
+
+def test_the_files_of_the_package_are_read_like_everybody_elses(tmp_path: Path) -> None:
+    """Prevents: a format of our own prompts that users cannot write."""
+    shipped = (resources.files("specllama") / "prompts" / "math.jsonl").read_text(encoding="utf-8")
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("\ufeff" + shipped.replace("\n", "\r\n\r\n"), encoding="utf-8")
+    assert read(copy) == built_in(["math"])
+
+
+def test_a_prompt_alone_is_enough(file: Path) -> None:
+    """Prevents: users being made to fill in what they do not need."""
+    written(file, "", {"prompt": "Say hello.", "source": "mine"}, {"prompt": "Say goodbye.", "category": "manners"})
+    assert read(file) == (
+        BenchPrompt("line-2", "other", "und", ("Say hello.",)),
+        BenchPrompt("line-3", "manners", "und", ("Say goodbye.",)),
+    )
+
+
+def test_question_files_of_spec_bench_are_read_as_they_are(file: Path) -> None:
+    """Prevents: users having to convert the files that everybody compares with."""
+    written(
+        file,
+        {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]},
+        {"question_id": 82, "category": "rag", "turns": ["What is it?"], "reference": ["It."]},
+    )
+    assert read(file) == (
+        BenchPrompt("81", "writing", "und", ("Compose a post.", "Rewrite it.")),
+        BenchPrompt("82", "rag", "und", ("What is it?",)),
+    )
+
+
+GOOD = {"id": "a", "category": "qa", "language": "en", "turns": ["Why?"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"prompt": "cut off', "no JSON"),
+        ("[" * 100_000, "no JSON that can be read"),
+        ('["Why?"]', "found a list, expected an object"),
+        ({"category": "qa"}, "turns is missing"),
+        ({**GOOD, "turns": []}, "turns is an empty list"),
+        ({**GOOD, "turns": "Why"}, 'turns is "Why", expected a list'),
+        ({**GOOD, "turns": ["Why?", " \n"]}, r"turns\[1\] is"),
+        ({**GOOD, "turns": [{"role": "user"}]}, r"turns\[0\] is an object"),
+        ({**GOOD, "prompt": "Why?"}, "both prompt and turns"),
+        ({"prompt": 7}, "prompt is 7, expected text"),
+        ('{"prompt": "half \\ud800"}', "half of a surrogate pair"),
+        ({**GOOD, "id": "a\x1b[31m"}, "id is .*expected one short line"),
+        ({**GOOD, "id": 7}, "id is 7"),
+        ({**GOOD, "category": "all"}, "stands for all classes"),
+        ({**GOOD, "category": "q" * 81}, "category is"),
+        ({**GOOD, "language": None}, "language is missing"),
+        ({"question_id": True, "turns": ["Why?"]}, "question_id is true"),
+        ({"question_id": "q\n1", "turns": ["Why?"]}, "question_id is"),
+        ({**GOOD, "id": "first"}, 'the id "first" was given in line 1 already'),
+    ],
+)
+def test_a_damaged_line_is_refused_with_its_place(file: Path, line: object, said: str) -> None:
+    """Prevents: a traceback, or prompts left out silently."""
+    written(file, {**GOOD, "id": "first"}, "", line)
+    with pytest.raises(PromptError, match=f"line 3: .*{said}") as caught:
+        read(file)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_line(file: Path) -> None:
+    """Prevents: a compressed or Latin-1 file ending in a traceback."""
+    file.write_bytes(b'{"prompt": "good"}\n{"prompt": "caf\xe9"}\n')
+    with pytest.raises(PromptError, match="line 2: byte 34 is not UTF-8"):
+        read(file)
+
+
+def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path, file: Path) -> None:
+    """Prevents: a benchmark of nothing that reports success."""
+    with pytest.raises(PromptError, match="cannot be read: No such file"):
+        read(tmp_path / "nowhere.jsonl")
+    with pytest.raises(PromptError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+    with pytest.raises(PromptError, match="holds no prompt"):
+        read(written(file, "", " "))
+
+
+def test_tune_measures_with_prompts_of_four_different_classes() -> None:
+    """Prevents: an id that no longer exists, or profiles made with one kind of text only."""
+    prompts = sample_prompts.sample_prompts()
+    assert set(prompts) == {"code", "summary", "story", "question"}
+    assert len({id.split("-")[0] for id in sample_prompts.IDS.values()}) == len(prompts)
+    assert all(len(text.split()) <= 200 for text in prompts.values()), "read again and again: short ones"
