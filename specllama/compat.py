@@ -11,8 +11,9 @@ from specllama.errors import PairError
 
 RULE = (
     "A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both "
-    "have, and fit into memory. The text of the answer never depends on it: the draft's law is mapped to the target's "
-    "tokens and padded with zeros, so a poor draft costs acceptance, not exactness."
+    "have, and fit into memory; with `--spec-type draft-tli`, half of a sample text must be tokens of both instead. "
+    "The text of the answer never depends on it: the draft's law is mapped to the target's tokens and padded with "
+    "zeros, so a poor draft costs acceptance, not exactness."
 )
 
 

@@ -176,9 +176,14 @@ def _tuning_row(target: Header, draft: Header) -> Row:
 
 
 def _no_weights_row(target: Side, draft: Side) -> Row:
+    """Two bare vocabularies can be compared; a pair of which one cannot be run is none."""
     values = _both("none" if side.need is None else size_text(side.need.weights) for side in (target, draft))
-    reason = "a file without weights can be compared but not run: sizes and memory were not looked at"
-    return _row("weights", values, Mark.WARN, reason, "give the model's own file for the rest of the report")
+    remedy = "give the model's own file, not its vocabulary"
+    if target.need is None and draft.need is None:
+        reason = "files without weights can be compared but not run: sizes and memory were not looked at"
+        return _row("weights", values, Mark.WARN, reason, remedy)
+    role = "target" if target.need is None else "draft"
+    return _row("weights", values, Mark.FAIL, f"the {role} holds a vocabulary but no weights: it cannot run", remedy)
 
 
 def _quantisation_row(target: Header, draft: Header) -> Row:
@@ -222,7 +227,8 @@ def _size_row(target: Side, draft: Side) -> Row:
 def _memory_row(side: Side, target: MemoryNeed, draft: MemoryNeed, machine: Machine) -> Row:
     """Weights, KV cache and buffers of both against what is free now. `side` is the target's."""
     needed, free = target.total + draft.total, machine.memory_free + machine.gpu_free
-    values = f"{size_text(needed)} for both", f"{size_text(free)} free"
+    on_gpu = f", {size_text(machine.gpu_free)} on GPUs" if machine.gpu_free else ""
+    values = f"{size_text(needed)} for both", f"{size_text(free)} free{on_gpu}"
     parts = (("weights", target.weights + draft.weights), ("KV", target.kv + draft.kv))
     told = ", ".join(
         f"{name} {size_text(size)}" for name, size in (*parts, ("buffers", target.compute + draft.compute))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 from specllama import pairs
 from specllama.compat import Mark, Row
-from specllama.model_facts import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Tokenizer
+from specllama.compat_overlap import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
+from specllama.model_facts import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 from specllama.pairs import OWN_FAMILY, FitReport
+from specllama.token_map import map_by_text
 
 _N_SHOWN_IDS = 3
 
@@ -17,21 +16,35 @@ LLAMA_CPP_MAX_SIZE_DIFFERENCE = 128
 LLAMA_CPP_FIRST_TOKEN = 5
 
 
-def token_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
-    """One row per test of the two tokenizers."""
+def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) -> tuple[Row, ...]:
+    """One row per test of the two tokenizers; `by_text`: as a pair that is translated by the texts of its tokens."""
+    if by_text:
+        return (*by_text_rows(target, draft), _llama_cpp_row(target, draft))
+    if draft.vocab_map is not None:
+        rows, report = mapped_rows(target, draft)
+        texts = _text_row(target, draft, report, OWN_FAMILY)
+        own = _kind_row(report, OWN_FAMILY), texts, _pre_row(target, draft), _llama_cpp_row(target, draft)
+        return (own[0], rows[0], *own[1:3], *rows[1:], own[3])
+    return _own_rows(target, draft)
+
+
+def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
+    """The rows of a pair where the draft's ids are to be the target's."""
     report = pairs.fit(target, draft)
+    found = None if report.fits else overlap(target, map_by_text(target, draft))
+    remedy = BY_TEXT if found is not None and found.can_serve else OWN_FAMILY
     rows = [
-        _kind_row(report),
+        _kind_row(report, remedy),
         _size_row(target, draft),
-        _text_row(target, draft, report),
+        _text_row(target, draft, report, remedy),
         _pre_row(target, draft),
         _merges_row(target, draft),
         _types_row(target, draft),
         _special_row(target, draft),
         _end_row(target, draft),
     ]
-    if not report.fits:
-        rows.append(_overlap_row(target, draft))
+    if found is not None:
+        rows.append(overlap_row(found, Mark.WARN, remedy))
     rows.append(_llama_cpp_row(target, draft))
     return tuple(rows)
 
@@ -41,9 +54,11 @@ def _row(test: str, target: object, draft: object, mark: Mark, reason: str = "",
     return Row(test, mark, str(target), str(draft), reason, remedy)
 
 
-def _kind_row(report: FitReport) -> Row:
-    mark, remedy = (Mark.FAIL, OWN_FAMILY) if report.kind_reason else (Mark.PASS, "")
-    return _row("tokenizer", report.target_kind, report.draft_kind, mark, report.kind_reason, remedy)
+def _kind_row(report: FitReport, remedy: str) -> Row:
+    values = report.target_kind, report.draft_kind
+    if not report.kind_reason:
+        return _row("tokenizer", *values, Mark.PASS)
+    return _row("tokenizer", *values, Mark.FAIL, report.kind_reason, remedy)
 
 
 def _size_row(target: Tokenizer, draft: Tokenizer) -> Row:
@@ -52,8 +67,8 @@ def _size_row(target: Tokenizer, draft: Tokenizer) -> Row:
     return _row("vocabulary", f"{target.size:,} tokens", f"{draft.size:,} tokens", Mark.PASS, reason)
 
 
-def _text_row(target: Tokenizer, draft: Tokenizer, report: FitReport) -> Row:
-    n_shared = min(target.size, draft.size)
+def _text_row(target: Tokenizer, draft: Tokenizer, report: FitReport, remedy: str) -> Row:
+    n_shared = min(report.target_size, report.draft_size)
     if report.n_differing == 0:
         return _row("token texts", f"{n_shared:,} compared", "all equal", Mark.PASS)
     return Row(
@@ -62,7 +77,7 @@ def _text_row(target: Tokenizer, draft: Tokenizer, report: FitReport) -> Row:
         f"{n_shared:,} compared",
         f"{report.n_differing:,} differ",
         f"{report.text_reason}; {_bridge(target, draft)}",
-        OWN_FAMILY,
+        remedy,
         tuple(f"{item.token}: {item.target_text!r} | {item.draft_text!r}" for item in report.differing),
     )
 
@@ -138,59 +153,6 @@ def _listed(tokens: frozenset[int]) -> str:
     shown = ", ".join(map(str, sorted(tokens)[:_N_SHOWN_IDS]))
     more = len(tokens) - _N_SHOWN_IDS
     return f"{shown} +{more}" if more > 0 else shown or "none"
-
-
-# ------------------------------------------------------------------------------------------------------------ overlap
-
-
-def _byte_of() -> dict[str, int]:
-    """The 256 characters with which byte-level BPE vocabularies spell bytes (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
-
-
-_BYTE_OF = _byte_of()
-_BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def spelled(tokenizer: Tokenizer) -> list[bytes | None]:
-    """The bytes that each token adds to a text; None for tokens that add none, such as control tokens."""
-    types: Sequence[int] = tokenizer.types or [1] * tokenizer.size
-    return [_spell(tokenizer.kind, text, kind) for text, kind in zip(tokenizer.entries, types, strict=False)]
-
-
-def _spell(kind: str, text: str, token_type: int) -> bytes | None:
-    if token_type in (UNKNOWN, CONTROL, UNUSED):
-        return None
-    if token_type == BYTE and (byte := _BYTE_TEXT.fullmatch(text)):
-        return bytes.fromhex(byte[1])
-    if token_type != USER_DEFINED and kind == "bpe" and all(char in _BYTE_OF for char in text):
-        return bytes(_BYTE_OF[char] for char in text)
-    return text.replace("▁", " ").encode("utf-8", "replace")
-
-
-def overlap(target: Tokenizer, draft: Tokenizer) -> tuple[float, float]:
-    """The share of the target's tokens whose bytes are one token of the draft, too; and that share by use.
-
-    How often a token is used is estimated from its rank (Zipf's law: the n-th has the weight 1/n), since vocabularies
-    are ordered by frequency; nothing but text could tell it better.
-    """
-    known = set(spelled(draft))
-    shared = [piece in known for piece in spelled(target) if piece is not None]
-    weights = [1.0 / rank for rank in range(1, len(shared) + 1)]
-    used = sum(weight for weight, is_shared in zip(weights, shared, strict=True) if is_shared)
-    return (sum(shared) / len(shared), used / sum(weights)) if shared else (0.0, 0.0)
-
-
-def _overlap_row(target: Tokenizer, draft: Tokenizer) -> Row:
-    share, used = overlap(target, draft)
-    reason = (
-        f"{100 * share:.0f} % of the target's tokens are spelled like one of the draft's, about {100 * used:.0f} % "
-        "by use: no more could be accepted, and no strategy of this version drafts across tokenizers"
-    )
-    remedy = "take a draft with the target's own tokenizer"
-    return _row("overlap", f"{100 * share:.0f} % shared", f"{100 * used:.0f} % by use", Mark.WARN, reason, remedy)
 
 
 # --------------------------------------------------------------------------------------------------- llama.cpp's rule

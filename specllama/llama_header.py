@@ -120,6 +120,7 @@ class Header:
     n_file_bytes: int  # all parts
     weight_bytes: Mapping[str, int]  # by ggml type, such as "q4_K"
     metadata: Mapping[str, str]  # every scalar key as text, "true" and "false" for flags
+    arrays: frozenset[str] = frozenset()  # the keys of all arrays
 
     @property
     def n_weight_bytes(self) -> int:
@@ -160,6 +161,7 @@ def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf], *, nee
         n_file_bytes=sum(part.stat().st_size for part in parts),
         weight_bytes=_sum_by_type(files),
         metadata={key: _as_text(value) for key, value in first.values.items() if not isinstance(value, tuple)},
+        arrays=frozenset(first.array_lengths),
     )
     _check_complete(header, files)
     if needs_weights and sum(file.n_tensors for file in files) == 0:

@@ -68,6 +68,16 @@ class Vocabulary:
         get, handle = self._lib.llama_vocab_get_text, self._handle
         return [(get(handle, token) or b"").decode("utf-8", "replace") for token in range(self.size)]
 
+    def pieces(self) -> list[bytes]:
+        """What `piece` says of every token, in order."""
+        self._check()
+        get, handle, capacity = self._lib.llama_token_to_piece, self._handle, _PIECE_BYTES
+        buffer, pieces = ctypes.create_string_buffer(capacity), list[bytes]()
+        for token in range(self.size):
+            count = get(handle, token, buffer, capacity, 0, False)
+            pieces.append(buffer.raw[:count] if count >= 0 else self._piece(token, special=False))
+        return pieces
+
     def is_control(self, token: int) -> bool:
         """True for tokens that steer and are never shown, such as `<|im_start|>`."""
         self._check(token)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama import llama, storage
+from specllama.draft_model import read_vocab_map
 from specllama.gguf_walk import Walked
 from specllama.llama_file import walk_file
 from specllama.llama_header import Header
+from specllama.sample_text import SAMPLE
 
 MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
 
@@ -36,6 +38,9 @@ class Tokenizer:
     add_bos: bool
     add_eos: bool
     end_tokens: frozenset[int]
+    spellings: Sequence[bytes] = ()  # what each token adds to a text
+    sample: Sequence[int] = ()  # the tokens of `sample_text.SAMPLE`
+    vocab_map: tuple[int, ...] | None = None  # of a trimmed draft: its parent's id of each token
 
     @property
     def size(self) -> int:
@@ -46,10 +51,14 @@ class Tokenizer:
         """The text of every token."""
         return self.entries
 
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes that every token adds to a text; none for those that steer."""
+        return self.spellings
+
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model file, as llama.cpp understands it. Raises ModelFileError and UnsupportedModel."""
-    walked = walk_file(path)
+    walked, vocab_map = walk_file(path), read_vocab_map(path)
     with closing(llama.load_vocabulary(path)) as vocab:
         merges = walked.strings(MERGES)
         return Tokenizer(
@@ -65,6 +74,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
             add_bos=vocab.add_bos,
             add_eos=vocab.add_eos,
             end_tokens=vocab.end_tokens,
+            spellings=vocab.pieces(),
+            sample=vocab.tokenize(SAMPLE, special=False),
+            vocab_map=None if vocab_map is None else tuple(vocab_map.tolist()),
         )
 
 

@@ -15,7 +15,7 @@ from specllama.llama import Header, LoadOptions
 from specllama.model_facts import Tokenizer, n_params, read_tokenizer
 
 _REMEMBERED = "token rows"
-_VERSION = 1  # of the rows; another one makes what was remembered worthless
+_VERSION = 2  # of the rows; another one makes what was remembered worthless
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,12 @@ def this_machine() -> Machine:
     return Machine(llama.memory_free(), own, build.bindings, build.llama_cpp)
 
 
-def check_pair(target: Candidate, find_draft: Callable[[], Candidate], machine: Machine | None = None) -> CompatReport:
+def check_pair(
+    target: Candidate, find_draft: Callable[[], Candidate], machine: Machine | None = None, *, by_text: bool = False
+) -> CompatReport:
     """Compare two model files by their headers; no weights are read.
 
+    `by_text`: as a pair for drafting over the tokens that both have, whatever their ids (`draft-tli`).
     A target that cannot be served ends the comparison, and nobody looks for its draft. Raises ModelFileError where a
     file cannot be read, and whatever `find_draft` raises.
     """
@@ -50,7 +53,7 @@ def check_pair(target: Candidate, find_draft: Callable[[], Candidate], machine: 
     draft = find_draft()
     if refused := refusal_row(draft.header, "draft"):
         return CompatReport(target.label, draft.label, (refused,))
-    rows = _token_rows(target.header.path, draft.header.path)
+    rows = _token_rows(target.header.path, draft.header.path, by_text)
     sides = _side(target, target.options.n_ctx), _side(draft, target.options.n_ctx)
     return CompatReport(target.label, draft.label, (*rows, *model_rows(*sides, machine or this_machine())))
 
@@ -63,17 +66,18 @@ def _side(one: Candidate, n_ctx: int) -> Side:
     return Side(header, n_params(header), need, n_ctx)
 
 
-def _token_rows(target: Path, draft: Path) -> tuple[Row, ...]:
+def _token_rows(target: Path, draft: Path, by_text: bool) -> tuple[Row, ...]:
     """The rows that only the two files decide, remembered until one of them changes.
 
     Reading and comparing 150,000 texts takes about a second, which the first token would wait for at every start.
     """
-    stamp = [_VERSION, llama.build_info().fingerprint]
-    known = storage.recall(_REMEMBERED, target, draft)
+    stamp, kind = [_VERSION, llama.build_info().fingerprint], f"{_REMEMBERED} by text" if by_text else _REMEMBERED
+    known = storage.recall(kind, target, draft)
     if known is not None and known["stamp"] == stamp:
         return tuple(map(Row.from_json, known["rows"]))
-    rows = token_rows(_tokenizer(target, *_state(target)), _tokenizer(draft, *_state(draft)))
-    storage.remember(_REMEMBERED, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)
+    sides = (_tokenizer(path, *_state(path)) for path in (target, draft))
+    rows = token_rows(*sides, by_text=by_text)
+    storage.remember(kind, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)
     return rows
 
 

@@ -259,6 +259,22 @@ class LanguageModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Spelling(Protocol):
+    """The optional side of a model: a token may take several cells of its KV, so `n_ctx` is only the most it holds."""
+
+    def room_after(self, tokens: Sequence[int]) -> int:
+        """Tokens of one cell each that still fit once `tokens` were appended; below 0 where not even these do."""
+        ...
+
+
+def room_after(model: LanguageModel, tokens: Sequence[int]) -> int:
+    """The same of any model; where it is no `Spelling`, a token is a cell."""
+    if isinstance(model, Spelling):
+        return model.room_after(tokens)
+    return model.n_ctx - model.length - len(tokens)
+
+
 class Stopper(Protocol):
     """Recognises stop strings; they live in `text.py`, the engine only asks."""
 

@@ -234,7 +234,7 @@ def _show(chat: Chat, rest: str) -> None:
 
 def _info(chat: Chat) -> str:
     opened, session = chat.opened, chat.session
-    target, draft = opened.models.target, opened.models.draft
+    target, draft = opened.models.target, opened.models.loaded_draft
     rows = [("target", f"{target.path.name} ({target.description})")]
     if draft is not None:
         rows.append(("draft", f"{draft.path.name} ({draft.description})"))

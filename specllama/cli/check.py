@@ -13,15 +13,15 @@ from specllama import llama
 from specllama.cli.app import unexpected
 from specllama.cli.check_drafts import find_drafts
 from specllama.cli.check_files import look_at
-from specllama.cli.check_probe import probe_pair, show_outlook, warn_of_noise
+from specllama.cli.check_probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
-from specllama.cli.loading import N_CTX, Wanted
+from specllama.cli.loading import N_CTX, Choice, Wanted
 from specllama.cli.options import HardwareOptions, ModelOptions
 from specllama.cli.output import ColorMode, Output, open_output
-from specllama.cli.values import word
+from specllama.cli.values import strategies, word
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama import LoadOptions
 from specllama.pair_check import Candidate, check_pair
@@ -45,6 +45,15 @@ class CheckOptions:
 
     title: ClassVar[str] = "Check"
 
+    spec_type: Annotated[
+        str,
+        option(
+            "--spec-type",
+            "Check for this way of drafting; draft-tli fits pairs with different tokenizers.",
+            metavar="LIST",
+            check=strategies,
+        ),
+    ] = "auto"
     probe: Annotated[
         bool, option("--probe", "Load both for some seconds, measure, and say whether it pays on this machine.")
     ] = False
@@ -89,7 +98,8 @@ def check(models: CheckedModels, search: SearchOptions, hardware: HardwareOption
     """Check whether a draft fits its target, from the headers of their files alone.
 
     A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both
-    have, and fit into memory. The answer's text never depends on it, only how much of a draft is accepted.
+    have, and fit into memory; with --spec-type draft-tli, if enough of their tokens have the same text. The answer's
+    text never depends on it, only how much of a draft is accepted.
 
     Exit code 0: it fits; 1: it does not; 2: it could not be checked.
     """
@@ -118,18 +128,22 @@ def _check(models: CheckedModels, hardware: HardwareOptions, options: CheckOptio
     """Report; True if the draft fits."""
     target, draft, n_ctx = _wanted(models, output)
     n_ctx = n_ctx if hardware.ctx_size is None else hardware.ctx_size
+    by_text = "draft-tli" in options.spec_type.split(",")
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
             path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
             return Candidate(llama.header(path, needs_weights=False), wish)
 
-        report = check_pair(candidate(target, _wish(hardware, n_ctx)), lambda: candidate(draft, _draft_wish(hardware)))
+        wish = _wish(hardware, n_ctx)
+        find_draft = lambda: candidate(draft, _draft_wish(hardware))  # noqa: E731
+        report = check_pair(candidate(target, wish), find_draft, by_text=by_text)
     found = None
     if not options.json:
         show_report(output, report)
     if options.probe and report.fits:
-        found = probe_pair(target, draft, n_ctx, hardware, offline=models.offline, output=output)
+        choice = Choice(target, draft, "draft-simple", n_ctx, n_max=LONGEST_PROBE, by_text=by_text)
+        found = probe_pair(choice, hardware, offline=models.offline, output=output)
         warn_of_noise(output, found)
     if options.json:
         output.data({**report.to_json(), "probe": None if found is None else found.to_json()})

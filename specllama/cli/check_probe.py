@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.cli.loading import Choice, Models, Setup, Wanted, load_models, prepare
+from specllama.cli.loading import Choice, Models, Setup, load_models, prepare
 from specllama.cli.options import HardwareOptions
 from specllama.cli.output import Output
 from specllama.cli.plot import Bar, plot, signs_for
@@ -15,21 +15,19 @@ from specllama.measure import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.outlook import Outlook, outlook
 from specllama.sample_prompts import sample_prompts
 from specllama.sampling import SamplingParams
-from specllama.types import Cancel
+from specllama.types import Cancel, room_after
 
 COSTS_S = 8.0  # for the costs of passes; acceptance takes about as long
 N_TOKENS = 24  # generated for each class of prompts
+LONGEST_PROBE = VERIFY_ROWS[-1] - 1  # drafted tokens: how long blocks are measured
 N_DRAFTED = 4  # longest draft while acceptance is measured
 _N_PASSES = 128  # tokens that passes are measured with, half of them as the text before
 _PLOT_ROWS = 9
 _TOLERATED_NOISE = 0.25
 
 
-def probe_pair(
-    target: Wanted, draft: Wanted, n_ctx: int, hardware: HardwareOptions, *, offline: bool, output: Output
-) -> Outlook:
+def probe_pair(choice: Choice, hardware: HardwareOptions, *, offline: bool, output: Output) -> Outlook:
     """Load both models and measure them. Raises what loading raises, and PairError where nothing can be drafted."""
-    choice = Choice(target, draft, "draft-simple", n_ctx, n_max=VERIFY_ROWS[-1] - 1)
     setup = prepare(choice, hardware, offline=offline, output=output)
     with load_models(setup, output, Cancel()) as models:
         found = _measure(models, _prompts(models, setup), output)
@@ -55,6 +53,8 @@ def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Outpu
         return None
     n_tokens = min(_N_PASSES, models.target.n_ctx, models.draft.n_ctx)
     tokens = (text * (n_tokens // len(text) + 1))[:n_tokens]
+    while tokens and room_after(models.draft, tokens) < 0:  # it may spell them with several of its own
+        tokens.pop()
     with StatusLine(output) as status:
         costs = measure_costs(
             models.target,

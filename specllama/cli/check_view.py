@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specllama.cli.fetching import shortened
@@ -44,17 +45,37 @@ def _worth_explaining(report: CompatReport) -> list[Row]:
 
 
 def _draw(output: Output, report: CompatReport) -> None:
-    """A table and, below it, why. Where that is more than a screen, the tests that passed share a line."""
+    """A table and, below it, why. Where that is more than a screen, tests that came to the same share a line.
+
+    Those that passed do so first; then, in a report that explains others, those that only warn.
+    """
     from rich.console import Group
 
     console = output.out_console()
-    rows, why = list(report.rows), Group(*map(_explanation, _worth_explaining(report)))
-    n_lines = len(rows) + len(console.render_lines(why)) + 3  # title, verdict, the shell's prompt
-    passed = [row.test for row in rows if row.mark is Mark.PASS] if n_lines > console.height else []
-    console.print(_table(report, [row for row in rows if row.test not in passed], console.width))
-    if passed:
-        console.print(_coloured(Mark.PASS, f"  {', '.join(passed)}"))
+    rows, why = list(report.rows), Group(*_explanations(_worth_explaining(report)))
+    n_why = len(console.render_lines(why)) + 2  # and the verdict, and the shell's prompt
+    folded: list[Mark] = []
+    for mark in (Mark.PASS, Mark.WARN):
+        if _n_table_lines(rows, folded, console.width) + n_why > console.height:
+            folded.append(mark)
+    shown = [row for row in rows if row.mark not in folded]
+    console.print(_table(report, shown, console.width))
+    for mark in reversed(folded):
+        if line := _folded(rows, mark):
+            console.print(line)
     console.print(why)
+
+
+def _folded(rows: list[Row], mark: Mark) -> Text | None:
+    """The names of all tests that came to `mark`."""
+    names = [row.test for row in rows if row.mark is mark]
+    return _coloured(mark, f"  {', '.join(names)}") if names else None
+
+
+def _n_table_lines(rows: list[Row], folded: list[Mark], width: int) -> int:
+    """How tall title, rows and folded lines are."""
+    lines = [_folded(rows, mark) for mark in folded]
+    return 1 + sum(row.mark not in folded for row in rows) + sum(len(line) // width + 1 for line in lines if line)
 
 
 def _coloured(mark: Mark, text: str) -> Text:
@@ -77,14 +98,15 @@ def _table(report: CompatReport, rows: list[Row], width: int) -> RenderableType:
     return table
 
 
-def _explanation(row: Row) -> Text:
-    """Why, the tokens that differ, and what to do."""
-    told = _coloured(row.mark, f"  {row.test}: {row.reason}")
-    if row.details:
-        told.append(f"\n      {'   '.join(row.details)}")
-    if row.remedy:
-        told.append("\nhint: ", style="bold cyan").append(row.remedy, style="default")
-    return told
+def _explanations(rows: list[Row]) -> Iterator[Text]:
+    """Of each test why, the tokens that differ, and what to do; a hint that the next one repeats is given there."""
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        told = _coloured(row.mark, f"  {row.test}: {row.reason}")
+        if row.details:
+            told.append(f"\n      {'   '.join(row.details)}")
+        if row.remedy and (after is None or after.remedy != row.remedy):
+            told.append("\nhint: ", style="bold cyan").append(row.remedy, style="default")
+        yield told
 
 
 def _write(output: Output, report: CompatReport) -> None:

@@ -13,6 +13,7 @@ from specllama.cli.fetching import fetch_with_progress
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
+from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.errors import MemoryShort, UsageError
 from specllama.llama import Header, LlamaModel, LoadOptions
@@ -45,6 +46,7 @@ class Choice:
     n_max: int  # what a number says, or what is taken where `auto` finds no profile
     auto: bool = False  # a profile decides how far to draft, if there is one
     any_strategy: bool = False  # and with what
+    by_text: bool = False  # the draft's tokens are the target's where their texts are the same, whatever their ids
 
 
 def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
@@ -64,15 +66,18 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
     auto, any_strategy = asked == "auto", drafting.spec_type == "auto"
     n_max = (defaults.n_max or N_MAX) if isinstance(asked, str) else asked
     strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"
+    by_text = "draft-tli" in drafting.spec_type.split(",")
     return Choice(
         target,
         draft if REGISTRY[strategy].needs_model else None,
         strategy,
         n_ctx=next(n for n in (hardware.ctx_size, defaults.n_ctx, N_CTX) if n is not None),
         n_max=n_max,
-        # Whoever names a confidence to stop at has decided how far to draft; whoever wants no drafts, too.
-        auto=auto and not drafting.spec_draft_p_min and (any_strategy or strategy != "none"),
+        # Whoever names a confidence to stop at has decided how far to draft; whoever wants no drafts, too. And nothing
+        # is measured of drafts across tokenizers.
+        auto=auto and not drafting.spec_draft_p_min and (any_strategy or strategy != "none") and not by_text,
         any_strategy=any_strategy,
+        by_text=by_text,
     )
 
 
@@ -85,7 +90,8 @@ def _strategy(spec_type: str, *, has_draft: bool) -> str:
         if REGISTRY[name].needs_model and not has_draft:
             raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md FILE or -hfd USER/REPO")
     drafting = [name for name in names if name != "none"]
-    return "chain" if {"lookup", "draft-simple"} <= set(drafting) else next(iter(drafting), "none")
+    with_model = [name for name in drafting if REGISTRY[name].needs_model]
+    return "chain" if with_model and "lookup" in drafting else next(iter(drafting), "none")
 
 
 # ------------------------------------------------------------------------------------------------------ what is here
@@ -139,6 +145,7 @@ class Setup:
     n_max: int = 0
     profile: Profile | None = None  # decides how far to draft
     stale: str = ""  # why the profile that is there does not hold
+    by_text: bool = False  # see `Choice`
 
     @property
     def subject(self) -> Subject:
@@ -194,7 +201,7 @@ def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output:
         use_extra_bufts=use_extra_bufts,
         max_block=(choice.n_max if choice.strategy != "none" else 0) + 1,
     )
-    setup = Setup(target, draft, options, hardware, choice.strategy, choice.n_max)
+    setup = Setup(target, draft, options, hardware, choice.strategy, choice.n_max, by_text=choice.by_text)
     if choice.auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
     _require_memory(setup)
@@ -260,7 +267,7 @@ def require_fit(setup: Setup, output: Output) -> None:
     if setup.draft is None:
         return
     draft = Candidate(setup.draft.header, setup.draft_options(setup.target_options.n_ctx))
-    report = check_pair(Candidate(setup.target.header, setup.target_options), lambda: draft)
+    report = check_pair(Candidate(setup.target.header, setup.target_options), lambda: draft, by_text=setup.by_text)
     report.require()
     for row in report.warnings:
         output.detail(f"{row.test}: {row.reason}")
@@ -274,7 +281,8 @@ class Models:
     """A loaded target and draft; a context manager that frees them."""
 
     target: LlamaModel
-    draft: LlamaModel | None
+    draft: DraftModel | None  # speaks the target's ids
+    loaded_draft: LlamaModel | None  # the same as its file has it; what it says of itself
     _owned: ExitStack = field(default_factory=ExitStack)
 
     def watch(self, cancel: Cancel) -> None:
@@ -309,14 +317,15 @@ def load_models(setup: Setup, output: Output, cancel: Cancel) -> Models:
         return not cancel.is_set()
 
     with ExitStack() as owned, StatusLine(output) as status:
-        load, target, draft = llama.load, setup.target, None
+        load, target, draft, speaking = llama.load, setup.target, None, None
         target_model = load(target.path, setup.target_options, progress=lambda share: told(target, share))
         owned.enter_context(target_model)
         if (file := setup.draft) is not None:
             n_done = target.header.n_file_bytes
             draft = load(file.path, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
             owned.enter_context(draft)
-        models = Models(target_model, draft, owned.pop_all())
+            speaking = in_target_ids(target_model, draft, by_text=setup.by_text)
+        models = Models(target_model, speaking, draft, owned.pop_all())
     for role, model in (("target", target_model), ("draft", draft)):
         if model is not None:
             output.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")

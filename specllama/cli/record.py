@@ -147,7 +147,7 @@ class Record:
 
 def begin(settings: Mapping[str, object], setup: Setup, models: Models) -> Record:
     """The record of an answer that is about to be generated."""
-    draft = models.draft
+    draft = models.loaded_draft
     assert (setup.draft is None) == (draft is None)
     return Record(
         {

@@ -23,6 +23,7 @@ from specllama.types import (
     Plan,
     Planner,
     common_prefix,
+    room_after,
 )
 
 # A draft prefill longer than this waits until the target's first token is out: it must not delay it.
@@ -114,7 +115,7 @@ class ModelDrafter:
 
     def _cannot(self, tokens: Sequence[int]) -> str:
         """Why nothing can be drafted after `tokens`, or '' where it can."""
-        if len(tokens) > self.model.n_ctx:
+        if room_after(self.model, tokens[len(self._held) :]) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
         if any(token >= self.model.vocab_size for token in tokens[len(self._held) :]):
             return "the text holds a token that the draft does not know: the answer goes on without drafts"
@@ -215,7 +216,8 @@ class ModelDrafter:
         comes before the draw; a drawn token is kept.
         """
         line = [*tokens, *given]
-        limit = min(plan.n_drawn, self.model.n_ctx - len(line) + 1)
+        # The last drawn token is not evaluated, so one more fits than there are cells for.
+        limit = min(plan.n_drawn, room_after(self.model, line[len(self._held) :]) + 1)
         if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
         params = self._own(params, plan.heat)

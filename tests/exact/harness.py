@@ -12,6 +12,7 @@ from specllama.sampling import SamplingParams
 from specllama.types import Cancel, Caps, Chooser, Drafter, FloatArray, Rule
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
+from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, FakeStopper, RandomTable, Table
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the model's own law, no filter
@@ -85,7 +86,7 @@ class Rig:
     """One engine over fakes. `events` are those of the run in progress or of the last one."""
 
     target: FakeModel
-    draft: FakeModel | None
+    draft: FakeModel | WatchedDraft | None
     drafter: Drafter | None
     rule: Rule = Rule.TOKEN
     events: list[Event] = field(default_factory=list)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from specllama import tuning
+from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
@@ -17,6 +18,7 @@ from specllama.types import Chooser, Drafter, DraftPolicy, Observation, Plan, Ru
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History
+from tests.exact.translating import FIRST, WatchedDraft
 from tests.fakes import FakeModel
 
 # A text that repeats itself, so that a lookup has something to say from the first step on.
@@ -86,10 +88,21 @@ def model_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool) -> Rig:
     return Rig(target, draft, drafter, rule=pair.rule)
 
 
+def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = False, first: History = ()) -> Rig:
+    """A draft with other tokens: it cannot say all of the target's, and reads some as several of its own."""
+    target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
+    n_ctx = pair.n_draft_ctx
+    draft = WatchedDraft(pair.n_vocab, n_ctx=n_ctx, end_tokens=pair.end_tokens, first=first)
+    settings = DraftSettings(n_max=pair.n_max, vocab_size=pair.n_vocab, policy=policy)
+    return Rig(target, draft, REGISTRY["chain" if chain else "draft-tli"].make(draft, settings), rule=pair.rule)
+
+
 DRAFTERS: dict[str, Callable[[Pair, DraftPolicy | None], Rig]] = {
     "lookup": lookup_rig,
     "draft-simple": lambda pair, policy: model_rig(pair, policy, chain=False),
     "chain": lambda pair, policy: model_rig(pair, policy, chain=True),
+    "draft-tli": translated_rig,
+    "chain-tli": lambda pair, policy: translated_rig(pair, policy, chain=True, first=FIRST),
 }
 
 
@@ -172,6 +185,15 @@ def test_a_looked_up_token_that_the_draft_does_not_know_is_not_fed_to_it(n_draft
     pair = random_pair(64, n_max=3, n_draft_vocab=n_draft_vocab)
     found = engine_law(lambda: model_rig(pair, None, chain=True), PLAIN, 3, prompt)
     assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=prompt))
+
+
+@pytest.mark.parametrize("n_ctx", range(9, 18))
+def test_a_draft_that_spells_runs_full_earlier_and_the_answer_goes_on(n_ctx: int) -> None:
+    """FIELD 26: cells counted in the target's tokens: an error in the middle of an answer, in one of the last cells."""
+    pair = random_pair(67, n_max=3, n_draft_ctx=n_ctx)
+    for make in (lambda: translated_rig(pair, None), lambda: translated_rig(pair, Moody(5), chain=True, first=FIRST)):
+        found = engine_law(make, PLAIN, 3)
+        assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=PROMPT))
 
 
 @pytest.mark.parametrize("room", range(-1, 4))

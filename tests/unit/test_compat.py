@@ -9,11 +9,11 @@ import pytest
 
 from specllama.compat import CompatReport, Mark, Row
 from specllama.compat_models import Machine, Side, family, is_tuned, model_rows, refusal_row
-from specllama.compat_tokens import llama_cpp_refusal, overlap, spelled, token_rows
+from specllama.compat_tokens import llama_cpp_refusal, token_rows
 from specllama.errors import PairError
 from specllama.llama_header import Header
 from specllama.llama_memory import MemoryNeed
-from specllama.model_facts import BYTE, CONTROL, NORMAL, Tokenizer
+from specllama.model_facts import CONTROL, NORMAL, Tokenizer
 
 TEXTS = [f"t{i}" for i in range(300)]
 BASE = Tokenizer(
@@ -29,6 +29,7 @@ BASE = Tokenizer(
     add_bos=False,
     add_eos=False,
     end_tokens=frozenset([2, 3]),
+    spellings=[text.encode() for text in TEXTS[:298]] + [b"", b""],
 )
 GB = 10**9
 HEADER = Header(
@@ -172,22 +173,67 @@ def test_llama_cpps_rule_is_told_as_it_is(changes: dict[str, object], word: str)
     assert word in refusal
 
 
-def test_tokens_are_compared_by_the_bytes_that_they_spell() -> None:
-    """Prevents: 'nothing in common' between a vocabulary that writes Ġ for a space and one that writes ▁."""
-    ours = replace(BASE, entries=["Ġthe", "é", "Ã©", "<|im_end|>"], types=[NORMAL, NORMAL, NORMAL, CONTROL])
-    theirs = replace(BASE, kind="spm", entries=["▁the", "<0xE9>", "é", "</s>"], types=[NORMAL, BYTE, NORMAL, CONTROL])
-    assert spelled(ours) == [b" the", b"\xe9", "é".encode(), None]
-    assert spelled(theirs) == [b" the", b"\xe9", "é".encode(), None]
-    assert overlap(ours, theirs) == (1.0, 1.0)
-    assert overlap(ours, replace(theirs, entries=["▁a", "<0xE9>", "é", "</s>"]))[0] == pytest.approx(2 / 3)
+# -------------------------------------------------------------------------------------------- tokens of another kind
+
+WORDS = [b" the", b"\xe9", b"a", b""]  # the last one is a control token
+OTHER = replace(BASE, kind="spm", entries=["\u2581the", "<0xE9>", "b", "</s>"], spellings=[b" the", b"\xe9", b"b", b""])
+OURS = replace(
+    BASE, entries=["\u0120the", "\u00e9", "a", "<|end|>"], spellings=WORDS, types=[], bos=None, eos=3, eot=None
+)
+THEIRS = replace(OTHER, types=[], bos=None, eos=3, eot=None)
 
 
-@pytest.mark.parametrize("text", ["<0xZZ>", "<0x1>", "", "Ā" * 3, "\udc80"])
-def test_odd_texts_can_be_spelled(text: str) -> None:
-    """Prevents: a traceback from a damaged vocabulary."""
-    for kind in ("bpe", "spm"):
-        for token_type in (NORMAL, BYTE, CONTROL, 99):
-            spelled(replace(BASE, kind=kind, entries=[text], types=[token_type]))
+def with_sample(*sample: int) -> Tokenizer:
+    return replace(OURS, sample=sample)
+
+
+@pytest.mark.parametrize(("sample", "used", "serves"), [((0, 0, 1, 2), 75, True), ((2, 2, 2, 0), 25, False)])
+def test_another_tokenizer_is_refused_with_what_could_be_accepted(
+    sample: tuple[int, ...], used: int, serves: bool
+) -> None:
+    """Prevents: a remedy that cannot help, or none where there is one; a share of a vocabulary nobody writes with."""
+    rows = token_rows(with_sample(*sample), THEIRS)
+    row = row_of(rows, "overlap")
+    assert (row.target, row.draft) == ("75 % shared", f"{used} % by use")
+    assert f"{used} % of a sample of 4 tokens" in row.reason
+    assert row_of(rows, "tokenizer").mark is row_of(rows, "token texts").mark is Mark.FAIL
+    for test in ("tokenizer", "token texts", "overlap"):
+        assert ("--spec-type draft-tli" in row_of(rows, test).remedy) is serves
+        assert "own family" in row_of(rows, test).remedy
+
+
+def test_drafting_over_what_both_have_fits_where_that_is_enough() -> None:
+    """Prevents: `--spec-type draft-tli` refused for the very thing it is for, or let through where it cannot pay."""
+    for sample, mark in (((0, 1), Mark.PASS), ((0, 2), Mark.PASS), ((0, 2, 2), Mark.FAIL)):
+        rows = token_rows(with_sample(*sample), THEIRS, by_text=True)
+        assert row_of(rows, "overlap").mark is mark
+        assert {row.mark for row in rows if row.test not in ("overlap", "llama.cpp rule")} == {Mark.PASS}
+        assert bool(row_of(rows, "overlap").remedy) == (mark is Mark.FAIL)
+    assert "3 tokens have the same text" in row_of(rows, "vocabulary").reason
+
+
+def test_a_draft_that_cannot_say_the_end_is_told_of() -> None:
+    """Prevents: every last token of an answer rejected, and nobody knows why."""
+    nameless = replace(THEIRS, eos=None)
+    assert row_of(token_rows(OURS, nameless, by_text=True), "end tokens").mark is Mark.WARN
+    assert row_of(token_rows(OURS, THEIRS, by_text=True), "end tokens").mark is Mark.PASS
+
+
+def test_a_trimmed_draft_is_compared_through_its_map() -> None:
+    """Prevents: a trimmed draft refused for its ids, or one of another parent let through."""
+    target = replace(BASE, sample=range(100))
+    kept = [*range(95), 297, 298, 299]
+    trimmed = replace(BASE, entries=[TEXTS[token] for token in kept], vocab_map=tuple(kept), end_tokens=frozenset())
+    rows = token_rows(target, trimmed)
+    assert not [row for row in rows if row.mark is Mark.FAIL]
+    assert (row_of(rows, "overlap").mark, row_of(rows, "overlap").draft) == (Mark.PASS, "95 % by use")
+    assert row_of(token_rows(replace(target, sample=range(120)), trimmed), "overlap").mark is Mark.WARN
+    other = replace(trimmed, vocab_map=(*(token + 1 for token in kept[:-1]), 0))
+    row = row_of(token_rows(target, other), "token texts")
+    assert row.mark is Mark.FAIL
+    assert row.reason.startswith("98 of 98 token ids differ")
+    padded = replace(trimmed, entries=[*trimmed.entries, "pad"], vocab_map=(*kept, 300))
+    assert row_of(token_rows(target, padded), "token texts").mark is Mark.PASS
 
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -213,7 +259,6 @@ def test_a_pair_of_one_family_passes_every_test() -> None:
         ),
         ("chat template", replace(SMALL, metadata={**SMALL.metadata, "tokenizer.chat_template": "z"}), "another one"),
         ("context", replace(SMALL, n_ctx_train=2048), "beyond 2,048 nothing is drafted"),
-        ("weights", replace(SMALL, weight_bytes={}), "without weights"),
     ],
 )
 def test_what_may_not_pay_is_a_warning_with_a_remedy(test: str, draft: Header, words: str) -> None:
@@ -222,6 +267,26 @@ def test_what_may_not_pay_is_a_warning_with_a_remedy(test: str, draft: Header, w
     assert row.mark is Mark.WARN
     assert words in row.reason
     assert row.remedy
+
+
+def test_a_bare_vocabulary_is_compared_with_another_one_but_is_no_draft() -> None:
+    """Prevents: a vocabulary-only file that passes as a usable draft, and fails when it is loaded."""
+    bare_target, bare_draft = (replace(header, weight_bytes={}) for header in (HEADER, SMALL))
+    for target, draft, mark in (
+        (HEADER, bare_draft, Mark.FAIL),
+        (bare_target, SMALL, Mark.FAIL),
+        (bare_target, bare_draft, Mark.WARN),
+    ):
+        row = model_row("weights", target, draft)
+        assert row.mark is mark
+        assert "weights" in row.reason
+        assert row.remedy
+
+
+def test_free_memory_names_the_gpus_share() -> None:
+    """Prevents: one figure for two kinds of memory."""
+    assert model_row("memory", machine=replace(MACHINE, gpu_free=8 * GB)).draft == "24 GB free, 8 GB on GPUs"
+    assert model_row("memory").draft == "16 GB free"
 
 
 def test_a_mixture_of_experts_is_warned_about() -> None:

@@ -1,0 +1,62 @@
+"""A loaded draft as its target needs it: in the target's token ids, whatever vocabulary its own file has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from specllama.errors import ModelFileError, PairError
+from specllama.llama import LlamaModel
+from specllama.llama_file import walk_file
+from specllama.token_map import NO_TOKEN, Speller, map_by_text
+from specllama.translated import TranslatedModel
+from specllama.types import IntArray
+
+# In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
+# parent has for it. The parent's id is the target's, or the pair does not fit.
+VOCAB_MAP = "specllama.vocab_map"
+
+DraftModel: TypeAlias = LlamaModel | TranslatedModel
+
+
+def read_vocab_map(path: Path) -> IntArray | None:
+    """The map that a trimmed draft's file holds, (its vocabulary's size,); None where there is none.
+
+    Raises ModelFileError where it is damaged: not one id of its own for every token.
+    """
+    walked = walk_file(path)
+    if VOCAB_MAP not in walked.entries:
+        return None
+    numbers = walked.numbers(VOCAB_MAP)
+    n_tokens = len(walked.strings("tokenizer.ggml.tokens"))
+    sound = numbers is not None and numbers.dtype.kind in "iu" and numbers.size == n_tokens
+    if not sound or numbers is None or numbers.min() < 0 or np.unique(numbers).size != numbers.size:
+        raise ModelFileError(
+            f"{path} is damaged: {VOCAB_MAP} does not give an id of its own to each of its {n_tokens:,} tokens",
+            hint="make the draft again",
+        )
+    return numbers.astype(np.int64)
+
+
+def in_target_ids(target: LlamaModel, draft: LlamaModel, *, by_text: bool = False) -> DraftModel:
+    """`draft` as `target` understands it. Closing what is returned closes `draft`.
+
+    With `by_text` it is translated by the texts of the tokens that both have (drafting over the intersection of two
+    vocabularies). Else by the map in its file; where there is none, its ids are the target's. Raises ModelFileError for
+    a damaged map, and PairError where the two have no token in common.
+    """
+    if by_text:
+        to_target = map_by_text(target.vocab, draft.vocab)
+    elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:
+        to_target = np.where(trimmed < target.vocab_size, trimmed, NO_TOKEN)
+    else:
+        return draft
+    if (to_target == NO_TOKEN).all():
+        raise PairError(
+            f"{draft.path.name} and {target.path.name} have no token in common",
+            hint="take a draft of the target's own family; `specllama models list` shows pairs that fit",
+        )
+    spell = Speller(target.vocab, draft.vocab, to_target)
+    return TranslatedModel(draft, to_target, spell, vocab_size=target.vocab_size)

@@ -1,0 +1,131 @@
+"""Pairs with different tokenizers on the command line: refused as they are, served by `--spec-type draft-tli`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama.compat import CompatReport, Mark, Row
+from specllama.draft_model import VOCAB_MAP
+from tests import tiny
+from tests.cli.conftest import Pair, Result, Terminal, record_of
+
+Run = Callable[..., Result]
+ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3", "--draft-max", "3", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing remembered from elsewhere, nothing left behind."""
+    for name in ("CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A byte-level target and a SentencePiece draft; they share all bytes and little else."""
+    folder = tmp_path_factory.mktemp("strangers")
+    target = tiny.write_model(
+        folder / "target.gguf", vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=4096, scale=4.0
+    )
+    draft = tiny.write_model(folder / "draft.gguf", vocabulary=tiny.sentencepiece(), seed=2, n_ctx=4096, scale=1.0)
+    return Pair(target, draft)
+
+
+def test_a_pair_of_two_tokenizers_is_refused_with_a_way_out(specllama: Run, strangers: Pair) -> None:
+    """Prevents: 'does not fit' where a strategy of ours can serve it; or a silent translation nobody asked for."""
+    options = strangers.options[:4]
+    refused, served = specllama("check", *options, "--json"), specllama("check", *options, "--spec-type", "draft-tli")
+    assert (refused.code, served.code) == (1, 0)
+    rows = {row["test"]: row for row in json.loads(refused.out)["rows"]}
+    assert rows["tokenizer"]["mark"] == rows["token texts"]["mark"] == "FAIL"
+    assert "--spec-type draft-tli" in rows["tokenizer"]["remedy"]
+    assert "% of a sample of" in rows["overlap"]["reason"]
+    assert "FAIL" not in served.out
+    run = specllama("run", *strangers.options, *ASK)
+    assert (run.code, run.out) == (1, "")
+    assert "the target's tokenizer is bpe, the draft's is spm" in run.err
+    assert "hint: --spec-type draft-tli" in run.err
+
+
+@pytest.mark.parametrize("spec_type", ["draft-tli", "lookup,draft-tli", "draft-simple,draft-tli"])
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_it_says_what_plain_decoding_says(specllama: Run, strangers: Pair, spec_type: str, rule: str) -> None:
+    """Prevents: tokens of the draft among the target's, and a strategy that is named but does not draft."""
+    args = ["run", *strangers.options, *ASK, "--temp", "0", "--verify-rule", rule]
+    record = record_of(specllama(*args, "--spec-type", spec_type))
+    assert record["acceptance"]["drafted"] > 0
+    assert record["text"] == record_of(specllama(*args, "--spec-type", "none"))["text"]
+    assert record["settings"]["spec_type"] == ("chain" if "lookup" in spec_type else spec_type.split(",")[0])
+
+
+def test_a_chat_is_served_too(specllama: Run, strangers: Pair) -> None:
+    """Prevents: two ways to load a pair, of which one knows nothing of translations."""
+    args = ["chat", *strangers.options, "-n", "8", "--temp", "0", "--spec-type", "draft-tli", "--jsonl"]
+    result = specllama(*args, stdin=b'{"message": "hello"}\n{"message": "and again"}\n')
+    assert result.code == 0, result.err
+    assert '"drafter": "draft-tli"' in result.out
+    assert specllama(*args[:-3], stdin=b"hello\n").code == 1
+
+
+def test_a_draft_that_shares_too_little_is_refused_even_so(specllama: Run, strangers: Pair, tmp_path: Path) -> None:
+    """Prevents: a draft that may say one token in four, and a machine that works for nothing."""
+    letters = tiny.write_model(tmp_path / "letters.gguf", n_vocab=12)
+    for extra in ([], ["--spec-type", "draft-tli"]):
+        result = specllama("check", "-m", str(strangers.target), "-md", str(letters), "--json", *extra)
+        assert result.code == 1
+        assert "draft-tli" not in "".join(row["remedy"] for row in json.loads(result.out)["rows"])
+    run = specllama("run", "-m", str(strangers.target), "-md", str(letters), *ASK, "--spec-type", "draft-tli")
+    assert (run.code, run.out) == (1, "")
+    assert "no more than that can be accepted" in run.err
+
+
+def test_a_trimmed_draft_is_used_through_its_map_without_being_asked(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: the ids of a trimmed vocabulary proposed as the target's."""
+    whole, kept = tiny.letters(20), [*range(12), 17, 18, 19]
+    tokens, types = (tuple(values[token] for token in kept) for values in (whole.tokens, whole.types))
+    trimmed = replace(whole, tokens=tokens, types=types, bos=12, eot=13, eos=14)
+    target = tiny.write_model(tmp_path / "t.gguf", vocabulary=whole)
+    draft = tiny.write_model(tmp_path / "d.gguf", vocabulary=trimmed, seed=3, extra={VOCAB_MAP: kept})
+    pair = Pair(target, draft)
+    checked = specllama("check", *pair.options[:4], "--json")
+    assert checked.code == 0, checked.out
+    args = ["run", *pair.options, "--raw", "abcmnopabc", "-n", "40", "--temp", "0", "--draft-max", "3", "--json"]
+    args += [part for token in (17, 18, 19) for part in ("--logit-bias", f"{token}=-inf")]
+    record = record_of(specllama(*args))
+    assert record["acceptance"]["drafted"] > 0
+    assert record["text"] == record_of(specllama(*args, "--spec-type", "none"))["text"]
+    wrong = tiny.write_model(tmp_path / "w.gguf", vocabulary=trimmed, extra={VOCAB_MAP: [*kept[1:], 0]})
+    refused = specllama("run", "-m", str(target), "-md", str(wrong), "--raw", "abc")
+    assert (refused.code, refused.out) == (1, "")
+    assert "token ids differ" in refused.err
+
+
+def test_a_mismatch_is_one_screen(terminal: Callable[..., Terminal], strangers: Pair) -> None:
+    """Prevents: a reason that scrolled away on the smallest terminal there is."""
+    shown = terminal("check", *strangers.options[:4], columns=80, rows=24)
+    assert shown.finish() == 1
+    lines = shown.display.text_lines
+    assert len(lines) <= 23, "the shell's prompt wants a line, too"
+    assert lines[-1].startswith("It does not fit: tokenizer, token texts")
+    assert sum(line.startswith("hint: ") for line in lines) == 1, "one remedy, said once"
+    assert "draft-tli" in shown.text
+
+
+def test_folding_keeps_every_test_and_every_failure() -> None:
+    """Prevents: a test that is on no line of a report that had to be made short."""
+    from specllama.cli.check_view import _folded, _n_table_lines
+
+    rows = [Row(f"test {i}", mark, "a", "b") for i, mark in enumerate([Mark.PASS, Mark.WARN, Mark.FAIL] * 5)]
+    report = CompatReport("t", "d", tuple(rows))
+    assert _n_table_lines(rows, [], 80) == 16
+    assert _n_table_lines(rows, [Mark.PASS], 80) == 1 + 10 + 1
+    assert _n_table_lines(rows, [Mark.PASS, Mark.WARN], 20) == 1 + 5 + 2 * 3
+    folded = _folded(list(report.rows), Mark.WARN)
+    assert folded is not None
+    assert folded.plain == "WARN  test 1, test 4, test 7, test 10, test 13"
+    assert _folded([rows[0]], Mark.WARN) is None

@@ -1,0 +1,213 @@
+"""`TranslatedModel` alone: what it says, what it holds, and what is left of it after anything that can go wrong."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from specllama.drafters.model import ModelDrafter
+from specllama.errors import ContextFull, Interrupted, RollbackRefused, UnsupportedModel
+from specllama.sampling import RandomChooser
+from specllama.translated import TranslatedModel
+from specllama.types import Draft, room_after
+from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Rig, plain_greedy
+from tests.exact.translating import (
+    FIRST,
+    N_DRAFT_VOCAB,
+    SPELLINGS,
+    FixedSpelling,
+    WatchedDraft,
+    draft_table,
+    id_map,
+)
+from tests.fakes import FakeModel, History, Hook, RandomTable
+
+N_VOCAB = 6
+TEXT = (0, 4, 3, 1, 5, 2, 4, 1)  # of tokens that are one to three of the draft's
+
+
+def expected_row(history: History, first: History = ()) -> np.ndarray:
+    """What the draft thinks after its own spelling of `history`, in the target's ids."""
+    cells = (*first, *(cell for token in history for cell in SPELLINGS[token]))
+    row, wide = draft_table(0)(cells), np.full(N_VOCAB, -np.inf, np.float32)
+    for theirs, ours in enumerate(id_map(N_VOCAB).tolist()):
+        if ours >= 0:
+            wide[ours] = row[theirs]
+    return wide
+
+
+@pytest.mark.parametrize("first", [(), FIRST])
+@pytest.mark.parametrize("n_fed", [0, 1, 5])
+def test_every_row_follows_the_spelling_of_its_whole_history(n_fed: int, first: History) -> None:
+    """A row read before the last cell of its token, or scattered to the wrong ids."""
+    model = WatchedDraft(N_VOCAB, first=first)
+    model.feed(TEXT[:n_fed])
+    rows = model.eval(TEXT[n_fed:])
+    assert rows.shape == (len(TEXT) - n_fed, N_VOCAB)
+    for i, row in enumerate(rows):
+        np.testing.assert_array_equal(row, expected_row(TEXT[: n_fed + i + 1], first))
+    assert np.isneginf(rows[:, [1, 4, 5]]).all(), "what the draft cannot say has no mass"
+    assert not rows.flags.writeable
+    assert (model.length, model.tokens) == (len(TEXT), TEXT)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_was_fed_evaluated_kept_and_taken_back_the_next_row_is_that_of_a_fresh_model(seed: int) -> None:
+    """DESIGN, invariant 2: a spelling that was cut, or one left behind by a rejection, changes every row after it."""
+    choose, model = random.Random(seed), WatchedDraft(N_VOCAB, n_ctx=400, first=FIRST if seed % 2 else ())
+    held: History = ()
+    for _ in range(60):
+        block = tuple(choose.randrange(N_VOCAB) for _ in range(choose.randrange(1, 5)))
+        move = choose.randrange(4)
+        if move == 0:
+            model.feed(block)
+            held += block
+        elif move == 1:
+            rows = model.eval(block)
+            held += block
+            np.testing.assert_array_equal(rows[-1], expected_row(held, tuple(model._spell.first)))
+        elif move == 2:
+            model.eval(block)
+            n_accepted = choose.randrange(len(block))
+            model.keep(len(held) + 1, range(n_accepted))
+            held += block[: n_accepted + 1]
+        else:
+            held = held[: choose.randrange(max(len(held) - 6, 0), len(held) + 1)]
+            model.truncate(len(held))
+        assert (model.length, model.tokens) == (len(held), held)
+
+
+def test_a_context_that_is_full_is_known_before_anything_is_computed() -> None:
+    """FIELD 26: `n_ctx` counts the draft's cells, and a target's token may take three of them."""
+    model = WatchedDraft(N_VOCAB, n_ctx=10, first=FIRST)
+    assert room_after(model, (4, 1)) == 10 - 2 - 5
+    model.feed((4, 1))
+    assert (room_after(model, ()), room_after(model, (4,)), room_after(model, (4, 0))) == (3, 0, -1)
+    for refused in (lambda: model.feed((4, 0)), lambda: model.eval((0, 4))):
+        with pytest.raises(ContextFull, match="context of 10"):
+            refused()
+        assert (model.length, model.tokens) == (2, (4, 1))
+    model.eval((4,))
+    assert (room_after(model, ()), model.length) == (0, 3)
+    model.truncate(0)
+    assert (room_after(model, ()), model.fake.length) == (10, 0)
+
+
+@pytest.mark.parametrize("n_room", range(6))
+def test_a_draft_takes_the_last_cells_and_no_more(n_room: int) -> None:
+    """One token too few drafted, or a crash, where cells run out behind a text that takes more cells than tokens."""
+    text = (4, 1, 0)  # six cells
+    drafter = ModelDrafter(WatchedDraft(N_VOCAB, n_ctx=5 + n_room), n_max=8, vocab_size=N_VOCAB)
+    draft = drafter.propose(text, 8, PLAIN, RandomChooser(0))
+    assert len(draft.tokens) == n_room
+    assert bool(drafter.report().notice) == (n_room == 0)
+
+
+def interrupting(at: int) -> Hook:
+    def hook(n_call: int, name: str) -> None:
+        if n_call == at:
+            raise Interrupted("stopped")
+
+    return hook
+
+
+@pytest.mark.parametrize("text", [(0, 4, 3), (4, 4, 4, 4), (1, 1, 1), (2, 0)])
+def test_an_interrupted_feed_keeps_whole_tokens_only(text: History) -> None:
+    """FIELD 37: a prefill stopped within a spelling: the length must be true, and the cut token must go."""
+    model = WatchedDraft(N_VOCAB, first=FIRST, hook=interrupting(1))
+    model.feed((3,))
+    with pytest.raises(Interrupted):
+        model.feed(text)
+    n_cells = sum(len(SPELLINGS[token]) for token in text) // 2
+    whole = [n for n in range(len(text) + 1) if sum(len(SPELLINGS[token]) for token in text[:n]) <= n_cells]
+    assert (model.length, model.tokens) == (1 + whole[-1], (3, *text[: whole[-1]]))
+    rows = model.eval(text[whole[-1] :])
+    np.testing.assert_array_equal(rows[-1], expected_row((3, *text), FIRST))
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_an_interrupted_eval_leaves_what_was_there(at: int) -> None:
+    """The same in the middle of a block, which is read in several calls where a token takes several cells."""
+    model = WatchedDraft(N_VOCAB, hook=interrupting(at))
+    model.feed((3,))
+    with pytest.raises(Interrupted):
+        model.eval((0, 4, 3, 1))
+    assert (model.length, model.tokens) == (1, (3,))
+    np.testing.assert_array_equal(model.eval((0, 4))[-1], expected_row((3, 0, 4)))
+
+
+def refusing(n_call: int, name: str) -> None:
+    if name == "truncate":
+        raise RollbackRefused("no")
+
+
+def test_a_refused_rollback_is_told_and_changes_nothing() -> None:
+    """DESIGN, invariant 3: a length that says what the draft did not do."""
+    model = WatchedDraft(N_VOCAB, hook=refusing)
+    model.feed(TEXT)
+    with pytest.raises(RollbackRefused):
+        model.truncate(2)
+    assert (model.length, model.tokens) == (len(TEXT), TEXT)
+
+
+def test_trees_are_refused_and_a_spelled_out_chain_is_not() -> None:
+    """A tree flattened into a chain."""
+    model = WatchedDraft(N_VOCAB)
+    assert not model.caps.tree
+    for refused in (lambda: model.eval((0, 2, 3), (-1, -1)), lambda: model.keep(1, (1,))):
+        with pytest.raises(UnsupportedModel):
+            refused()
+    assert model.eval((0, 2, 3), (-1, 0)).shape == (3, N_VOCAB)
+    with pytest.raises(ValueError, match="truncate"):
+        model.truncate(4)
+
+
+@pytest.mark.parametrize(
+    "to_target", [[-1] * 5, [0, 1, 2, 3], [0, 0, 1, 2, 3], [0, 1, 2, 3, N_VOCAB], [0, 1, -2, 3, 4], [[0, 1, 2, 3, 4]]]
+)
+def test_a_map_that_is_none_is_refused(to_target: list[int]) -> None:
+    """Two draft tokens for one of the target's: the later logit would hide the other one's mass."""
+    fake = FakeModel(draft_table(0), N_DRAFT_VOCAB)
+    with pytest.raises(ValueError, match="map"):
+        TranslatedModel(fake, np.array(to_target), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
+
+
+def test_end_tokens_are_the_drafts_in_the_targets_ids() -> None:
+    """Drafting on behind the end; an end token that only the draft has says nothing."""
+    fake = FakeModel(draft_table(0), N_DRAFT_VOCAB, end_tokens=frozenset({0, 4}))
+    model = TranslatedModel(fake, id_map(N_VOCAB), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
+    assert model.end_tokens == {3}
+    assert model.n_known == 3
+    assert (model.busy_s, model.n_ctx) == (0.0, 64)
+
+
+def test_the_target_itself_under_other_ids_is_accepted_whole_for_fifty_rounds() -> None:
+    """FIELD 8: an off-by-one in the translation of a truncation, or of a row, costs acceptance."""
+    n_vocab, order = 7, [3, 0, 6, 2, 5, 1, 4]
+    table = RandomTable(n_vocab, 71)
+    mirrored = lambda history: table(tuple(order[token] for token in history))[order]  # noqa: E731
+    spell = FixedSpelling({ours: (theirs,) for theirs, ours in enumerate(order)})
+    draft = TranslatedModel(FakeModel(mirrored, n_vocab, 400), np.array(order), spell, vocab_size=n_vocab)
+    rig = Rig(FakeModel(table, n_vocab, 400), None, ModelDrafter(draft, n_max=4, vocab_size=n_vocab))
+    tokens, _ = rig.answer(PROMPT, GREEDY, Certain(), 250)
+    assert tokens == plain_greedy(table, PROMPT, 250)
+    assert rig.finished.stats.acceptance_rate == 1.0
+    assert rig.finished.stats.n_steps == 50
+
+
+def test_a_stopped_answer_leaves_a_draft_that_goes_on() -> None:
+    """FIELD 13, 37: the draft's KV after Ctrl-C in its prefill, in its drafting, and in between."""
+    for at in range(8):
+        target, draft = FakeModel(RandomTable(N_VOCAB, 72), N_VOCAB), WatchedDraft(N_VOCAB, hook=interrupting(at))
+        drafter = ModelDrafter(draft, n_max=3, vocab_size=N_VOCAB)
+        rig = Rig(target, draft, drafter)
+        said, reason = rig.answer(TEXT, GREEDY, Certain(), 8)
+        assert reason == "cancelled"
+        more, _ = rig.answer((*TEXT, *said), GREEDY, Certain(), 8)
+        assert (*said, *more) == plain_greedy(target.table, TEXT, len(said) + 8)
+        assert draft.tokens == (*TEXT, *said, *more)[: draft.length]
+        fresh = ModelDrafter(WatchedDraft(N_VOCAB), n_max=3, vocab_size=N_VOCAB)
+        line = (*TEXT, *said, *more)
+        assert drafter.propose(line, 3, GREEDY, Certain()) == fresh.propose(line, 3, GREEDY, Certain()) != Draft()

@@ -1,0 +1,196 @@
+"""Maps between vocabularies and the spelling of tokens that only one has, through llama.cpp's own tokenizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama import llama
+from specllama.draft_model import VOCAB_MAP, in_target_ids, read_vocab_map
+from specllama.errors import ModelFileError, PairError
+from specllama.llama import Vocabulary, load_vocabulary
+from specllama.token_map import NO_TOKEN, Speller, map_by_text
+from specllama.translated import TranslatedModel
+from tests import tiny
+
+VOCABULARIES = {"bytes": tiny.byte_level(), "spm": tiny.sentencepiece(), "ascii": tiny.ascii_level()}
+
+
+@pytest.fixture(scope="module")
+def vocabs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vocabulary]:
+    folder = tmp_path_factory.mktemp("vocabs")
+    files = {name: tiny.write_bare(folder / f"{name}.gguf", vocabulary=each) for name, each in VOCABULARIES.items()}
+    return {name: load_vocabulary(path) for name, path in files.items()}
+
+
+@dataclass
+class Listed:
+    """A vocabulary from two lists."""
+
+    names: list[str]
+    spellings: list[bytes]
+    bos: int | None = None
+    eos: int | None = None
+    eot: int | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    def texts(self) -> list[str]:
+        return self.names
+
+    def pieces(self) -> list[bytes]:
+        return self.spellings
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_all_pieces_at_once_are_those_asked_for_one_by_one(vocabs: dict[str, Vocabulary], name: str) -> None:
+    """Prevents: a long piece, or the one after it, cut by a buffer that is used again."""
+    vocab = vocabs[name]
+    assert vocab.pieces() == [vocab.piece(token) for token in range(vocab.size)]
+
+
+def test_long_pieces_are_whole(tmp_path: Path) -> None:
+    """Prevents: the same, for tokens longer than the buffer."""
+    long = "x" * 300
+    vocabulary = tiny.letters(10)
+    tokens = (*vocabulary.tokens[:3], long, *vocabulary.tokens[4:])
+    path = tiny.write_bare(tmp_path / "long.gguf", vocabulary=replace(vocabulary, tokens=tokens))
+    assert load_vocabulary(path).pieces()[2:5] == [b"c", long.encode(), b"e"]
+
+
+def test_tokens_meet_by_the_bytes_that_they_add_to_a_text(vocabs: dict[str, Vocabulary]) -> None:
+    """Prevents: 'nothing in common' between a vocabulary that writes Ġ for a space and one that writes ▁."""
+    target, draft = vocabs["bytes"], vocabs["spm"]
+    to_target = map_by_text(target, draft)
+    spm, bpe = VOCABULARIES["spm"], VOCABULARIES["bytes"]
+    assert to_target[spm.tokens.index("▁the")] == bpe.tokens.index("Ġthe")
+    assert to_target[spm.tokens.index("<0xE9>")] == bpe.tokens.index("é")
+    assert to_target[spm.tokens.index("he")] == NO_TOKEN
+    for token, ours in enumerate(to_target.tolist()):
+        if ours != NO_TOKEN and target.piece(ours):
+            assert target.piece(ours) == draft.piece(token)
+    known = to_target[to_target != NO_TOKEN]
+    assert np.unique(known).size == known.size
+
+
+def test_a_byte_token_gives_way_to_the_token_that_is_used() -> None:
+    """Prevents: two draft tokens for one of the target's, or the one that no text is written with."""
+    target = Listed(["<0x0A>", "\n", "a"], [b"\n", b"\n", b"a"])
+    draft = Listed(["a", "<0x0A>", "<0x61>", "\n"], [b"a", b"\n", b"a", b"\n"])
+    assert map_by_text(target, draft).tolist() == [2, NO_TOKEN, NO_TOKEN, 1]
+
+
+def test_a_control_token_is_never_taken_for_a_text_that_reads_the_same() -> None:
+    """Prevents: a draft that writes `<|im_end|>` as plain text ending the target's answer (DESIGN, invariant 8)."""
+    target = Listed(["<|im_end|>", "a", "<pad>"], [b"", b"a", b""])
+    draft = Listed(["<|im_end|>", "a", "<pad>"], [b"<|im_end|>", b"a", b""])
+    assert map_by_text(target, draft).tolist() == [NO_TOKEN, 1, 2]
+
+
+def test_begin_and_end_stand_for_each_other_whatever_they_are_called() -> None:
+    """Prevents: a draft that can never propose the end, because its own is named differently."""
+    target = Listed(["<s>", "</s>", "<end>", "a"], [b"", b"", b"", b"a"], bos=0, eos=1, eot=2)
+    draft = Listed(["a", "[B]", "[E]", "</s>"], [b"a", b"", b"", b""], bos=1, eos=2, eot=2)
+    assert map_by_text(target, draft).tolist() == [3, 0, 2, 1], "eos has its name already; eot is free for [E]"
+    same = Listed(["a", "[B]", "[E]"], [b"a", b"", b""], bos=1, eos=1, eot=2)
+    assert map_by_text(target, same).tolist() == [3, 0, 2]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("bytes", "spm"), ("spm", "bytes"), ("bytes", "bytes")])
+def test_every_token_is_spelled_with_its_own_bytes(vocabs: dict[str, Vocabulary], ours: str, theirs: str) -> None:
+    """Prevents: a tokenizer's added space, or U+FFFD for half a character, read to the draft as the text."""
+    target, draft = vocabs[ours], vocabs[theirs]
+    to_target = map_by_text(target, draft)
+    spell = Speller(target, draft, to_target)
+    for token in range(target.size):
+        cells = spell(token)
+        assert cells, "every token takes a cell"
+        assert cells == spell(token)
+        mapped = np.flatnonzero(to_target == token)
+        if mapped.size:
+            assert cells == (mapped[0],)
+        else:
+            data = target.piece(token) or target.text(token).encode()
+            assert b"".join(map(draft.piece, cells)) == data
+
+
+def test_what_cannot_be_spelled_still_takes_a_cell(vocabs: dict[str, Vocabulary]) -> None:
+    """Prevents: a committed token without a cell, so that lengths no longer agree, or a StopIteration."""
+    target, draft = vocabs["bytes"], vocabs["ascii"]
+    spell = Speller(target, draft, map_by_text(target, draft))
+    assert spell(VOCABULARIES["bytes"].tokens.index("é")) == (draft.bos,)
+    assert [draft.piece(cell) for cell in spell(VOCABULARIES["bytes"].tokens.index("Ġthe"))] == [b" ", b"t", b"h", b"e"]
+
+
+def test_a_draft_that_wants_a_begin_token_gets_it(vocabs: dict[str, Vocabulary]) -> None:
+    """Prevents: a draft that rambles because its first position is not what it was trained on."""
+    spm, bpe = vocabs["spm"], vocabs["bytes"]
+    assert Speller(bpe, spm, map_by_text(bpe, spm)).first == (spm.bos,)
+    assert Speller(spm, bpe, map_by_text(spm, bpe)).first == ()
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def test_two_loaded_models_meet_over_their_common_tokens(tmp_path: Path) -> None:
+    """Prevents: a draft whose own ids are taken for the target's."""
+    with (
+        tiny.load(tiny.write_model(tmp_path / "t.gguf", vocabulary=tiny.byte_level())) as target,
+        tiny.load(tiny.write_model(tmp_path / "d.gguf", vocabulary=tiny.sentencepiece(), seed=2)) as draft,
+    ):
+        assert in_target_ids(target, draft) is draft
+        model = in_target_ids(target, draft, by_text=True)
+        assert isinstance(model, TranslatedModel)
+        assert (model.vocab_size, model.end_tokens) == (target.vocab_size, {target.vocab.eos})
+        text = target.vocab.tokenize("the heat", special=False)
+        rows = model.eval(text)
+        assert draft.length == 1 + sum(len(cells) for cells in (model._spell(token) for token in text))
+        draft.truncate(0)
+        cells = [draft.vocab.bos, *(cell for token in text for cell in model._spell(token))]
+        draft.feed(cells[:-1])
+        expected = draft.eval(cells[-1:])[0]
+        to_target = map_by_text(target.vocab, draft.vocab)
+        known = np.flatnonzero(to_target != NO_TOKEN)
+        np.testing.assert_allclose(rows[-1][to_target[known]], expected[known], atol=1e-4)
+        assert np.isneginf(np.delete(rows[-1], to_target[known])).all()
+
+
+def mapped(path: Path, numbers: object, vocabulary: tiny.TinyVocabulary | None = None) -> Path:
+    return tiny.write_model(path, vocabulary=vocabulary or tiny.letters(8), extra={VOCAB_MAP: numbers})
+
+
+def test_a_map_in_the_file_leads_to_the_parents_ids(tmp_path: Path) -> None:
+    """Prevents: a trimmed draft that proposes its own ids; one of a padded parent leading out of the vocabulary."""
+    kept = [1, 3, 4, 6, 8, 17, 18, 19]
+    path = mapped(tmp_path / "d.gguf", [*kept[:-1], 99])
+    assert read_vocab_map(path).tolist() == [*kept[:-1], 99]  # type: ignore[union-attr]
+    with tiny.load(tiny.write_model(tmp_path / "t.gguf", n_vocab=20)) as target, tiny.load(path) as draft:
+        row = in_target_ids(target, draft).eval([1])[0]
+        expected = draft.eval([0])[0] if draft.truncate(0) is None else None
+        np.testing.assert_allclose(row[kept[:-1]], expected[:-1], atol=1e-4)  # type: ignore[index]
+        assert np.isneginf(np.delete(row, kept[:-1])).all()
+    assert read_vocab_map(tiny.write_model(tmp_path / "plain.gguf")) is None
+
+
+@pytest.mark.parametrize("numbers", [[0, 1], [0, 1, 2, 3, 4, 5, 6, 6], [-1, 1, 2, 3, 4, 5, 6, 7], [0.5] * 8, ["a"] * 8])
+def test_a_damaged_map_is_told(tmp_path: Path, numbers: list[object]) -> None:
+    """Prevents: a traceback, or an id out of range, from a file that somebody edited."""
+    path = mapped(tmp_path / "d.gguf", numbers)
+    with pytest.raises(ModelFileError, match=r"specllama\.vocab_map"):
+        read_vocab_map(path)
+    assert VOCAB_MAP in llama.header(path).arrays
+
+
+def test_models_without_a_common_token_are_refused(tmp_path: Path) -> None:
+    """Prevents: a map of nothing, and an error about numbers."""
+    with (
+        tiny.load(tiny.write_model(tmp_path / "t.gguf", n_vocab=8)) as target,
+        tiny.load(mapped(tmp_path / "d.gguf", list(range(50, 58)))) as draft,
+        pytest.raises(PairError, match="no token in common"),
+    ):
+        in_target_ids(target, draft)
