@@ -21,9 +21,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from toolchain import make_plan  # noqa: E402
 from wheelhouse import build_env, cache_home, n_cores  # noqa: E402
 
-PROGRAMS = ("llama-speculative-simple", "llama-completion")
+PROGRAMS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-bench")
 # The bindings' build leaves the programs out and finds ggml on its own; everything else is taken over.
-OWN_FLAGS = ("-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAVA_BUILD=OFF")
+OWN_FLAGS = (
+    "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAVA_BUILD=OFF",
+)
 PROGRAM_FLAGS = ("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF")
 
 

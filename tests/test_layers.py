@@ -117,6 +117,13 @@ def test_only_the_command_line_imports_rich_and_typer() -> None:
     assert not [str(entry) for entry in users if not in_file(entry, {"cli"})]
 
 
+def test_only_the_plots_import_matplotlib_and_only_when_they_draw() -> None:
+    """Prevents: an optional dependency that is needed after all, or a second of imports before every answer."""
+    users = [entry for entry in IMPORTS if entry.top == "matplotlib" and not entry.for_types]
+    assert users
+    assert not [str(entry) for entry in users if entry.file != "bench_plots.py" or not entry.lazy]
+
+
 def test_nobody_imports_the_command_line() -> None:
     """Prevents: library code that needs the program."""
     users = [entry for entry in IMPORTS if room_of(entry) == "cli" and not in_file(entry, {"cli", "__main__"})]

@@ -1,4 +1,4 @@
-"""A small plot in text: a range and a middle for each place on the axis, and a line to compare with."""
+"""Small plots in text: ranges with a middle beside a line to compare with, standing or lying, and bars."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class Signs:
     range: str
     line: str
     axis: str
+    bar: str
 
 
 def signs_for(stream: Stream) -> Signs:
     """What the stream can show."""
-    return Signs("●", "│", "─", "┤") if stream.encodes("●│─┤") else Signs("o", "|", "-", "|")
+    fine = Signs("●", "│", "─", "┤", "█")
+    return fine if stream.encodes("●│─┤█") else Signs("o", "|", "-", "|", "#")
 
 
 def plot(bars: Sequence[Bar], line: float, *, n_rows: int, signs: Signs) -> list[str]:
@@ -52,3 +54,34 @@ def plot(bars: Sequence[Bar], line: float, *, n_rows: int, signs: Signs) -> list
             cells += fill + sign + 2 * fill
         lines.append(f"{top - row * step:5.2f} {signs.axis}{cells}".rstrip())
     return [*lines, " " * 7 + "".join(f" {bar.label:<3}" for bar in bars).rstrip()]
+
+
+def span(bar: Bar, line: float, *, bottom: float, top: float, n_columns: int, signs: Signs) -> str:
+    """One range lying down, with the mark of `line` across it: a row of a table from `bottom` to `top`."""
+    step = (top - bottom) / (n_columns - 1) or 1.0
+
+    def column_of(value: float) -> int:
+        return round((min(max(value, bottom), top) - bottom) / step)
+
+    cells = [" "] * n_columns
+    cells[column_of(line)] = signs.range
+    first, last = column_of(bar.low), column_of(bar.high)
+    if last > first:
+        cells[first : last + 1] = [signs.line] * (last - first + 1)
+    cells[column_of(bar.middle)] = signs.middle
+    return "".join(cells)
+
+
+def filled(share: float, *, n_columns: int, sign: str) -> str:
+    """A bar of that share of the columns; something of it is seen of whatever is not nothing."""
+    n = round(share * n_columns)
+    return sign * (max(n, 1) if share > 0 else 0)
+
+
+def split(shares: Sequence[float], letters: Sequence[str], *, n_columns: int) -> str:
+    """One bar cut into parts, each of its own letter; the cuts are rounded, the whole is not."""
+    text, total = "", 0.0
+    for share, letter in zip(shares, letters, strict=True):
+        total += share
+        text += letter * (round(total * n_columns) - len(text))
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specllama.cli.plot import Bar, Signs, plot
 
-SIGNS = Signs("o", "|", "-", "+")
+SIGNS = Signs("o", "|", "-", "+", "#")
 
 
 def test_a_plot_shows_ranges_middles_and_the_line() -> None:

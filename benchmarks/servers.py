@@ -1,0 +1,240 @@
+"""Ours against llama.cpp's own `llama-server`, plain and with a draft, and against `llama-bench`: one interleaved run.
+
+    python benchmarks/servers.py [--rounds 3] [--k 4] [--predict 64] [--prompts code,question]
+
+Same pair, prompts, K, threads, context and build flags; greedy. For every prompt and round each arm answers in turn:
+our loop and the server without a draft, our loop and the server with one; each server is a process of its own that
+stays up, rests while others work, and is told to keep no prompt. Both sides count alike. "First" is the time from the
+prompt's first token to the answer's; "decode" the tokens behind the first over the time behind it, in which the draft
+reads the prompt on both sides; "whole" all tokens over all time. Loading and HTTP count on neither side.
+
+Then, round by round, `llama-bench` and our loop without a draft read 512 tokens, and write 64 from an empty context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from loop import N_CTX, spread
+from peers import programs
+from prompts import PROMPTS
+
+from specllama import Engine, Finished, RandomChooser, SamplingParams, TokenEvent, hub, llama, probe
+from specllama.conversation import Conversation, Message
+from specllama.drafters.model import ModelDrafter
+from specllama.pairs import load_catalog
+
+READ, WRITTEN = 512, 64  # tokens of llama-bench's two tests
+START_S = 60.0  # a server that is not up by then is not coming up
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: how fast it was, and what it said."""
+
+    first_s: float
+    decode: float  # tokens per second
+    whole: float
+    text: str
+    acceptance: float | None = None
+
+
+def ours(engine: Engine, tokens: list[int], n_predict: int, *, natural: bool = True) -> Answer:
+    """One greedy answer from an empty KV; without `natural` it has exactly `n_predict` tokens."""
+    assert isinstance(engine.target, llama.LlamaModel)
+    engine.target.truncate(0)
+    bias = {} if natural else dict.fromkeys(engine.target.end_tokens, float("-inf"))
+    params = SamplingParams(temperature=0.0, logit_bias=bias)
+    answer = b""
+    for event in engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict):
+        if isinstance(event, TokenEvent):
+            answer += engine.target.vocab.piece(event.token)
+        elif isinstance(event, Finished):
+            stats = event.stats
+    whole = stats.n_emitted / (stats.prompt_s + stats.decode_s)
+    text = answer.decode("utf-8", "replace")
+    return Answer(stats.prompt_s, stats.decode_tok_s or 0.0, whole, text, stats.acceptance_rate)
+
+
+class Server:
+    """A llama-server that is up."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def answer(self, tokens: list[int], n_predict: int) -> Answer:
+        """One greedy answer to a prompt that it is told not to remember."""
+        question = {"prompt": tokens, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": False}
+        request = urllib.request.Request(
+            f"{self.url}/completion", json.dumps(question).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as reply:
+            found: dict[str, Any] = json.load(reply)
+        timings = found["timings"]
+        assert timings["prompt_n"] == len(tokens), f"it read {timings['prompt_n']} tokens of {len(tokens)}"
+        n, prompt_s, decode_s = timings["predicted_n"], timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
+        drafted = timings.get("draft_n")
+        rate = timings["draft_n_accepted"] / drafted if drafted else None
+        # Its clock for the answer starts when the first token is there, so that one is left out of the tokens, too.
+        return Answer(prompt_s, (n - 1) / decode_s, n / (prompt_s + decode_s), found["content"], rate)
+
+
+@contextmanager
+def serving(program: Path, arguments: list[str]) -> Iterator[Server]:
+    """A server of these arguments, up until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [str(program), "--host", "127.0.0.1", "--port", str(port), *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + START_S
+        while True:
+            assert process.poll() is None, f"{program.name} ended with {process.returncode}"
+            assert time.monotonic() < until, f"{program.name} is not up after {START_S:.0f} s"
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=2):
+                    break
+            except OSError:
+                time.sleep(0.2)
+        yield Server(url)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def bench(program: Path, model: Path, n_threads: int) -> dict[str, float]:
+    """Tokens per second of llama-bench's two tests, after its own warm-up."""
+    done = subprocess.run(
+        [str(program), "-m", str(model), "-p", str(READ), "-n", str(WRITTEN), "-r", "1", "-t", str(n_threads), "-o",
+         "json"],
+        capture_output=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return {"read" if test["n_prompt"] else "written": test["avg_ts"] for test in json.loads(done.stdout)}
+
+
+def ratios(mine: list[Answer], theirs: list[Answer], what: str) -> str:
+    """Ours over theirs, round by round: the median and the range."""
+    return spread([getattr(a, what) / getattr(b, what) for a, b in zip(mine, theirs, strict=True)])
+
+
+def middle(answers: list[Answer], what: str) -> float:
+    return statistics.median(getattr(answer, what) for answer in answers)
+
+
+def compare_servers(plain: Engine, drafting: Engine, servers: dict[str, Server], talk: Conversation,
+                    args: argparse.Namespace) -> None:  # fmt: skip
+    rows = []
+    for name in args.prompts.split(","):
+        tokens = talk.tokens([Message("user", PROMPTS[name])])
+        runs: dict[str, list[Answer]] = {arm: [] for arm in ("ours plain", "plain", "ours draft", "draft")}
+        for round_ in range(args.rounds + 1):  # round 0 warms up
+            assert isinstance(drafting.drafter, ModelDrafter)
+            drafting.drafter.model.truncate(0)
+            found = {
+                "ours plain": ours(plain, tokens, args.predict),
+                "plain": servers["plain"].answer(tokens, args.predict),
+                "ours draft": ours(drafting, tokens, args.predict),
+                "draft": servers["draft"].answer(tokens, args.predict),
+            }
+            for arm, answer in found.items():
+                print(f"{name} {round_} {arm}: first {answer.first_s:.2f} s, decode {answer.decode:.2f} t/s, "
+                      f"whole {answer.whole:.2f}", file=sys.stderr)  # fmt: skip
+                if round_:
+                    runs[arm].append(answer)
+        for arm, label in (("plain", "plain"), ("draft", f"K = {args.k}")):
+            mine, theirs = runs[f"ours {arm}"], runs[arm]
+            rates = " / ".join(
+                "-" if each.acceptance is None else f"{each.acceptance:.2f}" for each in (mine[0], theirs[0])
+            )
+            rows.append(
+                f"| {name}, {len(tokens)} tokens | {label} | {middle(mine, 'decode'):.1f} "
+                f"| {middle(theirs, 'decode'):.1f} | {ratios(mine, theirs, 'decode')} "
+                f"| {ratios(mine, theirs, 'whole')} | {ratios(mine, theirs, 'first_s')} | {rates} "
+                f"| {'yes' if all(a.text == b.text for a, b in zip(mine, theirs, strict=True)) else 'no'} |"
+            )
+    print("| prompt | draft | ours t/s | llama-server t/s | ours / theirs, decode | whole | time to the first token "
+          "| accepted / drafted, ours / theirs | same text |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print("\n".join(rows))
+
+
+def compare_bench(plain: Engine, program: Path, model: Path, args: argparse.Namespace) -> None:
+    assert isinstance(plain.target, llama.LlamaModel)
+    text = plain.target.vocab.tokenize("The wind over the harbour turned. " * READ, special=False)
+    mine: dict[str, list[float]] = {"read": [], "written": []}
+    theirs: dict[str, list[float]] = {"read": [], "written": []}
+    for round_ in range(args.rounds + 1):
+        found = {
+            "read": READ / ours(plain, text[:READ], 1).first_s,
+            "written": ours(plain, text[:1], WRITTEN + 1, natural=False).decode,
+        }
+        other = bench(program, model, args.threads)
+        print(f"llama-bench {round_}: ours {found}, theirs {other}", file=sys.stderr)
+        for test in found if round_ else ():
+            mine[test].append(found[test])
+            theirs[test].append(other[test])
+    print("\n| test | ours t/s | llama-bench t/s | ours / theirs |\n|---|---|---|---|")
+    for test, label in (("read", f"pp{READ}"), ("written", f"tg{WRITTEN}")):
+        both = [a / b for a, b in zip(mine[test], theirs[test], strict=True)]
+        speeds = [statistics.median(each[test]) for each in (mine, theirs)]
+        print(f"| {label} | {speeds[0]:.1f} | {speeds[1]:.1f} | {spread(both)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--predict", type=int, default=64)
+    parser.add_argument("--prompts", default="code,question")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--only", choices=("server", "bench"), help="one of the two comparisons")
+    args = parser.parse_args()
+
+    folder = programs()
+    pair = load_catalog().pair()
+    target_path, draft_path = hub.fetch(pair.target).path, hub.fetch(pair.draft).path
+    options = llama.LoadOptions(
+        n_ctx=N_CTX, n_threads=args.threads, n_threads_batch=args.threads,
+        use_extra_bufts=probe.installed().use_extra_bufts,
+    )  # fmt: skip
+    threads = str(args.threads)
+    common = ["-m", str(target_path), "-c", str(N_CTX), "-np", "1", "-t", threads, "-tb", threads, "--cache-ram", "0"]
+    with_draft = ["-md", str(draft_path), "-td", threads, "-tbd", threads, "--spec-type", "draft-simple",
+                  "--spec-draft-n-max", str(args.k), "--spec-draft-p-min", "0"]  # fmt: skip
+    build = llama.build_info()
+    print(f"{pair.name}, {args.predict} tokens at most, {args.threads} threads, temperature 0, {args.rounds} rounds "
+          f"after one of warm-up; llama-cpp-python {build.bindings}, Python {platform.python_version()}\n")  # fmt: skip
+    with llama.load(target_path, options) as target, llama.load(draft_path, options) as draft:
+        plain, drafting = Engine(target), Engine(target, ModelDrafter(draft, n_max=args.k))
+        if args.only != "bench":
+            talk = Conversation(target.vocab, target.chat_template)
+            program = folder / "llama-server"
+            with serving(program, common) as one, serving(program, [*common, *with_draft]) as two:
+                compare_servers(plain, drafting, {"plain": one, "draft": two}, talk, args)
+        if args.only != "server":
+            compare_bench(plain, folder / "llama-bench", target_path, args)
+
+
+if __name__ == "__main__":
+    main()

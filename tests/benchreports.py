@@ -1,0 +1,94 @@
+"""Benchmark reports made up for tests: a sweep over lengths, two temperatures, a few classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from specllama.bench_types import (
+    ALL,
+    Arm,
+    BenchReport,
+    Condition,
+    Interval,
+    Load,
+    Machine,
+    PairCosts,
+    Plan,
+    PlannedPrompt,
+    Row,
+    TimeSplit,
+)
+from specllama.tuning import CostProfile
+
+CLASSES = ("coding", "qa", "poem")
+LENGTHS: Sequence[int | None] = (0, 2, 4, 8, None)
+COSTS = CostProfile(
+    verify=((1, 1.0), (2, 1.6), (3, 1.7), (5, 1.8), (9, 2.2)), draft=((1, 0.3), (2, 0.4), (16, 0.9), (64, 2.0))
+)
+_ALPHA = {"coding": 0.9, "qa": 0.65, "poem": 0.5, ALL: 0.7}
+
+
+def arms(lengths: Sequence[int | None] = LENGTHS) -> tuple[Arm, ...]:
+    """Plain decoding, and one arm for each length beyond."""
+    drafting = [
+        Arm(name=f"K={'auto' if n is None else n}", draft=0, spec_type="draft-simple", n_max=n)
+        for n in lengths
+        if n != 0
+    ]
+    return (Arm(name="plain"), *drafting)
+
+
+def row(arm: int, k: int | None, condition: int, category: str) -> Row:
+    """Figures that hang together: those of the cost model, and an interval around them."""
+    alpha, length = _ALPHA[category] - 0.05 * condition, 4 if k is None else k
+    tokens = sum(alpha**i for i in range(length + 1))
+    speedup = tokens / (0.3 * length + COSTS.verify_cost(length + 1))
+    plain = k == 0
+    return Row(
+        arm=arm, condition=condition, category=category, n_prompts=4, n_runs=8, ttft_s=0.8, latency_s=3.0,
+        prefill_tok_s=90.0, decode_tok_s=20.0 * speedup, decode_low_tok_s=19.0 * speedup,
+        decode_high_tok_s=21.0 * speedup, tpot_s=0.05 / speedup, step_s=0.05, step_p95_s=0.06, n_drafted=100 * length,
+        n_accepted=int(100 * (tokens - 1)), acceptance_rate=None if plain else (tokens - 1) / length,
+        alpha=None if plain else alpha, mean_length=None if plain else tokens, from_draft=None if plain else 0.6,
+        per_position=() if plain else tuple(alpha**i for i in range(1, length + 1)),
+        histogram=() if plain else (10, *[5] * length),
+        time_split=TimeSplit(draft=0.0 if plain else 0.3, verify=0.96 if plain else 0.62, sampling=0.02, kv=0.01,
+                             other=0.01 if plain else 0.05),
+        rss=2_000_000_000, gpu_bytes=None, speedup=None if plain else Interval(speedup, 0.9 * speedup, 1.12 * speedup),
+        latency_speedup=None, versus_reference=None, predicted=None if k in (0, None) else 1.05 * speedup,
+        bound=None, bound_share=None, weight_bytes_s=None, bandwidth_share=None, bands=(),
+    )  # fmt: skip
+
+
+def report(
+    *, lengths: Sequence[int | None] = LENGTHS, temperatures: Sequence[float] = (0.0, 1.0), **changes: Any
+) -> BenchReport:
+    """A whole report; `changes` replace its fields."""
+    all_arms = arms(lengths)
+    conditions = tuple(Condition(temperature=each) for each in temperatures)
+    prompts = tuple(
+        PlannedPrompt(id=f"{name}-{i}", category=name, language="en", picks=i % 2 == 0)
+        for name in CLASSES
+        for i in range(4)
+    )
+    plan = Plan(
+        loads=(Load(),), drafts=("small-q4_0.gguf",), arms=all_arms, conditions=conditions, prompts=prompts,
+        n_repetitions=2, fixed_length=True, delay_s=0.0, budget_s=600.0, expected_s=500.0, note="made up",
+    )  # fmt: skip
+    rows = tuple(
+        row(i, arm.n_max, condition, category)
+        for i, arm in enumerate(all_arms)
+        for condition in range(len(conditions))
+        for category in (*CLASSES, ALL)
+    )
+    made = BenchReport(
+        made="2026-01-02T03:04:05Z", command="specllama bench", settings={}, versions={"specllama": "0.1.0"},
+        target={"file": "large-q4_k_m.gguf"}, drafts=({"file": "small-q4_0.gguf"},),
+        machine=Machine(cpu="A CPU", features=(), n_cores=2, n_threads=2, memory=1 << 34, memory_bytes_s=None, gpus=(),
+                        system="Linux", power="mains", load=0.0),
+        plan=plan, runs=(), costs=(PairCosts(load=0, draft=0, step_s=0.05, profile=COSTS, noise=0.02),), insights=(),
+        rows=rows, picks=(), verdict="",
+    )  # fmt: skip
+    return replace(made, **changes)
