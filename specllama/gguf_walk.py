@@ -66,14 +66,33 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor's description."""
+
+    name: str
+    shape: tuple[int, ...]  # the length of a row first, as GGUF has it
+    kind: int  # its ggml type
+    offset: int  # from where the data begin
+
+    @property
+    def n_elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Walked:
     """A header that was walked to its end."""
 
     data: bytes  # the beginning of the file, at least the header
     entries: Mapping[str, Entry]
-    n_tensors: int
-    n_elements: int  # numbers in all tensors: the parameters
+    tensors: tuple[Tensor, ...]
     end: int  # where the header ends
+
+    @property
+    def n_elements(self) -> int:
+        """Numbers in all tensors: the parameters."""
+        return sum(tensor.n_elements for tensor in self.tensors)
 
     def strings(self, key: str) -> list[bytes]:
         """The items of an array of strings; empty where there is no such array."""
@@ -167,17 +186,17 @@ class _Walker:
             raise Unsound(f"{what} is of type {kind}, which does not exist")
         return Entry(kind, count, start, self.at)
 
-    def tensor(self, what: str) -> int:
-        """Go on behind one tensor's description; returns how many numbers it holds."""
-        what = f"tensor {self.name(what)!r}"
+    def tensor(self, what: str) -> Tensor:
+        """Go on behind one tensor's description."""
+        name = self.name(what)
+        what = f"tensor {name!r}"
         n_dims = self.take(_KIND, what)
         if n_dims > _MAX_DIMS:
             raise Unsound(f"{what} has {n_dims:,} dimensions")
-        n_elements = math.prod(self.take(_LENGTH, what) for _ in range(n_dims))
-        if n_elements >= 1 << 63:
-            raise Unsound(f"{what} claims {n_elements:,} numbers")
-        self.skip(4 + 8, what)  # type and offset
-        return n_elements
+        shape = tuple(self.take(_LENGTH, what) for _ in range(n_dims))
+        if math.prod(shape) >= 1 << 63:
+            raise Unsound(f"{what} claims {math.prod(shape):,} numbers")
+        return Tensor(name, shape, self.take(_KIND, what), self.take(_LENGTH, what))
 
 
 def walk(data: bytes, n_file_bytes: int) -> Walked:
@@ -197,8 +216,8 @@ def walk(data: bytes, n_file_bytes: int) -> Walked:
         if key in entries:
             raise Unsound(f"key {key!r} is there twice")
         entries[key] = walker.value(f"key {key!r}")
-    n_elements = sum(walker.tensor(f"tensor {index}") for index in range(n_tensors))
-    return Walked(data, entries, n_tensors, n_elements, walker.at)
+    tensors = tuple(walker.tensor(f"tensor {index}") for index in range(n_tensors))
+    return Walked(data, entries, tensors, walker.at)
 
 
 def walk_from(read: Read, n_file_bytes: int, *, first: int, step: int) -> Walked:

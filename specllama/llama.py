@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specllama.errors import (
     BackendError,
@@ -27,6 +26,7 @@ from specllama.errors import (
     SpecllamaError,
     UnsupportedModel,
 )
+from specllama.llama_batch import SEQUENCE, BatchSlots
 from specllama.llama_ext import (
     BuildInfo,
     Device,
@@ -44,7 +44,6 @@ from specllama.llama_log import LogSink
 from specllama.llama_memory import MemoryNeed, memory_free, need_for
 from specllama.llama_open import (
     Native,
-    Pointers,
     Progress,
     describe,
     load_model,
@@ -52,7 +51,8 @@ from specllama.llama_open import (
     open_context,
     refuse_kind,
 )
-from specllama.llama_plan import GpuMemory, LoadOptions, LoadPlan, plan_load
+from specllama.llama_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
+from specllama.llama_quantize import quantize
 from specllama.llama_vocab import Vocabulary
 from specllama.types import Cancel, Caps, FloatArray
 
@@ -70,11 +70,11 @@ __all__ = [
     "load_vocabulary",
     "memory_free",
     "memory_needed",
+    "requantize",
     "set_log",
 ]
 
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
-_SEQUENCE = 0  # the one sequence that a chain needs
 
 
 def set_log(sink: LogSink | None) -> None:
@@ -130,6 +130,15 @@ def load(path: Path, options: LoadOptions | None = None, *, progress: Progress |
     return model
 
 
+def requantize(
+    source: Path, destination: Path, kind: str, *, n_threads: int | None = None, progress: Progress | None = None
+) -> None:
+    """Write `source` as `destination` with all weights in `kind`, see `llama_quantize.quantize`."""
+    about = header(source)
+    refuse_architecture(about)
+    quantize(bindings(), log, about, destination, kind, n_threads=n_threads or physical_cores(), progress=progress)
+
+
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a model file without its weights. Raises ModelFileError and, as `load`, UnsupportedModel."""
     native = load_vocabulary_only(bindings(), log, header(path, needs_weights=False))
@@ -150,7 +159,7 @@ class LlamaModel:
         self._context = pointers.context
         self._memory = lib.llama_get_memory(pointers.context)
         self._n_batch = plan.n_batch
-        self._slots = _BatchSlots(lib, pointers, plan.n_batch)
+        self._slots = BatchSlots(lib, pointers, plan.n_batch)
         self._views: dict[tuple[int, int], FloatArray] = {}  # (address, rows) -> logits
         self._n_decoded = 0
         self._held: list[int] = []
@@ -232,7 +241,7 @@ class LlamaModel:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if length < self._n_decoded:
-            if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
+            if not self._timed(self._lib.llama_memory_seq_rm, self._memory, SEQUENCE, length, -1):
                 raise RollbackRefused(
                     f"llama.cpp would not remove the tokens from {length} on from its memory of {self._n_decoded}"
                 )
@@ -257,6 +266,11 @@ class LlamaModel:
         function = abort_callback(self._lib)
         self._lib.llama_set_abort_callback(self._context, function, ctypes.addressof(flag))
         pointers.callbacks[:] = [flag, function]
+
+    def set_threads(self, n_one: int, n_many: int) -> None:
+        """Compute single tokens with `n_one` threads, and several at once with `n_many`, from now on."""
+        self._require_open()
+        self._lib.llama_set_n_threads(self._context, n_one, n_many)
 
     def close(self) -> None:
         """Free model and context; a computation in another thread is stopped. Logits seen so far become invalid.
@@ -317,7 +331,7 @@ class LlamaModel:
     def _cut_back(self, length: int) -> None:
         """Remove what an interrupted call left in the memory; where it refuses, empty it: `length` must stay true."""
         self._n_decoded = length
-        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
+        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, SEQUENCE, length, -1):
             self._timed(self._lib.llama_memory_clear, self._memory, False)
             self._n_decoded = 0
 
@@ -371,30 +385,3 @@ def _gpu_memory() -> GpuMemory:
         n_free=sum(device.memory_free for device in gpus),
         shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
     )
-
-
-class _BatchSlots:
-    """A llama_batch allocated once, and numpy views of its arrays."""
-
-    def __init__(self, lib: Any, pointers: Pointers, capacity: int) -> None:
-        self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, 1)
-        self._token = _view(self.batch.token, np.int32, capacity)
-        self._position = _view(self.batch.pos, np.int32, capacity)
-        self._output = _view(self.batch.logits, np.int8, capacity)
-        self._offsets = np.arange(capacity, dtype=np.int32)
-        _view(self.batch.n_seq_id, np.int32, capacity)[:] = 1
-        for index in range(capacity):
-            self.batch.seq_id[index][0] = _SEQUENCE
-
-    def fill(self, tokens: Sequence[int], start: int, n_rows: int) -> None:
-        """Put `tokens` at positions from `start` on; the last `n_rows` of them want logits."""
-        count = len(tokens)
-        self._token[:count] = tokens
-        np.add(self._offsets[:count], start, out=self._position[:count])
-        self._output[:count] = 0
-        self._output[count - n_rows : count] = 1
-        self.batch.n_tokens = count
-
-
-def _view(pointer: Any, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
-    return np.ctypeslib.as_array(pointer, (count,)).view(dtype)

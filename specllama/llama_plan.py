@@ -104,6 +104,13 @@ def physical_cores() -> int:
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
 
+def thread_choices() -> tuple[int, ...]:
+    """Numbers of threads worth trying: the physical cores, half of them, and all that the system counts."""
+    cores = physical_cores()
+    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or cores
+    return tuple(dict.fromkeys((cores, max(cores // 2, 1), max(logical, 1))))
+
+
 def _check(options: LoadOptions) -> None:
     if options.n_ctx == 1:
         raise UsageError("a context of one token has no room for an answer")

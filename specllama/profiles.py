@@ -20,7 +20,7 @@ from specllama.llama import LoadOptions, build_info
 from specllama.llama_plan import physical_cores
 from specllama.tuning import LEAST_RATE, LOOKUP, MODEL, CostProfile
 
-VERSION = 1  # of the file; another one is not read
+VERSION = 2  # of the file; another one is not read
 
 # Of the load options, those that change what a pass costs. The kernel path is not among them: it is what tuning finds.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
@@ -38,6 +38,15 @@ class ClassFigures:
     speedup: float  # over plain decoding on its own fastest kernel path
 
 
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How many threads compute each kind of pass."""
+
+    decode: int  # one row of the target
+    verify: int  # several of its rows
+    draft: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What passes cost and what drafts are worth, and the way of loading that goes with it."""
@@ -49,6 +58,8 @@ class Profile:
     step_s: float  # T(1)
     costs: CostProfile
     classes: tuple[ClassFigures, ...]  # empty where there is no draft
+    threads: Threads | None = None  # None = as the options say
+    derived: Path | None = None  # the draft that is faster here than the one it was derived from; None = that one
 
     @property
     def draft_can_pay(self) -> bool:
@@ -78,6 +89,8 @@ class Profile:
             "step_s": self.step_s,
             "costs": self.costs.to_json(),
             "classes": [asdict(each) for each in self.classes],
+            "threads": None if self.threads is None else asdict(self.threads),
+            "derived": None if self.derived is None else str(self.derived),
         }
 
     @classmethod
@@ -92,6 +105,8 @@ class Profile:
                 step_s=float(data["step_s"]),
                 costs=CostProfile.from_json(data["costs"]),
                 classes=tuple(ClassFigures(**each) for each in data["classes"]),
+                threads=None if data["threads"] is None else Threads(**data["threads"]),
+                derived=None if data["derived"] is None else Path(data["derived"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None
@@ -132,7 +147,7 @@ def path_of(subject: Subject) -> Path:
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
 
 
-def _circumstances(subject: Subject) -> dict[str, object]:
+def _circumstances(subject: Subject, derived: Path | None) -> dict[str, object]:
     """What must be as it was; the keys are told to people."""
     cpu = this_cpu()
     facts: dict[str, object] = {
@@ -142,6 +157,8 @@ def _circumstances(subject: Subject) -> dict[str, object]:
     }
     if subject.draft is not None:
         facts["the draft's file"] = _stamp(subject.draft)
+    if derived is not None:
+        facts[f"the derived draft {derived.stem}"] = _stamp(derived) if derived.is_file() else None
     return facts
 
 
@@ -154,7 +171,11 @@ def _stamp(path: Path) -> list[int]:
 def save(subject: Subject, profile: Profile) -> Path:
     """Keep the profile, in one step; the one before it goes. Returns where it is."""
     path = path_of(subject)
-    record = {"version": VERSION, "circumstances": _circumstances(subject), "profile": profile.to_json()}
+    record = {
+        "version": VERSION,
+        "circumstances": _circumstances(subject, profile.derived),
+        "profile": profile.to_json(),
+    }
     storage.write_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
@@ -165,11 +186,12 @@ def find(subject: Subject) -> Found:
         record = json.loads(path_of(subject).read_text(encoding="utf-8"))
         if record["version"] != VERSION:
             return Found(stale="this version of specllama measures otherwise")
-        then, now = record["circumstances"], _circumstances(subject)
+        profile = Profile.from_json(record["profile"])
+        then, now = record["circumstances"], _circumstances(subject, profile.derived)
         changed = [name for name, fact in now.items() if then.get(name) != fact]
         if changed:
             return Found(stale=f"{' and '.join(changed)} changed since")
-        return Found(Profile.from_json(record["profile"]))
+        return Found(profile)
     except FileNotFoundError:
         return Found()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from specllama.distribution import Distribution
@@ -25,35 +25,81 @@ class Trace:
     confidence: tuple[float, ...]  # the largest mass of q, as `ModelDrafter` tells it to its policy
 
 
-def _answer(
-    target: LanguageModel, prompt: Sequence[int], params: SamplingParams, n_tokens: int
-) -> tuple[list[int], list[Distribution], list[Distribution]]:
-    """Up to `n_tokens` of the target's own; the laws they came from, and the same rows at temperature 0."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the target said, and the laws it said it with: any draft can be judged by it, also in another process."""
+
+    name: str  # the class of the prompt
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    n_vocab: int  # of the target
+    params: SamplingParams
+    laws: tuple[Distribution, ...]  # before every token, and before the end token where one came
+    greedy_laws: tuple[Distribution, ...]  # the same rows at temperature 0
+
+
+def answer(
+    target: LanguageModel, name: str, prompt: Sequence[int], *, n_tokens: int, params: SamplingParams | None = None
+) -> Answer:
+    """Up to `n_tokens` of the target's own, always from the same seed. The target is empty afterwards."""
+    params = params or SamplingParams()
     choose = RandomChooser(0)
-    tokens, laws, greedy_laws = list(prompt), [], []
-    target.truncate(0)
-    target.feed(prompt[:-1])
-    for _ in range(n_tokens):
-        row = target.eval(tokens[-1:])[0]
-        laws.append(law(row, tokens, params))
-        greedy_laws.append(law(row, tokens, GREEDY))
-        token = choose.pick(laws[-1])
-        if token in target.end_tokens:
-            break
-        tokens.append(token)
-    return tokens[len(prompt) :], laws, greedy_laws
+    tokens, laws, greedy_laws = list(prompt), list[Distribution](), list[Distribution]()
+    try:
+        target.truncate(0)
+        target.feed(prompt[:-1])
+        for _ in range(n_tokens):
+            row = target.eval(tokens[-1:])[0]
+            laws.append(law(row, tokens, params))
+            greedy_laws.append(law(row, tokens, GREEDY))
+            token = choose.pick(laws[-1])
+            if token in target.end_tokens:
+                break
+            tokens.append(token)
+    finally:
+        target.truncate(0)
+    said = tuple(tokens[len(prompt) :])
+    return Answer(name, tuple(prompt), said, target.vocab_size, params, tuple(laws), tuple(greedy_laws))
 
 
-def _rows(draft: LanguageModel, prompt: Sequence[int], answer: Sequence[int], n_vocab: int) -> list[FloatArray]:
-    """The draft's logits before each token of `answer`, and after the last one, read in blocks.  each: (n_vocab,)"""
+def head(whole: Answer, n_tokens: int) -> Answer:
+    """The beginning of an answer, at most `n_tokens` long."""
+    laws, greedy_laws = whole.laws[:n_tokens], whole.greedy_laws[:n_tokens]
+    return replace(whole, tokens=whole.tokens[:n_tokens], laws=laws, greedy_laws=greedy_laws)
+
+
+def _rows(draft: LanguageModel, prompt: Sequence[int], said: Sequence[int], n_vocab: int) -> list[FloatArray]:
+    """The draft's logits before each token of what was said, and after the last one, in blocks.  each: (n_vocab,)"""
     draft.truncate(0)
     draft.feed(prompt[:-1])
-    line = [prompt[-1], *answer]
+    line = [prompt[-1], *said]
     found: list[FloatArray] = []
     for at in range(0, len(line), draft.caps.max_block):
         rows = draft.eval(line[at : at + draft.caps.max_block])
         found.extend(row[:n_vocab].copy() for row in rows)
     return found
+
+
+def judged(draft: LanguageModel, by: Answer) -> tuple[Trace, Trace]:
+    """Traces of an answer as it was sampled, and of the same answer judged at temperature 0.
+
+    The draft reads what the target said, in a few passes, which is much cheaper than drafting. It is empty afterwards.
+    Every token must be known to it.
+    """
+    n_vocab = min(by.n_vocab, draft.vocab_size)
+    try:
+        rows = _rows(draft, by.prompt, by.tokens[: len(by.laws) - 1], n_vocab)
+    finally:
+        draft.truncate(0)
+    history = [*by.prompt, *by.tokens]
+    sampled, greedy = [], []
+    for i, row in enumerate(rows):
+        before = history[: len(by.prompt) + i]
+        q = law(row, before, by.params)
+        sampled.append((by.laws[i].overlap(q), confidence_of(row, q, greedy=False)))
+        q = law(row, before, GREEDY)
+        greedy.append((by.greedy_laws[i].overlap(q), confidence_of(row, q, greedy=True)))
+    return _trace(by.name, sampled, greedy=False), _trace(by.name, greedy, greedy=True)
 
 
 def record(
@@ -65,28 +111,8 @@ def record(
     n_tokens: int,
     params: SamplingParams | None = None,
 ) -> tuple[Trace, Trace]:
-    """Traces of one answer as it is sampled with `params`, and of the same answer judged at temperature 0.
-
-    The draft reads what the target said, in a few passes, which is much cheaper than drafting. Both models are empty
-    afterwards. Every token must be known to both.
-    """
-    params = params or SamplingParams()
-    n_vocab = min(target.vocab_size, draft.vocab_size)
-    try:
-        answer, laws, greedy_laws = _answer(target, prompt, params, n_tokens)
-        rows = _rows(draft, prompt, answer[: len(laws) - 1], n_vocab)
-    finally:
-        target.truncate(0)
-        draft.truncate(0)
-    history = [*prompt, *answer]
-    sampled, greedy = [], []
-    for i, row in enumerate(rows):
-        before = history[: len(prompt) + i]
-        q = law(row, before, params)
-        sampled.append((laws[i].overlap(q), confidence_of(row, q, greedy=False)))
-        q = law(row, before, GREEDY)
-        greedy.append((greedy_laws[i].overlap(q), confidence_of(row, q, greedy=True)))
-    return _trace(name, sampled, greedy=False), _trace(name, greedy, greedy=True)
+    """`answer` and `judged` at once."""
+    return judged(draft, answer(target, name, prompt, n_tokens=n_tokens, params=params))
 
 
 def _trace(name: str, pairs: Sequence[tuple[float, float]], *, greedy: bool) -> Trace:
@@ -125,12 +151,23 @@ def _replayed(chances: Sequence[float], k: int, costs: CostProfile) -> float:
     return cost
 
 
+def rate(traces: Sequence[Trace], costs: CostProfile, n_max: int) -> float:
+    """Tokens per T(1) with drafts of a fixed length."""
+    n_tokens = sum(len(trace.acceptance) for trace in traces)
+    return n_tokens / sum(_replayed(trace.acceptance, n_max, costs) for trace in traces)
+
+
+def best_drafted(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, float]:
+    """(draft length, tokens per T(1)) of the best length from 1 on, be it slower than plain decoding."""
+    lengths = range(1, max(costs.verify[-1][0], 2))
+    return max(((k, rate(traces, costs, k)) for k in lengths), key=lambda found: (found[1], -found[0]))
+
+
 def best_length(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, float]:
     """(fixed draft length, tokens per T(1)) of the best one; 0 where none pays, the smaller of equals."""
-    n_tokens = sum(len(trace.acceptance) for trace in traces)
     best, best_rate = 0, 1.0
     for k in range(1, costs.verify[-1][0]):
-        rate = n_tokens / sum(_replayed(trace.acceptance, k, costs) for trace in traces)
-        if rate > max(best_rate, LEAST_RATE):
-            best, best_rate = k, rate
+        found = rate(traces, costs, k)
+        if found > max(best_rate, LEAST_RATE):
+            best, best_rate = k, found
     return best, best_rate

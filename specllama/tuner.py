@@ -6,25 +6,18 @@ A child for each way, because a build can die of a kernel path, and because weig
 from __future__ import annotations
 
 import math
-import multiprocessing
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from multiprocessing.connection import Connection
-from statistics import fmean, median
-from typing import Any
+from pathlib import Path
+from statistics import fmean
 
-from specllama import llama, traces
-from specllama.conversation import Conversation, Message
-from specllama.errors import BackendError, PromptError, SpecllamaError
-from specllama.llama import LlamaModel, LoadOptions
-from specllama.measure import READ_ROWS, VERIFY_ROWS, interleaved, reading, verifying
-from specllama.profiles import ClassFigures, Profile, Subject
-from specllama.sample_prompts import sample_prompts
-from specllama.traces import Trace
+from specllama import traces
+from specllama.children import Tell
+from specllama.errors import BackendError, SpecllamaError
+from specllama.profiles import ClassFigures, Profile, Subject, Threads
+from specllama.traces import Answer, Trace
+from specllama.tuner_child import Job, Measured, run_child
 from specllama.tuning import CostProfile, Points
 
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
@@ -36,10 +29,8 @@ PATH_MARGIN = 1.03
 # measured one after the other cannot be compared.
 MOST_DRIFT = 1.1
 
-N_CTX = 1024  # of the children
-N_BEFORE = 128  # tokens in the KV while passes are measured
-
-Tell = Callable[[str, float], None]  # what is being done, and the share of it that is done
+# Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it.
+VARIANT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,154 +47,6 @@ THOROUGH = Effort(seconds=30.0, n_visits=2, n_tokens=96)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What one child does."""
-
-    subject: Subject
-    extra_bufts: bool  # of target and draft
-    seconds: float
-    n_tokens: int  # for traces; 0 = none are wanted
-    most_step_s: float = math.inf  # a target whose T(1) is longer is out: nothing more of it is measured
-    checks: bool = False  # T(1) alone, to see whether the machine is as fast as it was
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one child found: seconds by rows."""
-
-    step_s: float  # T(1), measured before everything else
-    verify: Points | None  # None: T(1) alone was reason enough, or all that was asked for
-    draft: Points  # empty where there is none
-    traces: tuple[Trace, ...]
-
-
-# ------------------------------------------------------------------------------------------------------ in the child
-
-
-def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
-    """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError if none does."""
-    conversation = Conversation(target.vocab, target.chat_template)
-    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
-    fit = {
-        name: tokens
-        for name, tokens in prompts.items()
-        if 1 < len(tokens) <= target.n_ctx - n_tokens and max(tokens) < n_known
-    }
-    if not fit:
-        raise PromptError("no prompt fits these models, so there is nothing to measure with")
-    return fit
-
-
-def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> Points:
-    return tuple((n, median(each)) for n, each in zip(rows, samples, strict=True))
-
-
-def _measure(job: Job, target: LlamaModel, draft: LlamaModel | None, tell: Tell) -> Measured:
-    """Everything one child is for."""
-    n_known = target.vocab_size if draft is None else min(target.vocab_size, draft.vocab_size)
-    prompts = _prompts(target, job.n_tokens, n_known)
-    text = [token for tokens in prompts.values() for token in tokens]
-    text *= -(-(N_BEFORE + max(READ_ROWS)) // len(text))
-    before, rest = text[:N_BEFORE], text[N_BEFORE:]
-    for model in (target, draft):
-        if model is not None:
-            model.feed(before)
-
-    step = interleaved([verifying(target, N_BEFORE, rest[:1])], seconds=job.seconds / 10)
-    step_s = median(step[0])
-    if job.checks:
-        return Measured(step_s, None, (), ())
-    rows = [n for n in VERIFY_ROWS if n <= target.caps.max_block] if step_s <= job.most_step_s else []
-    read = READ_ROWS if draft is not None else ()
-    passes = [verifying(target, N_BEFORE, rest[:n]) for n in rows]
-    if draft is not None:
-        passes += [reading(draft, N_BEFORE, rest[:n]) for n in read]
-    samples = interleaved(passes, seconds=job.seconds, progress=lambda share: tell("measuring passes", share))
-    verify = _median_points(rows, samples[: len(rows)]) if rows else None
-    reads = _median_points(read, samples[len(rows) :])
-    return Measured(step_s, verify, reads, _record(job, target, draft, prompts, tell))
-
-
-def _record(
-    job: Job, target: LlamaModel, draft: LlamaModel | None, prompts: Mapping[str, list[int]], tell: Tell
-) -> tuple[Trace, ...]:
-    """Traces of every class, where they are wanted."""
-    if draft is None or not job.n_tokens:
-        return ()
-    found: list[Trace] = []
-    for i, (name, tokens) in enumerate(prompts.items()):
-        tell("recording answers", i / len(prompts))
-        found += traces.record(target, draft, name, tokens, n_tokens=job.n_tokens)
-    return tuple(found)
-
-
-def child(job: Job, connection: Connection) -> None:
-    """A child's whole life: load, measure, and send what came of it. Whoever started it ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        subject = job.subject
-
-        def load(path: Any, options: LoadOptions) -> LlamaModel:
-            wish = replace(options, n_ctx=N_CTX, use_extra_bufts=job.extra_bufts)
-            return llama.load(path, replace(wish, max_block=max(VERIFY_ROWS)))
-
-        def tell(what: str, share: float) -> None:
-            connection.send((what, share))
-
-        tell("loading", 0.0)
-        target = load(subject.target, subject.target_options)
-        draft = None
-        if subject.draft is not None and subject.draft_options is not None:
-            draft = load(subject.draft, subject.draft_options)
-        connection.send(_measure(job, target, draft, tell))
-    except SpecllamaError as error:
-        connection.send((str(error), error.hint, type(error).__name__))
-    except BrokenPipeError:
-        pass  # nobody is listening any more
-
-
-# ----------------------------------------------------------------------------------------------------- in the parent
-
-
-@contextmanager
-def _shielded() -> Iterator[None]:
-    """A child that starts now leaves Ctrl-C to its parent from its first moment on."""
-    if sys.platform == "win32":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def run_child(job: Job, tell: Tell) -> Measured:
-    """Measure in a child process. Raises BackendError where it dies or cannot."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(job, theirs), daemon=True)
-    with _shielded():
-        process.start()
-    theirs.close()
-    try:
-        while True:
-            message = ours.recv()
-            if isinstance(message, Measured):
-                return message
-            if len(message) == 3:
-                raise BackendError(message[0], hint=message[1])
-            tell(*message)
-    except EOFError:
-        process.join()
-        raise BackendError(f"the process that measured ended with code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """One kernel path, that is one layout of the weights, as one or more children measured it."""
 
@@ -214,13 +57,24 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A draft that could be used instead, as its children measured it."""
+
+    path: Path
+    layouts: tuple[Layout, ...]  # without target
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """What all children together found."""
 
     layouts: tuple[Layout, ...]
     traces: tuple[Trace, ...]
-    failures: tuple[str, ...]  # paths that cannot be used, and why
+    failures: tuple[str, ...]  # paths and drafts that cannot be used, and why
     drift: float  # by how much visits of the same path differ; 1 = not at all
+    variants: tuple[Variant, ...] = ()
+    threads: Threads | None = None  # all was measured with; None = as the options say
 
     @property
     def comparable(self) -> bool:
@@ -253,43 +107,104 @@ def _schedule(ways: Sequence[bool], n_visits: int) -> list[tuple[bool, bool]]:
     return [*turns, (ways[0], True)] if len(ways) > 1 and n_visits == 1 else turns
 
 
-def measure(
-    subject: Subject, ways: Sequence[bool], effort: Effort, tell: Tell, run: Callable[[Job, Tell], Measured] = run_child
-) -> Findings:
-    """Measure every path of `ways` (values of use_extra_bufts, the default first).
+class _Visits:
+    """What the children told so far."""
 
-    Raises BackendError if none works.
-    """
-    visits: dict[bool, list[Measured]] = {way: [] for way in ways}
-    failures: dict[bool, BackendError] = {}
-    recorded: tuple[Trace, ...] = ()
-    fastest = math.inf
-    schedule = _schedule(ways, effort.n_visits)
-    for i, (way, checks) in enumerate(schedule):
-        if way in failures:
-            continue
-        n_tokens = 0 if recorded or checks else effort.n_tokens
-        job = Job(subject, way, effort.seconds, n_tokens, fastest * SLOWEST_PLAIN, checks)
+    def __init__(self, ways: Sequence[bool], run: Run) -> None:
+        self._run = run
+        self.by_way: dict[bool, list[Measured]] = {way: [] for way in ways}
+        self.failures: dict[bool, SpecllamaError] = {}
+        self.traces: tuple[Trace, ...] = ()
+        self.answers: tuple[Answer, ...] = ()
+        self.threads: Threads | None = None
+        self.fastest = math.inf
 
-        def tell_all(what: str, share: float, i: int = i) -> None:
-            tell(what, (i + share) / len(schedule))
-
+    def visit(self, job: Job, tell: Tell) -> None:
+        """One child more."""
         try:
-            found = run(job, tell_all)
-        except BackendError as error:
-            failures[way] = error
-            continue
-        visits[way].append(found)
-        recorded = recorded or found.traces
-        fastest = min(fastest, found.step_s)
-    merged = [_merged(way, found) for way, found in visits.items() if found and way not in failures]
+            found = self._run(replace(job, threads=self.threads, most_step_s=self.fastest * SLOWEST_PLAIN), tell)
+        except SpecllamaError as error:
+            self.failures[job.extra_bufts] = error
+            return
+        self.by_way[job.extra_bufts].append(found)
+        self.traces, self.answers = self.traces or found.traces, self.answers or found.answers
+        self.threads = self.threads or found.threads
+        self.fastest = min(self.fastest, found.step_s)
+
+    @property
+    def working(self) -> dict[bool, list[Measured]]:
+        """Of every path that can be used."""
+        return {way: found for way, found in self.by_way.items() if found and way not in self.failures}
+
+    @property
+    def drift(self) -> float:
+        """By how much visits of the same path differ."""
+        steps = [[each.step_s for each in found] for found in self.by_way.values() if found]
+        return max(max(each) / min(each) for each in steps)
+
+
+Run = Callable[[Job, Tell], Measured]
+
+
+def measure(
+    subject: Subject,
+    ways: Sequence[bool],
+    effort: Effort,
+    tell: Tell,
+    run: Run = run_child,
+    *,
+    variants: Sequence[Path] = (),
+) -> Findings:
+    """Measure every path of `ways` (values of use_extra_bufts, the default first), then each of the `variants`.
+
+    Variants are files that could be used instead of the subject's draft. Raises BackendError if no path works.
+    """
+    visits = _Visits(ways, run)
+    schedule = _schedule(ways, effort.n_visits)
+    n_all = len(schedule) + VARIANT_SHARE * len(variants) * len(ways)
+
+    def telling(n_before: float, share_of: float = 1.0) -> Tell:
+        return lambda what, share: tell(what, (n_before + share_of * share) / n_all)
+
+    for i, (way, checks) in enumerate(schedule):
+        if way not in visits.failures:
+            n_tokens = 0 if visits.traces or checks else effort.n_tokens
+            visits.visit(Job(subject, way, effort.seconds, n_tokens, checks=checks), telling(i))
+    merged = [_merged(way, found) for way, found in visits.working.items()]
     if not any(layout.verify for layout in merged):
-        raise next(iter(failures.values()), BackendError("nothing could be measured"))
-    steps = [[each.step_s for each in found] for found in visits.values() if found]
-    drift = max(max(each) / min(each) for each in steps)
-    return Findings(
-        tuple(merged), recorded, tuple(f"{path_name(way)}: {error}" for way, error in failures.items()), drift
-    )
+        raise next(iter(visits.failures.values()), BackendError("nothing could be measured"))
+    failures = [f"{path_name(way)}: {error}" for way, error in visits.failures.items()]
+    found: list[Variant] = []
+    for i, path in enumerate(variants):
+        at = telling(len(schedule) + VARIANT_SHARE * len(ways) * i, VARIANT_SHARE * len(ways))
+        try:
+            found.append(_measure_variant(replace(subject, draft=path), merged, visits, effort, at, run))
+        except SpecllamaError as error:
+            failures.append(f"{path.stem}: {error}")
+    return Findings(tuple(merged), visits.traces, tuple(failures), visits.drift, tuple(found), visits.threads)
+
+
+def _measure_variant(
+    subject: Subject, layouts: Sequence[Layout], visits: _Visits, effort: Effort, tell: Tell, run: Run
+) -> Variant:
+    """A draft on every path, judged by what the target said before."""
+    assert subject.draft is not None
+    found, recorded = list[Layout](), tuple[Trace, ...]()
+    for i, layout in enumerate(layouts):
+        job = Job(
+            subject,
+            layout.extra_bufts,
+            VARIANT_SHARE * effort.seconds,
+            0,
+            answers=() if recorded else visits.answers,
+            rows=(1,),
+            threads=visits.threads,
+        )
+        measured = run(job, lambda what, share, i=i: tell(what, (i + share) / len(layouts)))  # type: ignore[misc]
+        recorded = recorded or measured.traces
+        # In units of T(1) in the same rounds: it does not matter how fast the machine was then.
+        found.append(replace(_merged(layout.extra_bufts, [measured]), step_s=layout.step_s, verify=None))
+    return Variant(subject.draft, tuple(found), recorded)
 
 
 def path_name(extra_bufts: bool) -> str:
@@ -305,7 +220,7 @@ def _costs(target: Layout, draft: Layout) -> CostProfile:
     return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
 
 
-def _figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float) -> tuple[ClassFigures, ...]:
+def figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float = 1.0) -> tuple[ClassFigures, ...]:
     """What to expect by class; `slowdown`: plain decoding's time here over that on its fastest path."""
     found = []
     for name, greedy in dict.fromkeys((trace.name, trace.greedy) for trace in recorded):
@@ -334,29 +249,55 @@ def choose(found: Findings, *, quick: bool) -> Profile:
     fastest = min(layout.step_s for layout in layouts)
     measured = [layout for layout in layouts if layout.verify is not None]
     usable = [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest] or measured
-    draft = _cheapest_draft(layouts)
     best: Profile | None = None
     best_score = 0.0
-    for target in usable:
-        costs = _costs(target, draft)
-        profile = Profile(
-            made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            quick=quick,
-            target_extra_bufts=target.extra_bufts,
-            draft_extra_bufts=draft.extra_bufts,
-            step_s=target.step_s,
-            costs=costs,
-            classes=_figures(found.traces, costs, target.step_s / fastest),
-        )
-        score = _score(profile, fastest)
-        if best is None or score > PATH_MARGIN * best_score:
-            best, best_score = profile, score
+    for derived, drafts, recorded in _drafts(found, {layout.extra_bufts for layout in layouts}):
+        draft = _cheapest_draft(drafts)
+        for target in usable:
+            costs = _costs(target, draft)
+            profile = Profile(
+                made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                quick=quick,
+                target_extra_bufts=target.extra_bufts,
+                draft_extra_bufts=draft.extra_bufts,
+                step_s=target.step_s,
+                costs=costs,
+                classes=figures(recorded, costs, target.step_s / fastest),
+                threads=found.threads,
+                derived=derived,
+            )
+            score = _score(profile, fastest)
+            if best is None or score > PATH_MARGIN * best_score:
+                best, best_score = profile, score
     assert best is not None, "at least one path was measured"
     return best
 
 
+def _drafts(found: Findings, ways: set[bool]) -> list[tuple[Path | None, Sequence[Layout], Sequence[Trace]]]:
+    """(file, its layouts, its traces) of every draft, that of the subject first."""
+    several = [(variant.path, variant.layouts, variant.traces) for variant in found.variants]
+    return [
+        (path, own, recorded)
+        for path, layouts, recorded in [(None, found.layouts, found.traces), *several]
+        if (own := [layout for layout in layouts if layout.extra_bufts in ways])
+    ]
+
+
+def variant_figures(found: Findings, profile: Profile) -> list[tuple[str, float, float]]:
+    """(name, c, geometric mean of the classes' speeds) of every derived draft on the profile's path of the target."""
+    told = []
+    target = next(layout for layout in found.layouts if layout.extra_bufts == profile.target_extra_bufts)
+    for variant in found.variants:
+        costs = _costs(target, _cheapest_draft(variant.layouts))
+        told.append((variant.path.stem, costs.draft_cost(), mean_speed(figures(variant.traces, costs))))
+    return told
+
+
+def mean_speed(classes: Sequence[ClassFigures]) -> float:
+    """The geometric mean of the classes' speeds; 1 where there are none."""
+    return math.exp(fmean(math.log(each.speedup) for each in classes)) if classes else 1.0
+
+
 def _score(profile: Profile, fastest: float) -> float:
     """Speed over plain decoding on its fastest path."""
-    if not profile.classes:
-        return fastest / profile.step_s
-    return math.exp(fmean(math.log(each.speedup) for each in profile.classes))
+    return mean_speed(profile.classes) if profile.classes else fastest / profile.step_s

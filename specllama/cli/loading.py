@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
 
-from specllama import llama, probe, profiles, storage
+from specllama import drafts, llama, probe, profiles, storage
 from specllama.cli.fetching import fetch_with_progress
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
@@ -52,7 +52,9 @@ class Choice:
 def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
     """What the options ask for. Raises UsageError and ConfigError."""
     target: Wanted | None = Path(models.model) if models.model else models.hf_repo
-    draft: Wanted | None = Path(models.model_draft) if models.model_draft else models.hf_repo_draft
+    draft: Wanted | None = models.hf_repo_draft
+    if models.model_draft:
+        draft = drafts.named(models.model_draft) or Path(models.model_draft)
     defaults = PairDefaults()
     if target is None:
         if draft is not None:
@@ -168,11 +170,12 @@ class Setup:
         """
         assert self.draft is not None
         hardware, profile = self.hardware, self.profile
+        tuned = profile.threads.draft if profile is not None and profile.threads is not None else None
         return replace(
             self.target_options,
             n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
-            n_threads=hardware.threads_draft or hardware.threads,
-            n_threads_batch=hardware.threads_batch_draft or hardware.threads_draft or hardware.threads_batch,
+            n_threads=hardware.threads_draft or hardware.threads or tuned,
+            n_threads_batch=hardware.threads_batch_draft or hardware.threads_draft or hardware.threads_batch or tuned,
             n_gpu_layers=_layers(hardware.gpu_layers_draft),
             type_k=hardware.cache_type_k_draft,
             type_v=hardware.cache_type_v_draft,
@@ -219,6 +222,8 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     if profile is None:
         return replace(setup, stale=found.stale)
     strategy, draft = setup.strategy, setup.draft
+    if any_strategy and profile.derived is not None and draft is not None:
+        draft = File(llama.header(profile.derived), storage.known_checksum(profile.derived), "derived")
     if any_strategy:
         # A draft that could not pay if all of it were accepted is not worth the memory either.
         draft = draft if profile.draft_can_pay else None
@@ -228,6 +233,8 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
         use_extra_bufts=setup.target_options.use_extra_bufts and profile.target_extra_bufts,
         max_block=LONGEST_AUTO + 1,
     )
+    if profile.threads is not None:
+        options = replace(options, n_threads=profile.threads.decode, n_threads_batch=profile.threads.verify)
     return replace(setup, draft=draft, target_options=options, strategy=strategy, n_max=LONGEST_AUTO, profile=profile)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from specllama import llama, profiles, tuner
+from specllama import drafts, llama, profiles, tuner
 from specllama.cli import loading
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
@@ -51,7 +51,8 @@ class TuneOptions:
 
 @takes_groups
 def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -> None:
-    """Measure a pair on this machine and keep what is fastest: kernel path, costs of passes, worth of the draft.
+    """Measure a pair on this machine and keep what is fastest: kernel path, threads, costs of passes, worth of the
+    draft and of those derived from it (`specllama draft`).
 
     `run` and `chat` use the profile from then on, wherever the longest draft is `auto` and the models and hardware
     options are the same. It holds until the files, llama.cpp or the CPU change. Best on a machine that does nothing
@@ -69,10 +70,13 @@ def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -
     loading.require_fit(setup, output)
     subject = setup.subject
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
+    parents = [subject.draft, subject.target] if subject.draft is not None else []
+    variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
+    variants = [path for path in variants if path.resolve() != subject.draft]
     with StatusLine(output) as status:
-        found = tuner.measure(subject, _ways(setup), effort, status.show)
+        found = tuner.measure(subject, _ways(setup), effort, status.show, variants=variants)
     for failure in found.failures:
-        output.warn(f"a kernel path cannot be used: {failure}")
+        output.warn(f"not everything could be measured: {failure}")
     if not found.comparable:
         output.warn(
             f"the machine was busy: the same pass took {found.drift:.1f} times as long as before or after, so kernel "
@@ -83,9 +87,14 @@ def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -
     place = profiles.save(subject, profile)
     if options.json:
         facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
-        output.data({**facts, "failures": found.failures, "drift": found.drift})
+        compared = [
+            {"name": name, "cost": cost, "speed": speed} for name, cost, speed in tuner.variant_figures(found, profile)
+        ]
+        output.data({**facts, "derived_drafts": compared, "failures": found.failures, "drift": found.drift})
     else:
         show(output, profile)
+        for sentence in _compared(found, profile):
+            output.line(sentence)
         output.note(f"kept for `run` and `chat` in {place}")
 
 
@@ -94,6 +103,17 @@ def _ways(setup: loading.Setup) -> list[bool]:
     if not setup.target_options.use_extra_bufts:
         return [False]
     return [True, False] if llama.build_info().extra_buffer_types else [True]
+
+
+def _compared(found: tuner.Findings, profile: Profile) -> list[str]:
+    """The derived drafts that were looked at, and which draft is used from now on."""
+    told = [
+        f"Derived draft {name}: a token costs {cost:.2f} of a pass, {speed:.2f}x on average."
+        for name, cost, speed in tuner.variant_figures(found, profile)
+    ]
+    if told:
+        told.append(f"Used from now on: {profile.derived.stem if profile.derived else 'the draft as published'}.")
+    return told
 
 
 def show(output: Output, profile: Profile) -> None:
@@ -145,6 +165,9 @@ def findings(profile: Profile) -> list[str]:
         found.append(_expected(profile))
     target, draft = tuner.path_name(profile.target_extra_bufts), tuner.path_name(profile.draft_extra_bufts)
     found.append(f"Fastest layout: {target}" + (f" for the target, {draft} for the draft." if profile.classes else "."))
+    if (threads := profile.threads) is not None:
+        several = f"{threads.decode} for one token of the target, {threads.verify} for several"
+        found.append(f"Threads: {several}" + (f", {threads.draft} for the draft." if profile.classes else "."))
     return found
 
 

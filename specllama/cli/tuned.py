@@ -23,7 +23,9 @@ def expectation(profile: Profile) -> str:
 def say_profile(setup: Setup, output: Output) -> None:
     """One line at the start, for people."""
     if output.format == "human" and setup.profile is not None:
-        output.note(f"tuned {setup.profile.made[:10]}: {expectation(setup.profile)}")
+        used = setup.draft is not None and setup.profile.derived == setup.draft.path
+        derived = f", with the draft {setup.draft.path.stem}" if used and setup.draft is not None else ""
+        output.note(f"tuned {setup.profile.made[:10]}: {expectation(setup.profile)}{derived}")
 
 
 def hint_at_tuning(setup: Setup, models: ModelOptions, output: Output) -> None:

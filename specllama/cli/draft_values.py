@@ -1,0 +1,44 @@
+"""What the options of `specllama draft` allow, checked where they enter."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from specllama.errors import UsageError
+
+_MOST_LAYERS = 512  # llama.cpp's own limit
+
+
+def quants(name: str, text: object) -> tuple[str, ...] | None:
+    """A comma list of quantisations."""
+    from specllama.llama_quantize import quant_of
+
+    return None if text is None else tuple(dict.fromkeys(quant_of(part.strip()) for part in str(text).split(",")))
+
+
+def n_tokens(name: str, text: object) -> int | None:
+    """A number of tokens; 32k is 32000."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})(k?)", str(text).strip().lower())
+    number = int(match[1]) * (1000 if match[2] else 1) if match else 0
+    if not number:
+        raise UsageError(f"{name} is {text}, expected a number of tokens such as 32k or 32000")
+    return number
+
+
+def layers(name: str, text: object) -> tuple[int, ...] | Literal["auto"] | None:
+    """A list of layers such as 4,7-9, or auto."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    found: list[int] = []
+    for part in str(text).split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= _MOST_LAYERS:
+            raise UsageError(f"{name} is {text}, expected auto or a list of layers such as 4,7-9 (the first is 0)")
+        found += range(first, last + 1)
+    return tuple(found)

@@ -1,0 +1,166 @@
+"""Make a cheaper draft out of a model that is here: fewer tokens, fewer layers, coarser weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from specllama import children, gguf_rewrite, llama, storage
+from specllama.children import Tell
+from specllama.derive_layers import check_dropped, without_layers
+from specllama.derive_vocab import MULTIPLE, VOCAB_MAP, kept_tokens, with_vocabulary
+from specllama.errors import BackendError, DiskFull, UsageError
+from specllama.llama_header import Header, refuse_architecture
+from specllama.llama_quantize import QUANTS, quant_of
+from specllama.model_facts import n_params, read_tokenizer
+from specllama.storage import size_text
+
+_HEADER_ROOM = 32 << 20  # more than any header
+_N_LISTED = 4  # layers that a name lists; more become a number and a checksum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is done to the parent, in this order; nothing of it is the parent itself."""
+
+    n_vocab: int = 0  # tokens that stay; 0 = all
+    dropped: tuple[int, ...] = ()  # layers left out
+    quant: str = ""  # a name in QUANTS; empty = weights as they are
+
+    @property
+    def name(self) -> str:
+        """Short, for file names: "q4_0+v32000+drop4.7"; empty where nothing is done."""
+        parts = [self.quant.lower()] if self.quant else []
+        parts += [f"v{self.n_vocab}"] if self.n_vocab else []
+        if self.dropped:
+            layers = ".".join(map(str, self.dropped))
+            n_left_out = f"{len(self.dropped)}-{sha256(layers.encode()).hexdigest()[:6]}"
+            parts.append(f"drop{layers if len(self.dropped) <= _N_LISTED else n_left_out}")
+        return "+".join(parts)
+
+    @property
+    def summary(self) -> str:
+        """For people."""
+        parts = [f"weights in {self.quant}"] if self.quant else []
+        parts += [f"{self.n_vocab:,} tokens"] if self.n_vocab else []
+        parts += [f"without layers {', '.join(map(str, self.dropped))}"] if self.dropped else []
+        return ", ".join(parts) or "as it is"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_json`. Raises KeyError, TypeError and ValueError."""
+        return cls(
+            n_vocab=int(data["n_vocab"]), dropped=tuple(int(n) for n in data["dropped"]), quant=str(data["quant"])
+        )
+
+
+def checked(parent: Header, recipe: Recipe) -> Recipe:
+    """The recipe in its one form, if it can be meant for this parent. Raises UsageError and UnsupportedModel."""
+    refuse_architecture(parent)
+    if recipe == Recipe():
+        raise UsageError("nothing is to be done to the model", hint="say --quant, --vocab or --drop-layers")
+    if VOCAB_MAP in _keys(parent) and recipe.n_vocab:
+        raise UsageError(f"the vocabulary of {parent.path.name} was cut already", hint="derive from its parent")
+    if recipe.n_vocab < 0:
+        raise UsageError(f"a vocabulary of {recipe.n_vocab} tokens cannot be meant")
+    return Recipe(
+        n_vocab=recipe.n_vocab + -recipe.n_vocab % MULTIPLE,
+        dropped=check_dropped(parent, recipe.dropped) if recipe.dropped else (),
+        quant=quant_of(recipe.quant) if recipe.quant else "",
+    )
+
+
+def _keys(parent: Header) -> Mapping[str, object]:
+    """The metadata's keys, arrays included."""
+    return gguf_rewrite.read_source(parent.parts[:1]).walked.entries
+
+
+def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
+    """Write the derived model in a child process, in one step: nothing is at `destination` before it is whole.
+
+    Raises UsageError, UnsupportedModel, DiskFull and BackendError.
+    """
+    recipe = checked(parent, recipe)
+    with storage.named_disk_full(destination.name):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    storage.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
+    folder = destination.with_name(f".{destination.name}.making")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        with storage.named_disk_full(destination.name):
+            folder.mkdir()
+        whole = children.run(partial(build, parent.path, recipe, folder), tell)
+        llama.header(whole)
+        storage.forget_checksum(destination)
+        whole.replace(destination)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _most_bytes(parent: Header, recipe: Recipe) -> int:
+    """Room for the file and, where it is made in two steps, for the one between."""
+    n_bytes = parent.n_file_bytes if recipe.n_vocab or recipe.dropped else 0
+    if recipe.quant:
+        n_bytes += int(n_params(parent) * QUANTS[recipe.quant].bits / 8) + _HEADER_ROOM
+    return n_bytes
+
+
+def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
+    """Write the derived model into `folder`; returns its path. llama.cpp may end the process."""
+    header, source = llama.header(parent), parent
+    if recipe.n_vocab or recipe.dropped:
+        source = folder / "cut.gguf"
+        with storage.named_disk_full(source.name):
+            cut(header, recipe, source, lambda share: tell("cutting", share))
+    if not recipe.quant:
+        return source
+    destination = folder / "quantised.gguf"
+
+    def told(share: float) -> bool:
+        tell(f"storing as {recipe.quant}", share)
+        return True
+
+    try:
+        llama.requantize(source, destination, recipe.quant, progress=told)
+    except BackendError as error:
+        raise _or_disk_full(error, folder) from None
+    if source != parent:
+        source.unlink()
+    return destination
+
+
+def _or_disk_full(error: BackendError, folder: Path) -> BackendError | DiskFull:
+    """llama.cpp says that it cannot write, but not why."""
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < _HEADER_ROOM:
+            return DiskFull(
+                f"no room left while writing the draft: the disk of {folder.parent} has {size_text(free)} left",
+                hint="make room (`specllama draft remove` helps), or set XDG_CACHE_HOME to a larger disk",
+            )
+    return error
+
+
+def cut(parent: Header, recipe: Recipe, destination: Path, tell: gguf_rewrite.Tell | None = None) -> None:
+    """Write the parent with fewer tokens and layers. Raises UsageError, UnsupportedModel and OSError."""
+    source = gguf_rewrite.read_source(parent.parts)
+    values: dict[str, bytes | None] = {}
+    tensors = list(source.tensors)
+    if recipe.n_vocab:
+        kept = kept_tokens(source, read_tokenizer(parent.path), recipe.n_vocab)
+        changed, tensors = with_vocabulary(source, parent, tensors, kept)
+        values.update(changed)
+    if recipe.dropped:
+        changed, tensors = without_layers(source, parent, tensors, recipe.dropped)
+        values.update(changed)
+    gguf_rewrite.write(source, destination, values=values, tensors=tensors, tell=tell)

@@ -1,0 +1,230 @@
+"""The derived drafts that are kept here: where they lie, what they were made of, and whether that is still true."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from specllama import storage
+from specllama.derive import Recipe
+from specllama.errors import ConfigError
+from specllama.llama import build_info
+from specllama.profiles import ClassFigures
+
+_VERSION = 1  # of the record
+_MODEL, _RECORD = ".gguf", ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The file that a draft was made of."""
+
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a draft was worth for one target on one machine."""
+
+    target: str  # the file's name
+    target_sha256: str
+    cpu: str
+    made: str  # UTC, ISO 8601
+    step_s: float  # T(1) of the target
+    cost: float  # c, of one drafted token, in T(1)
+    speed: float  # predicted, over plain decoding, with drafts of the best length of at least one token
+    parent_cost: float  # the same two of the parent
+    parent_speed: float
+    classes: tuple[ClassFigures, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """The inverse of `asdict`. Raises KeyError and TypeError."""
+        return cls(**{**data, "classes": tuple(ClassFigures(**each) for each in data["classes"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A derived draft and its provenance, which lies beside it as JSON."""
+
+    path: Path
+    recipe: Recipe
+    parent: Parent
+    n_bytes: int
+    sha256: str
+    build: str  # the llama.cpp that made it
+    made: str  # UTC, ISO 8601
+    measurements: tuple[Measurement, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What `-md` takes."""
+        return self.path.stem
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data; the file's folder is not part of it."""
+        facts = asdict(self)
+        facts.pop("path")
+        return {
+            "version": _VERSION,
+            **facts,
+            "parent": {"path": str(self.parent.path), "sha256": self.parent.sha256},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], path: Path) -> Derived:
+        """The inverse of `to_json`. Raises ConfigError."""
+        try:
+            if data["version"] != _VERSION:
+                raise ConfigError(f"{path.with_suffix(_RECORD)} is of another version of specllama", hint=_MAKE_AGAIN)
+            return cls(
+                path=path,
+                recipe=Recipe.from_json(data["recipe"]),
+                parent=Parent(Path(str(data["parent"]["path"])), str(data["parent"]["sha256"])),
+                n_bytes=int(data["n_bytes"]),
+                sha256=str(data["sha256"]),
+                build=str(data["build"]),
+                made=str(data["made"]),
+                measurements=tuple(map(Measurement.from_json, data["measurements"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path.with_suffix(_RECORD)} cannot be read: {error}", hint=_MAKE_AGAIN) from None
+
+
+_MAKE_AGAIN = "make the draft again: specllama draft make"
+
+
+def folder() -> Path:
+    """Where derived drafts lie unless they were wanted elsewhere: they can be made again, so it is a cache."""
+    return user_cache_path("specllama") / "drafts"
+
+
+def place(parent: Path, recipe: Recipe) -> Path:
+    """Where the draft of this recipe belongs."""
+    return folder() / f"{parent.stem}+{recipe.name}{_MODEL}"
+
+
+def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
+    """Write down what the file at `path` was just made of. Computes the checksums."""
+    build = build_info()
+    derived = Derived(
+        path=path,
+        recipe=recipe,
+        parent=Parent(parent.resolve(), storage.checksum(parent)),
+        n_bytes=path.stat().st_size,
+        sha256=storage.checksum(path),
+        build=f"llama-cpp-python {build.bindings}, llama.cpp {build.llama_cpp}, {build.fingerprint}",
+        made=now(),
+    )
+    _save(derived)
+    return derived
+
+
+def now() -> str:
+    """UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def measured(derived: Derived, measurement: Measurement) -> Derived:
+    """Keep a measurement with the draft; one for the same target and CPU goes."""
+    same = (measurement.target_sha256, measurement.cpu)
+    others = [each for each in derived.measurements if (each.target_sha256, each.cpu) != same]
+    derived = replace(derived, measurements=(*others, measurement))
+    _save(derived)
+    return derived
+
+
+def _save(derived: Derived) -> None:
+    with storage.named_disk_full(derived.path.name):
+        storage.write_text(derived.path.with_suffix(_RECORD), json.dumps(derived.to_json(), indent=1) + "\n")
+
+
+def read(path: Path) -> Derived | None:
+    """The provenance of a draft; None where there is none beside it. Raises ConfigError where it is damaged."""
+    try:
+        return Derived.from_json(json.loads(path.with_suffix(_RECORD).read_text(encoding="utf-8")), path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path.with_suffix(_RECORD)} cannot be read: {error}", hint=_MAKE_AGAIN) from None
+
+
+def paths() -> Iterator[Path]:
+    """The drafts in the folder, by name."""
+    there = folder()
+    if there.is_dir():
+        yield from sorted(path for path in there.glob(f"*{_MODEL}") if path.is_file() and path.name[0] != ".")
+
+
+def named(name: str) -> Path | None:
+    """The draft of that name; None where there is none."""
+    if "/" in name or "\\" in name:
+        return None
+    path = folder() / f"{name.removesuffix(_MODEL)}{_MODEL}"
+    return path if path.is_file() else None
+
+
+def remove(path: Path) -> int:
+    """Remove a draft and its record. Returns how many bytes are free now."""
+    n_bytes = path.stat().st_size
+    storage.forget_checksum(path)
+    path.unlink()
+    path.with_suffix(_RECORD).unlink(missing_ok=True)
+    return n_bytes
+
+
+def moved(derived: Derived, path: Path) -> Derived:
+    """The draft at another place, perhaps on another disk, its record with it; in one step. Raises DiskFull."""
+    latest = read(derived.path) or derived
+    temporary = path.with_name(f".{path.name}.moving")
+    try:
+        with storage.named_disk_full(path.name):
+            shutil.move(derived.path, temporary)
+        storage.forget_checksum(path)
+        storage.move(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
+    moved = replace(latest, path=path)
+    _save(moved)
+    return moved
+
+
+def discard(path: Path) -> None:
+    """Remove a draft, whole or not, if it is there."""
+    with suppress(FileNotFoundError):
+        remove(path)
+
+
+def stale(derived: Derived) -> str:
+    """Why the draft is no longer what its record says, in one sentence; empty where it is."""
+    parent = derived.parent
+    if derived.path.stat().st_size != derived.n_bytes:
+        return "the file is not the one that was made"
+    if not parent.path.is_file():
+        return f"its parent {parent.path.name} is gone"
+    if storage.checksum(parent.path) != parent.sha256:
+        return f"its parent {parent.path.name} has changed since"
+    return ""
+
+
+def children_of(parent: Path) -> list[Derived]:
+    """The drafts here that were made of the file and are still true."""
+    found = []
+    for path in paths():
+        try:
+            derived = read(path)
+        except ConfigError:
+            continue
+        if derived is not None and derived.parent.path == parent.resolve() and not stale(derived):
+            found.append(derived)
+    return found

@@ -1,0 +1,228 @@
+"""What one child of a tuning measures: what passes of a target and a draft cost, and what the draft is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from specllama import children, llama, traces
+from specllama.children import Tell
+from specllama.conversation import Conversation, Message
+from specllama.errors import PromptError
+from specllama.llama import LlamaModel, LoadOptions
+from specllama.llama_plan import thread_choices
+from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, verifying
+from specllama.profiles import Subject, Threads
+from specllama.sample_prompts import sample_prompts
+from specllama.traces import Answer, Trace
+from specllama.tuning import Points
+from specllama.types import LanguageModel
+
+N_CTX = 1024  # of the children
+N_BEFORE = 128  # tokens in the KV while passes are measured
+
+# Another number of threads than the default one must be faster by this factor.
+THREAD_MARGIN = 1.03
+N_VERIFIED = 5  # rows of the pass by which threads for blocks are judged
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one child does."""
+
+    subject: Subject
+    extra_bufts: bool  # of target and draft
+    seconds: float
+    n_tokens: int  # of an answer to every prompt, for traces; 0 = none are wanted
+    most_step_s: float = math.inf  # a target whose T(1) is longer is out: nothing more of it is measured
+    checks: bool = False  # T(1) alone, to see whether the machine is as fast as it was
+    answers: tuple[Answer, ...] = ()  # judge the draft by these, which another child heard
+    rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
+    threads: Threads | None = None  # found by another child; None = try some, unless the subject says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one child found: seconds by rows."""
+
+    step_s: float  # T(1), measured before everything else
+    verify: Points | None  # None: T(1) alone was reason enough, or all that was asked for
+    draft: Points  # empty where there is none
+    traces: tuple[Trace, ...]
+    answers: tuple[Answer, ...] = ()  # behind the traces
+    threads: Threads | None = None  # measured with; None = those of the subject
+
+
+def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
+    """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError if none does."""
+    conversation = Conversation(target.vocab, target.chat_template)
+    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
+    fit = {
+        name: tokens
+        for name, tokens in prompts.items()
+        if 1 < len(tokens) <= target.n_ctx - n_tokens and max(tokens) < n_known
+    }
+    if not fit:
+        raise PromptError("no prompt fits these models, so there is nothing to measure with")
+    return fit
+
+
+def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> Points:
+    return tuple((n, median(each)) for n, each in zip(rows, samples, strict=True))
+
+
+class Bench:
+    """A target and a draft as one child has them, with some text read."""
+
+    def __init__(self, job: Job, target: LlamaModel, draft: LlamaModel | None) -> None:
+        self.job = job
+        self.target = target
+        self.draft: LanguageModel | None = draft
+        self._own_draft = draft
+        n_known = target.vocab_size if self.draft is None else min(target.vocab_size, self.draft.vocab_size)
+        self.prompts = _prompts(target, job.n_tokens, n_known)
+        text = [token for tokens in self.prompts.values() for token in tokens]
+        text *= -(-(N_BEFORE + max(READ_ROWS)) // len(text))
+        self.before, self.rest = text[:N_BEFORE], text[N_BEFORE:]
+
+    def put(self, draft: LlamaModel) -> None:
+        """Take another draft."""
+        self.draft, self._own_draft = draft, draft
+
+    def judge(self, by: Answer) -> tuple[Trace, Trace]:
+        """The draft judged by an answer."""
+        assert self.draft is not None
+        return traces.judged(self.draft, by)
+
+    def read(self) -> None:
+        """Both read what stands before every pass."""
+        for model in (self.target, self.draft):
+            if model is not None:
+                model.truncate(0)
+                model.feed(self.before)
+
+    def verifying(self, n_rows: int) -> Pass:
+        """A pass of the target."""
+        return verifying(self.target, N_BEFORE, self.rest[:n_rows])
+
+    def reading(self, n_rows: int) -> Pass:
+        """A pass of the draft."""
+        assert self.draft is not None
+        return reading(self.draft, N_BEFORE, self.rest[:n_rows])
+
+    def use(self, threads: Threads) -> None:
+        """Compute with so many threads from now on."""
+        self.target.set_threads(threads.decode, threads.verify)
+        if self._own_draft is not None:
+            self._own_draft.set_threads(threads.draft, threads.draft)
+
+    def default_threads(self) -> Threads:
+        """Those that the models were loaded with."""
+        plan, other = self.target.plan, (self._own_draft or self.target).plan
+        return Threads(plan.n_threads, plan.n_threads_batch, other.n_threads)
+
+
+def find_threads(bench: Bench, seconds: float) -> Threads:
+    """The best number of threads for each kind of pass: a row of the target, several of them, a row of the draft."""
+    default = bench.default_threads()
+    choices = [n for n in thread_choices() if n != default.decode]
+    if not choices:
+        return default
+
+    def at(n_threads: int, work: Pass) -> Pass:
+        def run() -> None:
+            bench.use(Threads(n_threads, n_threads, n_threads))
+            work()
+
+        return run
+
+    passes = [bench.verifying(1), bench.verifying(N_VERIFIED)]
+    passes += [bench.reading(1)] if bench.draft is not None else []
+    tried = [default.decode, *choices]
+    samples = interleaved([at(n, work) for work in passes for n in tried], seconds=seconds)
+    medians = [median(each) for each in samples]
+    best = [_best_of(tried, medians[index * len(tried) : (index + 1) * len(tried)]) for index in range(len(passes))]
+    return Threads(best[0], best[1], best[2] if bench.draft is not None else default.draft)
+
+
+def _best_of(choices: Sequence[int], times: Sequence[float]) -> int:
+    """The fastest choice; the first one unless another is clearly faster."""
+    fastest = min(range(len(choices)), key=lambda index: times[index])
+    return choices[fastest] if THREAD_MARGIN * times[fastest] < times[0] else choices[0]
+
+
+def _may_choose_threads(subject: Subject) -> bool:
+    """Whoever says how many threads gets as many."""
+    several = (subject.target_options, *([subject.draft_options] if subject.draft_options else []))
+    return all(options.n_threads is None and options.n_threads_batch is None for options in several)
+
+
+def _measure(bench: Bench, tell: Tell) -> Measured:
+    """Everything one child is for."""
+    job = bench.job
+    bench.read()
+    threads = None
+    if _may_choose_threads(job.subject):
+        if job.threads is None and not job.checks:
+            tell("trying numbers of threads", 0.0)
+        threads = job.threads or (bench.default_threads() if job.checks else find_threads(bench, job.seconds / 5))
+        bench.use(threads)
+    step_s = median(interleaved([bench.verifying(1)], seconds=job.seconds / 10)[0])
+    if job.checks:
+        return Measured(step_s, None, (), (), threads=threads)
+    rows = [n for n in job.rows if n <= bench.target.caps.max_block] if step_s <= job.most_step_s else []
+    read = READ_ROWS if bench.draft is not None else ()
+    passes = [*map(bench.verifying, rows), *map(bench.reading, read)]
+    samples = interleaved(passes, seconds=job.seconds, progress=lambda share: tell("measuring passes", share))
+    verify = _median_points(rows, samples[: len(rows)]) if rows else None
+    reads = _median_points(read, samples[len(rows) :])
+    answers = _hear(bench, tell)
+    found = tuple(trace for each in answers for trace in bench.judge(each)) if bench.draft is not None else ()
+    return Measured(step_s, verify, reads, found, answers, threads)
+
+
+def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:
+    """The target's answers, where traces are wanted: those that are known already, or new ones."""
+    job, found = bench.job, list[Answer]()
+    if job.answers or bench.draft is None or not job.n_tokens:
+        return job.answers
+    for i, (name, tokens) in enumerate(bench.prompts.items()):
+        tell("recording answers", i / len(bench.prompts))
+        found.append(traces.answer(bench.target, name, tokens, n_tokens=job.n_tokens))
+    return tuple(found)
+
+
+def open_draft(job: Job, path: Path) -> LlamaModel:
+    """Load a draft as the job wants it. Raises what `llama.load` raises."""
+    assert job.subject.draft_options is not None
+    return _open(job, path, job.subject.draft_options)
+
+
+def _open(job: Job, path: Path, options: LoadOptions) -> LlamaModel:
+    wish = replace(options, n_ctx=N_CTX, use_extra_bufts=job.extra_bufts)
+    return llama.load(path, replace(wish, max_block=max(VERIFY_ROWS)))
+
+
+def load(job: Job) -> Bench:
+    """Load what the job is about. Raises what `llama.load` raises."""
+    subject = job.subject
+    target = _open(job, subject.target, subject.target_options)
+    return Bench(job, target, None if subject.draft is None else open_draft(job, subject.draft))
+
+
+def child(job: Job, tell: Tell) -> Measured:
+    """Load, measure, and return what came of it."""
+    tell("loading", 0.0)
+    return _measure(load(job), tell)
+
+
+Work = Callable[[Job, Tell], Measured]
+
+
+def run_child(job: Job, tell: Tell, work: Work = child) -> Measured:
+    """Measure in a child process. Raises BackendError where it dies, and what the child raises."""
+    return children.run(partial(work, job), tell)
