@@ -13,7 +13,7 @@ from specllama import profiles
 from specllama.calibration import PRIORS
 from specllama.errors import ConfigError
 from specllama.llama import LoadOptions
-from specllama.profiles import ClassFigures, Profile, Subject
+from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.tuning import CostProfile
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (9, 2.0)), draft=((1, 0.2), (2, 0.2)))
@@ -75,7 +75,7 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subjec
     assert replace(subject, draft=None).key != subject.key
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "circumstances": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 2, "circumstances": {}}'])
 def test_a_damaged_file_is_no_profile_and_no_error(subject: Subject, text: str) -> None:
     """A traceback at every start because a disk was full once."""
     profiles.save(subject, PROFILE).write_text(text)
@@ -94,8 +94,22 @@ def test_a_profile_with_impossible_numbers_is_refused() -> None:
 def test_a_profile_of_another_version_is_not_read(subject: Subject) -> None:
     """Numbers that meant something else."""
     path = profiles.save(subject, PROFILE)
-    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
     assert "measures otherwise" in profiles.find(subject).stale
+
+
+def test_the_derived_draft_and_the_threads_come_back_and_a_changed_draft_is_named(subject: Subject, home: Path) -> None:
+    """A profile that speeds up with a draft that is no longer the one that was measured, or is gone."""
+    derived = home / "draft+q4_0.gguf"
+    derived.write_bytes(b"fewer bits")
+    tuned = replace(PROFILE, derived=derived, threads=Threads(2, 1, 2))
+    profiles.save(subject, tuned)
+    assert profiles.find(subject).profile == tuned
+    derived.write_bytes(b"other bits")
+    os.utime(derived, (1, 1))
+    assert profiles.find(subject).stale == "the derived draft draft+q4_0 changed since"
+    derived.unlink()
+    assert profiles.find(subject).stale == "the derived draft draft+q4_0 changed since"
 
 
 def test_a_crash_while_it_is_written_leaves_the_old_one(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,19 @@ import math
 import os
 import signal
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from specllama import tuner
-from specllama.errors import BackendError
+from specllama import tuner, tuner_child
+from specllama.children import Tell
+from specllama.errors import BackendError, ModelFileError
 from specllama.llama import LoadOptions
-from specllama.profiles import Subject
+from specllama.measure import READ_ROWS, VERIFY_ROWS
+from specllama.profiles import Subject, Threads
 from specllama.traces import Trace
-from specllama.tuner import Effort, Findings, Job, Layout, Measured, Tell
+from specllama.tuner import Effort, Findings, Layout, Variant
+from specllama.tuner_child import Job, Measured, run_child
 from tests import tiny
 
 SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
@@ -133,21 +135,113 @@ def test_one_short_visit_ends_with_a_check_of_the_first_path() -> None:
     assert [job.checks for job in jobs] == [False]
 
 
-def _die(_job: Job, _connection: Connection) -> None:
+def _die(_job: Job, _tell: Tell) -> Measured:
     os.kill(os.getpid(), signal.SIGILL)
+    raise AssertionError("it lives")
 
 
-def test_a_child_that_dies_is_an_error_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_dies_is_an_error_and_not_the_end() -> None:
     """Waiting for ever for a process that is no more."""
-    monkeypatch.setattr(tuner, "child", _die)
     with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
-        tuner.run_child(Job(SUBJECT, True, 1.0, 0), _silent)
+        run_child(Job(SUBJECT, True, 1.0, 0), _silent, _die)
 
 
 def test_a_child_that_cannot_says_why() -> None:
     """'It ended with code 1' where the file is simply not there."""
-    with pytest.raises(BackendError, match="target"):
-        tuner.run_child(Job(SUBJECT, True, 1.0, 0), _silent)
+    with pytest.raises(ModelFileError, match="target"):
+        run_child(Job(SUBJECT, True, 1.0, 0), _silent)
+
+
+DERIVED = Path("draft+q4_0.gguf")
+
+
+def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> None:
+    """Answers generated anew for every draft; the target's whole curve measured again; or other threads."""
+    jobs: list[Job] = []
+    threads = Threads(2, 1, 2)
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        verify = tuple(point for point in SECONDS if point[0] in job.rows)
+        return Measured(0.04, verify, DRAFT_SECONDS, TRACES, ("answers",), threads)  # type: ignore[arg-type]
+
+    once = replace(EFFORT, n_visits=1)
+    found = tuner.measure(SUBJECT, [True], once, _silent, run, variants=[DERIVED])
+    assert [job.subject.draft for job in jobs] == [Path("draft"), DERIVED]
+    assert (jobs[0].threads, jobs[0].answers) == (None, ())
+    assert (jobs[1].threads, jobs[1].answers, jobs[1].rows) == (threads, ("answers",), (1,))
+    assert found.threads == threads
+    (variant,) = found.variants
+    assert (variant.path, variant.traces) == (DERIVED, TRACES)
+    assert variant.layouts[0].draft == ((1, pytest.approx(0.2)), (2, pytest.approx(0.25)))
+
+
+def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_lost() -> None:
+    """Five minutes of tuning thrown away because a file in the cache is damaged."""
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        if job.subject.draft == DERIVED:
+            raise ModelFileError("it is damaged")
+        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
+
+    found = tuner.measure(SUBJECT, [True], EFFORT, _silent, run, variants=[DERIVED])
+    assert (found.variants, found.failures) == ((), ("draft+q4_0: it is damaged",))
+
+
+def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
+    published = Layout(True, 0.04, CHEAP, SLOW)
+    variant = Variant(DERIVED, (Layout(True, 0.04, None, points),), TRACES)
+    return replace(_found(published), variants=(variant,), threads=Threads(1, 2, 1))
+
+
+def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> None:
+    """A derived draft that is never used, or one taken for a gain within the noise."""
+    better = tuner.choose(_with_variant(FAST), quick=False)
+    assert (better.derived, better.threads) == (DERIVED, Threads(1, 2, 1))
+    assert better.costs.draft_cost() == pytest.approx(0.2)
+    same = tuner.choose(_with_variant(tuple((n, 0.99 * cost) for n, cost in SLOW)), quick=False)
+    assert same.derived is None
+    ((name, cost, speed),) = tuner.variant_figures(_with_variant(FAST), same)
+    assert (name, cost) == ("draft+q4_0", pytest.approx(0.2))
+    assert speed > tuner.mean_speed(same.classes)
+
+
+class _Threaded:
+    """A bench whose passes take as long as its threads say."""
+
+    def __init__(self, seconds: dict[int, float], clock: list[float]) -> None:
+        self.draft, self.used, self._seconds, self._clock = object(), Threads(0, 0, 0), seconds, clock
+
+    def default_threads(self) -> Threads:
+        return Threads(4, 4, 4)
+
+    def use(self, threads: Threads) -> None:
+        self.used = threads
+
+    def verifying(self, n_rows: int) -> object:
+        return lambda: self._pass(self.used.decode if n_rows == 1 else 4 * self.used.verify)
+
+    def reading(self, _n_rows: int) -> object:
+        return lambda: self._pass(self.used.draft)
+
+    def _pass(self, n: int) -> None:
+        self._clock[0] += self._seconds[n]
+
+
+def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number for all; or another one for a gain of one percent."""
+    clock = [0.0]
+    interleaved = tuner_child.interleaved
+    monkeypatch.setattr(
+        tuner_child,
+        "interleaved",
+        lambda passes, *, seconds: interleaved(passes, seconds=seconds, clock=lambda: clock[0]),
+    )
+    monkeypatch.setattr(tuner_child, "thread_choices", lambda: (4, 2, 8))
+    bench = _Threaded({4: 1.0, 2: 0.5, 8: 0.99, 16: 1.0, 32: 0.7}, clock)
+    assert tuner_child.find_threads(bench, 1.0) == Threads(2, 8, 2)  # type: ignore[arg-type]
+    bench = _Threaded({4: 1.0, 2: 1.2, 8: 0.99, 16: 1.0, 32: 0.7}, clock)
+    assert tuner_child.find_threads(bench, 1.0) == Threads(4, 8, 4)  # type: ignore[arg-type]
 
 
 def test_real_children_measure_a_pair(tmp_path: Path) -> None:
@@ -160,8 +254,8 @@ def test_real_children_measure_a_pair(tmp_path: Path) -> None:
     effort = Effort(seconds=0.2, n_visits=1, n_tokens=4)
     found = tuner.measure(subject, [True, False], effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
     assert found.failures == ()
-    assert [n for n, _ in found.layouts[0].verify or ()] == list(tuner.VERIFY_ROWS)
-    assert [n for n, _ in found.layouts[0].draft] == list(tuner.READ_ROWS)
+    assert [n for n, _ in found.layouts[0].verify or ()] == list(VERIFY_ROWS)
+    assert [n for n, _ in found.layouts[0].draft] == list(READ_ROWS)
     assert {trace.name for trace in found.traces} == {"code", "summary", "story", "question"}
     assert {"loading True", "measuring passes True", "recording answers True"} <= set(told)
     assert tuner.choose(found, quick=True).step_s > 0
