@@ -280,11 +280,12 @@ def search(
             best = _without_layers(state, best)
         outcome = Outcome(first, tuple(state.trials), tuple(state.failures), _step_s(state), only)
     kept = outcome.kept
+    for path in state.made:
+        if kept is None or path != kept.path:
+            drafts.discard(path)
     for trial in outcome.trials:
         if trial.derived is not None and trial.derived is kept:
             drafts.measured(trial.derived, measurement(subject, outcome, trial))
-        elif trial.path in state.made:
-            drafts.discard(trial.path)
     return outcome
 
 

@@ -13,6 +13,7 @@ What exists here:
   `<|endoftext|>`: tokenises any text, ends with either of the last two.
 - `ascii_level()`: the printable ASCII characters and the newline instead of the bytes, so that whatever the model says
   reads the same when it is tokenised again; no merges. The special tokens are those of `byte_level`.
+- `word_level()`: `byte_level` with many words of two letters, for what cuts vocabularies.
 - `sentencepiece()`: `<unk> <s> </s>`, 256 byte tokens `<0x00>`.., then some pieces with the U+2581 space.
 - `load(path, **options)`: such a file as a `LlamaModel` with one thread (two only get in each other's way here) and a
   context of 256 tokens; the options are those of `LoadOptions`.
@@ -141,6 +142,22 @@ def ascii_level() -> TinyVocabulary:
         bos=n_normal,
         eot=n_normal + 2,
         eos=n_normal + 3,
+    )
+
+
+def word_level() -> TinyVocabulary:
+    """`byte_level` with 675 words of two letters between the merges and the special tokens: large enough to be cut."""
+    base, letters_ = byte_level(), "abcdefghijklmnopqrstuvwxyz"
+    words = [a + b for a in letters_ for b in letters_ if a + b != "th"]
+    at = len(base.tokens) - 4
+    return TinyVocabulary(
+        model=base.model,
+        tokens=(*base.tokens[:at], *words, *base.tokens[at:]),
+        types=(*base.types[:at], *(int(TokenType.NORMAL) for _ in words), *base.types[at:]),
+        merges=(*base.merges, *(f"{word[0]} {word[1]}" for word in words)),
+        bos=at + len(words),
+        eot=at + len(words) + 2,
+        eos=at + len(words) + 3,
     )
 
 

@@ -1,26 +1,28 @@
-"""What the options of `specllama draft` allow, checked where they enter."""
+"""What the options of `specllama draft` allow, checked where they enter. None is the default;  is refused elsewhere."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any
 
 from specllama.errors import UsageError
 
 _MOST_LAYERS = 512  # llama.cpp's own limit
 
 
-def quants(name: str, text: object) -> tuple[str, ...] | None:
+def quants(_name: str, text: object) -> Any:
     """A comma list of quantisations."""
     from specllama.llama_quantize import quant_of
 
-    return None if text is None else tuple(dict.fromkeys(quant_of(part.strip()) for part in str(text).split(",")))
+    if not text:
+        return text
+    return tuple(dict.fromkeys(quant_of(part.strip()) for part in str(text).split(",")))
 
 
-def n_tokens(name: str, text: object) -> int | None:
+def n_tokens(name: str, text: object) -> Any:
     """A number of tokens; 32k is 32000."""
-    if text is None:
-        return None
+    if not text:
+        return text
     match = re.fullmatch(r"(\d{1,9})(k?)", str(text).strip().lower())
     number = int(match[1]) * (1000 if match[2] else 1) if match else 0
     if not number:
@@ -28,12 +30,10 @@ def n_tokens(name: str, text: object) -> int | None:
     return number
 
 
-def layers(name: str, text: object) -> tuple[int, ...] | Literal["auto"] | None:
+def layers(name: str, text: object) -> Any:
     """A list of layers such as 4,7-9, or auto."""
-    if text is None:
-        return None
-    if text == "auto":
-        return "auto"
+    if not text or text == "auto":
+        return text
     found: list[int] = []
     for part in str(text).split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)

@@ -1,0 +1,167 @@
+"""The search for the fastest derived draft: what is tried, what is kept, and what it says where nothing helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import derive, derive_search, drafts, llama
+from specllama.children import Tell
+from specllama.cli import draft_view
+from specllama.derive import Recipe
+from specllama.derive_search import Outcome, Space
+from specllama.errors import BackendError
+from specllama.llama import Header, LoadOptions
+from specllama.profiles import Subject
+from specllama.traces import Trace
+from specllama.tuner_child import Job, Measured
+from tests import tiny
+
+CHEAP = ((1, 0.040), (2, 0.042), (4, 0.044), (8, 0.050))
+ACCEPTED = 0.9
+
+
+@pytest.fixture
+def parent(home: Path) -> Header:
+    """A draft whose target is never loaded."""
+    home.mkdir()
+    return llama.header(tiny.write_model(home / "draft.gguf", vocabulary=tiny.word_level(), n_layer=8))
+
+
+@pytest.fixture
+def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Searches where a child takes as long and accepts as much as `worth` says of a recipe's name."""
+    (parent.path.parent / "target.gguf").write_bytes(b"target")
+
+    def make(_parent: Header, recipe: Recipe, path: Path, _tell: Tell) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(recipe.name)
+
+    monkeypatch.setattr(derive, "make", make)
+    subject = Subject(parent.path.parent / "target.gguf", LoadOptions(), parent.path, LoadOptions())
+
+    def run(space: Space, worth: dict[str, tuple[float, float]], **options: object) -> Outcome:
+        def child(job: Job, _tell: Tell) -> Measured:
+            assert job.subject.draft is not None
+            name = "" if job.subject.draft == parent.path else job.subject.draft.read_text()
+            if name not in worth:
+                raise BackendError("it died")
+            cost, accepted = worth[name]
+            traces = tuple(Trace("code", greedy, (accepted,) * 50, (accepted,) * 50) for greedy in (True, False))
+            verify = tuple(point for point in CHEAP if point[0] in job.rows)
+            return Measured(0.04, verify, ((1, cost * 0.04), (2, cost * 0.05)), traces)
+
+        return derive_search.search(
+            parent,
+            subject,
+            space,
+            lambda _what, _share: None,
+            extra_bufts=True,
+            run=child,
+            **options,  # type: ignore[arg-type]
+        )
+
+    return run
+
+
+def _kept() -> list[str]:
+    return [path.stem for path in drafts.paths()]
+
+
+def test_each_change_is_tried_on_the_best_so_far_and_only_the_best_stays(search: Callable[..., Outcome]) -> None:
+    """Gigabytes of candidates left behind, or a combination of two changes that both did harm."""
+    worth = {"": (0.4, 0.9), "q4_0": (0.2, 0.89), "q2_k": (0.19, 0.5), "q4_0+v512": (0.12, 0.88)}
+    found = search(Space(("Q4_0", "Q2_K"), 512), worth)
+    assert [trial.recipe.name for trial in found.trials] == ["q4_0", "q2_k", "q4_0+v512"]
+    assert found.best is not None
+    assert found.best.recipe == Recipe(quant="Q4_0", n_vocab=512)
+    assert _kept() == ["draft+q4_0+v512"]
+    record = drafts.read(next(drafts.paths()))
+    assert record is not None
+    (measurement,) = record.measurements
+    assert (measurement.cost, measurement.parent_cost) == (pytest.approx(0.12), pytest.approx(0.4))
+    assert measurement.speed == pytest.approx(found.best.speed)
+    assert measurement.speed > measurement.parent_speed > 1.0
+    assert draft_view.verdict(found).startswith("Weights in Q4_0, 512 tokens: ")
+
+
+def test_where_none_is_clearly_faster_nothing_stays_and_that_is_said(search: Callable[..., Outcome]) -> None:
+    """A draft kept for a gain that is noise, or a search that ends in silence."""
+    found = search(Space(("Q4_0",)), {"": (0.4, 0.9), "q4_0": (0.395, 0.9)})
+    assert (found.best, found.kept, _kept()) == (None, None, [])
+    assert draft_view.verdict(found).startswith("No derived draft is clearly faster than draft as it is")
+    hopeless = search(Space(("Q4_0",)), {"": (2.0, 0.3), "q4_0": (1.5, 0.3)})
+    assert hopeless.best is not None  # the better of two bad ones
+    assert draft_view.verdict(hopeless).endswith("; but plain decoding is fastest on this machine.")
+
+
+def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
+    search: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The most important layers left out first, or more of them although speed falls."""
+    harm = {0: 0.1, 1: 0.8, 2: 0.85, 3: 0.7, 4: 0.6, 5: 0.5, 6: 0.4, 7: 0.2}
+    monkeypatch.setattr(derive_search.children, "run", lambda _work, _tell: [harm[n] for n in range(8)])
+    worth = {"": (0.4, 0.9), "drop2": (0.33, 0.89), "drop1.2": (0.3, 0.4), "drop1.2.3": (0.1, 0.9)}
+    found = search(Space(finds_layers=True), worth)
+    assert [trial.recipe.name for trial in found.trials] == ["drop2", "drop1.2"]
+    assert _kept() == ["draft+drop2"]
+
+
+def test_a_candidate_that_fails_is_told_and_the_search_goes_on(search: Callable[..., Outcome]) -> None:
+    """All thrown away because one kind of weights kills the process."""
+    found = search(Space(("Q2_K", "Q4_0")), {"": (0.4, 0.9), "q4_0": (0.2, 0.9)})
+    assert found.failures == ("weights in Q2_K: it died",)
+    assert _kept() == ["draft+q4_0"]
+
+
+def test_one_recipe_that_was_asked_for_stays_whatever_it_is_worth(search: Callable[..., Outcome]) -> None:
+    """A draft that was asked for and vanished."""
+    found = search(Space(), {"": (0.4, 0.9), "q2_k": (0.5, 0.2)}, only=Recipe(quant="Q2_K"))
+    assert found.best is None
+    assert found.kept is not None
+    assert _kept() == ["draft+q2_k"]
+    with pytest.raises(BackendError, match="it died"):
+        search(Space(), {"": (0.4, 0.9)}, only=Recipe(quant="Q8_0"))
+
+
+def test_what_was_there_before_is_used_and_stays(search: Callable[..., Outcome], parent: Header) -> None:
+    """A draft made by hand that is gone after a search which found a better one."""
+    mine = drafts.place(parent.path, Recipe(quant="Q2_K"))
+    mine.parent.mkdir(parents=True)
+    mine.write_text("q2_k")
+    drafts.record(mine, Recipe(quant="Q2_K"), parent.path)
+    found = search(Space(("Q2_K", "Q4_0")), {"": (0.4, 0.9), "q2_k": (0.3, 0.8), "q4_0": (0.2, 0.9)})
+    assert found.best is not None
+    assert _kept() == ["draft+q2_k", "draft+q4_0"]
+
+
+def test_ctrl_c_leaves_nothing_of_what_was_made(
+    search: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a search's files in the cache."""
+    monkeypatch.setattr(drafts, "measured", _interrupted)
+    make = derive.make
+
+    def then_stop(*args: object) -> None:
+        make(*args)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(derive, "make", then_stop)
+    with pytest.raises(KeyboardInterrupt):
+        search(Space(("Q4_0",)), {"": (0.4, 0.9)})
+    assert _kept() == []
+
+
+def _interrupted(*_args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_everything_that_makes_sense_is_tried(parent: Header) -> None:
+    """A small vocabulary cut, or layers of a model with windows left out, in a search nobody gave a recipe."""
+    assert derive_search.everything(parent) == Space(derive_search.QUANTS, 0, finds_layers=True)
+    windowed = replace(parent, n_swa=512)
+    assert not derive_search.everything(windowed).finds_layers
+    assert derive_search.everything(replace(parent, n_vocab=150_000)).n_vocab == derive_search.N_VOCAB

@@ -1,0 +1,111 @@
+"""The store of derived drafts: provenance that comes back, and is noticed where it is no longer true."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import drafts
+from specllama.derive import Recipe
+from specllama.drafts import Derived, Measurement
+from specllama.errors import ConfigError
+from specllama.profiles import ClassFigures
+
+RECIPE = Recipe(quant="Q4_0", n_vocab=32000, dropped=(4, 7))
+MEASUREMENT = Measurement(
+    target="target.gguf",
+    target_sha256="aa",
+    cpu="some CPU",
+    made="2026-01-02T03:04:05+00:00",
+    step_s=0.04,
+    cost=0.2,
+    speed=1.5,
+    parent_cost=0.4,
+    parent_speed=1.2,
+    classes=(ClassFigures("code", True, 0.9, 0.9, 5, 1.6),),
+)
+
+
+@pytest.fixture
+def parent(home: Path) -> Path:
+    """No model: nothing is loaded."""
+    home.mkdir()
+    (home / "draft-q4_k_m.gguf").write_bytes(b"weights")
+    return home / "draft-q4_k_m.gguf"
+
+
+@pytest.fixture
+def derived(parent: Path) -> Derived:
+    """A draft in the folder."""
+    path = drafts.place(parent, RECIPE)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"fewer")
+    return drafts.record(path, RECIPE, parent)
+
+
+def test_provenance_comes_back_as_it_was_kept(derived: Derived, parent: Path) -> None:
+    """A hash, a layer or a measurement lost on its way through the file."""
+    assert drafts.read(derived.path) == derived
+    assert derived.name == "draft-q4_k_m+q4_0+v32000+drop4.7"
+    assert derived.parent.path == parent
+    assert "llama-cpp-python" in derived.build
+    measured = drafts.measured(derived, MEASUREMENT)
+    assert drafts.read(derived.path) == measured
+    again = drafts.measured(measured, replace(MEASUREMENT, speed=1.6))
+    assert [each.speed for each in again.measurements] == [1.6]
+    other = drafts.measured(again, replace(MEASUREMENT, cpu="another"))
+    assert len(other.measurements) == 2
+
+
+def test_drafts_are_found_by_name_and_by_parent(derived: Derived, parent: Path, tmp_path: Path) -> None:
+    """`-md NAME` that is taken for a file, a file that is taken for a name, or the children of another model."""
+    assert drafts.named(derived.name) == drafts.named(f"{derived.name}.gguf") == derived.path
+    assert drafts.named("none") is None
+    assert drafts.named(f"x/{derived.name}") is None
+    assert list(drafts.paths()) == [derived.path]
+    assert drafts.children_of(parent) == [derived]
+    assert drafts.children_of(tmp_path / "other.gguf") == []
+
+
+def test_a_parent_that_changed_or_went_makes_a_draft_stale(derived: Derived, parent: Path) -> None:
+    """A draft of last year's model used beside this year's, without a word."""
+    assert drafts.stale(derived) == ""
+    parent.write_bytes(b"other weights")
+    assert drafts.stale(derived) == "its parent draft-q4_k_m.gguf has changed since"
+    assert drafts.children_of(parent) == []
+    parent.unlink()
+    assert drafts.stale(derived) == "its parent draft-q4_k_m.gguf is gone"
+    derived.path.write_bytes(b"something else")
+    assert drafts.stale(derived) == "the file is not the one that was made"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 0}', '{"version": 1, "recipe": 3}'])
+def test_a_damaged_record_is_an_error_with_a_remedy_and_spoils_nothing_else(
+    derived: Derived, parent: Path, text: str
+) -> None:
+    """A traceback at every tuning because a disk was full once."""
+    derived.path.with_suffix(".json").write_text(text)
+    with pytest.raises(ConfigError, match=r"\.json") as caught:
+        drafts.read(derived.path)
+    assert "draft make" in caught.value.hint
+    assert drafts.children_of(parent) == []
+
+
+def test_removing_takes_the_record_with_it(derived: Derived) -> None:
+    """A record without a draft, listed for ever."""
+    assert drafts.remove(derived.path) == len(b"fewer")
+    assert list(derived.path.parent.iterdir()) == []
+    drafts.discard(derived.path)  # is not there: nothing to do
+
+
+def test_a_draft_that_is_moved_keeps_its_record(derived: Derived, tmp_path: Path) -> None:
+    """Provenance that stays behind in the cache."""
+    moved = drafts.moved(drafts.measured(derived, MEASUREMENT), tmp_path / "mine.gguf")
+    assert drafts.read(tmp_path / "mine.gguf") == moved
+    assert moved.measurements == (MEASUREMENT,)
+    assert (tmp_path / "mine.gguf").read_bytes() == b"fewer"
+    assert list(derived.path.parent.iterdir()) == []
+    assert json.loads((tmp_path / "mine.json").read_text())["parent"]["sha256"] == derived.parent.sha256
