@@ -14,7 +14,8 @@ from typing import Any
 from specllama import children, gguf_rewrite, llama, storage
 from specllama.children import Tell
 from specllama.derive_layers import check_dropped, without_layers
-from specllama.derive_vocab import MULTIPLE, VOCAB_MAP, kept_tokens, with_vocabulary
+from specllama.derive_vocab import MULTIPLE, kept_tokens, with_vocabulary
+from specllama.draft_model import VOCAB_MAP
 from specllama.errors import BackendError, DiskFull, UsageError
 from specllama.llama_header import Header, refuse_architecture
 from specllama.llama_quantize import QUANTS, quant_of
@@ -69,7 +70,7 @@ def checked(parent: Header, recipe: Recipe) -> Recipe:
     refuse_architecture(parent)
     if recipe == Recipe():
         raise UsageError("nothing is to be done to the model", hint="say --quant, --vocab or --drop-layers")
-    if VOCAB_MAP in _keys(parent) and recipe.n_vocab:
+    if VOCAB_MAP in parent.arrays and recipe.n_vocab:
         raise UsageError(f"the vocabulary of {parent.path.name} was cut already", hint="derive from its parent")
     if recipe.n_vocab < 0:
         raise UsageError(f"a vocabulary of {recipe.n_vocab} tokens cannot be meant")
@@ -78,11 +79,6 @@ def checked(parent: Header, recipe: Recipe) -> Recipe:
         dropped=check_dropped(parent, recipe.dropped) if recipe.dropped else (),
         quant=quant_of(recipe.quant) if recipe.quant else "",
     )
-
-
-def _keys(parent: Header) -> Mapping[str, object]:
-    """The metadata's keys, arrays included."""
-    return gguf_rewrite.read_source(parent.parts[:1]).walked.entries
 
 
 def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:

@@ -12,14 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from specllama import gguf_rewrite
-from specllama.compat_tokens import spelled
+from specllama.draft_model import VOCAB_MAP
 from specllama.errors import UnsupportedModel, UsageError
 from specllama.gguf_rewrite import Source, Tensor
 from specllama.llama_header import Header
 from specllama.model_facts import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
 from specllama.types import IntArray
-
-VOCAB_MAP = "specllama.vocab_map"  # metadata: for every id of the file, the id it has for the target
 
 MULTIPLE = 64  # kernels take head matrices whose rows are a multiple of up to this only
 LEAST_TOKENS = 512
@@ -59,9 +57,9 @@ def _special(source: Source, tokenizer: Tokenizer) -> set[int]:
     """What must stay whatever its id is: tokens that steer, single bytes, and all that the metadata names."""
     steering = {UNKNOWN, CONTROL, USER_DEFINED, BYTE}
     found = {token for token, kind in enumerate(tokenizer.types) if kind in steering}
-    pieces = spelled(tokenizer)
-    found |= {token for token, piece in enumerate(pieces) if piece is not None and len(piece) == 1}
-    missing = 256 - len({piece for piece in pieces if piece is not None and len(piece) == 1})
+    single = [token for token, piece in enumerate(tokenizer.spellings) if len(piece) == 1]
+    found |= set(single)
+    missing = 256 - len({tokenizer.spellings[token] for token in single})
     if missing:
         raise UnsupportedModel(
             f"{source.path.name} has no token for {missing} of the 256 bytes, so a smaller vocabulary could not spell "

@@ -12,6 +12,7 @@ from statistics import median
 from specllama import children, llama, traces
 from specllama.children import Tell
 from specllama.conversation import Conversation, Message
+from specllama.draft_model import DraftModel, in_target_ids
 from specllama.errors import PromptError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices
@@ -20,7 +21,6 @@ from specllama.profiles import Subject, Threads
 from specllama.sample_prompts import sample_prompts
 from specllama.traces import Answer, Trace
 from specllama.tuning import Points
-from specllama.types import LanguageModel
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
@@ -81,7 +81,7 @@ class Bench:
     def __init__(self, job: Job, target: LlamaModel, draft: LlamaModel | None) -> None:
         self.job = job
         self.target = target
-        self.draft: LanguageModel | None = draft
+        self.draft: DraftModel | None = None if draft is None else in_target_ids(target, draft)
         self._own_draft = draft
         n_known = target.vocab_size if self.draft is None else min(target.vocab_size, self.draft.vocab_size)
         self.prompts = _prompts(target, job.n_tokens, n_known)
@@ -91,7 +91,7 @@ class Bench:
 
     def put(self, draft: LlamaModel) -> None:
         """Take another draft."""
-        self.draft, self._own_draft = draft, draft
+        self.draft, self._own_draft = in_target_ids(self.target, draft), draft
 
     def judge(self, by: Answer) -> tuple[Trace, Trace]:
         """The draft judged by an answer."""

@@ -13,7 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from specllama import derive, gguf_rewrite, llama, storage
 from specllama.derive import Recipe
-from specllama.derive_vocab import VOCAB_MAP
+from specllama.draft_model import VOCAB_MAP
 from specllama.errors import DiskFull, UnsupportedModel, UsageError
 from tests import tiny
 
