@@ -19,7 +19,7 @@ Letter: TypeAlias = tuple[str, str]  # a character, and the tag of who wrote it
 Shown: TypeAlias = tuple[str, str, Kind]  # a character, its tag, and how it looks
 
 _OPEN_START = re.compile(r" {0,3}(`*|~*|#{1,6})")  # a line that may still become a fence or a heading
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}#{1,6}")
 
 
@@ -70,7 +70,7 @@ class Markdown:
     def _begin_line(self, start: str, after: str) -> Iterator[Shown]:
         """`start` begins a line and `after` follows: say what the line is."""
         self._at_start = False
-        fence = _FENCE.fullmatch(start)
+        fence = FENCE.fullmatch(start)
         if self._fence:
             closes = fence is not None and fence[1].startswith(self._fence) and after == "\n"
             yield from self._release("mark" if closes else "code")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from rich.cells import get_character_cell_size
 
@@ -62,17 +62,39 @@ class Piece:
         return self.on + self.text + self.off
 
 
+class Breaks(Protocol):
+    """Decides where lines end; see `wrapping.Wrapper`."""
+
+    def feed(self, pieces: Iterable[Piece], column: int, width: int) -> list[Piece]:
+        """What of `pieces`, and of what was held before, can be written from `column` on."""
+        ...
+
+    def finish(self, column: int, width: int) -> list[Piece]:
+        """What is still held."""
+        ...
+
+
 class Screen:
     """Append-only text on one stream and live lines below it on another, both on the same terminal.
+
+    Where lines end is left to the terminal, or to `breaks`, which may hold text until `finish`.
 
     Invariant: after `draw` the cursor stands right behind the text, and not at the margin, where terminals disagree
     about what the next character does: a character that would end there waits for its successor, or for `clear`.
     """
 
-    def __init__(self, text: Stream, live: Stream, size: Callable[[Stream], tuple[int, int]] = size_of) -> None:
+    def __init__(
+        self,
+        text: Stream,
+        live: Stream,
+        size: Callable[[Stream], tuple[int, int]] = size_of,
+        breaks: Breaks | None = None,
+    ) -> None:
         self._text = text
         self._live = live
         self._size = size
+        self._breaks = breaks
+        self._added: list[Piece] = []  # and not yet broken into lines
         self._waiting: list[Piece] = []
         self._line = ""  # the text's unfinished last line, as far as written
         self._column = 0  # where it ends
@@ -82,7 +104,7 @@ class Screen:
     @property
     def size(self) -> tuple[int, int]:
         """Columns and rows, now."""
-        return self._size(self._live)
+        return self._size(self._text if self._text.is_terminal else self._live)
 
     @property
     def mid_line(self) -> bool:
@@ -92,7 +114,7 @@ class Screen:
     def add(self, piece: Piece) -> None:
         """Text for the next `draw`."""
         if piece.text:
-            self._waiting.append(piece)
+            self._added.append(piece)
 
     def draw(self, lines: Sequence[str]) -> None:
         """Write the waiting text, and `lines` below it: as many as fit into half of the window."""
@@ -106,17 +128,28 @@ class Screen:
         self._drawn = bool(lines)
 
     def clear(self) -> None:
-        """Erase the live lines and write all text that waits."""
+        """Erase the live lines and write all text that waits, but for a word that may have to move."""
         if self._drawn:
             self._live.write(ERASE_BELOW)
             self._drawn = False
         self._write_waiting(self.size[0], leave_margin=False)
 
+    def finish(self) -> None:
+        """`clear`, and the text is over: nothing waits any longer."""
+        self.clear()
+        if self._breaks is not None:
+            self._waiting += self._breaks.finish(self._column, self._width)
+            self._write_waiting(self._width, leave_margin=False)
+
     def _write_waiting(self, width: int, *, leave_margin: bool) -> None:
         """Write what waits; `leave_margin`: all but a last character that would end at the margin."""
         if width != self._width:  # the window changed: its rows broke anew
             self._column, self._width = column_after(self._line, 0, width), width
-        pieces, self._waiting = self._waiting, []
+        pieces, self._waiting, added, self._added = self._waiting, [], self._added, []
+        if self._breaks is not None:
+            held_back = "".join(piece.text for piece in pieces)
+            added = self._breaks.feed(added, column_after(held_back, self._column, width), width)
+        pieces += added
         column = column_after("".join(piece.text for piece in pieces), self._column, width)
         if leave_margin and pieces and column == width:
             last = pieces.pop()

@@ -8,6 +8,7 @@ from specllama.cli.output import Output, visible
 from specllama.cli.record import Record
 from specllama.cli.render import Figures, palette_of, strip
 from specllama.cli.terminal import Piece, Screen
+from specllama.cli.wrapping import Wrapper
 from specllama.events import Event, Finished, Notice, TokenEvent
 from specllama.text import Span, TextStream
 
@@ -40,7 +41,7 @@ class Board:
 
     def __init__(self, output: Output, figures: Figures, *, live: bool) -> None:
         self.gap_s = FRAME_S if live else 0.0
-        self.screen = Screen(output.out, output.err)
+        self.screen = Screen(output.out, output.err, breaks=Wrapper() if output.out.is_terminal else None)
         self._figures = figures
         self._palette = palette_of(output.err)
         self._live = live
@@ -110,7 +111,7 @@ class AnswerView:
         """Take the live figures away, end the line, and say what had to wait."""
         if self._held_return:
             self._board.screen.add(Piece(visible(self._held_return)))
-        self._board.screen.clear()
+        self._board.screen.finish()
         if self._board.screen.mid_line:
             self._output.out.write("\n")
         self._say_notices()

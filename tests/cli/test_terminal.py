@@ -24,12 +24,12 @@ class Window:
         self.display.set_mode(pyte.modes.LNM)  # a newline returns the carriage, as the terminal driver does
         self._terminal = pyte.Stream(self.display)
         self.sent = ""
-        self.screen = Screen(self._stream(is_text=True), self._stream(is_text=False), lambda _: self.size())
+        self.screen = Screen(self.stream(is_text=True), self.stream(is_text=False), lambda _: self.size())
 
     def size(self) -> tuple[int, int]:
         return self.display.columns, self.display.lines
 
-    def _stream(self, *, is_text: bool) -> Stream:
+    def stream(self, *, is_text: bool) -> Stream:
         window = self
 
         class File(io.StringIO):
