@@ -3,7 +3,8 @@
     .venv/bin/python scripts/record.py docs/run.svg --size 100x24 --title "specllama run" -- specllama run "..."
 
 The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second; a
-`--still` picture holds the screen at the given second instead. Colours are those of the command.
+`--still` picture holds the screen at the given second instead. Colours are those of the command. With `--say`, somebody
+types: each of these lines in turn, whenever the program asks with `>>> `, and Ctrl-D after the last.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import html
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -20,6 +22,8 @@ import pyte
 CELL_W, CELL_H, FONT_SIZE = 8.4, 19.0, 14
 MARGIN, BAR = 14, 34
 FRAME_S, LAST_FRAME_S = 0.16, 4.0
+ASKS, CTRL_D = ">>> ", "\x04"
+KEY_S, THINK_S = 0.06, 0.8  # between two keys, before and after a line
 BACKGROUND, FOREGROUND = "#11151c", "#d8dee9"
 PALETTE = {
     "black": "#3b4252", "red": "#e06c75", "green": "#98c379", "brown": "#e5c07b", "blue": "#61afef",
@@ -85,18 +89,46 @@ def draw_line(screen: pyte.Screen, y: int) -> str:
     return "".join(parts)
 
 
+class Typist:
+    """Types the next line, letter by letter, whenever the program asks for one; leaves after the last."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self._keys = ""
+        self._next = 0.0
+
+    def press(self, screen: pyte.Screen, send: Callable[[str], object]) -> None:
+        """One key, if it is time for one."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        if not self._keys:
+            if screen.display[screen.cursor.y].rstrip() != ASKS.rstrip():
+                return
+            self._keys = f"{self._lines.pop(0)}\r" if self._lines else CTRL_D
+            self._next = now + THINK_S
+            return
+        send(self._keys[0])
+        self._keys = self._keys[1:]
+        self._next = now + (KEY_S if self._keys else THINK_S)
+
+
 Frame = tuple[float, tuple[str, ...]]  # second, lines
 
 
-def record(command: str, n_columns: int, n_lines: int, timeout_s: float) -> list[Frame]:
+def record(command: str, n_columns: int, n_lines: int, timeout_s: float, says: list[str]) -> list[Frame]:
     """Distinct screens of `command` with the second at which each appeared."""
     screen = pyte.Screen(n_columns, n_lines)
     stream = pyte.ByteStream(screen)
     child = pexpect.spawn("/bin/sh", ["-c", command], dimensions=(n_lines, n_columns), timeout=None)
+    screen.write_process_input = child.send  # it is asked where its cursor is
+    typist = Typist(says) if says else None
     started, frames = time.monotonic(), [(0.0, draw(screen))]
     while time.monotonic() - started < timeout_s:
+        if typist is not None:
+            typist.press(screen, child.send)
         try:
-            stream.feed(child.read_nonblocking(65536, timeout=FRAME_S))
+            stream.feed(child.read_nonblocking(65536, timeout=KEY_S if typist else FRAME_S))
         except pexpect.TIMEOUT:
             continue
         except pexpect.EOF:
@@ -157,10 +189,11 @@ def main() -> None:
     parser.add_argument("--title", default="")
     parser.add_argument("--still", type=float, metavar="SECOND", help="one picture: the screen at this second")
     parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--say", action="append", default=[], metavar="LINE", help="type this where the program asks")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     n_columns, n_lines = map(int, args.size.split("x"))
-    frames = record(shlex.join(args.command), n_columns, n_lines, args.timeout)
+    frames = record(shlex.join(args.command), n_columns, n_lines, args.timeout, args.say)
     if args.still is not None:
         frames = [[frame for frame in frames if frame[0] <= args.still][-1]]
     args.output.parent.mkdir(parents=True, exist_ok=True)

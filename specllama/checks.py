@@ -12,6 +12,13 @@ from typing import Any, TypeAlias
 
 from specllama.errors import UsageError
 
+AUTO = "auto"  # the program decides
+
+# What may be asked for anywhere: the longest draft, the context, the memory of a laptop.
+MAX_DRAFT = 64
+MIN_CTX, MAX_CTX = 16, 2**31 - 1  # llama.cpp counts in 32 bits
+MAX_MEMORY_GB = 4096
+
 Check: TypeAlias = Callable[[str, object], Any]
 
 
@@ -62,3 +69,17 @@ def word(*words: str) -> Check:
         return str(text)
 
     return check
+
+
+def either(other: str, meaning: object, check: Check) -> Check:
+    """What `check` allows, or the word `other`, which stands for `meaning`; that itself, too."""
+
+    def checked(name: str, text: object) -> Any:
+        if text in (meaning, other):
+            return meaning
+        try:
+            return check(name, text)
+        except UsageError as error:
+            raise UsageError(f"{error}, or {other}", hint=error.hint) from None
+
+    return checked

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from specllama import hub, llama, pairs, probe, storage
 from specllama.cpu import DECISIVE, Cpu, this_cpu
 from specllama.errors import ConfigError, SpecllamaError
@@ -85,7 +87,7 @@ def look() -> Checkup:
     catalog, config = _look_at_config()
     models = {} if catalog is None else _cached(catalog)
     memory_free, disk_free = llama.memory_free(), _disk_free(storage.models_dir())
-    findings = [about_program(), *build_findings, config]
+    findings = [about_program(), *build_findings, config, about_cache(user_cache_path("specllama"))]
     if catalog is not None:
         findings += [about_memory(catalog, memory_free), *about_models(catalog, models, disk_free)]
     return Checkup(
@@ -181,6 +183,20 @@ def about_models(catalog: Catalog, models: Mapping[str, Path], disk_free: int) -
         disk = Finding("disk", Level.ATTENTION, f"{room}, {storage.size_text(needed)} needed", hint)
     fetch = f"The first `specllama run` fetches it; so does: specllama models pull {pair.name}"
     return [Finding("models", Level.NOTE, found, fetch), disk]
+
+
+def about_cache(folder: Path) -> Finding:
+    """Can anything be kept? Without a cache every start asks everything anew, and nothing can be fetched."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return Finding("cache", Level.OK, str(folder))
+    wrong = "cannot be written" if there == folder else f"cannot be made in {there}"
+    return Finding(
+        "cache",
+        Level.ATTENTION,
+        f"{folder} {wrong}: no model can be fetched, and what was found out about this build is not kept",
+        "Make it writable, or set XDG_CACHE_HOME to a folder that is.",
+    )
 
 
 def _look_at_build(probed: ProbeResult, cpu: Cpu) -> tuple[BuildInfo | None, list[Finding]]:

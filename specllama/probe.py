@@ -27,7 +27,7 @@ from typing import Any
 
 import platformdirs
 
-from specllama import probe_model
+from specllama import probe_model, storage
 from specllama.cpu import this_cpu
 from specllama.errors import BackendError
 
@@ -176,10 +176,7 @@ class _Cache:
         self.results[key] = result
         facts = {"hashes": self.hashes, "results": {key: _to_json(value) for key, value in self.results.items()}}
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-            os.replace(fresh, self.path)
+            storage.write_text(self.path, json.dumps(facts, indent=1))
 
 
 def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:

@@ -93,14 +93,21 @@ def _adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams
     return row
 
 
-def _checked_peak(peak: float) -> float:
+def _checked_peak(peak: float, logits: FloatArray) -> float:
     """`peak`, the largest logit of a row; raises NumericsError where no law can come of it.
 
     numpy's max and argmax prefer NaN, so the largest entry tells of every NaN and of +inf; -inf means all masked.
+    logits: (V,), the row before bias and penalties, which tells who is to blame.
     """
     if math.isfinite(peak):
         return peak
     found = "every token is masked" if peak == -math.inf else f"the largest logit is {peak}"
+    if math.isfinite(float(logits.max())):
+        if peak == -math.inf:
+            raise NumericsError("the logit bias forbids every token", hint="forbid fewer of them (--logit-bias)")
+        raise NumericsError(
+            f"bias and penalties leave the range of numbers: {found}", hint="use smaller biases and penalties"
+        )
     raise NumericsError(
         f"the model's logits cannot be turned into probabilities: {found}",
         hint="check the model file's checksum, and the build with `specllama doctor`",
@@ -159,9 +166,11 @@ def law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> D
     row = _adjusted(logits, history, params)
     if params.greedy:
         token = int(row.argmax())  # the first of equals: ties go to the lowest id
-        _checked_peak(float(row[token]))
+        _checked_peak(float(row[token]), logits)
         return Distribution.point(token)
-    peak = _checked_peak(float(row.max()))  # of the whole row: top-k sorts by comparing, and NaN compares with nothing
+    peak = _checked_peak(
+        float(row.max()), logits
+    )  # of the whole row: top-k sorts by comparing, and NaN compares with nothing
     whole = not 0 < params.top_k < row.size
     if whole:
         ids, values = np.arange(row.size), row.astype(np.float64)

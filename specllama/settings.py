@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from specllama.checks import Check, real, whole, word
+from specllama.checks import AUTO, Check, either, real, whole, word
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.errors import UsageError
 from specllama.sampling import SamplingParams
@@ -26,6 +26,7 @@ class Settings:
     strategy: str = "none"  # a key of the registry
     spec: bool = True  # False = plain decoding for now, whatever the strategy
     drafting: DraftSettings = field(default_factory=DraftSettings)
+    auto: bool = False  # what was measured for the loaded models decides the draft's length, and not `drafting.n_max`
     rule: Rule = Rule.TOKEN
     seed: int = -1  # of the next answer, counting up from there; -1 = a new one for each
     n_predict: int = -1  # most tokens of an answer; -1 = until it ends
@@ -69,6 +70,23 @@ def _of_drafting(name: str, help: str, check: Check) -> Setting:
     )
 
 
+def _with_length(settings: Settings, value: int | str) -> Settings:
+    """A fixed draft length, or `auto`, for which whoever knows the models finds `drafting.n_max` and `.policy`."""
+    if isinstance(value, str):
+        return replace(settings, auto=True)
+    return replace(settings, auto=False, drafting=replace(settings.drafting, n_max=value, policy=None))
+
+
+def _with_confidence(settings: Settings, value: float) -> Settings:
+    """Whoever names a confidence to stop at has decided how far to draft."""
+    drafting = replace(settings.drafting, p_min=value)
+    return (
+        replace(settings, auto=False, drafting=replace(drafting, policy=None))
+        if value
+        else replace(settings, drafting=drafting)
+    )
+
+
 def _own(name: str, help: str, check: Check, words: tuple[str, ...] = ()) -> Setting:
     """A field of Settings itself."""
     return Setting(
@@ -83,20 +101,6 @@ def _own(name: str, help: str, check: Check, words: tuple[str, ...] = ()) -> Set
 def on_off(name: str, text: object) -> bool:
     """`on` or `off`, as truth."""
     return text if isinstance(text, bool) else _ON_OFF[word(*_ON_OFF)(name, text)]
-
-
-def _or_none(check: Check) -> Check:
-    """What `check` allows, or `none` for None."""
-
-    def checked(name: str, text: object) -> Any:
-        if text in (None, "none"):
-            return None
-        try:
-            return check(name, text)
-        except UsageError as error:
-            raise UsageError(f"{error}, or none", hint=error.hint) from None
-
-    return checked
 
 
 def _strategy(name: str, text: object) -> str:
@@ -146,9 +150,22 @@ SETTINGS: dict[str, Setting] = {
     "predict": _own("n_predict", "most tokens of an answer; -1 goes on to its end", _LENGTH),
     "stop": _own("stops", "end the answer before this text; none clears", _stops),
     "drafter": _own("strategy", "what drafts", _strategy, tuple(REGISTRY)),
-    "draft-n-max": _of_drafting("n_max", "longest draft; 0 drafts nothing", whole(0)),
-    "draft-p-min": _of_drafting("p_min", "stop drafting where the draft is less sure than this", real(0, 1)),
-    "draft-temp": _of_drafting("temperature", "temperature of the draft; none is the target's", _or_none(real(0))),
+    "draft-n-max": Setting(
+        "longest draft; 0 drafts nothing, auto goes by what `specllama tune` measured",
+        either(AUTO, AUTO, whole(0)),
+        lambda settings: AUTO if settings.auto else settings.drafting.n_max,
+        _with_length,
+        (AUTO,),
+    ),
+    "draft-p-min": Setting(
+        "stop drafting where the draft is less sure than this",
+        real(0, 1),
+        lambda settings: settings.drafting.p_min,
+        _with_confidence,
+    ),
+    "draft-temp": _of_drafting(
+        "temperature", "temperature of the draft; none is the target's", either("none", None, real(0))
+    ),
     "rule": Setting(
         "how drafted tokens are accepted; each keeps the target's law",
         word(*_RULES),

@@ -16,6 +16,7 @@ from specllama import llama
 from specllama.cli.chat_commands import is_command, perform
 from specllama.cli.chat_complete import complete
 from specllama.cli.chat_input import Editor, Lines, Source, unquoted
+from specllama.cli.chat_rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_kept
 from specllama.cli.chatting import Chat, Wish, fitted, greeting, open_models, said_to_leave
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.grouping import option, takes_groups
@@ -79,7 +80,8 @@ def chat(
         talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
         if conversation.load:
             perform(talk, f"/load {conversation.load}")
-        code = _converse(talk, _source(out, conversation))
+        with kept_on_hangup(talk, wanted=conversation.history and sys.stdin.isatty()):
+            code = _converse(talk, _source(out, conversation))
     finally:
         talk.close()
     if code:
@@ -119,12 +121,15 @@ def _converse(talk: Chat, source: Source) -> int:
     elif not piped:
         for words in greeting(talk.opened, talk.session.settings):
             out.note(words)
+        tell_of_kept(out)
     while True:
         try:
             start, talk.prefilled = talk.prefilled, ""
             line = source.read(start)
             _take(talk, line)
         except EOFError:
+            if not piped and is_gone():
+                raise SystemExit(HUNG_UP) from None
             break
         except KeyboardInterrupt:
             talk.edits_last = False
@@ -133,6 +138,12 @@ def _converse(talk: Chat, source: Source) -> int:
             said_to_leave(out)
         except SpecllamaError as error:
             talk.fail(error)
+        except OSError:  # of a terminal that was closed while it was asked
+            if piped or not is_gone():
+                raise
+            talk.hung_up = True
+        if talk.hung_up:
+            raise SystemExit(HUNG_UP)
         if piped and talk.interrupted:
             return INTERRUPTED
     return FAILED if piped and talk.n_failed else 0

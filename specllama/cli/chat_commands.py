@@ -12,16 +12,16 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from specllama import chat_file
-from specllama.cli.chat_input import Editor, unquoted
+from specllama.cli.chat_input import bare, unquoted
+from specllama.cli.chat_settings import parameters, set_setting
 from specllama.cli.chat_stats import stats_json, stats_lines
-from specllama.cli.chatting import Chat
+from specllama.cli.chatting import Chat, steered
+from specllama.cli.prompting import read_whole
 from specllama.cli.render import palette_of
 from specllama.errors import UsageError
 from specllama.pairs import load_catalog
-from specllama.settings import SETTINGS, changed, find, on_off, value_text
 from specllama.storage import size_text
 
-LOOKS = {"colors": "show who wrote each token", "fold": "hide what the model thinks"}
 SHOWN = ("info", "parameters", "system", "template", "stats")
 
 
@@ -104,7 +104,8 @@ def _edited(text: str) -> str:
 def _read(chat: Chat, rest: str) -> None:
     path = _path(rest, "/read FILE")
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = read_whole(file, str(path))
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
@@ -131,13 +132,14 @@ def _save(chat: Chat, rest: str) -> None:
 def _load(chat: Chat, rest: str) -> None:
     path = _path(rest or chat.file, "/load FILE")
     saved = chat_file.load(path)
-    own = chat.session.settings
-    # What decides the length by itself belongs to the loaded models, not to a conversation.
-    settings = replace(saved.settings, drafting=replace(saved.settings.drafting, policy=own.drafting.policy))
+    own, settings = chat.session.settings, saved.settings
+    if settings.auto and not own.auto:
+        # What decides the length by itself belongs to the loaded models, not to a conversation.
+        settings = replace(settings, auto=False, drafting=replace(settings.drafting, n_max=own.drafting.n_max))
     try:
-        chat.session.restore(saved.turns, saved.system, settings)
+        chat.session.restore(saved.turns, saved.system, steered(settings, chat.opened, own))
     except UsageError as error:
-        settings = replace(settings, strategy=own.strategy, drafting=own.drafting)
+        settings = replace(settings, strategy=own.strategy, auto=own.auto, drafting=own.drafting)
         chat.session.restore(saved.turns, saved.system, settings)
         chat.note(f"note: drafting stays as it is, for {error}")
     chat.file = str(path)
@@ -147,16 +149,10 @@ def _load(chat: Chat, rest: str) -> None:
 
 
 def _path(text: str, usage: str) -> Path:
-    name = _unquote(text)
+    name = bare(text)
     if not name:
         raise UsageError("which file?", hint=usage)
     return Path(name).expanduser()
-
-
-def _unquote(text: str) -> str:
-    """`text` without the quotes around it."""
-    text = unquoted(text).strip()
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
 def _n_turns(n: int) -> str:
@@ -168,52 +164,7 @@ def _short(text: str, width: int = 60) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
-# ----------------------------------------------------------------------------------------------------------- settings
-
-
-def _set(chat: Chat, rest: str) -> None:
-    name, _, value = rest.strip().partition(" ")
-    if name in ("parameter", "param"):
-        name, _, value = value.strip().partition(" ")
-    value = value.strip()
-    if not name:
-        chat.say(_parameters(chat))
-    elif name == "system":
-        chat.session.system = _unquote(value)
-        chat.note("the system prompt is set" if chat.session.system else "there is no system prompt now")
-    elif name in LOOKS:
-        setattr(chat.look, name, on_off(name, value))
-        chat.note(f"{name} is {value}")
-    elif name in ("history", "nohistory"):
-        _remember(chat, name == "history")
-    else:
-        _set_parameter(chat, name, value)
-
-
-def _remember(chat: Chat, wanted: bool) -> None:
-    if isinstance(chat.source, Editor):
-        chat.source.remember(wanted=wanted)
-    chat.note(f"messages are {'' if wanted else 'not '}written to the history from now on")
-
-
-def _set_parameter(chat: Chat, name: str, value: str) -> None:
-    name = find(name)
-    if not value:
-        chat.say(f"{name} is {value_text(chat.session.settings, name)}: {SETTINGS[name].help}")
-        return
-    if name == "think" and not chat.session.can_think:
-        raise UsageError("this model's template has no switch for thinking", hint="/show template shows it")
-    chat.session.settings = changed(chat.session.settings, name, _unquote(value))
-    chat.note(f"{name} is {value_text(chat.session.settings, name)}")
-
-
-def _parameters(chat: Chat) -> str:
-    settings = chat.session.settings
-    rows = {name: value_text(settings, name) for name in SETTINGS}
-    if not chat.session.can_think:
-        del rows["think"]
-    rows.update({name: "on" if getattr(chat.look, name) else "off" for name in LOOKS})
-    return "\n".join(f"{name:<18} {value}" for name, value in rows.items())
+# ------------------------------------------------------------------------------------------------------------- looking
 
 
 def _show(chat: Chat, rest: str) -> None:
@@ -221,7 +172,7 @@ def _show(chat: Chat, rest: str) -> None:
     if what == "info":
         chat.say(_info(chat))
     elif what == "parameters":
-        chat.say(_parameters(chat))
+        chat.say(parameters(chat))
     elif what == "system":
         chat.say(chat.session.system or "there is no system prompt")
     elif what == "template":
@@ -262,7 +213,7 @@ def _think(chat: Chat, rest: str) -> None:
 
 
 def _model(chat: Chat, rest: str) -> None:
-    name = _unquote(rest)
+    name = bare(rest)
     if not name:
         catalog = load_catalog()
         chat.say("\n".join(f"{pair}  {catalog.pair(pair).summary}" for pair in catalog.pairs))
@@ -330,7 +281,7 @@ COMMANDS = (
         '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
         "/set colors on,off (who wrote each token); /set fold on,off (hide thinking); /set think on,off; "
         "/set nohistory. A value out of range is refused with the range.",
-        _set,
+        set_setting,
         "set",
     ),
     Command(("show",), "/show WHAT", f"Shows {', '.join(SHOWN)}.", "", _show, "show"),

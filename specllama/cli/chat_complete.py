@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from specllama.cli.chat_commands import BY_NAME, LOOKS, SHOWN
+from specllama.cli.chat_commands import BY_NAME, SHOWN
+from specllama.cli.chat_settings import LOOKS
 from specllama.pairs import load_catalog
 from specllama.settings import OTHER_NAMES, SETTINGS
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from specllama.cli.output import Output
+from specllama.cli.prompting import MAX_BYTES
 from specllama.errors import UsageError
+from specllama.storage import size_text
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -50,6 +52,12 @@ def unquoted(text: str) -> str:
     return text
 
 
+def bare(text: str) -> str:
+    """An argument without the quotes around it, of whatever kind."""
+    text = unquoted(text).strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
 class Lines:
     """One message a line, a block of triple quotes as one; `prompt` is where a person is asked, if there is one."""
 
@@ -59,6 +67,7 @@ class Lines:
         # Decoded line by line: one that is no text must not spoil those behind it.
         self._file = file.buffer
         self._prompt = prompt
+        self._endless = False
 
     def read(self, start: str = "") -> str:
         """See `Source`."""
@@ -73,9 +82,12 @@ class Lines:
     def _line(self, prompt: str) -> str:
         if self._prompt is not None:
             self._prompt.err.write(prompt)
-        data = self._file.readline()
+        data = b"" if self._endless else self._file.readline(MAX_BYTES + 1)
         if not data:
             raise EOFError
+        if len(data) > MAX_BYTES:
+            self._endless = True  # what follows is the rest of it
+            raise UsageError(f"a line of stdin is longer than {size_text(MAX_BYTES)}: the rest is not read")
         try:
             return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:

@@ -15,13 +15,14 @@ from typing import Any
 from rich.style import Style
 
 from specllama import llama
+from specllama.checks import AUTO
 from specllama.cli import loading
 from specllama.cli.chat_input import Source
 from specllama.cli.chat_view import ChatView, Look, turn_summary
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output, say_error
-from specllama.cli.record import Record, begin
+from specllama.cli.record import CHAT_SCHEMA, Record, begin
 from specllama.cli.render import Figures, codes_of
 from specllama.cli.terminal import silent_keyboard, size_of
 from specllama.cli.view import EventView, View
@@ -31,7 +32,7 @@ from specllama.errors import MemoryShort, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.llama_memory import CELL_STEP
 from specllama.session import ChatSession
-from specllama.settings import Settings, to_json
+from specllama.settings import Settings, changed, to_json
 from specllama.text import TextStream
 from specllama.types import Cancel
 
@@ -83,12 +84,29 @@ def open_models(wish: Wish, output: Output, cancel: Cancel) -> Opened:
 def fitted(settings: Settings, opened: Opened) -> Settings:
     """`settings`, drafting as suits these models: with what, how far, and decided by their profile if there is one."""
     setup = opened.setup
-    drafting = replace(
-        settings.drafting,
-        n_max=setup.n_max if setup.strategy != "none" and setup.n_max else DraftSettings().n_max,
-        policy=setup.policy(greedy=settings.params.greedy, draft_temp=settings.drafting.temperature),
-    )
-    return replace(settings, strategy=setup.strategy, drafting=drafting)
+    n_max = setup.n_max if setup.strategy != "none" and setup.n_max else DraftSettings().n_max
+    drafting = replace(settings.drafting, n_max=n_max, policy=None)
+    return steered(replace(settings, strategy=setup.strategy, auto=opened.choice.auto, drafting=drafting), opened)
+
+
+def steered(settings: Settings, opened: Opened, before: Settings | None = None) -> Settings:
+    """`settings`, their draft length decided by the profile of these models where it is automatic and there is one.
+
+    What decided `before` goes on with what it has learned, unless it would be asked about other drafts now.
+    """
+    if not settings.auto:
+        return settings
+    greedy, draft_temp = settings.params.greedy, settings.drafting.temperature
+    drafting = replace(settings.drafting, n_max=opened.setup.n_max)
+    if (
+        before is not None
+        and before.auto
+        and (greedy, draft_temp) == (before.params.greedy, before.drafting.temperature)
+    ):
+        policy = before.drafting.policy
+    else:
+        policy = opened.setup.policy(greedy=greedy, draft_temp=draft_temp)
+    return replace(settings, drafting=replace(drafting, policy=policy))
 
 
 def _longest_context(setup: loading.Setup) -> int:
@@ -163,6 +181,8 @@ class Chat:
         self.file = ""  # where the conversation was saved to or loaded from last
         self.thought = ""  # what the model thought last
         self.n_failed = 0
+        self.answering = False
+        self.hung_up = False  # the terminal was closed
         self.interrupted = False  # the last answer was stopped
         self.kept = False  # it is in the conversation
         self.prefilled = ""  # what the next line begins with
@@ -229,6 +249,7 @@ class Chat:
         finished: Finished | None = None
         with silent_keyboard(output.out) as restore, stoppable(self.cancel, restore):
             view = self._view(answer, figures, record)
+            self.answering = True
             with Worker(events, self.cancel) as worker:
                 try:
                     for batch in worker.batches(view.gap_s):
@@ -239,6 +260,7 @@ class Chat:
                                 finished = event
                         view.refresh()
                 finally:
+                    self.answering = False
                     view.close()
         if isinstance(view, ChatView) and view.reading.thought:
             self.thought = view.reading.thought
@@ -278,20 +300,58 @@ class Chat:
 
     def header(self) -> Mapping[str, object]:
         """What every answer's record begins with."""
-        return begin(to_json(self.session.settings), self.opened.setup, self.opened.models).header
+        settings = to_json(self.session.settings)
+        return begin(settings, self.opened.setup, self.opened.models, schema=CHAT_SCHEMA).header
 
     # --------------------------------------------------------------------------------------------------------- models
 
+    def change_setting(self, name: str, value: str) -> None:
+        """Another value from the next answer on. Raises UsageError, and where models are loaded what that raises."""
+        before, opened = self.session.settings, self.opened
+        settings = changed(before, name, value)
+        if settings.auto and not before.auto:
+            self._decide_by_profile()
+            return
+        self.session.settings = steered(settings, opened, before)
+        if settings.auto != before.auto or settings.drafting.n_max != before.drafting.n_max:
+            drafting = replace(opened.wish.drafting, spec_draft_n_max=settings.drafting.n_max)
+            self.opened = replace(opened, wish=replace(opened.wish, drafting=drafting))  # for the next pair, too
+
+    def _decide_by_profile(self) -> None:
+        """Draft as far as the models' profile has it; they may have to be loaded anew, for it names a kernel path."""
+        opened, settings = self.opened, self.session.settings
+        asked = opened.wish.drafting
+        strategies = AUTO if asked.spec_type == "none" else asked.spec_type
+        wished = replace(asked, spec_draft_n_max=AUTO, spec_draft_p_min=0.0, spec_type=strategies)
+        wish = replace(opened.wish, drafting=wished)
+        choice = loading.choose(wish.models, wish.drafting, wish.hardware, self.output)
+        setup, lacks_draft = opened.setup, opened.setup.draft is None and choice.draft is not None
+        if setup.profile is None and not lacks_draft:
+            setup = loading.tuned(setup, any_strategy=choice.any_strategy)
+        if lacks_draft or setup.profile is not opened.setup.profile:
+            self._reopen(wish)
+            return
+        if setup.profile is None:
+            setup = replace(setup, n_max=choice.n_max)
+        self.opened = replace(opened, wish=wish, choice=choice, setup=setup)
+        drafting = replace(settings.drafting, p_min=0.0)
+        self.session.settings = steered(replace(settings, auto=True, drafting=drafting), self.opened)
+
     def change_pair(self, name: str) -> None:
         """Load another pair in place of this one and go on with it; where that fails, with this one again."""
-        before = self.opened
-        wish = replace(before.wish, models=ModelOptions(pair=name, offline=before.wish.models.offline))
+        before = self.opened.wish
+        wish = replace(before, models=ModelOptions(pair=name, offline=before.models.offline))
         loading.choose(wish.models, wish.drafting, wish.hardware, self.output)  # a wrong name costs nothing
+        self._reopen(wish)
+
+    def _reopen(self, wish: Wish) -> None:
+        """Load what `wish` says in place of what is loaded; where that fails, what was loaded once more."""
+        before = self.opened.wish
         self._stack.close()  # first, for there may be no memory for both
         try:
             self._open(wish)
         except (SpecllamaError, KeyboardInterrupt):
-            self._open(before.wish)
+            self._open(before)
             raise
 
     def _open(self, wish: Wish) -> None:

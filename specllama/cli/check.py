@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
@@ -18,25 +17,13 @@ from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
-from specllama.cli.loading import N_CTX, Choice, Wanted
-from specllama.cli.options import HardwareOptions, ModelOptions
-from specllama.cli.output import ColorMode, Output, open_output
-from specllama.cli.values import strategies, word
+from specllama.cli.loading import N_CTX, Choice, Wanted, choose
+from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.output import Output, open_output
+from specllama.cli.values import strategies
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama import LoadOptions
 from specllama.pair_check import Candidate, check_pair
-from specllama.pairs import load_catalog
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedModels(ModelOptions):
-    """Which pair; nothing at all means the default pair."""
-
-    title: ClassVar[str] = "Models"
-
-    pair: Annotated[
-        str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +47,7 @@ class CheckOptions:
     json: Annotated[bool, option("--json", "One JSON object: the verdict, the rule and every test.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
     verbose: Annotated[bool, option("-v --verbose", "The rule as well.")] = False
-    color: Annotated[
-        ColorMode,
-        option(
-            "--color",
-            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto"
+    color: Color = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +73,7 @@ class SearchOptions:
 
 
 @takes_groups
-def check(models: CheckedModels, search: SearchOptions, hardware: HardwareOptions, options: CheckOptions) -> None:
+def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions, options: CheckOptions) -> None:
     """Check whether a draft fits its target, from the headers of their files alone.
 
     A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both
@@ -124,10 +103,9 @@ def check(models: CheckedModels, search: SearchOptions, hardware: HardwareOption
         raise typer.Exit(FAILED)
 
 
-def _check(models: CheckedModels, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
+def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
     """Report; True if the draft fits."""
-    target, draft, n_ctx = _wanted(models, output)
-    n_ctx = n_ctx if hardware.ctx_size is None else hardware.ctx_size
+    target, draft, n_ctx = _wanted(models, hardware, output)
     by_text = "draft-tli" in options.spec_type.split(",")
     with ExitStack() as looks, watching(output) as watch:
 
@@ -162,18 +140,9 @@ def _draft_wish(hardware: HardwareOptions) -> LoadOptions:
     return LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
 
 
-def _wanted(models: CheckedModels, output: Output) -> tuple[Wanted, Wanted, int]:
-    """Target, draft, and the context that suits them. Raises UsageError and ConfigError."""
-    target: Wanted | None = Path(models.model).expanduser() if models.model else models.hf_repo
-    draft: Wanted | None = Path(models.model_draft).expanduser() if models.model_draft else models.hf_repo_draft
-    if target is not None and draft is not None:
-        return target, draft, N_CTX
-    if target is not None:
+def _wanted(models: PairOptions, hardware: HardwareOptions, output: Output) -> tuple[Wanted, Wanted, int]:
+    """Target, draft, and the context that is asked for or suits them. Raises UsageError and ConfigError."""
+    choice = choose(models, DraftOptions(), hardware, output)
+    if choice.draft is None:
         raise UsageError("a target is given but no draft", hint="add -md FILE or -hfd USER/REPO")
-    if draft is not None:
-        raise UsageError("a draft is given but no target", hint="add -m FILE or -hf USER/REPO")
-    catalog = load_catalog()
-    for note in catalog.notes:
-        output.note(f"note: {note}")
-    pair = catalog.pair(models.pair)
-    return pair.target, pair.draft, pair.defaults.n_ctx or N_CTX
+    return choice.target, choice.draft, choice.n_ctx

@@ -8,8 +8,8 @@ import typer
 
 from specllama.checkup import Checkup, Level, look
 from specllama.cli.grouping import option
-from specllama.cli.output import ColorMode, Output, open_output
-from specllama.cli.values import word
+from specllama.cli.options import Color
+from specllama.cli.output import Output, open_output
 
 # Sign, word and colour say the same thing; each is enough by itself.
 _SIGNS = {Level.OK: ("✓", "+"), Level.NOTE: ("·", "-"), Level.ATTENTION: ("!", "!")}
@@ -18,15 +18,7 @@ _COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.ATTENTION: "yellow"}
 
 def doctor(
     json: Annotated[bool, option("--json", "One JSON object: the findings and the facts behind them.")] = False,
-    color: Annotated[
-        ColorMode,
-        option(
-            "--color",
-            "Colours: auto, always or never.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto",
+    color: Color = "auto",
 ) -> None:
     """Check the installed llama.cpp build and this machine; exit code 1 if anything needs attention."""
     output = open_output(color=color, format="json" if json else "human")

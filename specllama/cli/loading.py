@@ -51,10 +51,10 @@ class Choice:
 
 def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
     """What the options ask for. Raises UsageError and ConfigError."""
-    target: Wanted | None = Path(models.model) if models.model else models.hf_repo
+    target: Wanted | None = Path(models.model).expanduser() if models.model else models.hf_repo
     draft: Wanted | None = models.hf_repo_draft
     if models.model_draft:
-        draft = drafts.named(models.model_draft) or Path(models.model_draft)
+        draft = drafts.named(models.model_draft) or Path(models.model_draft).expanduser()
     defaults = PairDefaults()
     if target is None:
         if draft is not None:
@@ -121,8 +121,7 @@ class File:
 def bring(wanted: Wanted, *, offline: bool, output: Output) -> File:
     """The file of a model, fetched if need be. Raises DownloadError and ModelFileError."""
     if isinstance(wanted, Path):
-        path = wanted.expanduser()
-        return File(llama.header(path), storage.known_checksum(path) if path.is_file() else None, "path")
+        return File(llama.header(wanted), storage.known_checksum(wanted) if wanted.is_file() else None, "path")
     fetched = fetch_with_progress(wanted, offline=offline, output=output)
     return File(llama.header(fetched.path), fetched.sha256, fetched.source)
 

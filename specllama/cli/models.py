@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from specllama import hub, models_toml
+from specllama.checks import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.cli import models_view
 from specllama.cli.fetching import fetch_with_progress, watching
 from specllama.cli.grouping import option
-from specllama.cli.output import ColorMode, Output, open_output
-from specllama.cli.values import MAX_DRAFT, whole, word
+from specllama.cli.options import Color
+from specllama.cli.output import Output, open_output
+from specllama.cli.values import whole
 from specllama.errors import ConfigError, ModelFileError, UsageError
 from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource
 from specllama.pairs import Catalog, load_catalog, user_file
@@ -27,10 +29,6 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A pair, a model, or u
 Offline = Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")]
 Json = Annotated[bool, option("--json", "One JSON object.")]
 Quiet = Annotated[bool, option("-q --quiet", "Only the data and errors.")]
-Color = Annotated[
-    ColorMode,
-    option("--color", "Colours: auto, always or never.", metavar="WHEN", check=word("auto", "always", "never")),
-]
 
 
 def _catalog(output: Output) -> Catalog:
@@ -107,7 +105,7 @@ def path(name: Name) -> None:
     for model in _models(_catalog(output), name, offline=True):
         found = hub.find(model)
         if found is None:
-            raise ModelFileError(f"{model.name} is not here", hint=f"fetch it: specllama models pull {name}")
+            raise ModelFileError(f"{model.name} is not here", hint=models_view.how_to_get(model, name))
         output.line(str(found))
 
 
@@ -168,13 +166,15 @@ def add(
     draft: Annotated[str, option("-md --draft", _WHAT, metavar="WHAT")],
     summary: Annotated[str, option("--summary", "What `models list` says about it.", metavar="TEXT")] = "",
     memory_gb: Annotated[
-        int | None, option("--memory-gb", "The memory it suits.", metavar="N", check=whole(1, 4096))
+        int | None, option("--memory-gb", "The memory it suits.", metavar="N", check=whole(1, MAX_MEMORY_GB))
     ] = None,
     n_max: Annotated[
         int | None,
         option("--spec-draft-n-max", "Its longest draft.", metavar="N", check=whole(1, MAX_DRAFT), also="--draft-max"),
     ] = None,
-    n_ctx: Annotated[int | None, option("-c --ctx-size", "Its context.", metavar="N", check=whole(1))] = None,
+    n_ctx: Annotated[
+        int | None, option("-c --ctx-size", "Its context.", metavar="N", check=whole(MIN_CTX, MAX_CTX))
+    ] = None,
     force: Annotated[bool, option("--force", "Replace what has this name already.")] = False,
     offline: Offline = False,
 ) -> None:
@@ -187,8 +187,11 @@ def add(
     with watching(output) as watch, only_one(user_file().name, watch):
         catalog = load_catalog()  # again: another `add` may have written since
         _check_free(catalog, name, force=force)
-        models_toml.add_pair(user_file(), pair, _new_models(catalog, halves, force=force))
-    output.note(f"added {name} to {user_file()}; fetch it: specllama models pull {name}")
+        backup = models_toml.add_pair(user_file(), pair, _new_models(catalog, halves, force=force))
+    fetch = "" if all(model.only_here for model in halves) else f"; fetch it: specllama models pull {name}"
+    output.note(f"added {name} to {user_file()}{fetch}")
+    if backup is not None:
+        output.note(f"the file as it was before is kept as {backup.name}")
 
 
 def _check_free(catalog: Catalog, name: str, *, force: bool) -> None:

@@ -112,6 +112,13 @@ def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
     console.print(models)
 
 
+def how_to_get(model: Model, name: str) -> str:
+    """What to do about a model that is not here; `name` is that of the model, or of a pair that it belongs to."""
+    if model.only_here:
+        return f"it is to be the {model.sources[0]}: put it there, or correct its entry in models.toml"
+    return f"fetch it: specllama models pull {name}"
+
+
 def show_model(output: Output, model: Model, indent: str = "") -> None:
     """One model, a fact a line."""
     path = hub.find(model)
@@ -121,7 +128,7 @@ def show_model(output: Output, model: Model, indent: str = "") -> None:
         *((f"sha256 of {file.name}", file.sha256 or "unpinned") for file in model.files),
         ("licence", model.licence),
         *(("source", _source_text(source)) for source in model.sources),
-        ("path", path or f"not here; fetch it: specllama models pull {model.name}"),
+        ("path", path or f"not here; {how_to_get(model, model.name)}"),
     ]
     for name, value in facts:
         output.line(f"{indent}{name}: {value}")

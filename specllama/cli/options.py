@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
+from specllama.checks import MAX_CTX, MAX_DRAFT, MIN_CTX
 from specllama.cli.grouping import option
+from specllama.cli.output import ColorMode
 from specllama.cli.values import (
     KV_TYPES,
-    MAX_DRAFT,
     gpu_layers,
     logit_bias,
     longest_draft,
@@ -23,6 +24,15 @@ from specllama.cli.values import (
 from specllama.drafters import REGISTRY
 
 _N_THREADS = whole(1, 1024)
+Color = Annotated[
+    ColorMode,
+    option(
+        "--color",
+        "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
+        metavar="WHEN",
+        check=word("auto", "always", "never"),
+    ),
+]
 
 if TYPE_CHECKING:
     from specllama.sampling import SamplingParams
@@ -79,6 +89,17 @@ class ModelOptions:
         ),
     ] = None
     offline: Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions(ModelOptions):
+    """Which pair, by its name alone; nothing at all means the default pair."""
+
+    title: ClassVar[str] = "Models"
+
+    pair: Annotated[
+        str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +276,7 @@ class HardwareOptions:
             "-c --ctx-size",
             "Tokens of context; 0 takes what the model was trained for. [the pair's, or 4096]",
             metavar="N",
-            check=whole(16, special=0),
+            check=whole(MIN_CTX, MAX_CTX, special=0),
         ),
     ] = None
     threads: Annotated[
@@ -359,15 +380,7 @@ class OutputOptions:
     json: Annotated[bool, option("--json", "One JSON object at the end instead of the answer.")] = False
     jsonl: Annotated[bool, option("--jsonl", "One JSON event a line, as it happens.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The answer and errors, nothing else.")] = False
-    color: Annotated[
-        Literal["auto", "always", "never"],
-        option(
-            "--color",
-            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto"
+    color: Color = "auto"
     live: Annotated[
         bool | None, option("--live/--no-live", "Live figures below the answer. [on where both are on the terminal]")
     ] = None

@@ -8,26 +8,31 @@ import stat
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from specllama.cli.options import PromptOptions
 from specllama.cli.output import Output
 from specllama.conversation import Conversation, Message, Vocab, raw_tokens
 from specllama.errors import PromptError, UsageError
+from specllama.storage import size_text
 
 WAIT_S = 2.0  # stdin that stays silent for longer is mentioned
+MAX_BYTES = 16 << 20  # of one text: millions of tokens, more than any context holds
 
 
 def read_prompt(options: PromptOptions, output: Output) -> str:
     """stdin, then the file, then the argument, with blank lines between them; a raw prompt is joined as it stands.
 
-    stdin is read where it is no terminal, or where the prompt is `-`. Raises UsageError where there is nothing to ask.
+    stdin is read where it is no terminal, or where the prompt or the file is `-`. Raises UsageError where there is
+    nothing to ask.
     """
     argument = None if options.prompt == "-" else options.prompt
+    file = None if options.file == "-" else options.file
     parts = []
-    if options.prompt == "-" or _stdin_is_redirected():
-        parts.append(_read_stdin(output, may_be_forgotten=argument is not None or options.file is not None))
-    if options.file is not None:
-        parts.append(_read_file(options.file))
+    if "-" in (options.prompt, options.file) or _stdin_is_redirected():
+        parts.append(_read_stdin(output, may_be_forgotten=argument is not None or file is not None))
+    if file is not None:
+        parts.append(_read_file(file))
     if argument is not None:
         parts.append(_sound(argument, "the prompt"))
     if options.raw:
@@ -67,7 +72,18 @@ def _read_stdin(output: Output, *, may_be_forgotten: bool) -> str:
         return ""
     if may_be_forgotten and _is_silent():
         output.note("note: waiting for the rest of the prompt on stdin; with nothing to come, use: < /dev/null")
-    return _decoded(sys.stdin.buffer.read(), "stdin")
+    return _decoded(read_whole(sys.stdin.buffer, "stdin"), "stdin")
+
+
+def read_whole(file: BinaryIO, name: str) -> bytes:
+    """All of a file, which may be a pipe or a device. Raises UsageError where it does not end within reason."""
+    data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            f"{name} holds more than {size_text(MAX_BYTES)}, expected a text that a model can read",
+            hint="give a part of it; if it was meant to end, see what writes it",
+        )
+    return data
 
 
 def _is_silent() -> bool:
@@ -83,7 +99,8 @@ def _is_silent() -> bool:
 def _read_file(name: str) -> str:
     """The text of a prompt file."""
     try:
-        return _decoded(Path(name).read_bytes(), name)
+        with Path(name).open("rb") as file:
+            return _decoded(read_whole(file, name), name)
     except OSError as error:
         raise UsageError(f"--file {name} cannot be read: {error.strerror}") from None
 

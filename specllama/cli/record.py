@@ -20,6 +20,7 @@ SCHEMA = {
     "version": 1,
     "units": "rates and shares are fractions of 1 (null: nothing was counted), *_s are seconds, *_ms milliseconds",
 }
+CHAT_SCHEMA = {**SCHEMA, "name": "specllama.chat.events"}  # of many answers, and what is said between them
 
 
 def versions(build: BuildInfo) -> dict[str, str]:
@@ -145,13 +146,15 @@ class Record:
         }
 
 
-def begin(settings: Mapping[str, object], setup: Setup, models: Models) -> Record:
+def begin(
+    settings: Mapping[str, object], setup: Setup, models: Models, *, schema: Mapping[str, object] = SCHEMA
+) -> Record:
     """The record of an answer that is about to be generated."""
     draft = models.loaded_draft
     assert (setup.draft is None) == (draft is None)
     return Record(
         {
-            "schema": SCHEMA,
+            "schema": schema,
             "versions": versions(build_info()),
             "settings": settings,
             "profile": setup.profile.to_json() if setup.profile else None,

@@ -5,27 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-import typer
-
 from specllama import drafts, llama, profiles, tuner
 from specllama.cli import loading
 from specllama.cli.grouping import option, takes_groups
-from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.output import ColorMode, Output, open_output
+from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
-from specllama.cli.values import word
 from specllama.profiles import ClassFigures, Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TunedModels(ModelOptions):
-    """Which pair; nothing at all means the default pair. A target without a draft is tuned for lookups."""
-
-    title: ClassVar[str] = "Models"
-
-    pair: Annotated[
-        str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +24,11 @@ class TuneOptions:
     json: Annotated[bool, option("--json", "One JSON object: the profile and where it is kept.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The findings and errors, nothing else.")] = False
     verbose: Annotated[bool, option("-v --verbose", "What every pass costs as well.")] = False
-    color: Annotated[
-        ColorMode,
-        option(
-            "--color",
-            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto"
+    color: Color = "auto"
 
 
 @takes_groups
-def tune(models: TunedModels, hardware: HardwareOptions, options: TuneOptions) -> None:
+def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -> None:
     """Measure a pair on this machine and keep what is fastest: kernel path, threads, costs of passes, worth of the
     draft and of those derived from it (`specllama draft`).
 

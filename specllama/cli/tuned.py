@@ -28,6 +28,15 @@ def say_profile(setup: Setup, output: Output) -> None:
         output.note(f"tuned {setup.profile.made[:10]}: {expectation(setup.profile)}{derived}")
 
 
+def length_text(setup: Setup) -> str:
+    """What an automatic draft length comes to."""
+    profile = setup.profile
+    if profile is None:
+        reason = f"the profile is not used: {setup.stale}" if setup.stale else "these models were not tuned"
+        return f"auto: {setup.n_max} ({reason})"
+    return f"auto: up to {setup.n_max}, as tuned {profile.made[:10]} ({expectation(profile)})"
+
+
 def hint_at_tuning(setup: Setup, models: ModelOptions, output: Output) -> None:
     """One line after an answer without a profile, for people: it is then that they wonder whether it was fast."""
     if output.format != "human" or output.quiet or setup.profile is not None:

@@ -11,13 +11,13 @@ import math
 import re
 from typing import Literal
 
+from specllama.checks import AUTO, MAX_DRAFT, either
 from specllama.checks import Check as Check
 from specllama.checks import real as real
 from specllama.checks import whole as whole
 from specllama.checks import word as word
 from specllama.errors import UsageError
 
-MAX_DRAFT = 64  # longest draft that may be asked for
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -76,9 +76,5 @@ def strategies(name: str, text: object) -> str:
 
 def longest_draft(name: str, text: object) -> int | Literal["auto"]:
     """A number of tokens, or `auto`."""
-    if text == "auto":
-        return "auto"
-    try:
-        return int(whole(0, MAX_DRAFT)(name, text))
-    except UsageError as error:
-        raise UsageError(f"{error}, or auto", hint=error.hint) from None
+    value: int | Literal["auto"] = either(AUTO, AUTO, whole(0, MAX_DRAFT))(name, text)
+    return value

@@ -64,6 +64,14 @@ def byte_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(*tiny.write_pair(folder, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML))
 
 
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair that speaks ASCII through a chat template."""
+    folder = tmp_path_factory.mktemp("talker")
+    options = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 100_000, "noise": 0.03}
+    return Pair(*tiny.write_pair(folder, **options))
+
+
 @dataclass(frozen=True)
 class Result:
     """What a command left behind."""

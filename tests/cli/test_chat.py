@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import stat
 import time
 from collections.abc import Callable
@@ -17,14 +19,6 @@ from tests.cli.conftest import Pair, Terminal
 SILENT = [part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")]
 ENDLESS = [*SILENT, *(part for token in (98, 99) for part in ("--logit-bias", f"{token}=-inf"))]
 SUMMARY = re.compile(r"\[ .*tok/s.* \]")
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A pair that speaks ASCII through a chat template."""
-    folder = tmp_path_factory.mktemp("talker")
-    options = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 100_000, "noise": 0.03}
-    return Pair(*tiny.write_pair(folder, **options))
 
 
 Start = Callable[..., Terminal]
@@ -210,3 +204,44 @@ def test_a_dumb_terminal_gets_plain_lines(chat: Start) -> None:
     shown.child.send("/exit\n")
     assert shown.finish() == 0
     assert b"\x1b" not in shown.raw
+
+
+def test_a_window_that_is_resized_in_the_middle_of_an_answer_keeps_it_whole(chat: Start, tmp_path: Path) -> None:
+    """Words in two halves, rests of the figures, or an answer shown twice after the window changed its size."""
+    space = tiny.token_id(tiny.ascii_level(), "Ġ")
+    shown = chat("-n", "2000", "--logit-bias", f"{space}=3", *ENDLESS, "--temp", "1", columns=70, rows=20)
+    shown.child.send("hello\r")
+    for columns in (45, 90):
+        n_seen = len(shown.raw)
+        shown.wait_for(lambda t, n_seen=n_seen: "% accepted" in t.text and len(t.raw) > n_seen + 3000)
+        shown.display.resize(columns=columns)
+        shown.child.setwinsize(20, columns)
+    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
+    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
+    answer = json.loads((tmp_path / "talk.json").read_text())["messages"][1]["content"]
+    after = shown.text.partition(">>> hello\n")[2].partition("\n[ ")[0]
+    assert "accepted at" not in after
+    tail = " ".join(answer.split())[-600:].partition(" ")[2]  # the last rows, of which no resize has cut anything
+    assert " ".join(after.split()).endswith(tail)
+    assert " ".join(after.split()).count(tail[-100:]) == 1
+
+
+def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Start, tmp_path: Path) -> None:
+    """An hour's conversation lost with a connection, a last word on a stream that nobody reads, a process left over."""
+    shown = chat("-c", "90000", *ENDLESS)
+    shown.child.send("go\r")
+    shown.wait_for(lambda t: "% accepted" in t.text)
+    os.close(shown.child.fileno())
+    deadline = time.monotonic() + 20
+    kept = tmp_path / "state" / "specllama" / "cut_off_chat.json"
+    while not kept.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    again = chat("-n", "3", *ENDLESS)
+    assert stat.S_IMODE(kept.with_name("last_cut_off_chat.json").stat().st_mode) == 0o600
+    assert "the last chat was cut off with its terminal; to go on with it: /load " in again.text.replace("\n", " ")
+    command(again, f"/load {kept.with_name('last_cut_off_chat.json')}", "the last message was: go")
+    again.child.kill(signal.SIGHUP)
+    assert again.finish() == 129
+    assert "Traceback" not in again.text
+    assert json.loads(kept.read_text())["messages"][1]["finish_reason"] == "cancelled"

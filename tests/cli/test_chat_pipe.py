@@ -14,6 +14,7 @@ import pytest
 from specllama import llama
 from specllama.cli import chat_complete
 from specllama.cli.chatting import FREE_SHARE, LONGEST_DRAFT
+from specllama.cli.prompting import MAX_BYTES
 from specllama.llama import LoadOptions
 from tests import tiny
 from tests.cli.conftest import Pair, Result
@@ -22,14 +23,6 @@ Run = Callable[..., Result]
 SILENT = [
     part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")
 ]  # template tokens, which show nothing
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A pair that speaks ASCII through a chat template."""
-    folder = tmp_path_factory.mktemp("talker")
-    options = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "noise": 0.03}
-    return Pair(*tiny.write_pair(folder, **options))
 
 
 @pytest.fixture
@@ -71,6 +64,7 @@ def test_json_in_and_out(chat) -> None:
     events = _events(result)
     kinds = [event["event"] for event in events]
     assert (result.code, kinds[0]) == (1, "start")
+    assert events[0]["schema"]["name"] == "specllama.chat.events"
     turns = [event for event in events if event["event"] == "turn"]
     assert [turn["kept"] for turn in turns] == [True, True]
     assert turns[0]["cached"] == {"target": 0, "draft": 0}
@@ -186,6 +180,15 @@ def test_lines_that_are_no_text_and_blocks_without_an_end_are_refused(specllama:
     assert result.out.strip()
 
 
+def test_a_line_without_an_end_is_refused_before_the_memory_is_full(specllama: Run, talker: Pair) -> None:
+    """`yes | tr -d '\\n' | specllama chat` that takes all the memory there is; a device that is read for ever."""
+    lines = b"/read /dev/zero\n" + b"y" * (2 * MAX_BYTES)
+    result = specllama("chat", *talker.options, "-n", "3", stdin=lines)
+    assert result.code == 1
+    assert "/dev/zero holds more than 16.8 MB" in result.err
+    assert result.err.count("a line of stdin is longer than 16.8 MB: the rest is not read") == 1
+
+
 def test_markup_in_messages_and_answers_is_only_text(chat, tmp_path: Path) -> None:
     """`[/bold] [red]` that vanishes or crashes (FIELD_CASES 42)."""
     result = chat("[/bold] [red] a[0]", "/undo", "/set system [red]", "/show system")
@@ -196,7 +199,7 @@ def test_markup_in_messages_and_answers_is_only_text(chat, tmp_path: Path) -> No
 def test_a_context_of_zero_takes_what_the_target_was_trained_for(chat) -> None:
     """`--ctx-size 0` that leaves no room for the draft, or is no context at all."""
     result = chat("/show info", args=("-c", "0"))
-    assert "0 of 4096 tokens" in result.out
+    assert "0 of 100000 tokens" in result.out
 
 
 def test_a_context_of_zero_takes_no_more_memory_than_both_models_may_have(

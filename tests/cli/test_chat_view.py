@@ -28,16 +28,18 @@ class Paper(io.StringIO):
         raise OSError
 
 
-def show(look: Look, *, styled: bool = True, drafts: bool = True) -> tuple[str, ChatView]:
-    """What is written for an answer of all PIECES, every other one drafted."""
+def show(
+    look: Look, *, styled: bool = True, drafts: bool = True, starts_thinking: bool = False
+) -> tuple[str, ChatView]:
+    """What is written for an answer of all PIECES, every other one drafted; the first of them is the template's own."""
     paper = Paper()
     stream = Stream(paper, styled, styled, styled, styled)
     figures = Figures(100, drafts=drafts)
     answer = TextStream(lambda token: PIECES[token].encode())
-    view = ChatView(Output(stream, stream), answer, figures, look, live=False, starts_thinking=False)
+    view = ChatView(Output(stream, stream), answer, figures, look, live=False, starts_thinking=starts_thinking)
     view.take(PromptProgress(7, 20))
     view.take(PromptProgress(19, 20))
-    for token in range(len(PIECES)):
+    for token in range(int(starts_thinking), len(PIECES)):
         view.take(TokenEvent(token, "draft" if token % 2 else "bonus", token))
         view.refresh()
     view.take(Finished("stop", SpecStats()))
@@ -79,6 +81,16 @@ def test_thinking_is_dimmed_or_folded() -> None:
     written, view = show(Look(fold=True))
     assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
     assert view.reading.thought == "a b"
+
+
+def test_thinking_that_the_template_began_is_dimmed_or_folded_and_unfolded() -> None:
+    """Qwen3's successors, and DeepSeek's, write the first mark in the prompt: their thoughts looked like the answer."""
+    written, view = show(Look(colors=False), starts_thinking=True)
+    assert "\x1b[2ma" in written
+    assert plain(written).startswith("a b</think>\n# T")
+    assert view.reading.thought == "a b"
+    written, view = show(Look(fold=True), starts_thinking=True)
+    assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
 
 
 def test_a_pipe_gets_the_answer_byte_for_byte() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +192,18 @@ def test_the_report_follows_the_files(specllama: Run, tmp_path: Path) -> None:
     bare(target, with_text(3, "zz"))
     os.utime(target, ns=(2, 2))
     assert check(specllama, target, draft).code == 0
+
+
+def test_a_context_beyond_the_trained_one_is_counted_as_it_will_be_loaded(specllama: Run, tmp_path: Path) -> None:
+    """Memory for the trained context only, although `run` loads what is asked for: 'fits', and then it does not."""
+    target, draft = tiny.write_pair(tmp_path, n_ctx=512)
+    needed, units = [], {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+    for n_ctx in ("512", "512000"):
+        rows = rows_of(check(specllama, target, draft, "--json", "-c", n_ctx))
+        size, unit = re.findall(r"KV ([\d.]+) (kB|MB|GB)", str(rows["memory"]))[0]
+        needed.append(float(size) * units[unit])
+        assert ("longer than the target was trained for" in str(rows["context"])) is (n_ctx != "512")
+    assert needed[1] > 400 * needed[0]
 
 
 def test_memory_that_is_short_fails_with_the_numbers(

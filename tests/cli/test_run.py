@@ -20,6 +20,8 @@ from tests.cli.conftest import ENDLESS, Pair, Result, record_of
 Run = Callable[..., Result]
 
 
+NEEDS_DEVICES = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no endless device")
+
 # -------------------------------------------------------------------------------------------------------- the answer
 
 
@@ -118,6 +120,8 @@ def _asked(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch, *args: s
         ([], b"ba\nab\n", "ba\nab"),
         (["-"], b"ba\r\n", "ba"),
         (["-f", "prompt.txt"], b"", "cab"),
+        (["-f", "-"], b"ba\n", "ba"),
+        (["-f", "-", "abc"], b"ba\n", "ba\n\nabc"),
         (["-f", "prompt.txt", "abc"], b"ba\n", "ba\n\ncab\n\nabc"),
         (["--raw", "abc"], b"ba\n", "ba\nabc"),
         (["--raw", "-f", "prompt.txt"], b"", "cab\n"),
@@ -148,6 +152,8 @@ def test_stdin_comes_first_then_the_file_then_the_argument(
         (["-f", "."], b"", "--file . cannot be read: Is a directory"),
         ([], b"caf\xe9", "stdin is not UTF-8 text: byte 3 is 0xe9"),
         (["caf\udce9"], b"", "the prompt is not UTF-8 text"),
+        ([], b"y\n" * (prompting.MAX_BYTES // 2 + 1), "stdin holds more than 16.8 MB, expected a text"),
+        pytest.param(["-f", "/dev/zero"], b"", "/dev/zero holds more than 16.8 MB", marks=NEEDS_DEVICES),
     ],
 )
 def test_a_prompt_that_cannot_be_read_is_wrong_use(
@@ -222,3 +228,13 @@ def test_a_bias_for_a_token_that_is_not_there_is_refused(specllama: Run, pair: P
     assert result.code == 2
     assert "999999" in result.err
     assert result.out == ""
+
+
+def test_a_bias_that_leaves_no_token_is_told_as_that(specllama: Run, pair: Pair) -> None:
+    """A model file that is fetched again because of an option."""
+    banned = [part for token in range(12) for part in ("--logit-bias", f"{token}=-inf")]
+    for temp in ("0", "1"):
+        result = specllama("run", *pair.options, "--raw", "abc", "--temp", temp, *banned)
+        assert result.code == 1
+        assert "error: the logit bias forbids every token\nhint: forbid fewer of them" in result.err
+        assert "checksum" not in result.err

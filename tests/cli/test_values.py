@@ -134,7 +134,7 @@ def test_aliases_are_not_shown_in_the_help_text(
         (["--repeat-last-n", "-2"], "--repeat-last-n is -2", "a whole number of at least -1"),
         (["--seed", "1.5"], "--seed is 1.5", "from -1 to 18446744073709551615"),
         (["--predict", "0"], "--predict is 0", "a whole number of at least 1 or -1"),
-        (["--ctx-size", "3"], "--ctx-size is 3", "a whole number of at least 16 or 0"),
+        (["--ctx-size", "3"], "--ctx-size is 3", "a whole number from 16 to 2147483647 or 0"),
         (["--threads", "0"], "--threads is 0", "a whole number from 1 to 1024"),
         (["-ngl", "most"], "--gpu-layers is most", "a whole number of layers, auto or all"),
         (["-ngl", "-1"], "--gpu-layers is -1", "a whole number of layers, auto or all"),

@@ -127,6 +127,20 @@ def test_a_broken_build_is_not_loaded_by_the_doctor_itself(sound: pytest.MonkeyP
     assert [finding.hint for finding in found.findings if finding.level is Level.ATTENTION] == ["mend"]
 
 
+def test_a_cache_that_cannot_be_written_is_a_finding(sound: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Prevents: `models pull` that fails on a machine where the doctor found that all is well."""
+    assert checkup.about_cache(tmp_path / "new" / "specllama").level is Level.OK
+    (tmp_path / "file").touch()
+    sound.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = checkup.look()
+    wrong = [finding for finding in found.findings if finding.level is Level.ATTENTION]
+    assert [finding.name for finding in wrong] == ["cache"]
+    assert "cannot be made in" in wrong[0].found
+    assert "XDG_CACHE_HOME" in wrong[0].hint
+    sound.setattr("os.access", lambda path, mode: False)
+    assert "cannot be written" in checkup.about_cache(tmp_path).found
+
+
 def test_bindings_that_do_not_load_and_a_spoilt_configuration_are_findings(sound: pytest.MonkeyPatch) -> None:
     """Prevents: an error of one part hiding all the rest."""
 

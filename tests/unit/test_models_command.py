@@ -255,8 +255,31 @@ def test_add_replaces_only_by_force(capsys: pytest.CaptureFixture[str], tmp_path
     run = Run(capsys, "add", "x", "--target", str(own), "--draft", DRAFT)
     assert run.code == 1
     assert f"there is a model named {FILE[:-5]} already, from Hub {REPO}" in run.err
-    assert Run(capsys, "add", "tiny", "--target", str(own), "--draft", DRAFT, "--force").code == 0
+    forced = Run(capsys, "add", "tiny", "--target", str(own), "--draft", DRAFT, "--force")
+    assert forced.code == 0
+    assert forced.err.endswith("\nthe file as it was before is kept as models.toml.bak\n")
     assert Run(capsys, "path", FILE).lines == [str(own)]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_file_that_only_lies_on_this_disk_is_not_to_be_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Prevents: `models pull` or the network as the remedy for a file that nobody but its owner has."""
+    halves = [tmp_path / f"{name}-q8_0.gguf" for name in ("own", "small")]
+    for half in halves:
+        half.write_bytes(b"GGUF")
+    added = Run(capsys, "add", "own", "--target", str(halves[0]), "--draft", str(halves[1]))
+    assert added.err == f"added own to {user_file()}\n"
+    halves[0].unlink()
+    hint = "put it there, or correct its entry in models.toml"
+    assert f"hint: it is to be the file {halves[0]}: {hint}" in Run(capsys, "path", "own").err
+    assert f"path: not here; it is to be the file {halves[0]}: {hint}" in Run(capsys, "show", "own-q8_0").out
+    for args in (("pull", "own"), ("pull", "own", "--offline")):
+        pulled = Run(capsys, *args)
+        assert f"{halves[0]} does not exist" in pulled.err
+        assert f"hint: {hint}" in pulled.err
+        assert "network" not in pulled.err
 
 
 @pytest.mark.usefixtures("tiny")

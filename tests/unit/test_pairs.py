@@ -169,6 +169,14 @@ MODEL = '[models."m-q8_0"]\nsources = [{ hub = "a/b" }]\n'
         (MODEL + '[pairs.p]\ntarget = "m-q8_0"\ndraft = "gone"', r'\[pairs."p"\]: draft = .gone. names no model'),
         (MODEL + '[pairs.p]\ntarget = "m-q8_0"', "the key 'draft' is missing"),
         ('[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { top_k = 1 }', "defaults: unknown key 'top_k'"),
+        (
+            '[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { n_max = 100000 }',
+            "defaults: n_max must be a whole number from 1 to 64, found 100000",
+        ),
+        (
+            '[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { n_ctx = 9999999999 }',
+            "defaults: n_ctx must be a whole number from 16 to 2147483647, found 9999999999",
+        ),
     ],
 )
 def test_every_mistake_is_named_with_file_table_and_key(text: str, message: str) -> None:
@@ -286,12 +294,29 @@ def test_adding_keeps_the_comments_and_order_of_a_file_somebody_wrote() -> None:
 
 def test_replacing_keeps_the_old_text_beside_the_file() -> None:
     """Prevents: losing comments for good where a table has to be replaced."""
-    written = TOML + "# a comment\n"
+    written = "# mine\n\n" + TOML + "# a comment\n"
     write_user(written)
     pair, target = own_pair(load_catalog())
-    models_toml.add_pair(user_file(), pair, (target,))
+    backup = models_toml.add_pair(user_file(), pair, (target,))
     assert load_catalog().pair("mine") == pair
-    assert user_file().with_name("models.toml.bak").read_text() == written
+    assert backup == user_file().with_name("models.toml.bak")
+    assert backup.read_text() == written
+    text = user_file().read_text()
+    assert text.startswith("# mine\n")
+    assert "\n# a comment\n" in text
+
+
+def test_a_table_that_cannot_be_cut_out_of_the_text_is_replaced_all_the_same() -> None:
+    """Prevents: a header inside of a long text taken for one; tables that stay as they were."""
+    catalog = load_catalog()
+    pair, target = own_pair(catalog)
+    for written in (
+        TOML.replace('summary = "', "summary = '''\n[pairs.mine]\n''' # \"", 1),
+        f'# all of it\npairs = {{ mine = {{ target = "{pair.target.name}", draft = "{pair.draft.name}" }} }}\n',
+    ):
+        write_user(written)
+        models_toml.add_pair(user_file(), pair, (target,))
+        assert load_catalog().pair("mine") == pair
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes and links are not the same there")

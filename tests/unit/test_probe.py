@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -216,6 +217,21 @@ def test_a_cache_that_cannot_be_written_only_costs_time(cache: Path, build: Fake
     """Prevents: an error in a read-only home folder."""
     cache.write_text("a file where the folder should be")
     assert probe.installed().state is State.OK
+
+
+def test_a_full_disk_leaves_no_half_written_file(
+    cache: Path, build: FakeBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: one more file in the cache for every start while the disk is full."""
+    write = Path.write_text
+
+    def half_written(path: Path, text: str, *args: object, **options: object) -> int:
+        write(path, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half_written)
+    assert probe.installed().state is State.OK
+    assert [path.name for path in cache.iterdir()] == []
 
 
 def test_the_installed_llama_cpp_decodes_the_tiny_model_on_every_layout(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from specllama.errors import ConversationError, PromptError, UsageError
 from specllama.events import Event, Finished, Notice, PromptProgress, TokenEvent
 from specllama.llama import LlamaModel
 from specllama.sampling import RandomChooser, SamplingParams
-from specllama.session import ChatSession
+from specllama.session import ChatSession, Turn
 from specllama.settings import Settings, changed
 from specllama.types import Cancel
 from tests import tiny
@@ -30,7 +30,38 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 # Tokens of the template show nothing, so they would be lost in the text of an answer.
 SILENT = {tiny.token_id(tiny.ascii_level(), text): float("-inf") for text in ("<|bos|>", "<|im_start|>")}
 GREEDY = SamplingParams(temperature=0.0, logit_bias=SILENT)
-THINKING = tiny.CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+# How Qwen3's own template goes about thinking: the thoughts of turns before the last question are left out, those in
+# an answer to it are kept, and an empty passage tells the model not to think.
+THINKING = """
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages[::-1] %}
+    {%- if ns.last < 0 and message.role == "user" %}{%- set ns.last = messages|length - 1 - loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == "assistant" %}
+        {%- set thought = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > ns.last and thought %}
+            {{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- content + '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}"""
+# Its successor that always thinks, and so writes the first mark itself.
+ALWAYS_THINKING = THINKING.replace("{%- if enable_thinking", "{{- '<think>\n' }}{%- if false and enable_thinking")
 # Roles must alternate, and nobody may be told anything first.
 STRICT = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -224,7 +255,7 @@ def test_a_template_without_a_system_role_is_served(chat, tmp_path: Path) -> Non
 
 
 def test_thinking_is_switched_where_the_template_has_it(chat, tmp_path: Path) -> None:
-    """`/set think off` that the template never hears of."""
+    """`/set think off` that the template never hears of; thoughts that are read again and again in every turn."""
     assert not chat().can_think
     path = tiny.write_model(tmp_path / "thinks.gguf", vocabulary=tiny.ascii_level(), chat_template=THINKING)
     with tiny.load(path, n_ctx=512) as target:
@@ -232,10 +263,26 @@ def test_thinking_is_switched_where_the_template_has_it(chat, tmp_path: Path) ->
         assert session.can_think
         said(session.ask("hello"))
         n_before = session.reuse.n_prompt
-        session.undo()
-        session.settings = replace(session.settings, think=False)
-        said(session.ask("hello"))
-        assert session.reuse.n_prompt == n_before + len("<think></think>")
+        for think, more in ((True, ""), (False, "<think>\n\n</think>\n\n"), (None, "")):
+            session.undo()
+            session.settings = replace(session.settings, think=think)
+            said(session.ask("hello"))
+            assert session.reuse.n_prompt == n_before + len(more)
+            assert not session.starts_thinking
+        session.turns = [Turn("hello", "<think>\nlong thoughts\n</think>\n\nyes", 0, "stop")]
+        said(session.ask("so"))
+        messages = session._conversation.text(session.messages)
+        assert "assistant\nyes<|im_end|>" in messages
+        assert "thoughts" not in messages
+        assert session.reuse.n_target == n_before
+
+
+def test_a_template_that_opens_the_thinking_itself_is_seen(tmp_path: Path) -> None:
+    """Thoughts that are shown as the answer because their first mark stands in the prompt."""
+    path = tiny.write_model(tmp_path / "thinks.gguf", vocabulary=tiny.ascii_level(), chat_template=ALWAYS_THINKING)
+    with tiny.load(path, n_ctx=512) as target:
+        session = ChatSession(target, settings=Settings(params=GREEDY, n_predict=2))
+        assert session.starts_thinking
 
 
 def test_settings_that_the_models_cannot_serve_are_refused(chat, pair) -> None:

@@ -1,0 +1,89 @@
+"""`/set draft-n-max auto` in a chat: what the profile of `tune` decides, taken up and left again between turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import profiles
+from specllama.llama import LoadOptions
+from specllama.profiles import Profile, Subject
+from tests.cli.conftest import Pair, Result
+from tests.cli.test_tune import DEAR, PROFILE
+
+LINES = ("hello", "/set draft-n-max", "/set draft-max 3", "/set draft-n-max auto", "and then", "/show parameters")
+
+
+@pytest.fixture
+def keep(talker: Pair, plain_environment: None) -> Callable[[Profile], Path]:
+    """Keeps a profile of the pair as `Pair.options` load it."""
+    wish = LoadOptions(n_threads=1)
+    return lambda profile: profiles.save(Subject(talker.target, wish, talker.draft, wish), profile)
+
+
+@pytest.fixture
+def chat(specllama: Callable[..., Result], talker: Pair) -> Callable[..., Result]:
+    """Runs a chat whose stdin holds these lines."""
+
+    def talk(*lines: str, args: tuple[str, ...] = ()) -> Result:
+        words = ["chat", *talker.options, "-n", "12", "--temp", "0", *args]
+        return specllama(*words, stdin="".join(line + "\n" for line in lines).encode())
+
+    return talk
+
+
+def length(result: Result) -> str:
+    """What the last list of settings says of it."""
+    lines = [line for line in result.out.splitlines() if line.startswith("draft-n-max ")]
+    return lines[-1].removeprefix("draft-n-max").strip()
+
+
+def test_without_a_profile_auto_says_what_it_comes_to(chat) -> None:
+    """`auto` that is refused although the command line takes it, or that hides what happens."""
+    result = chat(*LINES)
+    assert result.code == 0, result.err
+    assert "draft-n-max is auto: 4 (these models were not tuned): longest draft" in result.out
+    assert "draft-n-max is 3\ndraft-n-max is auto: 4 (these models were not tuned)\n" in result.err
+    assert length(result) == "auto: 4 (these models were not tuned)"
+    assert "expected a whole number of at least 0, or auto" in chat("/set draft-n-max soon").err
+
+
+def test_with_a_profile_it_decides_until_a_number_does(chat, keep: Callable[[Profile], Path]) -> None:
+    """A number that the profile overrules, a profile that nobody sees at work, a policy that ignores a confidence."""
+    keep(PROFILE)
+    result = chat(*LINES, "/set draft-p-min 0.5", "/show parameters")
+    assert result.code == 0, result.err
+    decided = "auto: up to 16, as tuned 2026-01-02 (1.20 to 1.60 times plain decoding expected)"
+    assert f"draft-n-max is {decided}: longest draft" in result.out
+    assert f"draft-n-max is 3\ndraft-n-max is {decided}\n" in result.err
+    assert "draft-p-min is 0.5\ndraft-n-max is 16\n" in result.err
+    assert f"draft-n-max        {decided}\n" in result.out
+    assert length(result) == "16"
+    lines = [json.dumps({"command" if line[0] == "/" else "message": line}) for line in LINES]
+    events = [json.loads(line) for line in chat(*lines[:3], *lines[:1], *lines[3:], args=("--jsonl",)).out.splitlines()]
+    turn, planned = 0, [0, 0, 0]
+    for event in events:
+        turn += event["event"] == "turn"
+        planned[turn if turn < 3 else 2] += event["event"] == "step" and any(
+            each.get("plan") for each in event["decisions"]
+        )
+    assert planned[0] > 0 == planned[1] < planned[2]
+
+
+def test_auto_loads_the_models_as_their_profile_has_them(chat, keep: Callable[[Profile], Path], tmp_path: Path) -> None:
+    """Costs of one kernel path deciding about another; a draft that is kept although it cannot pay; a lost talk."""
+    keep(replace(PROFILE, costs=DEAR))
+    result = chat("hello", "/set draft-n-max auto", "and then", "/show info", "/save talk.json", args=("--draft", "2"))
+    assert result.code == 0, result.err
+    assert "only lookups draft" in result.err
+    assert "drafter    lookup" in result.out
+    assert "\ndraft " not in result.out
+    assert "turns      2" in result.out
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["settings"]["draft_n_max"] == "auto"
+    again = chat("/show parameters", args=("--load", "talk.json", "--draft", "2"))
+    assert length(again) == "2"  # what decides belongs to the loaded models
