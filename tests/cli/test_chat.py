@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import stat
@@ -231,7 +230,7 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
     shown = chat("-c", "90000", *ENDLESS)
     shown.child.send("go\r")
     shown.wait_for(lambda t: "% accepted" in t.text)
-    os.close(shown.child.fileno())
+    shown.child.ptyproc.fileobj.close()
     deadline = time.monotonic() + 20
     kept = tmp_path / "state" / "specllama" / "cut_off_chat.json"
     while not kept.exists():
