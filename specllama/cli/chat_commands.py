@@ -279,6 +279,7 @@ COMMANDS = (
         "/set NAME VALUE",
         "Changes a setting; /set alone lists them.",
         '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
+        "/set draft-n-max 8, or auto (as far as `specllama tune` found it to pay); "
         "/set colors on,off (who wrote each token); /set fold on,off (hide thinking); /set think on,off; "
         "/set nohistory. A value out of range is refused with the range.",
         set_setting,

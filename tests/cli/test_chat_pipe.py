@@ -251,6 +251,7 @@ def test_another_pair_goes_on_with_the_conversation(specllama: Run, talker: Pair
         ("/set temp", ["temp"]),
         ("/set parameter draft-n", ["draft-n-max"]),
         ("/set rule b", ["block"]),
+        ("/set draft-n-max ", ["auto"]),
         ("/set drafter lo", ["lookup"]),
         ("/set colors ", ["on", "off"]),
         ("/show te", ["template"]),
