@@ -80,8 +80,9 @@ def chat(
         talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
         if conversation.load:
             perform(talk, f"/load {conversation.load}")
+        source = _source(out, conversation)
         with kept_on_hangup(talk, wanted=conversation.history and sys.stdin.isatty()):
-            code = _converse(talk, _source(out, conversation))
+            code = _converse(talk, source)
     finally:
         talk.close()
     if code:
