@@ -16,11 +16,11 @@ from specllama.cli.draft_values import layers, n_tokens, quants
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.loading import Wanted
-from specllama.cli.models import Color, Json, Quiet
-from specllama.cli.options import HardwareOptions
-from specllama.cli.output import ColorMode, Output, open_output
+from specllama.cli.models import Json, Quiet
+from specllama.cli.options import Color, HardwareOptions
+from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
-from specllama.cli.values import whole, word
+from specllama.cli.values import whole
 from specllama.derive import Recipe
 from specllama.derive_search import Outcome, Space
 from specllama.drafts import Derived
@@ -110,15 +110,7 @@ class MakeOptions:
     ] = None
     json: Annotated[bool, option("--json", "One JSON object: what was made and what was measured.")] = False
     quiet: Annotated[bool, option("-q --quiet", "Only the path and errors.")] = False
-    color: Annotated[
-        ColorMode,
-        option(
-            "--color",
-            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto"
+    color: Color = "auto"
 
 
 @app.command()
