@@ -16,6 +16,7 @@ from specllama.types import IntArray
 # draft of one token earns 1.5 tokens, and the step that checks it costs more than that almost everywhere.
 MIN_USED = 0.5
 
+_MEASURE = "measure it here: specllama check --spec-type draft-tli --probe"
 BY_TEXT = "--spec-type draft-tli drafts over the tokens that both have, and stays exact; or " + OWN_FAMILY
 _TRIMMED_TOO_FAR = 0.9  # of a text's tokens; below, a trimmed draft says so
 
@@ -72,7 +73,7 @@ def by_text_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
     return (
         Row("tokenizer", Mark.PASS, target.kind, draft.kind),
         Row("vocabulary", Mark.PASS, *sizes, f"{found.n_shared:,} tokens have the same text, whatever their ids"),
-        overlap_row(found, Mark.PASS if fits else Mark.FAIL, "" if fits else OWN_FAMILY),
+        overlap_row(found, Mark.WARN if fits else Mark.FAIL, _MEASURE if fits else OWN_FAMILY),
         _end_row(target, draft, to_target),
     )
 

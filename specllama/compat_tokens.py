@@ -7,7 +7,8 @@ from specllama.compat import Mark, Row
 from specllama.compat_overlap import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
 from specllama.model_facts import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 from specllama.pairs import OWN_FAMILY, FitReport
-from specllama.token_map import map_by_text
+from specllama.token_map import NO_TOKEN, map_by_text
+from specllama.types import IntArray
 
 _N_SHOWN_IDS = 3
 
@@ -22,7 +23,7 @@ def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) ->
         return (*by_text_rows(target, draft), _llama_cpp_row(target, draft))
     if draft.vocab_map is not None:
         rows, report = mapped_rows(target, draft)
-        texts = _text_row(target, draft, report, OWN_FAMILY)
+        texts = _text_row(report, OWN_FAMILY)
         own = _kind_row(report, OWN_FAMILY), texts, _pre_row(target, draft), _llama_cpp_row(target, draft)
         return (own[0], rows[0], *own[1:3], *rows[1:], own[3])
     return _own_rows(target, draft)
@@ -31,12 +32,13 @@ def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) ->
 def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
     """The rows of a pair where the draft's ids are to be the target's."""
     report = pairs.fit(target, draft)
-    found = None if report.fits else overlap(target, map_by_text(target, draft))
+    to_target = None if report.fits else map_by_text(target, draft)
+    found = None if to_target is None else overlap(target, to_target)
     remedy = BY_TEXT if found is not None and found.can_serve else OWN_FAMILY
     rows = [
         _kind_row(report, remedy),
         _size_row(target, draft),
-        _text_row(target, draft, report, remedy),
+        _text_row(report, remedy, to_target),
         _pre_row(target, draft),
         _merges_row(target, draft),
         _types_row(target, draft),
@@ -67,7 +69,8 @@ def _size_row(target: Tokenizer, draft: Tokenizer) -> Row:
     return _row("vocabulary", f"{target.size:,} tokens", f"{draft.size:,} tokens", Mark.PASS, reason)
 
 
-def _text_row(target: Tokenizer, draft: Tokenizer, report: FitReport, remedy: str) -> Row:
+def _text_row(report: FitReport, remedy: str, to_target: IntArray | None = None) -> Row:
+    """`to_target`: what a map of ids could make of it, where nothing was mapped yet."""
     n_shared = min(report.target_size, report.draft_size)
     if report.n_differing == 0:
         return _row("token texts", f"{n_shared:,} compared", "all equal", Mark.PASS)
@@ -76,19 +79,18 @@ def _text_row(target: Tokenizer, draft: Tokenizer, report: FitReport, remedy: st
         Mark.FAIL,
         f"{n_shared:,} compared",
         f"{report.n_differing:,} differ",
-        f"{report.text_reason}; {_bridge(target, draft)}",
+        report.text_reason if to_target is None else f"{report.text_reason}; {_bridge(to_target)}",
         remedy,
         tuple(f"{item.token}: {item.target_text!r} | {item.draft_text!r}" for item in report.differing),
     )
 
 
-def _bridge(target: Tokenizer, draft: Tokenizer) -> str:
+def _bridge(to_target: IntArray) -> str:
     """Could a map of ids make the draft fit?"""
-    known = set(target.entries)
-    n_known = sum(text in known for text in draft.entries)
-    if n_known == draft.size:
+    n_without = int((to_target == NO_TOKEN).sum())
+    if n_without == 0:
         return "a map of ids could bridge that: the target has every text of the draft under some id"
-    return f"no map of ids could bridge that: {draft.size - n_known:,} of the draft's texts are no token of the target"
+    return f"a map of ids could bridge that only in part: {n_without:,} of the draft's texts are no token of the target"
 
 
 def _pre_row(target: Tokenizer, draft: Tokenizer) -> Row:

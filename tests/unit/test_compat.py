@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ BASE = Tokenizer(
     add_bos=False,
     add_eos=False,
     end_tokens=frozenset([2, 3]),
-    spellings=[text.encode() for text in TEXTS[:298]] + [b"", b""],
+    spellings=[text.encode() for text in TEXTS],
 )
 GB = 10**9
 HEADER = Header(
@@ -54,6 +55,10 @@ HEADER = Header(
 )
 SMALL = replace(HEADER, path=Path("big-0.5b-instruct.gguf"), name="Big 0.5B Instruct", weight_bytes={"q4_0": GB // 2})
 MACHINE = Machine(memory_free=16 * GB, gpu_free=0, bindings="0.3.36", llama_cpp="b1234")
+
+
+def texts(entries: list[str]) -> dict[str, list[Any]]:
+    return {"entries": entries, "spellings": [text.encode() for text in entries]}
 
 
 def token_row(test: str, **changes: object) -> Row:
@@ -89,26 +94,26 @@ def test_equal_tokenizers_pass_every_test_without_a_word() -> None:
 
 def test_one_differing_id_of_many_is_named_with_both_texts() -> None:
     """Prevents: 'does not match' for one id of 256,000, and nobody knows which (case 17)."""
-    many = replace(BASE, entries=[f"t{i}" for i in range(256_000)], types=())
-    other = replace(many, entries=[*many.entries[:77_777], "other", *many.entries[77_778:]])
+    many = replace(BASE, **texts([f"t{i}" for i in range(256_000)]), types=())
+    other = replace(many, **texts([*many.entries[:77_777], "other", *many.entries[77_778:]]))
     row = row_of(token_rows(many, other), "token texts")
     assert row.mark is Mark.FAIL
     assert row.reason.startswith("1 of 256,000 token ids differ, the first is 77777: the target reads 't77777', ")
     assert "the draft 'other'" in row.reason
     assert row.details == ("77777: 't77777' | 'other'",)
-    assert "no map of ids could bridge that: 1 of the draft's texts" in row.reason
+    assert "only in part: 1 of the draft's texts" in row.reason
 
 
 def test_the_first_ten_differing_ids_are_shown() -> None:
     """Prevents: a report of 100,000 lines."""
-    row = token_row("token texts", entries=[f"x{i}" for i in range(300)])
+    row = token_row("token texts", **texts([f"x{i}" for i in range(300)]))
     assert len(row.details) == 10
     assert row.reason.startswith("300 of 300 token ids differ")
 
 
 def test_a_mere_renumbering_is_told_from_other_words() -> None:
     """Prevents: 'other tokens' said of a vocabulary whose ids are only shifted."""
-    assert "a map of ids could bridge that" in token_row("token texts", entries=TEXTS[::-1]).reason
+    assert "a map of ids could bridge that" in token_row("token texts", **texts(TEXTS[::-1])).reason
 
 
 @pytest.mark.parametrize("n_more", [128, -128])
@@ -204,11 +209,11 @@ def test_another_tokenizer_is_refused_with_what_could_be_accepted(
 
 def test_drafting_over_what_both_have_fits_where_that_is_enough() -> None:
     """Prevents: `--spec-type draft-tli` refused for the very thing it is for, or let through where it cannot pay."""
-    for sample, mark in (((0, 1), Mark.PASS), ((0, 2), Mark.PASS), ((0, 2, 2), Mark.FAIL)):
+    for sample, mark in (((0, 1), Mark.WARN), ((0, 2), Mark.WARN), ((0, 2, 2), Mark.FAIL)):
         rows = token_rows(with_sample(*sample), THEIRS, by_text=True)
         assert row_of(rows, "overlap").mark is mark
         assert {row.mark for row in rows if row.test not in ("overlap", "llama.cpp rule")} == {Mark.PASS}
-        assert bool(row_of(rows, "overlap").remedy) == (mark is Mark.FAIL)
+        assert ("own family" in row_of(rows, "overlap").remedy) == (mark is Mark.FAIL)
     assert "3 tokens have the same text" in row_of(rows, "vocabulary").reason
 
 
@@ -365,5 +370,5 @@ def test_a_report_fits_unless_a_row_failed() -> None:
 
 def test_rows_survive_being_remembered() -> None:
     """Prevents: a remembered report that says something else than a fresh one."""
-    rows = token_rows(BASE, replace(BASE, entries=TEXTS[::-1], kind="spm"))
+    rows = token_rows(BASE, replace(BASE, **texts(TEXTS[::-1]), kind="spm"))
     assert tuple(Row.from_json(row.to_json()) for row in rows) == rows
