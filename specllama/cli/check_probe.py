@@ -87,7 +87,10 @@ def warn_of_noise(output: Output, found: Outlook) -> None:
 def show_outlook(output: Output, found: Outlook) -> None:
     """The plot, what was measured, and the advice."""
     bars = [Bar(str(point.n_max), point.low, point.expected, point.high) for point in found.points]
-    _say(output, "speed over draft length, plain decoding = 1; the range is that of the classes of prompts")
+    _say(
+        output,
+        "speed over draft length; the line is plain decoding, break-even; the range is that of the classes of prompts",
+    )
     for line in plot(bars, 1.0, n_rows=_PLOT_ROWS, signs=signs_for(output.out)):
         output.line(line)
     accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)

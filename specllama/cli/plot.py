@@ -35,11 +35,20 @@ def signs_for(stream: Stream) -> Signs:
     return fine if stream.encodes("●│─┤█") else Signs("o", "|", "-", "|", "#")
 
 
+def _scale(above: float, below: float, n_rows: int) -> tuple[float, int]:
+    """(height of a row, rows above the line): the line has a row of its own, and whatever is to be shown fits."""
+    n_above = round((n_rows - 1) * above / (above + below)) if above + below else 0
+    n_above = min(max(n_above, above > 0), n_rows - 1 - (below > 0))
+    steps = [length / n for length, n in ((above, n_above), (below, n_rows - 1 - n_above)) if n]
+    return max(steps) or 1.0, n_above
+
+
 def plot(bars: Sequence[Bar], line: float, *, n_rows: int, signs: Signs) -> list[str]:
     """The plot as lines of text, the highest value on top; `line` goes across all of it and is always in sight."""
-    top = max(line, *(bar.high for bar in bars))
-    bottom = min(line, *(bar.low for bar in bars))
-    step = (top - bottom) / (n_rows - 1) or 1.0
+    above = max(bar.high for bar in bars) - line
+    below = line - min(bar.low for bar in bars)
+    step, n_above = _scale(max(above, 0.0), max(below, 0.0), n_rows)
+    top = line + n_above * step
 
     def row_of(value: float) -> int:
         return round((top - value) / step)

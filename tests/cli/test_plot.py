@@ -19,6 +19,18 @@ def test_a_plot_shows_ranges_middles_and_the_line() -> None:
     ]
 
 
+def test_the_line_stands_where_it_is_and_everything_fits() -> None:
+    """Prevents: break-even drawn at 1.02, and a length that loses two per cent shown as one that does not."""
+    for low, high in ((0.17, 1.14), (0.9, 1.01), (0.99, 3.0), (1.2, 1.9), (0.2, 0.7), (0.5, 1.0), (1.0, 1.0)):
+        lines = plot([Bar("0", 1.0, 1.0, 1.0), Bar("1", low, low, high)], 1.0, n_rows=9, signs=SIGNS)
+        assert len(lines) == 10
+        assert sum(line.startswith(" 1.00 +-o-") for line in lines) == 1
+        values = [float(line[:5]) for line in lines[:-1]]
+        step = values[0] - values[1]
+        assert max(high, 1.0) <= values[0] + step / 2 + 0.01
+        assert values[-1] - step / 2 - 0.01 <= min(low, 1.0)
+
+
 def test_the_line_is_in_sight_whatever_the_values_are() -> None:
     """Prevents: a plot of good news without what to compare it with."""
     for values in ((2.0, 3.0), (0.2, 0.4), (1.0, 1.0)):
