@@ -51,18 +51,18 @@ def programs() -> Path:
         (archive,) = Path(temporary).glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(home, filter="data")
-    (source,) = home.glob("llama_cpp_python-*/vendor/llama.cpp")
-    env = build_env(plan, os.environ)
-    flags = [flag for flag in plan.flags if flag not in OWN_FLAGS]
-    subprocess.run(
-        ["cmake", "-S", str(source), "-B", str(home / "build"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *flags,
-         *PROGRAM_FLAGS],
-        check=True,
-        env=env,
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    command = ["cmake", "--build", str(home / "build"), "-j", str(n_cores()), "--target", *PROGRAMS]
-    subprocess.run(command, check=True, env=env)
+        (source,) = home.glob("llama_cpp_python-*/vendor/llama.cpp")
+        env = build_env(plan, os.environ, Path(temporary))
+        flags = [flag for flag in plan.flags if flag not in OWN_FLAGS]
+        subprocess.run(
+            ["cmake", "-S", str(source), "-B", str(home / "build"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *flags,
+             *PROGRAM_FLAGS],
+            check=True,
+            env=env,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        command = ["cmake", "--build", str(home / "build"), "-j", str(n_cores()), "--target", *PROGRAMS]
+        subprocess.run(command, check=True, env=env)
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
+from statistics import fmean
 from typing import TypeVar
 
 from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Load, Row, TimeSplit
@@ -118,22 +119,29 @@ def _rows(report: BenchReport, condition: int, category: str = ALL) -> list[Row]
 
 
 def by_class(report: BenchReport) -> tuple[Panel, ...]:
-    """Speedup of the fastest arms for each class of prompts; x counts the classes, "all" is the last."""
+    """Speedup of the fastest arms for each class of prompts; x counts the classes, "all" is the last.
+
+    The arms are the same under every condition: those that are fastest over all of them.
+    """
     named = dict.fromkeys(prompt.category for prompt in report.plan.prompts)
     classes = [*named, ALL]
+    speeds: dict[int, list[float]] = {}
+    for row in report.rows_of():
+        if row.speedup is not None and row.decode_tok_s:
+            speeds.setdefault(row.arm, []).append(row.decode_tok_s)
+    fastest = sorted(speeds, key=lambda arm: -fmean(speeds[arm]))[:MOST_ARMS]
 
     def panel(condition: int, title: str) -> Panel | None:
-        overall = [row for row in _rows(report, condition) if row.speedup is not None]
-        fastest = sorted(overall, key=lambda row: -row.decode_tok_s if row.decode_tok_s else 0.0)[:MOST_ARMS]
         series = []
-        for arm in sorted(row.arm for row in fastest):
+        for arm in sorted(fastest):
             marks = [
                 _mark(float(place), row.speedup)
                 for place, name in enumerate(classes)
                 for row in _rows(report, condition, name)
                 if row.arm == arm and row.speedup is not None
             ]
-            series.append(Series(report.plan.arms[arm].name, tuple(marks)))
+            if marks:
+                series.append(Series(report.plan.arms[arm].name, tuple(marks)))
         kept = {mark.x for each in series for mark in each.marks}
         ticks = [(float(i), name) for i, name in enumerate(classes) if i in kept]
         return Panel(title, tuple(ticks), tuple(series)) if series else None

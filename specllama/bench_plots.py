@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,9 +131,11 @@ def _figure(report: BenchReport, title: str, n_panels: int, width: float, height
 
     n_columns = min(n_panels, 3)
     n_rows = -(-n_panels // n_columns)
-    whole = height * n_rows + 0.9
+    caption = textwrap.wrap(_caption(report), int(width * n_columns / 0.051))  # inches of a character
+    head = 0.36 + 0.13 * len(caption)
+    whole = height * n_rows + head + 0.4
     figure = Figure(figsize=(width * n_columns, whole))
-    figure.set_layout_engine("constrained", rect=(0.0, 0.0, 1.0, 1.0 - 0.5 / whole))  # the head stands above
+    figure.set_layout_engine("constrained", rect=(0.0, 0.0, 1.0, 1.0 - head / whole))
     grid = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[n_panels:]:
         axes.remove()
@@ -140,7 +143,7 @@ def _figure(report: BenchReport, title: str, n_panels: int, width: float, height
         axes.tick_params(labelbottom=True)  # below a panel there may be none
     left = 0.1 / (width * n_columns)
     figure.text(left, 1.0 - 0.08 / whole, title, ha="left", va="top", fontsize=11, fontweight="bold")
-    figure.text(left, 1.0 - 0.30 / whole, _caption(report), ha="left", va="top", fontsize=6.5, color=_GREY)
+    figure.text(left, 1.0 - 0.30 / whole, "\n".join(caption), ha="left", va="top", fontsize=6.5, color=_GREY)
     return figure, list(grid.flat[:n_panels])
 
 
@@ -153,19 +156,26 @@ def _label(axes: Axes, panel: Panel | BarPanel, x: str, y: str = "") -> None:
     axes.set_title(_printable(panel.title))
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def _legend(figure: Figure, every: Sequence[Axes]) -> None:
     """One for all panels, where it covers none of them."""
-    handles, labels = axes.get_legend_handles_labels()
-    n_columns = int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels))))  # inches of a sign and of its name
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), max(n_columns, 1)))
+    found: dict[str, Any] = {}
+    for axes in every:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    n_columns = int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, found))))  # inches of a sign and of its name
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=min(len(found), n_columns or 1))
 
 
-def _look(i: int) -> dict[str, Any]:
-    """Colour, marker and dash of the i-th series."""
+def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and dash of each series by its name: the same in every panel, whichever are missing there."""
+    names = dict.fromkeys(series.name for panel in panels for series in panel.series)
     return {
-        "color": _COLOURS[i % len(_COLOURS)],
-        "marker": _MARKERS[i % len(_MARKERS)],
-        "linestyle": _DASHES[(i // len(_COLOURS)) % len(_DASHES)],
+        name: {
+            "color": _COLOURS[i % len(_COLOURS)],
+            "marker": _MARKERS[i % len(_MARKERS)],
+            "linestyle": _DASHES[(i // len(_COLOURS)) % len(_DASHES)],
+        }
+        for i, name in enumerate(names)
     }
 
 
@@ -183,6 +193,7 @@ def _by_class(report: BenchReport) -> Figure | None:
     panels = bench_charts.by_class(report)
     if not panels:
         return None
+    looks = _looks(panels)
     n_classes = max(len(panel.ticks) for panel in panels)
     n_series = max(len(panel.series) for panel in panels)
     height = 0.6 + n_classes * (0.16 + 0.13 * n_series)
@@ -192,7 +203,7 @@ def _by_class(report: BenchReport) -> Figure | None:
         for i, series in enumerate(panel.series):
             shift = (i - (len(panel.series) - 1) / 2) * step
             places = [mark.x + shift for mark in series.marks]
-            look = {**_look(i), "linestyle": "none"}
+            look = {**looks[series.name], "linestyle": "none"}
             axes.errorbar(
                 [mark.y for mark in series.marks], places, xerr=_error(series.marks), label=_printable(series.name),
                 markersize=4, linewidth=1, elinewidth=1, capsize=2, **look,
@@ -203,7 +214,7 @@ def _by_class(report: BenchReport) -> Figure | None:
         axes.axhline(max(x for x, _ in panel.ticks) - 0.5, color=_FAINT, linewidth=1)  # "all" is no class
         axes.grid(axis="x", color=_FAINT, linewidth=0.6)
         _label(axes, panel, "decoding speed over plain decoding, 95 % interval")
-    _legend(figure, every[0])
+    _legend(figure, every)
     return figure
 
 
@@ -211,12 +222,13 @@ def _over_length(report: BenchReport) -> Figure | None:
     panels = bench_charts.over_length(report)
     if not panels:
         return None
+    looks = _looks(panels)
     figure, every = _figure(report, "Speedup over the longest draft", len(panels), 4.8, 3.2)
     for axes, panel in zip(every, panels, strict=True):
         axes.axhline(1.0, color=_GREY, linewidth=1, label="plain decoding: break-even")
         alone = {x for x, name in panel.ticks if name == "auto"}  # no place on the axis leads to it
-        for i, series in enumerate(panel.series):
-            look = _look(i)
+        for series in panel.series:
+            look = looks[series.name]
             groups = {True: [mark for mark in series.marks if mark.x in alone]}
             groups[False] = [mark for mark in series.marks if mark.x not in alone]
             for is_alone, marks in groups.items():
@@ -235,7 +247,7 @@ def _over_length(report: BenchReport) -> Figure | None:
         _ticked(axes, panel)
         axes.grid(axis="y", color=_FAINT, linewidth=0.6)
         _label(axes, panel, "longest draft K (tokens)", "decoding speed over\nplain decoding, 95 % interval")
-    _legend(figure, every[0])
+    _legend(figure, every)
     return figure
 
 
@@ -247,23 +259,24 @@ def _by_position(report: BenchReport) -> Figure | None:
     panels = bench_charts.by_position(report)
     if not panels:
         return None
+    looks = _looks(panels)
     figure, every = _figure(report, "Acceptance by position in the draft", len(panels), 4.8, 3.2)
     for axes, panel in zip(every, panels, strict=True):
-        _lines(axes, panel)
+        _lines(axes, panel, looks)
         axes.set_ylim(0.0, 1.02)
         axes.yaxis.set_major_formatter(lambda share, _place: f"{100 * share:.0f} %")
         _label(
             axes, panel, "position in the draft (1 = first token)", "accepted here, share of all\nsteps with a draft"
         )
-    _legend(figure, every[0])
+    _legend(figure, every)
     return figure
 
 
-def _lines(axes: Axes, panel: Panel) -> None:
-    for i, series in enumerate(panel.series):
+def _lines(axes: Axes, panel: Panel, looks: dict[str, dict[str, Any]]) -> None:
+    for series in panel.series:
         axes.plot(
             [mark.x for mark in series.marks], [mark.y for mark in series.marks], label=_printable(series.name),
-            markersize=4.5, linewidth=1.4, **_look(i),
+            markersize=4.5, linewidth=1.4, **looks[series.name],
         )  # fmt: skip
     _ticked(axes, panel)
     axes.grid(axis="y", color=_FAINT, linewidth=0.6)
@@ -275,13 +288,13 @@ def _costs(report: BenchReport) -> Figure | None:
         return None
     figure, (axes,) = _figure(report, "Cost of a pass over n rows, T(n)", 1, 6.0, 3.6)
     panel = panels[0]
-    _lines(axes, panel)
+    _lines(axes, panel, _looks(panels))
     top = 1.1 * max(mark.y for series in panel.series for mark in series.marks)
     n_most = max(x for x, _ in panel.ticks)
     axes.plot([1, n_most], [1, n_most], color=_GREY, linestyle=":", linewidth=1, label="n passes over one row")
     axes.set_ylim(0.0, top)
     _label(axes, panel, "rows in one pass, n (tokens)", "time, in passes of the target\nover one row, T(n)/T(1)")
-    _legend(figure, axes)
+    _legend(figure, [axes])
     return figure
 
 
@@ -295,7 +308,7 @@ def _time_split(report: BenchReport) -> Figure | None:
     for axes, panel in zip(every, panels, strict=True):
         _stacks(axes, panel, longest)
         _label(axes, panel, "time per token (ms)")
-    _legend(figure, every[0])
+    _legend(figure, every)
     return figure
 
 

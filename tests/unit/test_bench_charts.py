@@ -14,13 +14,11 @@ from tests.benchreports import COSTS, report
 def test_speedup_by_class_shows_the_fastest_arms_with_their_intervals() -> None:
     """Prevents: nine arms on top of each other; an interval of another class; "all" lost among the classes."""
     made = report(lengths=range(10))
-    cold, _hot = bench_charts.by_class(made)
+    cold, hot = bench_charts.by_class(made)
+    assert [each.name for each in hot.series] == [each.name for each in cold.series], "panels beside each other"
     assert [name for _, name in cold.ticks] == ["coding", "qa", "poem", ALL]
     assert len(cold.series) == bench_charts.MOST_ARMS
-    shown = {each.name for each in cold.series}
-    overall = [row for row in made.rows_of() if row.condition == 0 and row.speedup]
-    fastest = sorted(overall, key=lambda row: -row.speedup.value if row.speedup else 0.0)
-    assert shown == {made.plan.arms[row.arm].name for row in fastest[: len(shown)]}
+    assert [each.name for each in cold.series] == ["K=1", "K=2", "K=3", "K=4", "K=5"], "of nine, the slowest are 6 to 9"
     series = cold.series[0]
     (expected,) = [
         row.speedup for row in made.rows_of("qa") if row.condition == 0 and made.plan.arms[row.arm].name == series.name

@@ -71,6 +71,23 @@ def test_the_line_to_compare_with_is_in_every_plot_of_a_speedup() -> None:
         assert low < 1.0 < high
 
 
+def test_an_arm_looks_the_same_in_every_panel_and_the_legend_knows_all() -> None:
+    """Prevents: the second panel of a stopped run drawn in the colours of other arms than the legend's."""
+    made = report()
+    rows = tuple(row for row in made.rows if row.condition == 1 or made.plan.arms[row.arm].name != "K=2")
+    figure = bench_plots._by_class(replace(made, rows=rows))
+    assert figure is not None
+    colours: dict[str, set[str]] = {}
+    for axes in figure.axes:
+        for container in axes.containers:
+            colours.setdefault(str(container.get_label()), set()).add(str(container[0].get_color()))
+    assert set(colours) == {"K=2", "K=4", "K=8", "K=auto"}
+    assert all(len(each) == 1 for each in colours.values())
+    assert len(set.union(*colours.values())) == len(colours)
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"plain decoding", *colours}
+
+
 def test_names_from_files_cannot_break_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a dollar, a control character or a Japanese class ending the program behind a long measurement."""
     monkeypatch.setattr(bench_plots, "FORMATS", ("svg",))
