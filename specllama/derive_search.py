@@ -72,6 +72,7 @@ class Trial:
     costs: CostProfile
     traces: tuple[Trace, ...]
     derived: Derived | None = None  # None: the parent itself
+    noise: float = 0.0  # of the times behind the costs, see `Measured`
 
     @property
     def speed(self) -> float:
@@ -107,6 +108,11 @@ class Outcome:
         if self.asked is None:
             return None if self.best is None else self.best.derived
         return next((trial.derived for trial in self.trials if trial.recipe == self.asked), None)
+
+    @property
+    def noise(self) -> float:
+        """Of the noisiest candidate."""
+        return max(trial.noise for trial in (self.parent, *self.trials))
 
     @property
     def fastest(self) -> Trial:
@@ -167,7 +173,7 @@ class _Search:
         assert found.verify is not None
         unit = found.verify[0][1]
         costs = CostProfile(verify=self.verify, draft=tuple((n, cost / unit) for n, cost in found.draft))
-        return Trial(recipe, path, path.stat().st_size, costs, found.traces, derived)
+        return Trial(recipe, path, path.stat().st_size, costs, found.traces, derived, found.noise)
 
     def attempt(self, recipe: Recipe) -> Trial | None:
         """Make and measure a candidate; None where that is not possible, which is told at the end."""

@@ -91,10 +91,10 @@ def measure_costs(
     step_s = medians[0]
     points = [(n, cost / step_s) for n, cost in zip([*verify, *read], medians, strict=True)]
     profile = CostProfile(verify=tuple(points[: len(verify)]), draft=tuple(points[len(verify) :]))
-    return Costs(profile, step_s, len(samples[0]), median(map(_spread, samples)))
+    return Costs(profile, step_s, len(samples[0]), median(map(spread, samples)))
 
 
-def _spread(samples: Sequence[float]) -> float:
+def spread(samples: Sequence[float]) -> float:
     """Width of the middle half as a share of the median."""
     low, middle, high = quantiles(samples, n=4)
     return (high - low) / middle if middle else 0.0

@@ -16,7 +16,7 @@ from specllama.draft_model import DraftModel, in_target_ids
 from specllama.errors import PromptError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices
-from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, verifying
+from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
 from specllama.profiles import Subject, Threads
 from specllama.sample_prompts import sample_prompts
 from specllama.traces import Answer, Trace
@@ -55,6 +55,7 @@ class Measured:
     traces: tuple[Trace, ...]
     answers: tuple[Answer, ...] = ()  # behind the traces
     threads: Threads | None = None  # measured with; None = those of the subject
+    noise: float = 0.0  # width of the middle half of a pass's times, as a share of their median; the usual pass's
 
 
 def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
@@ -182,7 +183,8 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
     reads = _median_points(read, samples[len(rows) :])
     answers = _hear(bench, tell)
     found = tuple(trace for each in answers for trace in bench.judge(each)) if bench.draft is not None else ()
-    return Measured(step_s, verify, reads, found, answers, threads)
+    noise = median(map(spread, samples)) if samples else 0.0
+    return Measured(step_s, verify, reads, found, answers, threads, noise)
 
 
 def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:

@@ -122,7 +122,7 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
     if options.probe and report.fits:
         choice = Choice(target, draft, "draft-simple", n_ctx, n_max=LONGEST_PROBE, by_text=by_text)
         found = probe_pair(choice, hardware, offline=models.offline, output=output)
-        warn_of_noise(output, found)
+        warn_of_noise(output, found.noise)
     if options.json:
         output.data({**report.to_json(), "probe": None if found is None else found.to_json()})
     elif found is not None:

@@ -75,11 +75,11 @@ def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Outpu
     return outlook(costs.profile, costs.step_s, found, noise=costs.noise)
 
 
-def warn_of_noise(output: Output, found: Outlook) -> None:
+def warn_of_noise(output: Output, noise: float) -> None:
     """Costs that spread like this may be those of somebody else's work."""
-    if found.noise > _TOLERATED_NOISE:
+    if noise > _TOLERATED_NOISE:
         output.warn(
-            f"the measured times spread by {100 * found.noise:.0f} %: something else keeps this machine busy",
+            f"the measured times spread by {100 * noise:.0f} %: something else keeps this machine busy",
             "measure again when it is quiet",
         )
 

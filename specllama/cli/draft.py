@@ -12,6 +12,7 @@ import typer
 from specllama import derive, derive_search, drafts
 from specllama.cli import draft_view, loading
 from specllama.cli.check_files import named
+from specllama.cli.check_probe import warn_of_noise
 from specllama.cli.draft_values import layers, n_tokens, quants
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
@@ -239,6 +240,7 @@ def _search(
     kept = _kept(found, destination)
     for failure in found.failures:
         output.warn(f"not tried: {failure}")
+    warn_of_noise(output, found.noise)
     draft_view.show_search(output, found, kept)
 
 

@@ -27,6 +27,7 @@ def trial_json(trial: Trial) -> dict[str, object]:
         "summary": trial.recipe.summary,
         "bytes": trial.n_bytes,
         "cost": trial.costs.draft_cost(),
+        "noise": trial.noise,
         "acceptance": trial.acceptance,
         "speed": trial.speed,
         "classes": [asdict(each) for each in trial.classes],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.errors import MemoryShort, UsageError
+from specllama.errors import ConfigError, MemoryShort, UsageError
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
 from specllama.model_types import Model, PairDefaults
@@ -192,6 +192,8 @@ def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output:
     target = bring(choice.target, offline=offline, output=output)
     refuse_architecture(target.header)
     draft = None if choice.draft is None else bring(choice.draft, offline=offline, output=output)
+    if draft is not None:
+        _say_stale(draft, output)
     options = LoadOptions(
         n_ctx=choice.n_ctx,
         n_threads=hardware.threads,
@@ -208,6 +210,14 @@ def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output:
         setup = tuned(setup, any_strategy=choice.any_strategy)
     _require_memory(setup)
     return setup
+
+
+def _say_stale(draft: File, output: Output) -> None:
+    """A derived draft whose parent changed still gives the target's text, but may foresee it badly."""
+    with suppress(ConfigError):  # what lies beside a model may be anybody's
+        derived = drafts.read(draft.path)
+        if derived is not None and (reason := drafts.stale(derived)):
+            output.warn(f"{derived.name} is stale: {reason}", "make it again: specllama draft make")
 
 
 def tuned(setup: Setup, *, any_strategy: bool) -> Setup:

@@ -333,7 +333,7 @@ def test_a_busy_machine_is_told_about(capsys: pytest.CaptureFixture[str], noise:
     costs = CostProfile(verify=((1, 1.0), (2, 1.5)), draft=((1, 0.2),))
     found = outlook(costs, 0.1, {"code": SpecStats(n_accepted=9, n_rejected=1)}, noise=noise)
     assert found is not None
-    check_probe.warn_of_noise(open_output(), found)
+    check_probe.warn_of_noise(open_output(), found.noise)
     assert ("spread by 60 %" in capsys.readouterr().err) is warned
 
 

@@ -58,12 +58,33 @@ def test_a_draft_is_made_listed_used_by_name_and_removed(specllama: Run, words: 
     assert "No derived drafts yet." in specllama("draft", "list").out
 
 
+def test_what_lies_beside_a_model_may_be_anybodys(specllama: Run, words: Pair) -> None:
+    """A model that cannot be used because somebody keeps notes beside it."""
+    words.draft.with_suffix(".json").write_text('{"mine": 1}')
+    used = specllama("run", *words.options, "hi", "-n", "2", "-q")
+    assert (used.code, used.err) == (0, "")
+
+
+def test_a_cut_draft_is_checked_and_used_like_any_other(specllama: Run, words: Pair) -> None:
+    """A vocabulary that the pair check refuses because its ids are others."""
+    made = specllama("draft", "make", str(words.draft), "--vocab", "600", "-q")
+    assert made.out.strip().endswith("draft+v640.gguf")
+    checked = specllama("check", "-m", str(words.target), "-md", "draft+v640", "--json")
+    assert checked.code == 0, checked.out + checked.err
+    ask = ["run", "-m", str(words.target), "-t", "1", "--raw", "the end", "-n", "12", "--temp", "0", *ENDLESS]
+    drafted = record_of(specllama(*ask, "-md", "draft+v640", "--json"))
+    assert drafted["acceptance"]["drafted"] > 0
+    assert drafted["text"] == record_of(specllama(*ask, "--json"))["text"]
+
+
 def test_a_stale_parent_is_noticed(specllama: Run, words: Pair) -> None:
     """A draft of a model that was replaced since, listed as if nothing had happened."""
     specllama("draft", "make", str(words.draft), "--quant", "q4_0", "-q")
     tiny.write_model(words.draft, vocabulary=tiny.word_level(), seed=9)
     listed = specllama("draft", "list")
     assert "draft+q4_0 is stale: its parent draft.gguf has changed since" in listed.err
+    used = specllama("run", "-m", str(words.target), "-md", "draft+q4_0", "-t", "1", "hi", "-n", "2")
+    assert (used.code, "draft+q4_0 is stale: its parent draft.gguf has changed since" in used.err) == (0, True)
     remade = specllama("draft", "make", str(words.draft), "--quant", "q4_0")
     assert remade.err.startswith("made draft+q4_0")
     assert "stale" not in specllama("draft", "list").err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, _spread, interleaved, measure_acceptance, measure_costs
+from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, spread, interleaved, measure_acceptance, measure_costs
 from specllama.sampling import SamplingParams
 from tests import tiny
 
@@ -69,8 +69,8 @@ def test_acceptance_is_counted_for_each_class(tmp_path: Path) -> None:
         assert (stats.n_accepted, stats.n_rejected) == (again[name].n_accepted, again[name].n_rejected)
 
 
-def test_noise_is_the_spread_of_the_middle_half() -> None:
+def test_noise_is_thespread_of_the_middle_half() -> None:
     """Prevents: costs of somebody else's work, taken for the models'."""
-    assert _spread([1.0, 1.0, 1.0, 1.0, 50.0]) > 1.0
-    assert _spread([2.0] * 5) == 0.0
-    assert _spread([0.9, 1.0, 1.0, 1.0, 1.1]) == pytest.approx(0.1)
+    assert spread([1.0, 1.0, 1.0, 1.0, 50.0]) > 1.0
+    assert spread([2.0] * 5) == 0.0
+    assert spread([0.9, 1.0, 1.0, 1.0, 1.1]) == pytest.approx(0.1)
