@@ -1,0 +1,58 @@
+"""`specllama draft` on a real model: SmolLM2 as the draft of itself, cheaper by every recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specllama import derive, llama, traces
+from specllama.derive import Recipe
+from specllama.draft_model import in_target_ids
+from specllama.llama import LoadOptions
+from tests.real.conftest import SMALL
+
+pytestmark = pytest.mark.model
+
+OPTIONS = LoadOptions(n_ctx=256, max_block=16)
+
+
+@pytest.fixture(scope="module")
+def heard(model_file: Callable[[str], Path]) -> tuple[Path, traces.Answer]:
+    """What the model says of itself."""
+    path = model_file(SMALL)
+    with llama.load(path, OPTIONS) as target:
+        prompt = target.vocab.tokenize("Water boils at a hundred degrees. The reason is that", special=False)
+        return path, traces.answer(target, "text", prompt, n_tokens=24)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least", "most"),
+    [
+        (Recipe(quant="Q4_0"), 0.7, 1.0),
+        (Recipe(n_vocab=16_000), 0.7, 1.0),
+        (Recipe(quant="Q4_0", n_vocab=16_000, dropped=(20, 21)), 0.05, 0.95),
+    ],
+    ids=lambda value: value.name if isinstance(value, Recipe) else "",
+)
+def test_what_is_derived_is_smaller_and_still_foresees_its_parent(
+    heard: tuple[Path, traces.Answer], tmp_path: Path, recipe: Recipe, least: float, most: float
+) -> None:
+    """Rows under other tokens, layers in another order, weights read as another type: it runs, and guesses nothing."""
+    path, answer = heard
+    parent, made = llama.header(path), tmp_path / "draft.gguf"
+    derive.make(parent, recipe, made, lambda _what, _share: None)
+    header = llama.header(made)
+    assert header.n_file_bytes < parent.n_file_bytes
+    assert header.n_layer == parent.n_layer - len(recipe.dropped)
+    if recipe.quant:
+        assert header.weight_bytes["q4_0"] > 0.95 * header.n_weight_bytes
+    accepted = _accepted(path, made, answer)
+    print(f"{recipe.name}: {accepted:.3f} accepted, {header.n_file_bytes / parent.n_file_bytes:.2f} of the bytes")
+    assert least < accepted <= most
+
+
+def _accepted(target_path: Path, draft_path: Path, answer: traces.Answer) -> float:
+    with llama.load(target_path, OPTIONS) as target, llama.load(draft_path, OPTIONS) as own:
+        return traces.acceptance(traces.judged(in_target_ids(target, own), answer))
