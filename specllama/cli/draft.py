@@ -23,6 +23,7 @@ from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
 from specllama.cli.values import whole
 from specllama.derive import Recipe
+from specllama.derive_layers import check_dropped, refuse_undroppable
 from specllama.derive_search import Outcome, Space
 from specllama.drafts import Derived
 from specllama.errors import ConfigError, UsageError
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 _N_CTX = 1024  # of the models while they are measured
+_LOCK = "drafts"  # one at a time makes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,7 @@ def _made(
     """The draft of one recipe, and whether it was made now."""
     recipe = derive.checked(parent, recipe)
     path = destination or drafts.place(parent.path, recipe)
-    with watching(output) as watch, only_one(path.name, watch):
+    with watching(output) as watch, only_one(_LOCK, watch):
         if destination is None and not force and (known := derive_search.ready(parent, recipe)) is not None:
             return known, False
         with StatusLine(output) as status:
@@ -223,11 +225,15 @@ def _search(
     only = space.recipe
     if only is not None:
         only = derive.checked(parent, only)
+    if space.finds_layers:
+        refuse_undroppable(parent)
+    if space.dropped:
+        check_dropped(parent, space.dropped)
     choice = loading.Choice(target, parent.path, "draft-simple", _N_CTX, N_MAX)
     hardware = HardwareOptions(threads=options.threads)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
     loading.require_fit(setup, output)
-    with watching(output) as watch, only_one("drafts", watch), StatusLine(output) as status:
+    with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output) as status:
         found = derive_search.search(
             parent,
             setup.subject,

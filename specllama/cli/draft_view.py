@@ -49,7 +49,8 @@ def show_search(output: Output, found: Outcome, kept: Derived | None) -> None:
     if output.format == "json":
         facts = {"parent": trial_json(found.parent), "trials": [trial_json(trial) for trial in found.trials]}
         best = None if kept is None else draft_json(kept)
-        output.data({**facts, "kept": best, "helps": found.best is not None, "failures": found.failures})
+        fastest = {"faster_than_parent": found.best is not None, "faster_than_plain": found.fastest.speed > 1.0}
+        output.data({**facts, **fastest, "kept": best, "failures": found.failures})
         return
     if not output.quiet:
         trials = [found.parent, *found.trials]
@@ -63,14 +64,23 @@ def show_search(output: Output, found: Outcome, kept: Derived | None) -> None:
 
 def verdict(found: Outcome) -> str:
     """What was found, in a sentence."""
-    name, parent = found.parent.path.stem, found.parent
-    best, unit = found.best, "times the speed of plain decoding, on average of the classes of prompts"
+    name, parent, best = found.parent.path.stem, found.parent, found.best
+    unit = "times the speed of plain decoding, on average of the classes of prompts"
     if best is None:
         told = f"No derived draft is clearly faster than {name} as it is, which promises {parent.speed:.2f} {unit}"
-        return f"{told}{'' if parent.speed > 1 else ': on this machine plain decoding is fastest'}."
+        return f"{told}{_where_it_pays(found.fastest)}."
     told = f"{best.recipe.summary[0].upper()}{best.recipe.summary[1:]}: {best.speed:.2f} {unit}, against "
-    told += f"{parent.speed:.2f} with {name} as it is"
-    return f"{told}{'' if best.speed > 1 else '; but plain decoding is fastest on this machine'}."
+    return f"{told}{parent.speed:.2f} with {name} as it is{_where_it_pays(best)}."
+
+
+def _where_it_pays(trial: Trial) -> str:
+    """Where drafting is not always a gain: what it is one for."""
+    pays = dict.fromkeys(each.name for each in trial.classes if each.speedup > 1.0)
+    if trial.speed > 1.0:
+        return ""
+    if not pays:
+        return "; on this machine plain decoding is faster, whatever the prompt"
+    return f"; on this machine drafting pays for some prompts only ({', '.join(pays)})"
 
 
 def show_list(output: Output, found: Sequence[Derived]) -> None:

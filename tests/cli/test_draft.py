@@ -117,6 +117,7 @@ def test_o_writes_elsewhere_and_replaces_nothing_unasked(specllama: Run, words: 
         (["--quant", ""], 2, "--quant is empty"),
         (["--quant", "q4_0", "-o", "x.bin"], 2, "-o x.bin is no name for a model"),
         (["--quant", "q4_0", "-o", "no/where.gguf"], 2, "there is no folder no"),
+        (["--quant", "q4_0,q8_0", "-m", "DRAFT", "--drop-layers", "9"], 2, "there is no layer 9"),
         ([], 2, "measuring a draft needs its target"),
         (["-m", "none.gguf"], 1, "there is no file none.gguf"),
     ],
@@ -125,6 +126,7 @@ def test_what_cannot_be_meant_is_one_sentence(
     specllama: Run, words: Pair, args: list[str], code: int, message: str
 ) -> None:
     """A traceback, or a file that is made although nobody can have meant it."""
+    args = [arg.replace("DRAFT", str(words.draft)) for arg in args]
     result = specllama("draft", "make", str(words.draft), *args)
     assert (result.code, result.out) == (code, "")
     assert message in result.err
