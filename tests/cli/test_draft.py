@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specllama import drafts, llama
+from specllama import children, drafts, llama
+from specllama.cli import tune
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, record_of
 
@@ -17,15 +19,24 @@ Run = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def own_cache(plain_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cache."""
+    """An empty cache, and no children: each would import everything anew. That they work is tested elsewhere."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(children, "run", lambda work, tell: work(tell))
+
+
+@pytest.fixture(scope="module")
+def word_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair whose vocabulary is large enough to be cut."""
+    folder = tmp_path_factory.mktemp("words")
+    options = {"vocabulary": tiny.word_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "n_layer": 3}
+    tiny.write_pair(folder, **options)
+    return folder
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> Pair:
-    """A pair whose vocabulary is large enough to be cut."""
-    options = {"vocabulary": tiny.word_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "n_layer": 3}
-    return Pair(*tiny.write_pair(tmp_path, **options))
+def words(word_files: Path, tmp_path: Path) -> Pair:
+    """A copy of it, which a test may change."""
+    return Pair(*(Path(shutil.copy(word_files / name, tmp_path)) for name in ("target.gguf", "draft.gguf")))
 
 
 def test_a_draft_is_made_listed_used_by_name_and_removed(specllama: Run, words: Pair) -> None:
@@ -161,6 +172,7 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     facts = json.loads(specllama("draft", "list", "--json").out)
     assert facts["drafts"][0]["measurements"][0]["target"] == "target.gguf"
 
+    monkeypatch.setattr(tune, "_ways", lambda _setup: [False])
     # Whatever the clock says of models this small, the derived one is to be taken.
     monkeypatch.setattr(tuner, "PATH_MARGIN", 0.0)
     tuned = specllama("tune", *words.options, "--quick")
