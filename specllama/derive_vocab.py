@@ -59,11 +59,13 @@ def _special(source: Source, tokenizer: Tokenizer) -> set[int]:
     found = {token for token, kind in enumerate(tokenizer.types) if kind in steering}
     single = [token for token, piece in enumerate(tokenizer.spellings) if len(piece) == 1]
     found |= set(single)
-    missing = 256 - len({tokenizer.spellings[token] for token in single})
+    known = {tokenizer.spellings[token][0] for token in single}
+    others = (piece for token, piece in enumerate(tokenizer.spellings) if token not in found)
+    missing = {byte for piece in others for byte in piece} - known
     if missing:
         raise UnsupportedModel(
-            f"{source.path.name} has no token for {missing} of the 256 bytes, so a smaller vocabulary could not spell "
-            "every text",
+            f"{source.path.name} has tokens with bytes for which it has no token ({len(missing)} of 256), so a smaller "
+            "vocabulary could not spell them",
             hint="derive a draft with --quant or --drop-layers",
         )
     named = (source.value(key) for key in source.walked.entries if _is_id(key))

@@ -60,7 +60,7 @@ def _plain_law(target: LlamaModel, n_max: int) -> dict[Answer, float]:
 def test_the_enumerated_law_with_a_derived_draft_is_the_targets(
     files: tuple[Path, Path], target: LlamaModel, tmp_path: Path, recipe: Recipe, n_max: int
 ) -> None:
-    """Ids that are mapped wrongly, tokens without a row, a spelling that leaves its place: q is not what was drawn from."""
+    """Ids that are mapped wrongly, tokens without a row, a spelling out of its place: q is not what was drawn from."""
     path = _derived(files, recipe, tmp_path)
     with tiny.load(path) as loaded:
         draft = in_target_ids(target, loaded)
@@ -68,7 +68,13 @@ def test_the_enumerated_law_with_a_derived_draft_is_the_targets(
         def run(choose: Chooser) -> Answer:
             target.truncate(0)
             draft.truncate(0)
-            return answer(Engine(target, ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)), NARROW, choose, 2, PROMPT)
+            return answer(
+                Engine(target, ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)),
+                NARROW,
+                choose,
+                2,
+                PROMPT,
+            )
 
         found, expected = law_of(run), _plain_law(target, 2)
     assert found.keys() == expected.keys()

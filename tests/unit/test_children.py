@@ -46,7 +46,9 @@ def test_an_error_keeps_its_class_and_its_hint(monkeypatch: pytest.MonkeyPatch) 
     assert (type(error), str(error), error.hint) == (DiskFull, "no room", "make some")
 
 
-def test_a_defect_is_one_sentence_and_no_traceback(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_defect_is_one_sentence_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Forty lines of a child's traceback in the middle of the progress."""
     (failed,) = _live(_defect, Pipe(), monkeypatch)
     error = failed.error()  # type: ignore[attr-defined]

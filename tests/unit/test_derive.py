@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,11 +103,16 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path: Path, n_vocab: int, me
         _cut(_large(tmp_path), Recipe(n_vocab=n_vocab))
 
 
-def test_a_vocabulary_without_bytes_is_not_cut(tmp_path: Path) -> None:
-    """A token of the target that the draft could not even spell."""
-    path = tiny.write_model(tmp_path / "m.gguf", vocabulary=tiny.ascii_level())
-    with pytest.raises(UnsupportedModel, match="256 bytes"):
-        _cut(path, Recipe(n_vocab=64))
+def test_a_vocabulary_that_could_not_spell_its_own_tokens_is_not_cut(tmp_path: Path) -> None:
+    """A token of the target that the draft could not even spell; or a refusal for bytes that no token has."""
+    words = tiny.word_level()
+    at = words.tokens.index("ab") + 600
+    strange = replace(words, tokens=(*words.tokens[:at], "ÿÿ", *words.tokens[at + 1 :]))
+    without = replace(strange, tokens=tuple("zz9" if text == "ÿ" else text for text in strange.tokens))
+    with pytest.raises(UnsupportedModel, match="1 of 256"):
+        _cut(tiny.write_model(tmp_path / "m.gguf", vocabulary=without), Recipe(n_vocab=512))
+    fine = replace(words, tokens=tuple("zz9" if text == "ÿ" else text for text in words.tokens))
+    _cut(tiny.write_model(tmp_path / "n.gguf", vocabulary=fine), Recipe(n_vocab=512))
 
 
 def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> None:

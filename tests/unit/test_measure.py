@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, spread, interleaved, measure_acceptance, measure_costs
+from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, interleaved, measure_acceptance, measure_costs, spread
 from specllama.sampling import SamplingParams
 from tests import tiny
 
