@@ -138,9 +138,9 @@ def _special_row(target: Tokenizer, draft: Tokenizer) -> Row:
 
 
 def _specials(tokenizer: Tokenizer) -> str:
-    added = [name for name, is_added in (("BOS", tokenizer.add_bos), ("EOS", tokenizer.add_eos)) if is_added]
+    added = "".join(f"+{name}" for name, wants in (("BOS", tokenizer.add_bos), ("EOS", tokenizer.add_eos)) if wants)
     ids = "/".join("-" if token is None else str(token) for token in (tokenizer.bos, tokenizer.eos, tokenizer.eot))
-    return f"{ids}, adds {' and '.join(added) or 'none'}"
+    return f"{ids} {added or '+none'}"
 
 
 def _end_row(target: Tokenizer, draft: Tokenizer) -> Row:

@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from specllama import storage
 from specllama.errors import ModelFileError, PairError
-from specllama.llama import LlamaModel
+from specllama.llama import LlamaModel, build_info
 from specllama.llama_file import walk_file
 from specllama.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.translated import TranslatedModel
@@ -17,6 +18,9 @@ from specllama.types import IntArray
 # In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
 # parent has for it. The parent's id is the target's, or the pair does not fit.
 VOCAB_MAP = "specllama.vocab_map"
+
+_TEXT_MAP = "text maps"
+_VERSION = 1  # of what a map by text is; another one makes what was remembered worthless
 
 DraftModel: TypeAlias = LlamaModel | TranslatedModel
 
@@ -40,6 +44,17 @@ def read_vocab_map(path: Path) -> IntArray | None:
     return numbers.astype(np.int64)
 
 
+def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
+    """`map_by_text`, remembered until one of the files changes: asking for 200,000 texts takes about a second."""
+    stamp = [_VERSION, build_info().fingerprint]
+    known = storage.recall(_TEXT_MAP, target.path, draft.path)
+    if known is not None and known["stamp"] == stamp:
+        return np.array(known["map"], dtype=np.int64)
+    found = map_by_text(target.vocab, draft.vocab)
+    storage.remember(_TEXT_MAP, {"stamp": stamp, "map": found.tolist()}, target.path, draft.path)
+    return found
+
+
 def in_target_ids(target: LlamaModel, draft: LlamaModel, *, by_text: bool = False) -> DraftModel:
     """`draft` as `target` understands it. Closing what is returned closes `draft`.
 
@@ -48,7 +63,7 @@ def in_target_ids(target: LlamaModel, draft: LlamaModel, *, by_text: bool = Fals
     a damaged map, and PairError where the two have no token in common.
     """
     if by_text:
-        to_target = map_by_text(target.vocab, draft.vocab)
+        to_target = _text_map(target, draft)
     elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:
         to_target = np.where(trimmed < target.vocab_size, trimmed, NO_TOKEN)
     else:

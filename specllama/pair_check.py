@@ -15,7 +15,7 @@ from specllama.llama import Header, LoadOptions
 from specllama.model_facts import Tokenizer, n_params, read_tokenizer
 
 _REMEMBERED = "token rows"
-_VERSION = 2  # of the rows; another one makes what was remembered worthless
+_VERSION = 3  # of the rows; another one makes what was remembered worthless
 
 
 @dataclass(frozen=True, slots=True)

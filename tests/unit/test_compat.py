@@ -133,6 +133,8 @@ def test_other_special_tokens_are_allowed_with_a_note() -> None:
     assert not [row for row in rows if row.mark is Mark.FAIL]
     assert "EOS is 2 for the target, 7 for the draft" in row_of(rows, "begin and end").reason
     assert "EOT is 3 for the target, 8 for the draft" in row_of(rows, "begin and end").reason
+    assert (row_of(rows, "begin and end").target, row_of(rows, "begin and end").draft) == ("1/2/3 +none", "1/7/8 +none")
+    assert token_row("begin and end", add_bos=True, add_eos=True, eot=None).draft == "1/2/- +BOS+EOS"
     assert row_of(rows, "end tokens").mark is Mark.WARN
     assert row_of(rows, "llama.cpp rule").mark is Mark.PASS, "it looks at EOS only where one is added"
 

@@ -8,13 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama import llama
+from specllama import draft_model, llama
 from specllama.draft_model import VOCAB_MAP, in_target_ids, read_vocab_map
 from specllama.errors import ModelFileError, PairError
 from specllama.llama import Vocabulary, load_vocabulary
 from specllama.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.translated import TranslatedModel
 from tests import tiny
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing remembered from elsewhere, nothing left behind."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
 
 VOCABULARIES = {"bytes": tiny.byte_level(), "spm": tiny.sentencepiece(), "ascii": tiny.ascii_level()}
 
@@ -158,6 +165,24 @@ def test_two_loaded_models_meet_over_their_common_tokens(tmp_path: Path) -> None
         known = np.flatnonzero(to_target != NO_TOKEN)
         np.testing.assert_allclose(rows[-1][to_target[known]], expected[known], atol=1e-4)
         assert np.isneginf(np.delete(rows[-1], to_target[known])).all()
+
+
+def test_a_map_by_text_is_made_once_for_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a second before every first token; or the map of files that are no longer there."""
+    target = tiny.load(tiny.write_model(tmp_path / "t.gguf", n_vocab=20))
+    first, second = tiny.letters(12), tiny.letters(14)
+    path = tiny.write_model(tmp_path / "d.gguf", vocabulary=first)
+    made: list[int] = []
+    monkeypatch.setattr(draft_model, "map_by_text", lambda *both: made.append(1) or map_by_text(*both))
+    for vocabulary, n_made in ((first, 1), (first, 1), (second, 2), (second, 2)):
+        if vocabulary is second and len(made) == 1:
+            tiny.write_model(path, vocabulary=second)
+        with tiny.load(path) as draft:
+            model = in_target_ids(target, draft, by_text=True)
+            assert isinstance(model, TranslatedModel)
+            assert model.n_known == (map_by_text(target.vocab, draft.vocab) != NO_TOKEN).sum() == len(vocabulary.tokens)
+        assert len(made) == n_made
+    target.close()
 
 
 def mapped(path: Path, numbers: object, vocabulary: tiny.TinyVocabulary | None = None) -> Path:
