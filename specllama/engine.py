@@ -47,6 +47,8 @@ class Engine:
     restored however an answer ends: finished, cancelled, failed, or its iterator abandoned.
     """
 
+    _verify = staticmethod(verify)  # the self-test of the audit puts broken ones in its place
+
     def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
         if not target.caps.rollback:
             raise UnsupportedModel(
@@ -86,7 +88,6 @@ class Engine:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
         # Outside `try`: until this is done, what the KV holds has nothing to do with `tokens`.
         stats = SpecStats(n_prompt=len(tokens), n_cached=self._prefix.rewind(tokens))
-        reason: Reason
         try:
             yield from self._prefill(tokens, stats, request.cancel)
             reason = yield from self._decode(tokens, stats, request)
@@ -162,9 +163,8 @@ class Engine:
         drafted = perf_counter()
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
-
         laws = RowLaws(rows, tokens, draft, request.params)
-        verdict = verify(draft, laws, request.choose, self.rule)
+        verdict = self._verify(draft, laws, request.choose, self.rule)
         path = verdict.path
         block = [*(draft.tokens[node] for node in path), verdict.next_token]
         n_seen, ended = self._n_seen(block, request.stopper)

@@ -1,112 +1,13 @@
-"""Choosers that enumerate or follow a script, and the exact law of whatever is decided through them.
-
-`law_of` turns any function of a chooser into the law of its outcome: it replays the function once per branch of its
-decisions and multiplies the weights. Nothing is sampled, so a bias of 1e-12 is as visible as one of 0.1.
-"""
+"""A chooser that follows a script; those that enumerate are the program's own (`specllama.enumeration`)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable
 
 from specllama.distribution import Distribution
-from specllama.types import Chooser
-from tests.fakes import ContractBroken
+from specllama.enumeration import ContractBroken, EnumeratingChooser, law_of, tv
 
-Outcome = TypeVar("Outcome", bound=Hashable)
-
-MASS_ERROR = 1e-12  # the weights of all branches must sum to 1 within this
-
-
-@dataclass(slots=True)
-class _Decision:
-    """One decision of a run: the weight of every branch, and the branch taken now."""
-
-    weights: tuple[float, ...]
-    branch: int = 0
-
-
-class EnumeratingChooser:
-    """Replays a run once per branch, depth first. `weight` is the probability of the present branch.
-
-    `closed=True` stands for a generator that compares with `<=`: a uniform draw of exactly 0 lets even the
-    impossible happen. Such branches have weight 0, but their outcomes show in the law.
-    """
-
-    def __init__(self, *, closed: bool = False) -> None:
-        self._closed = closed
-        self._decisions: list[_Decision] = []
-        self._at = 0
-
-    def flip(self, prob: float) -> bool:
-        """Two branches where both can happen, else one."""
-        if math.isnan(prob):
-            raise ContractBroken("flip(nan)")
-        prob = min(1.0, max(0.0, float(prob)))
-        if prob == 0.0 and not self._closed:
-            return False
-        return prob == 1.0 or self._branch((prob, 1.0 - prob)) == 0
-
-    def pick(self, law: Distribution) -> int:
-        """One branch per token of the support."""
-        ids, probs = law.items()
-        if abs(math.fsum(probs.tolist()) - 1.0) > 1e-9:
-            raise ContractBroken(f"pick from a law of mass {math.fsum(probs.tolist())}")
-        return int(ids[self._branch(tuple(probs.tolist()))])
-
-    @property
-    def weight(self) -> float:
-        """Product of the weights of the branches taken so far in this replay."""
-        return math.prod(decision.weights[decision.branch] for decision in self._decisions[: self._at])
-
-    def restart(self) -> None:
-        """Begin a replay."""
-        self._at = 0
-
-    def advance(self) -> bool:
-        """Move to the next branch; False when all were taken."""
-        if self._at != len(self._decisions):
-            raise ContractBroken("a replay ended before its recorded decisions did: it is no function of its choices")
-        while self._decisions:
-            last = self._decisions[-1]
-            if last.branch + 1 < len(last.weights):
-                last.branch += 1
-                return True
-            self._decisions.pop()
-        return False
-
-    def _branch(self, weights: tuple[float, ...]) -> int:
-        """The branch to take at this decision: as recorded, or the first one of a decision not met before."""
-        if self._at == len(self._decisions):
-            self._decisions.append(_Decision(weights))
-        decision = self._decisions[self._at]
-        if decision.weights != weights:
-            raise ContractBroken("a replay met another decision than before: it is no function of its choices")
-        self._at += 1
-        return decision.branch
-
-
-def law_of(run: Callable[[Chooser], Outcome], *, closed: bool = False) -> dict[Outcome, float]:
-    """The exact law of what `run` returns, over everything its chooser can answer. Raises what `run` raises."""
-    chooser = EnumeratingChooser(closed=closed)
-    weights: dict[Outcome, list[float]] = {}
-    while True:
-        chooser.restart()
-        outcome = run(chooser)
-        weights.setdefault(outcome, []).append(chooser.weight)
-        if not chooser.advance():
-            break
-    law = {outcome: math.fsum(parts) for outcome, parts in weights.items()}
-    if abs(math.fsum(law.values()) - 1.0) > MASS_ERROR:
-        raise ContractBroken(f"all branches together weigh {math.fsum(law.values())!r}")
-    return law
-
-
-def tv(law_a: Mapping[Outcome, float], law_b: Mapping[Outcome, float]) -> float:
-    """Total-variation distance of two laws."""
-    return 0.5 * math.fsum(abs(law_a.get(key, 0.0) - law_b.get(key, 0.0)) for key in {*law_a, *law_b})
+__all__ = ["EnumeratingChooser", "ScriptedChooser", "law_of", "tv"]
 
 
 class ScriptedChooser:

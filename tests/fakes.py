@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specllama.distribution import Distribution
+from specllama.enumeration import ContractBroken
 from specllama.errors import ContextFull, Interrupted
 from specllama.types import Caps, Chooser, Draft, FloatArray, Observation
 
@@ -19,10 +20,6 @@ Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
 Probs: TypeAlias = tuple[float, ...]
 Laws: TypeAlias = Callable[[History], Probs]  # history -> probabilities (V,)
 Hook: TypeAlias = Callable[[int, str], None]  # before every model call: its number (from 0) and its name
-
-
-class ContractBroken(AssertionError):
-    """A fake was used in a way that its protocol forbids."""
 
 
 # ---------------------------------------------------------------------------------------------------------- tables

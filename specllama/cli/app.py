@@ -38,6 +38,7 @@ COMMANDS = {
     "chat": Entry("specllama.cli.chat", "chat", "Talk with the target, its drafts shown while it answers."),
     "check": Entry("specllama.cli.check", "check", "Check whether a draft fits its target, and why not."),
     "tune": Entry("specllama.cli.tune", "tune", "Measure what pays on this machine, and keep it for later answers."),
+    "audit": Entry("specllama.cli.audit", "audit", "Prove on this machine that drafts change nothing."),
     "draft": Entry("specllama.cli.draft", "app", "Make cheaper drafts out of models that are here."),
     "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
     "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),

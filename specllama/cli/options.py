@@ -159,8 +159,8 @@ class DraftOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """How the target's law is made from its logits, and where an answer ends."""
+class LawOptions:
+    """How the target's law is made from its logits."""
 
     title: ClassVar[str] = "Sampling"
 
@@ -215,6 +215,37 @@ class SamplingOptions:
             check=logit_bias,
         ),
     ] = None
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """`--logit-bias` as a mapping; the last value of a token counts."""
+        pairs = (text.partition("=") for text in self.logit_bias or ())
+        return {int(token): float(bias) for token, _, bias in pairs}
+
+    @property
+    def params(self) -> SamplingParams:
+        """The target's sampler settings."""
+        from specllama.sampling import SamplingParams  # numpy; the help texts do without
+
+        return SamplingParams(
+            temperature=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repeat_last_n=self.repeat_last_n,
+            logit_bias=self.biases,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions(LawOptions):
+    """How an answer is drawn, and where it ends."""
+
+    title: ClassVar[str] = "Sampling"
+
     seed: Annotated[
         int,
         option("-s --seed", "Seed of every random draw; -1 takes a new one.", metavar="N", check=whole(-1, 2**64 - 1)),
@@ -239,29 +270,6 @@ class SamplingOptions:
             also="-r --reverse-prompt",
         ),
     ] = None
-
-    @property
-    def biases(self) -> dict[int, float]:
-        """`--logit-bias` as a mapping; the last value of a token counts."""
-        pairs = (text.partition("=") for text in self.logit_bias or ())
-        return {int(token): float(bias) for token, _, bias in pairs}
-
-    @property
-    def params(self) -> SamplingParams:
-        """The target's sampler settings."""
-        from specllama.sampling import SamplingParams  # numpy; the help texts do without
-
-        return SamplingParams(
-            temperature=self.temp,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repeat_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repeat_last_n=self.repeat_last_n,
-            logit_bias=self.biases,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from specllama.cli.codes import INTERRUPTED
-from specllama.events import Event
 from specllama.types import Cancel
+
+E = TypeVar("E")  # what the work says: the engine's events, or a benchmark's
 
 # Python runs signal handlers in the main thread only, and only between its bytecodes: it never waits longer than this.
 LISTEN_S = 0.1
@@ -30,13 +31,13 @@ class _End:
         self.error = error
 
 
-class Worker:
+class Worker(Generic[E]):
     """Iterates over `events` in a thread of its own. A context manager: leaving it early cancels and waits."""
 
-    def __init__(self, events: Iterable[Event], cancel: Cancel) -> None:
+    def __init__(self, events: Iterable[E], cancel: Cancel) -> None:
         self._events = events
         self._cancel = cancel
-        self._queue: SimpleQueue[Event | _End] = SimpleQueue()
+        self._queue: SimpleQueue[E | _End] = SimpleQueue()
         # A daemon, so that a second Ctrl-C need not wait for it.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
@@ -49,7 +50,7 @@ class Worker:
         else:
             self._queue.put(_End())
 
-    def batches(self, gap_s: float = 0.0) -> Iterator[list[Event]]:
+    def batches(self, gap_s: float = 0.0) -> Iterator[list[E]]:
         """Events in their order, at most one batch every `gap_s`; some are empty. Re-raises what the work raised.
 
         The fewer batches, the less often this thread takes the interpreter away from the engine's.
@@ -66,7 +67,7 @@ class Worker:
                 return
             yield batch  # type: ignore[misc]  # an _End is always the last item
 
-    def _gather(self) -> list[Event | _End]:
+    def _gather(self) -> list[E | _End]:
         """The next event and those that come with it; nothing if none comes while we listen."""
         try:
             items = [self._queue.get(timeout=LISTEN_S)]
@@ -79,7 +80,7 @@ class Worker:
                 items.append(self._queue.get_nowait())
         return items
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Worker[E]:
         self._thread.start()
         return self
 

@@ -1,0 +1,202 @@
+"""Greedy answers with and without drafts; where they part, a control without any draft tells a near-tie from a bug.
+
+On some builds llama.cpp computes slightly different logits for one row than for several. The control therefore reads
+the same text once token by token and once in blocks. If that moves the two logits against each other by as much as
+they are apart, it is a near-tie of this build; anything else is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specllama.audit_models import Op, Recorded, again
+from specllama.audit_parts import Combination, Effort, Prompt, Subject
+from specllama.audit_reference import adjusted
+from specllama.audit_types import Difference, GreedyRun
+from specllama.drafters.none import NoDrafter
+from specllama.engine import Engine
+from specllama.errors import Interrupted
+from specllama.events import Finished, TokenEvent
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.stats import SpecStats
+from specllama.types import Cancel, FloatArray, LanguageModel
+
+WIDTHS = range(2, 10)  # of the control's blocks
+N_MAX = 8  # longest draft
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A greedy answer; `ended`: by an end token, which is not among its tokens."""
+
+    tokens: tuple[int, ...]
+    ended: bool
+    stats: SpecStats = field(compare=False)
+
+
+def answer(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, n_tokens: int, cancel: Cancel | None = None
+) -> Answer:
+    """The greedy answer of `n_tokens` at most. Raises Interrupted."""
+    tokens: list[int] = []
+    for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens, cancel=cancel):
+        if isinstance(event, TokenEvent):
+            tokens.append(event.token)
+        elif isinstance(event, Finished):
+            if event.reason == "cancelled":
+                break
+            return Answer(tuple(tokens), event.reason == "stop", event.stats)
+    raise Interrupted("cancelled in the middle of a greedy answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """How the target itself reads a text, without any draft: one by one, and in blocks of several widths.  both (V,)"""
+
+    alone: FloatArray
+    blocks: tuple[FloatArray, ...]
+
+    def gap(self, a: int, b: int) -> float:
+        """Logits between two tokens, read one by one."""
+        return float(self.alone[a]) - float(self.alone[b])
+
+    def moved(self, a: int, b: int) -> float:
+        """Most that reading in blocks moves that gap."""
+        return max(abs(self.gap(a, b) - (float(row[a]) - float(row[b]))) for row in self.blocks)
+
+
+def control(model: LanguageModel, prompt: Sequence[int], said: Sequence[int]) -> Control:
+    """Read prompt + `said` in blocks of every width, as a verifier may have read it; leaves the model with the prompt.
+
+    The prompt is read as the first answer to it reads it, its last token again as the others do.
+    """
+    model.truncate(0)
+    model.feed(prompt[:-1])
+    model.eval(prompt[-1:])
+    rest = [prompt[-1], *said]
+
+    def last_row(width: int) -> FloatArray:
+        model.truncate(len(prompt) - 1)
+        for at in range(0, len(rest), width):
+            rows = model.eval(rest[at : at + width])
+        return np.array(rows[-1], dtype=np.float64)
+
+    widths = [width for width in WIDTHS if width <= model.caps.max_block]
+    alone = last_row(1)
+    return Control(alone, tuple(last_row(width) for width in widths) or (alone,))
+
+
+def first_difference(plain: Answer, ours: Answer) -> int | None:
+    """The place of the first token in which two answers differ; an end token counts as one."""
+    if (plain.tokens, plain.ended) == (ours.tokens, ours.ended):
+        return None
+    both = min(len(plain.tokens), len(ours.tokens))
+    return next((i for i in range(both) if plain.tokens[i] != ours.tokens[i]), both)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Greedy answers to one prompt, compared with the plain one."""
+
+    subject: Subject
+    prompt: Prompt
+    n_tokens: int
+    _controls: dict[int, Control] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.params = replace(self.subject.params, temperature=0.0)
+        self.target = Recorded(self.subject.parts.target(self.subject.target))
+        self.engine = self.subject.parts.engine(self.target)
+        self._fresh()
+
+    params: SamplingParams = field(init=False)
+    target: Recorded = field(init=False)
+    engine: Engine = field(init=False)
+    plain: Answer = field(init=False)
+    _reading: list[Op] = field(init=False)  # of the prompt
+
+    def _fresh(self) -> None:
+        """The plain answer; every answer finds the prompt in the KV, as the first one read it."""
+        self.target.empty()
+        self._answer(1)
+        self._reading = list(self.target.ops)
+        self.plain = self._answer(self.n_tokens)
+
+    def _answer(self, n_tokens: int) -> Answer:
+        return answer(self.engine, self.prompt.tokens, self.params, n_tokens, self.subject.cancel)
+
+    def run(self, combination: Combination, n_max: int) -> GreedyRun:
+        """An answer with drafts of up to `n_max` tokens."""
+        draft = self.subject.draft
+        drafter = self.subject.drafter(
+            combination.strategy, None if draft is None else self.subject.parts.draft(draft), n_max
+        )
+        self.engine.drafter, self.engine.rule = drafter, combination.rule
+        self.target.ops[:] = self._reading
+        try:
+            ours = self._answer(self.n_tokens)
+        finally:
+            drafter.close()
+            self.engine.drafter = NoDrafter()
+        at = first_difference(self.plain, ours)
+        return GreedyRun(
+            prompt=self.prompt.name,
+            strategy=combination.strategy,
+            rule=combination.rule.value,
+            n_max=n_max,
+            n_tokens=len(ours.tokens),
+            n_drafted=ours.stats.n_drafted,
+            n_accepted=ours.stats.n_accepted,
+            difference=None if at is None else self._difference(ours, at),
+        )
+
+    def _difference(self, ours: Answer, at: int) -> Difference:
+        """What the control says of the place where two answers part."""
+        ops, said = list(self.target.ops), self.plain.tokens[:at]
+        target, prompt = self.subject.target, self.prompt.tokens
+        line = (*prompt, *said)
+        if at not in self._controls:
+            found = control(target, prompt, said)
+            self._controls[at] = Control(
+                adjusted(found.alone, line, self.params),
+                tuple(adjusted(row, line, self.params) for row in found.blocks),
+            )
+        here = self._controls[at]
+        reread = again(target, ops, stale=lambda _, token: (token + 1) % target.vocab_size, want=len(line) - 1)
+        # Whatever comes next finds the prompt as it was.
+        again(target, self._reading, stale=lambda _, token: token)
+        a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))
+        top = np.partition(here.alone, len(here.alone) - 2)[-2:]
+        row = here.alone if reread is None else adjusted(reread, line, self.params)
+        return Difference(
+            at=at,
+            plain=a,
+            ours=b,
+            plain_text=self.subject.piece(a).decode("utf-8", "replace"),
+            our_text=self.subject.piece(b).decode("utf-8", "replace"),
+            gap=here.gap(a, b),
+            top_gap=float(top[1] - top[0]),
+            moved=max(here.moved(a, b), abs(here.gap(a, b) - (float(row[a]) - float(row[b])))),
+            reread=float(row[a]) - float(row[b]),
+        )
+
+
+def _token_at(said: Answer, at: int, row: FloatArray, end_tokens: frozenset[int]) -> int:
+    """The token of an answer at `at`; of an answer that ended there, the likeliest end token."""
+    if at < len(said.tokens):
+        return said.tokens[at]
+    return max(end_tokens, key=lambda token: float(row[token]), default=0)
+
+
+def compare(subject: Subject, effort: Effort) -> Iterator[GreedyRun]:
+    """Every prompt with K = 1 to the longest, the combinations taking turns so that each meets every prompt and K."""
+    turn = 0
+    for prompt in subject.prompts[: effort.n_prompts]:
+        comparison = Comparison(subject, prompt, effort.n_tokens)
+        for n_max in range(1, subject.drafting.n_max + 1):
+            subject.require_going()
+            yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)
+            turn += 1

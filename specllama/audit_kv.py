@@ -1,0 +1,162 @@
+"""The KV after random accept and reject patterns, and the draws along the answers that made them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+
+from specllama.audit_models import Change, Recorded, again, n_dropped
+from specllama.audit_parts import Combination, Effort, Prompt, Subject, Watching
+from specllama.audit_types import KV_BOUND as KV_BOUND
+from specllama.audit_types import DrawRow, KvRow
+from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
+from specllama.distribution import Distribution
+from specllama.errors import Interrupted
+from specllama.events import Event, Finished, StepEvent
+from specllama.types import FloatArray, LanguageModel, Observation
+
+MOST_BINS = 20
+N_PROBED = 3  # tokens whose logits are compared
+LONGEST = 6  # draft of a random pattern
+
+
+@dataclass(slots=True)
+class Along:
+    """Where every emitted token lies in its law: uniform on [0, 1) if it was drawn from it, and independent.
+
+    A token that covers [low, high) of the cumulated law is put at random into it. Tokens are cumulated in the order of
+    q / p where q is known, so that whatever leans towards the draft's wishes leans towards 0.
+    """
+
+    end_tokens: frozenset[int]
+    random: np.random.Generator
+    places: list[float] = field(default_factory=list)
+    impossible: int = 0
+
+    def see(self, seen: Observation) -> None:
+        """Place the tokens of one block."""
+        assert seen.laws is not None
+        draft, path = seen.draft, seen.verdict.path
+        block = (*(draft.tokens[node] for node in path), seen.verdict.next_token)
+        for row, token in enumerate(block):
+            known = draft.probs is not None and draft.parents is None and row < len(draft.tokens)
+            self._place(seen.laws[row], draft.probs[row] if known and draft.probs else None, token)
+            if token in self.end_tokens:
+                break  # what lies behind was not emitted
+
+    def _place(self, p: Distribution, q: Distribution | None, token: int) -> None:
+        ids, probs = p.items()
+        wished = probs if q is None else np.array([q.prob(int(each)) for each in ids]) / probs
+        order = np.argsort(-wished, kind="stable")
+        at = np.flatnonzero(ids[order] == token)
+        if not len(at):
+            self.impossible += 1
+            return
+        before = float(probs[order][: at[0]].sum())
+        self.places.append(before + float(self.random.random()) * p.prob(token))
+
+    def test(self) -> ChiSquare:
+        """Are they uniform?"""
+        n_bins = min(int(len(self.places) / LEAST_EXPECTED), MOST_BINS)
+        if n_bins < 2:
+            return ChiSquare(len(self.places))
+        counts, _ = np.histogram(np.minimum(self.places, 1.0), bins=n_bins, range=(0.0, 1.0))
+        return of_counts(counts.tolist(), [len(self.places) / n_bins] * n_bins)
+
+
+def _probed(model: LanguageModel, tokens: Sequence[int]) -> FloatArray:
+    """The logits of some tokens behind what the KV holds, read one by one.  (n, V)"""
+    rows = []
+    for token in tokens:
+        rows.append(np.array(model.eval((token,))[0]))
+    return np.stack(rows)
+
+
+def check_kv(strategy: str, name: str, model: Recorded, n_steps: int, after: Sequence[int]) -> KvRow:
+    """Compare the KV of a recorded model with others that came about without what was rejected."""
+    ops, raw, n_vocab = list(model.ops), model.model, model.vocab_size
+    found = _probed(raw, after)
+
+    def reread(*, stale: Change | None, wrong_at: int = -1) -> float:
+        again(
+            raw,
+            ops,
+            stale=stale,
+            kept=lambda position, token: (token + 1) % n_vocab if position == wrong_at else token,
+        )
+        return float(np.abs(_probed(raw, after) - found).max())
+
+    def other(_position: int, token: int) -> int:
+        return (token + 1) % n_vocab
+
+    return KvRow(
+        strategy=strategy,
+        model=name,
+        n_steps=n_steps,
+        n_dropped=n_dropped(ops),
+        difference=reread(stale=other),
+        narrow=reread(stale=None),
+        wrong=reread(stale=other, wrong_at=max(model.length // 2, 0)),
+    )
+
+
+def _run(
+    subject: Subject,
+    combination: Combination,
+    prompt: Prompt,
+    models: tuple[Recorded, Recorded | None],
+    *,
+    along: Along,
+    seed: int,
+    n_steps: int,
+) -> int:
+    """Steps of a sampled answer with drafts of a random length; returns how many. The models stay as they are then."""
+    target, draft = models
+    random = np.random.default_rng([subject.seed, seed])
+    target.empty()
+    if draft is not None:
+        draft.empty()
+    drafter = subject.drafter(combination.strategy, draft, int(random.integers(2, LONGEST + 1)))
+    engine = subject.parts.engine(target, Watching(drafter, along.see), rule=combination.rule)
+    choose = subject.parts.choose(int(random.integers(2**32)))
+    # An answer that ends would leave a short pattern.
+    endless = {**subject.params.logit_bias, **dict.fromkeys(target.end_tokens, -math.inf)}
+    params = replace(subject.params, logit_bias=endless)
+    events = engine.generate(prompt.tokens, params, choose, max_tokens=-1, cancel=subject.cancel)
+    n_done = 0
+    with closing(cast("Generator[Event, None, None]", events)), closing(drafter):
+        for event in events:
+            if isinstance(event, StepEvent):
+                n_done += 1
+                if n_done == n_steps:
+                    break
+            elif isinstance(event, Finished) and event.reason == "cancelled":
+                raise Interrupted("cancelled in the middle of an answer")
+    return n_done
+
+
+def check(subject: Subject, effort: Effort, along: Along) -> Iterator[list[KvRow]]:
+    """One run after the other, the combinations taking turns; the rows of both models. `along` sees what is drawn."""
+    target = Recorded(subject.parts.target(subject.target))
+    draft = None if subject.draft is None else Recorded(subject.parts.draft(subject.draft))
+    combinations = subject.combinations
+    for i in range(effort.n_runs):
+        subject.require_going()
+        combination, prompt = combinations[i % len(combinations)], subject.prompts[i % len(subject.prompts)]
+        n_steps = _run(subject, combination, prompt, (target, draft), along=along, seed=i, n_steps=effort.n_steps)
+        after = prompt.tokens[-N_PROBED:]
+        rows = [check_kv(combination.strategy, "target", target, n_steps, after)]
+        if draft is not None and draft.length:
+            rows.append(check_kv(combination.strategy, "draft", draft, n_steps, after))
+        yield rows
+
+
+def along_row(along: Along) -> DrawRow:
+    """What the places of all drawn tokens say."""
+    failure = f"{along.impossible} tokens that p excludes were emitted" if along.impossible else ""
+    return DrawRow("all", "all", along.test(), failure)

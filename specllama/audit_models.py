@@ -1,0 +1,201 @@
+"""Models as the audit needs them: one that remembers its rows, and one whose use is on record and can be done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from specllama.types import FloatArray, LanguageModel, common_prefix
+
+
+class Remembered:
+    """A model that computes the row behind a text once, and then always gives the same: a function of the text alone.
+
+    So an enumeration may read the same text thousands of times, and what it finds is exact, whatever the last bits of
+    llama.cpp's logits depend on. `forget` frees the rows.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.n_ctx = model.n_ctx
+        self.caps = model.caps
+        self._tokens: list[int] = []
+        self._held: list[int] = []  # what the model itself holds
+        self._rows: dict[tuple[int, ...], FloatArray] = {}
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        return self.model.end_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the KV, as whoever uses this sees it."""
+        return len(self._tokens)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens; the model reads them when a row behind them is asked for."""
+        self._tokens.extend(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their rows (len(tokens), V)."""
+        text = (*self._tokens, *tokens)
+        rows = np.stack(self._behind(text, len(self._tokens)))
+        rows.setflags(write=False)
+        self._tokens.extend(tokens)
+        return rows
+
+    def truncate(self, length: int) -> None:
+        """Drop every token from `length` on."""
+        del self._tokens[length:]
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Keep the KV up to the pending token and the first nodes of a chain."""
+        del self._tokens[length + len(path) :]
+
+    def row(self, text: Sequence[int]) -> FloatArray:
+        """The logits behind `text`.  (V,)"""
+        return self._behind(tuple(text), len(text) - 1)[0]
+
+    def forget(self) -> None:
+        """Drop all rows."""
+        self._rows.clear()
+
+    def _behind(self, text: tuple[int, ...], n_before: int) -> list[FloatArray]:
+        """The rows of `text` without its first `n_before` tokens; from the first unknown one on, they are read."""
+        prefixes = [text[: n + 1] for n in range(n_before, len(text))]
+        for i, prefix in enumerate(prefixes):
+            if prefix not in self._rows:
+                self._read(text, n_before + i)
+                break
+        return [self._rows[prefix] for prefix in prefixes]
+
+    def _read(self, text: tuple[int, ...], n_known: int) -> None:
+        """Let the model read `text`, and remember its rows from the first behind `n_known` tokens on."""
+        n_kept = min(common_prefix(self._held, text), n_known)
+        self.model.truncate(n_kept)
+        del self._held[n_kept:]
+        self.model.feed(text[n_kept:n_known])
+        self._held.extend(text[n_kept:n_known])
+        for at in range(n_known, len(text), self.caps.max_block):
+            block = text[at : at + self.caps.max_block]
+            rows = self.model.eval(block)
+            self._held.extend(block)
+            for i in range(len(block)):
+                self._rows.setdefault(text[: at + i + 1], np.array(rows[i]))
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call that changed a KV: tokens appended at `at`, or everything from `at` on cut off."""
+
+    kind: Literal["feed", "eval", "cut"]
+    at: int
+    tokens: tuple[int, ...] = ()
+
+
+class Recorded:
+    """A model that passes everything on and writes down how its KV came about."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.n_ctx = model.n_ctx
+        self.caps = model.caps
+        self.ops: list[Op] = []
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        return self.model.end_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the KV."""
+        return self.model.length
+
+    def empty(self) -> None:
+        """Begin anew, the record as well."""
+        self.model.truncate(0)
+        self.ops.clear()
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens without logits."""
+        self.ops.append(Op("feed", self.length, tuple(tokens)))
+        self.model.feed(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their rows (len(tokens), V)."""
+        self.ops.append(Op("eval", self.length, tuple(tokens)))
+        return self.model.eval(tokens, parents)
+
+    def truncate(self, length: int) -> None:
+        """Drop every token from `length` on."""
+        self.ops.append(Op("cut", length))
+        self.model.truncate(length)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Keep the KV up to the pending token and the first nodes of a chain."""
+        self.ops.append(Op("cut", length + len(path)))
+        self.model.keep(length, path)
+
+
+def _kept(ops: Sequence[Op]) -> list[list[bool]]:
+    """Of the tokens of every op: which are in the KV at the end?"""
+    kept = [[False] * len(op.tokens) for op in ops]
+    owners: list[tuple[int, int]] = []  # (op, index) of the token at each position
+    for i, op in enumerate(ops):
+        del owners[op.at :]
+        owners.extend((i, j) for j in range(len(op.tokens)))
+    for i, j in owners:
+        kept[i][j] = True
+    return kept
+
+
+def n_dropped(ops: Sequence[Op]) -> int:
+    """Tokens that were read and taken back."""
+    return sum(not here for each in _kept(ops) for here in each)
+
+
+Change = Callable[[int, int], int]  # (position, token) -> token
+
+
+def again(
+    model: LanguageModel,
+    ops: Sequence[Op],
+    *,
+    stale: Change | None = None,
+    kept: Change = lambda position, token: token,
+    want: int | None = None,
+) -> FloatArray | None:
+    """Fill the KV of `model`, emptied first, by the same calls, without a draft; returns the row at position `want`.
+
+    Tokens that were taken back again are replaced by what `stale` says, in blocks as wide as they were: right rollback
+    leaves no trace of them. Where it is None they are not read at all. `kept` may change the others.
+    """
+    model.truncate(0)
+    found = None
+    for op, here in zip(ops, _kept(ops), strict=True):
+        if op.kind == "cut":
+            if stale is not None:
+                model.truncate(op.at)
+            continue
+        tokens = [
+            kept(op.at + j, token) if stays else stale(op.at + j, token) if stale is not None else -1
+            for j, (token, stays) in enumerate(zip(op.tokens, here, strict=True))
+        ]
+        if stale is None:
+            tokens = tokens[: sum(here)]
+        if not tokens:
+            continue
+        if op.kind == "feed":
+            model.feed(tokens)
+            continue
+        rows = model.eval(tokens)
+        if want is not None and op.at <= want < op.at + len(tokens) and here[want - op.at]:
+            found = np.array(rows[want - op.at])
+    return found

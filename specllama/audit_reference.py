@@ -1,0 +1,50 @@
+"""p from its definition, written anew for the audit: it shares nothing with the sampler that it judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from specllama.sampling import GREEDY_BELOW, SamplingParams
+from specllama.types import FloatArray
+
+
+def adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> FloatArray:
+    """Logits after bias and penalties, in float64.  (V,)"""
+    row = logits.astype(np.float64)
+    for token, bias in params.logit_bias.items():
+        if token < len(row):
+            row[token] += bias
+    n_last = len(history) if params.repeat_last_n < 0 else min(params.repeat_last_n, len(history))
+    for token, n_seen in Counter(history[len(history) - n_last :]).items():
+        if token < len(row):
+            factor = params.repeat_penalty
+            row[token] = row[token] * factor if row[token] <= 0.0 else row[token] / factor
+            row[token] -= params.presence_penalty + n_seen * params.frequency_penalty
+    return row
+
+
+def target_law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> dict[int, float]:
+    """The law of the token behind `history`: bias, penalties, top-k, top-p, min-p, temperature; ties to the lowest ids.
+
+    Needs a top-k, or a vocabulary that is small: it sorts every token that top-k leaves.
+    """
+    row = adjusted(logits, history, params)
+    if params.temperature <= GREEDY_BELOW:
+        return {int(row.argmax()): 1.0}
+    n_left = params.top_k if 0 < params.top_k < len(row) else len(row)
+    edge = np.partition(row, len(row) - n_left)[len(row) - n_left]
+    ids = np.flatnonzero((row >= edge) & (row > -np.inf))
+    ids = ids[np.argsort(-row[ids], kind="stable")][:n_left]
+    weights = np.exp(row[ids] - row[ids[0]])
+    if params.top_p < 1.0:
+        short = np.cumsum(weights / weights.sum()) < params.top_p
+        n_left = min(int(short.sum()) + 1, len(ids))
+        ids, weights = ids[:n_left], weights[:n_left]
+    likely = weights >= params.min_p * weights[0]
+    ids = ids[likely]
+    weights = np.exp((row[ids] - row[ids[0]]) / params.temperature)
+    probs = weights / weights.sum()
+    return {int(token): float(prob) for token, prob in zip(ids, probs, strict=True) if prob > 0.0}

@@ -1,0 +1,104 @@
+"""The self-test of the audit: every broken rule goes through the section that has to notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specllama import audit_greedy, audit_kv, audit_sampling
+from specllama.audit_faults import FAULTS, Fault
+from specllama.audit_models import Remembered
+from specllama.audit_parts import Effort, Subject
+from specllama.audit_sampling import BROKEN, Place
+from specllama.audit_types import FaultRow
+from specllama.errors import Interrupted
+
+MINIMAL = Effort(
+    n_prompts=1, n_tokens=8, n_contexts=2, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=8
+)
+LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in every second context, and not always what is possible
+NARROW = 4  # tokens in a law: few branches, so that drafts of two tokens are feasible everywhere
+
+
+def faults_for(subject: Subject) -> tuple[Fault, ...]:
+    """The faults that this pair can show: lookups have no law of their own, so without a draft there are fewer."""
+    if subject.draft is not None:
+        return FAULTS
+    return tuple(replace(fault, strategy="lookup") for fault in FAULTS if not fault.needs_draft)
+
+
+@dataclass(slots=True)
+class _Bench:
+    """The pair, with contexts that all faults share; their rows are computed once."""
+
+    subject: Subject
+    effort: Effort
+    places: list[Place] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        """Choose the contexts."""
+        target = Remembered(self.subject.target)
+        draft = None if self.subject.draft is None else Remembered(self.subject.draft)
+        for context in list(audit_sampling.contexts(self.subject, self.effort)):
+            self.places.append(Place(self.subject, context, target, draft))
+
+    def by_law(self, broken: Subject) -> tuple[str, bool]:
+        """The largest distance over the contexts."""
+        rows = []
+        for place in self.places:
+            rows.append(replace(place, subject=broken).measure(broken.combinations[0], self.effort))
+        (row,) = audit_sampling.merged_laws(rows)
+        return row.failure or f"TV {row.distance.tv:.2g}", not row.sound
+
+    def by_draws(self, broken: Subject) -> tuple[str, bool]:
+        """The statistic over the contexts."""
+        rows = []
+        for i, place in enumerate(self.places):
+            here = replace(place, subject=broken)
+            rows.append(here.draw(broken.combinations[0], self.effort.n_draws, broken.seed + i * self.effort.n_draws))
+        (row,) = audit_sampling.merged_draws(rows)
+        value = row.test.p_value
+        told = "nothing varied" if value is None else f"p-value {value:.2g} over {row.test.n_draws} draws"
+        return row.failure or told, not row.sound
+
+    def by_greedy(self, broken: Subject) -> tuple[str, bool]:
+        """The first answer that parts from the plain one for no reason of arithmetic."""
+        for run in audit_greedy.compare(broken, self.effort):
+            if run.difference and not run.difference.near_tie:
+                found = run.difference
+                return f"parts at token {found.at}: {found.gap:.2f} logits, blocks move {found.moved:.2g}", True
+        return "the same text", False
+
+    def by_kv(self, broken: Subject) -> tuple[str, bool]:
+        """The difference that what was dropped made."""
+        along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
+        worst = 0.0
+        for rows in audit_kv.check(broken, self.effort, along):
+            worst = max(worst, *(row.difference for row in rows))
+        return f"logits differ by {worst:.2g}", not worst <= audit_kv.KV_BOUND
+
+
+def _catch(bench: _Bench, fault: Fault) -> FaultRow:
+    """Run the section that has to notice `fault` on the broken program."""
+    broken = replace(bench.subject, parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
+    sections = {"law": bench.by_law, "draws": bench.by_draws, "greedy": bench.by_greedy, "kv": bench.by_kv}
+    try:
+        figure, caught = sections[fault.section](broken)
+    except Interrupted:
+        raise
+    except BROKEN as error:
+        figure, caught = f"{type(error).__name__}: {error}", True
+    return FaultRow(fault.name, fault.section, figure, caught)
+
+
+def catch_all(subject: Subject, faults: Sequence[Fault]) -> Iterator[FaultRow]:
+    """Every fault, and what noticed it. Those that use the models' rows come first: they trust what the models hold."""
+    top_k = min(subject.params.top_k or NARROW, NARROW)
+    subject = replace(subject, params=replace(subject.params, top_k=top_k))
+    bench = _Bench(subject, MINIMAL if subject.draft is not None else LOOKUPS)
+    bench.prepare()
+    for fault in sorted(faults, key=lambda fault: fault.section not in ("law", "draws")):
+        subject.require_going()
+        yield _catch(bench, fault)

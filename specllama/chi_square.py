@@ -1,0 +1,146 @@
+"""The chi-square test: how surprising counts are, and which bias would have been seen. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+LEAST_EXPECTED = 8.0  # outcomes that are expected less often share one bin: below, the law of the statistic is another
+SURPRISE = 1e-6  # a statistic with a smaller p-value is no accident
+POWER = 0.95  # the chance with which a bias is called visible
+_STEPS = 10_000  # of series and fractions; they end long before
+_EPSILON = 1e-15
+
+
+def _lower_series(a: float, x: float) -> float:
+    """The regularised lower incomplete gamma function for x < a + 1."""
+    term = total = 1.0 / a
+    for n in range(1, _STEPS):
+        term *= x / (a + n)
+        total += term
+        if term < total * _EPSILON:
+            break
+    return total * math.exp(a * math.log(x) - x - math.lgamma(a))
+
+
+def _upper_fraction(a: float, x: float) -> float:
+    """The regularised upper incomplete gamma function for x >= a + 1, by its continued fraction (Lentz)."""
+    tiny = 1e-300
+    b = x + 1.0 - a
+    c, d = 1.0 / tiny, 1.0 / b
+    total = d
+    for n in range(1, _STEPS):
+        step = -n * (n - a)
+        b += 2.0
+        d = 1.0 / (step * d + b or tiny)
+        c = b + step / c or tiny
+        total *= c * d
+        if abs(c * d - 1.0) < _EPSILON:
+            break
+    return total * math.exp(a * math.log(x) - x - math.lgamma(a))
+
+
+def survival(statistic: float, n_free: int) -> float:
+    """The chance that chi-square with `n_free` degrees of freedom exceeds `statistic`."""
+    if n_free == 0 or statistic <= 0.0:
+        return 1.0 if statistic <= 0.0 else 0.0
+    a, x = n_free / 2.0, statistic / 2.0
+    return 1.0 - _lower_series(a, x) if x < a + 1.0 else _upper_fraction(a, x)
+
+
+def _bisected(function: Callable[[float], float], value: float, *, high: float, falling: bool) -> float:
+    """Where a monotone function on 0 to `high` takes `value`."""
+    low = 0.0
+    for _ in range(80):
+        middle = (low + high) / 2.0
+        if (function(middle) > value) == falling:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2.0
+
+
+def critical(n_free: int, surprise: float = SURPRISE) -> float:
+    """The statistic that is exceeded with a chance of `surprise`."""
+    return _bisected(lambda x: survival(x, n_free), surprise, high=10.0 * n_free + 1000.0, falling=True)
+
+
+def _noncentral_survival(statistic: float, n_free: int, shift: float) -> float:
+    """The same where the counts are biased: a Poisson mixture of central laws with mean `shift` / 2."""
+    mean = shift / 2.0
+    first = max(0, int(mean - 12.0 * math.sqrt(mean + 1.0)))
+    last = int(mean + 12.0 * math.sqrt(mean + 1.0)) + 10
+    total = 0.0
+    for n in range(first, last):
+        weight = math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) if mean > 0.0 else float(n == 0)
+        total += weight * survival(statistic, n_free + 2 * n)
+    return total
+
+
+def visible_shift(n_free: int) -> float:
+    """The non-centrality that is seen with a chance of POWER by a test at SURPRISE."""
+    bound = critical(n_free)
+    return _bisected(lambda x: _noncentral_survival(bound, n_free, x), POWER, high=4.0 * bound + 200.0, falling=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """A statistic, alone or summed over independent samples."""
+
+    n_draws: int = 0
+    statistic: float = 0.0
+    n_free: int = 0  # degrees of freedom
+
+    def __add__(self, other: ChiSquare) -> ChiSquare:
+        return ChiSquare(self.n_draws + other.n_draws, self.statistic + other.statistic, self.n_free + other.n_free)
+
+    @property
+    def p_value(self) -> float | None:
+        """The chance of such counts or stranger ones if nothing is biased; None where nothing could vary."""
+        return survival(self.statistic, self.n_free) if self.n_free else None
+
+    @property
+    def visible_tv(self) -> float | None:
+        """A bias of this total variation in every sample would have been seen with a chance of POWER or more.
+
+        Over the bins sum (r - p)^2 / p is at least (2 TV)^2, by Cauchy and Schwarz, whatever the bias looks like.
+        """
+        if not self.n_free:
+            return None
+        tv = math.sqrt(visible_shift(self.n_free) / (4.0 * self.n_draws))
+        return tv if tv < 1.0 else None
+
+    @property
+    def surprising(self) -> bool:
+        """True where this is no accident."""
+        return self.p_value is not None and self.p_value < SURPRISE
+
+
+def of_counts(counts: Sequence[float], expected: Sequence[float]) -> ChiSquare:
+    """The statistic of counts against what is expected of each; both sums are the number of draws."""
+    statistic = math.fsum((seen - wanted) ** 2 / wanted for seen, wanted in zip(counts, expected, strict=True))
+    return ChiSquare(round(math.fsum(counts)), statistic, len(counts) - 1)
+
+
+def of_law(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> ChiSquare:
+    """The statistic of counted outcomes against their law; rare and unlisted outcomes share one bin.
+
+    `law` may leave out outcomes, whose counts and mass go into that bin.
+    """
+    n_draws = sum(counts.values())
+    common = [key for key, prob in law.items() if n_draws * prob >= LEAST_EXPECTED]
+    seen: list[float] = [counts.get(key, 0) for key in common]
+    wanted = [n_draws * law[key] for key in common]
+    seen_rest, wanted_rest = n_draws - math.fsum(seen), max(n_draws - math.fsum(wanted), 0.0)
+    if not common:
+        return ChiSquare(n_draws)
+    if wanted_rest >= LEAST_EXPECTED:
+        return of_counts([*seen, seen_rest], [*wanted, wanted_rest])
+    least = min(range(len(common)), key=wanted.__getitem__)
+    seen[least] += seen_rest
+    wanted[least] += wanted_rest
+    return of_counts(seen, wanted)

@@ -1,0 +1,290 @@
+"""The audit: a correct program passes, every broken rule is noticed, and near-ties are told from bugs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specllama import audit, audit_self_test
+from specllama.audit_faults import FAULTS
+from specllama.audit_kv import Along
+from specllama.audit_law import END, distance
+from specllama.audit_models import Recorded, Remembered, again, n_dropped
+from specllama.audit_parts import Effort, Parts, Prompt, Subject
+from specllama.audit_reference import target_law
+from specllama.audit_types import LAW_BOUND, AuditReport
+from specllama.distribution import Distribution
+from specllama.drafters import DraftSettings
+from specllama.sampling import SamplingParams, law
+from specllama.types import Draft, FloatArray, Observation, Rule, Verdict
+from tests.exact.harness import agreeing
+from tests.exact.reference import token_law
+from tests.fakes import FakeModel, RandomTable, Table
+
+N_VOCAB = 6
+TINY = Effort(
+    n_prompts=2, n_tokens=12, n_contexts=2, most_branches=300, n_enumerated=2, n_draws=60, n_runs=3, n_steps=6
+)
+LEAST = replace(TINY, n_prompts=1, n_draws=1, n_runs=1)
+PROMPTS = (Prompt("first", (0, 1, 2, 3, 0, 1, 4)), Prompt("second", (3, 3, 1)))
+
+
+def subject(table: Table | None = None, **changes: object) -> Subject:
+    """A pair that often agrees, over few tokens, the last of which ends an answer."""
+    table = table or RandomTable(N_VOCAB, 1)
+    ends = frozenset({N_VOCAB - 1})
+    made = Subject(
+        target=FakeModel(table, N_VOCAB, 600, ends),
+        draft=FakeModel(agreeing(table, N_VOCAB, 7), N_VOCAB, 600, ends),
+        prompts=PROMPTS,
+        params=SamplingParams(temperature=1.0, top_k=4, min_p=0.02),
+        strategies=("draft-simple", "lookup", "chain"),
+        rules=tuple(Rule),
+        drafting=DraftSettings(n_max=4),
+        seed=3,
+        piece=lambda token: bytes([97 + token]),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def report_of(what: Subject, effort: Effort = TINY, *, self_test: bool = False) -> AuditReport:
+    """The last thing that an audit says."""
+    *progress, report = audit.run(what, effort, {"seed": what.seed}, self_test=self_test)
+    assert isinstance(report, AuditReport)
+    shares = [each.share for each in progress if isinstance(each, audit.Progress)]
+    assert shares == sorted(shares)
+    assert report.partial or shares[-1] == pytest.approx(1.0)
+    return report
+
+
+# ------------------------------------------------------------------------------------------------------- the whole
+
+
+@pytest.fixture(scope="module")
+def healthy() -> AuditReport:
+    """The audit of a correct program, with its self-test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_self_test, "MINIMAL", replace(audit_self_test.MINIMAL, n_draws=600))
+        return report_of(subject(), self_test=True)
+
+
+def test_a_correct_program_passes(healthy: AuditReport) -> None:
+    """An audit that cries wolf, or that looked at nothing."""
+    assert healthy.passed, healthy.bugs
+    assert not healthy.partial
+    assert {(row.strategy, row.rule) for row in healthy.laws} == {
+        (strategy, rule.value) for strategy in ("draft-simple", "lookup", "chain") for rule in Rule
+    }
+    assert all(row.n_contexts == 2 and row.n_open == 2 for row in healthy.laws)
+    assert all(row.n_drafted_in >= 1 and row.longest >= 2 for row in healthy.laws)
+    assert max(row.distance.tv for row in healthy.laws) < 1e-12
+    assert {run.n_max for run in healthy.greedy} == {1, 2, 3, 4}
+    assert sum(run.n_drafted for run in healthy.greedy) > sum(run.n_accepted for run in healthy.greedy) > 0
+    assert {row.model for row in healthy.kv} == {"target", "draft"}
+    assert all(row.difference == 0.0 < row.wrong and row.n_dropped for row in healthy.kv if row.strategy != "lookup")
+    assert all(row.test.n_draws == 120 for row in healthy.draws)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: object) -> None:
+    """A self-test that shows an audit that notices nothing."""
+    assert healthy.faults is not None
+    (row,) = (each for each in healthy.faults if each.fault == fault.name)  # type: ignore[attr-defined]
+    assert row.caught, row.figure
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_broken_program_does_not_pass(fault: object) -> None:
+    """Faults that only the self-test notices, because it looks where the audit itself does not."""
+    broken = subject(parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))  # type: ignore[attr-defined]
+    report = report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1))  # type: ignore[attr-defined]
+    assert not report.passed
+
+
+def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A self-test that always says that it works."""
+    harmless = replace(FAULTS[0], parts=Parts())
+    monkeypatch.setattr("specllama.audit_self_test.FAULTS", (harmless,))
+    report = report_of(subject(), replace(LEAST, n_contexts=1), self_test=True)
+    assert report.bugs == [f"self-test: not caught: {harmless.name}"]
+
+
+def test_without_a_draft_model_lookups_are_audited_and_the_faults_that_they_can_show() -> None:
+    """A self-test that fails because there is no draft to break, or an audit that needs one."""
+    alone = subject(draft=None, strategies=("lookup",))
+    report = report_of(alone, LEAST, self_test=True)
+    assert report.passed, report.bugs
+    assert 5 <= len(report.faults or ()) < len(FAULTS)
+    assert {row.model for row in report.kv} == {"target"}
+
+
+def test_an_interrupted_audit_reports_what_was_done() -> None:
+    """Ctrl-C after minutes that leaves nothing, or a part that passes for the whole."""
+    for n_seen, parts in ((3, ["greedy"]), (10, ["greedy", "laws"])):
+        what = subject()
+        items = []
+        for item in audit.run(what, TINY, {}):
+            items.append(item)
+            if len(items) == n_seen:
+                what.cancel.set()
+        report = items[-1]
+        assert isinstance(report, AuditReport)
+        assert report.partial
+        assert [name for name in ("greedy", "laws", "kv") if getattr(report, name)] == parts
+
+
+def test_the_report_is_json_with_its_schema(healthy: AuditReport) -> None:
+    """Numbers that JSON does not know, or a file that does not say what it is."""
+    data = json.loads(json.dumps(healthy.to_json(), allow_nan=False))
+    assert (data["schema"]["name"], data["schema"]["version"]) == ("specllama.audit", 1)
+    assert (data["passed"], data["partial"], data["bugs"], data["seed"]) == (True, False, [], 3)
+    assert {"greedy", "laws", "draws", "along", "kv", "self_test", "bounds"} <= set(data)
+    assert data["laws"][0]["distance"]["tv"] <= data["bounds"]["law"] == LAW_BOUND
+
+
+# ------------------------------------------------------------------------------------------------------ near-ties
+
+
+class Jittery(FakeModel):
+    """Logits whose last bits depend on how many tokens are read at once, as llama.cpp's do on some builds."""
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        rows = super().eval(tokens, parents).copy()
+        rows += 1e-3 * np.random.default_rng([len(tokens), self.length]).standard_normal(rows.shape)
+        return rows
+
+
+def test_a_near_tie_is_no_bug_and_is_told() -> None:
+    """An audit that fails wherever arithmetic rounds, or that hides where texts part."""
+    table = RandomTable(N_VOCAB, 5, ties=True)  # two largest logits are often equal, and the jitter decides
+    report = report_of(subject(table, target=Jittery(table, N_VOCAB, 600, frozenset({N_VOCAB - 1}))))
+    parted = [run.difference for run in report.greedy if run.difference]
+    assert parted
+    assert all(each.near_tie and each.gap < 0.01 and each.moved > 0.0 for each in parted)
+    assert not [bug for bug in report.bugs if bug.startswith("greedy")]
+
+
+# ----------------------------------------------------------------------------------------------------------- parts
+
+
+def test_the_distance_of_a_law_is_that_of_the_documents() -> None:
+    """DESIGN 5's figures: 'draw, then drop if q < .3' gives [.550, .171, .279] for p = [.5, .3, .2]."""
+    found = distance({(0,): 0.550, (1,): 0.171, (2,): 0.279}, lambda _: {0: 0.5, 1: 0.3, 2: 0.2})
+    assert (found.first_error, found.error) == pytest.approx((0.129, 0.129))
+    assert (found.first_tv, found.tv) == pytest.approx((0.129, 0.129))
+
+
+def test_blocks_of_different_lengths_are_completed_by_p() -> None:
+    """A short block taken for a whole text; impossible tokens, and possible ones that never come, not counted."""
+    p = {0: 0.5, 1: 0.5}
+    exact = {(0, 0): 0.125, (0,): 0.25, (0, 1): 0.125, (1,): 0.5}
+    assert distance(exact, lambda _: p).tv == pytest.approx(0.0, abs=1e-15)
+    assert distance({(0, 0): 0.25, (0,): 0.25, (1,): 0.5}, lambda _: p).tv == pytest.approx(0.125)
+    assert distance({(0,): 1.0}, lambda _: p).tv == pytest.approx(0.5)
+    assert distance({(0,): 0.5, (7,): 0.5}, lambda _: p).tv == pytest.approx(0.5)
+    assert distance({(0,): 0.5, (END,): 0.5}, lambda _: {0: 0.5, END: 0.5}).tv == 0.0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.0, repeat_penalty=1.3),
+        SamplingParams(temperature=1.7, top_k=3, top_p=0.6, min_p=0.0, logit_bias={2: 1.5, 4: -np.inf}),
+        SamplingParams(temperature=0.7, top_k=0, top_p=0.9, min_p=0.1, repeat_penalty=1.4, presence_penalty=0.3,
+                       frequency_penalty=0.2, repeat_last_n=-1),
+        SamplingParams(repeat_penalty=1.4, repeat_last_n=0),
+    ],
+)  # fmt: skip
+def test_the_audits_own_sampler_is_that_of_the_definitions(params: SamplingParams) -> None:
+    """A yardstick that is bent in the same way as what it measures, or in a way of its own."""
+    table, history = RandomTable(40, 11), (1, 2, 3, 2, 2, 4)
+    for n in range(len(history)):
+        row = table(history[: n + 1])
+        found = target_law(row, history, params)
+        expected = token_law(row.tolist(), history, params)
+        assert found.keys() == expected.keys()
+        assert found == pytest.approx(expected, abs=1e-14)
+        ids, probs = law(row, history, params).items()
+        assert found == pytest.approx(dict(zip(ids.tolist(), probs.tolist(), strict=True)), abs=1e-14)
+
+
+def test_a_remembered_model_reads_every_text_once() -> None:
+    """Rows of another text, or an enumeration that costs a pass of the real model for every branch."""
+    table = RandomTable(N_VOCAB, 3)
+    inner = FakeModel(table, N_VOCAB)
+    model = Remembered(inner)
+    model.feed((0, 1))
+    rows = model.eval((2, 3))
+    assert np.array_equal(rows, [table((0, 1, 2)), table((0, 1, 2, 3))])
+    n_calls = inner.count("eval")
+    model.keep(3, ())
+    assert model.length == 3
+    assert np.array_equal(model.eval((3,))[0], table((0, 1, 2, 3)))
+    assert inner.count("eval") == n_calls == 1
+    model.truncate(1)
+    assert np.array_equal(model.eval((5, 4, 3))[2], table((0, 5, 4, 3)))
+    assert np.array_equal(model.row((0, 5, 1)), table((0, 5, 1)))
+    model.forget()
+    assert np.array_equal(model.row((0, 1, 2)), table((0, 1, 2)))
+
+
+def test_a_recorded_kv_is_made_again_without_what_was_dropped() -> None:
+    """A replay that keeps what was rejected, and so never differs."""
+    table = RandomTable(N_VOCAB, 4)
+    model = Recorded(FakeModel(table, N_VOCAB))
+    model.feed((0, 1, 2))
+    model.eval((3, 4, 5))
+    model.keep(4, (0,))
+    model.eval((1, 1))
+    model.truncate(5)
+    assert n_dropped(model.ops) == 3
+    fresh = FakeModel(table, N_VOCAB)
+    row = again(fresh, model.ops, stale=lambda _, token: (token + 1) % N_VOCAB, want=4)
+    assert fresh.tokens == (0, 1, 2, 3, 4)
+    assert row is not None
+    assert np.array_equal(row, table((0, 1, 2, 3, 4)))
+    read = [call.tokens for call in fresh.calls if call.name in ("feed", "eval")]
+    assert read == [(0, 1, 2), (3, 4, 0), (2, 2)]
+    again(fresh, model.ops, kept=lambda position, token: 5 if position == 1 else token)
+    assert fresh.tokens == (0, 5, 2, 3, 4)
+
+
+def test_places_in_laws_notice_tokens_that_lean_and_tokens_that_cannot_be() -> None:
+    """A test over positions that everything passes."""
+    p, q = Distribution.dense((0.5, 0.3, 0.2)), Distribution.dense((0.15, 0.25, 0.6))
+    random = np.random.default_rng(2)
+
+    def places(law: Sequence[float]) -> Along:
+        along = Along(frozenset(), np.random.default_rng(0))
+        for token in random.choice(3, size=600, p=law):
+            along.see(Observation((), Draft((0,), (q,)), Verdict((), int(token)), "", laws=(p, p)))
+        return along
+
+    healthy, biased = places((0.5, 0.3, 0.2)), places((0.3, 0.3, 0.4))
+    assert healthy.test().n_draws == 600
+    assert not healthy.test().surprising
+    assert biased.test().surprising
+    cannot = Along(frozenset(), np.random.default_rng(0))
+    cannot.see(Observation((), Draft(), Verdict((), 9), "", laws=(p,)))
+    assert cannot.impossible == 1
+
+
+def test_tokens_behind_an_end_token_are_not_counted() -> None:
+    """Drafted tokens that nobody emitted among the draws."""
+    p = Distribution.dense((0.5, 0.5))
+    along = Along(frozenset({1}), np.random.default_rng(0))
+    along.see(Observation((), Draft((0, 1, 0), (p, p, p)), Verdict((0, 1, 2), 0), "", laws=(p, p, p, p)))
+    assert len(along.places) == 2
+
+
+def test_history_is_part_of_every_law(healthy: AuditReport) -> None:
+    """Penalties that look at the wrong tokens: with them on, the laws must still be p."""
+    assert healthy.passed
+    params = SamplingParams(temperature=1.0, top_k=4, repeat_penalty=1.7, repeat_last_n=3)
+    report = report_of(subject(params=params), LEAST)
+    assert report.passed, report.bugs

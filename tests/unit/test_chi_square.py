@@ -1,0 +1,58 @@
+"""The chi-square test, against scipy's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import chi2, ncx2
+
+from specllama.chi_square import POWER, SURPRISE, ChiSquare, critical, of_counts, of_law, survival, visible_shift
+
+
+@pytest.mark.parametrize("n_free", [1, 2, 7, 40, 300])
+def test_the_law_is_scipys(n_free: int) -> None:
+    """A p-value of a series that was cut off, or of the wrong tail."""
+    for statistic in (0.01, 3.0, float(n_free), 2.0 * n_free, 5.0 * n_free + 30.0):
+        assert survival(statistic, n_free) == pytest.approx(chi2.sf(statistic, n_free), rel=1e-8, abs=1e-300)
+    assert survival(0.0, n_free) == 1.0
+    assert critical(n_free) == pytest.approx(chi2.isf(SURPRISE, n_free), rel=1e-9)
+
+
+@pytest.mark.parametrize("n_free", [1, 20, 200])
+def test_the_power_is_scipys(n_free: int) -> None:
+    """A bias that is said to be visible and is not."""
+    assert ncx2.sf(critical(n_free), n_free, visible_shift(n_free)) == pytest.approx(POWER, abs=1e-6)
+
+
+def test_a_bias_as_large_as_the_visible_one_is_seen() -> None:
+    """The bound that goes from the statistic to a total variation, wrong by a factor."""
+    n_draws, rng = 2000, np.random.default_rng(1)
+    law = np.full(4, 0.25)
+    seen_from = of_counts((500, 500, 500, 500), [500.0] * 4).visible_tv
+    assert seen_from is not None
+    biased = law + seen_from * np.array([0.5, 0.5, -0.5, -0.5])
+    assert 0.5 * np.abs(biased - law).sum() == pytest.approx(seen_from)
+    seen = [of_counts(rng.multinomial(n_draws, biased).tolist(), [500.0] * 4).surprising for _ in range(200)]
+    assert sum(seen) >= 0.9 * len(seen)
+    healthy = [of_counts(rng.multinomial(n_draws, law).tolist(), [500.0] * 4).surprising for _ in range(200)]
+    assert not any(healthy)
+
+
+def test_rare_outcomes_share_a_bin_and_none_is_lost() -> None:
+    """Expected counts near 0 that make the statistic explode, or outcomes nobody listed that vanish."""
+    law = {"a": 0.6, "b": 0.3, "c": 0.06, "d": 0.004}
+    found = of_law(Counter(a=60, b=30, c=6, d=2, e=2), law)
+    assert found == of_counts([60, 40], [60.0, 40.0]) or found == of_counts([60, 30, 10], [60.0, 30.0, 10.0])
+    assert of_law(Counter(a=100), {"a": 1.0}) == ChiSquare(100, 0.0, 0)
+    assert of_law(Counter(x=5), {"a": 1.0}).n_free == 0
+    assert of_law(Counter(e=100), {"a": 0.5, "b": 0.5}).surprising
+
+
+def test_independent_samples_add_up_and_nothing_is_told_of_nothing() -> None:
+    """A division by zero where no sample could vary."""
+    assert ChiSquare(10, 3.0, 2) + ChiSquare(5, 1.0, 1) == ChiSquare(15, 4.0, 3)
+    assert ChiSquare().p_value is None
+    assert ChiSquare().visible_tv is None
+    assert not ChiSquare().surprising
