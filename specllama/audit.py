@@ -37,7 +37,7 @@ def prompts_for(
     found = [Prompt(name, tuple(conversation.tokens([Message("user", text)]))) for name, text in texts.items()]
     fit = tuple(each for each in found if 1 < len(each.tokens) <= n_room and max(each.tokens) < n_known)
     if not fit:
-        raise PromptError("no prompt fits these models, so there is nothing to audit with")
+        raise PromptError("no prompt fits these models", hint="use a longer context (--ctx-size), or another pair")
     return fit
 
 

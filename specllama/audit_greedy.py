@@ -153,6 +153,20 @@ class Comparison:
             difference=None if at is None else self._difference(ours, at),
         )
 
+    def _reread(self, ops: Sequence[Op], at: int) -> FloatArray | None:
+        """The row at a position of the KV, read in the very blocks of our answer, but with other tokens for drafts."""
+        n_vocab = self.target.vocab_size
+        deciding = [i for i, op in enumerate(ops) if op.kind == "eval" and op.at <= at < op.at + len(op.tokens)]
+        if not deciding:
+            return None
+        return again(
+            self.subject.target,
+            ops[: deciding[-1] + 1],  # what came later may have taken the row back, as the end of an answer does
+            stale=lambda _, token: (token + 1) % n_vocab,
+            kept=lambda position, token: token if position <= at else (token + 1) % n_vocab,
+            want=at,
+        )
+
     def _difference(self, ours: Answer, at: int) -> Difference:
         """What the control says of the place where two answers part."""
         ops, said = list(self.target.ops), self.plain.tokens[:at]
@@ -165,7 +179,7 @@ class Comparison:
                 tuple(adjusted(row, line, self.params) for row in found.blocks),
             )
         here = self._controls[at]
-        reread = again(target, ops, stale=lambda _, token: (token + 1) % target.vocab_size, want=len(line) - 1)
+        reread = self._reread(ops, len(line) - 1)
         # Whatever comes next finds the prompt as it was.
         again(target, self._reading, stale=lambda _, token: token)
         a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))
@@ -192,7 +206,7 @@ def _token_at(said: Answer, at: int, row: FloatArray, end_tokens: frozenset[int]
 
 
 def compare(subject: Subject, effort: Effort) -> Iterator[GreedyRun]:
-    """Every prompt with K = 1 to the longest, the combinations taking turns so that each meets every prompt and K."""
+    """Every prompt with K = 1 to the longest; strategies and rules take turns."""
     turn = 0
     for prompt in subject.prompts[: effort.n_prompts]:
         comparison = Comparison(subject, prompt, effort.n_tokens)

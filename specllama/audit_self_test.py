@@ -19,7 +19,7 @@ MINIMAL = Effort(
     n_prompts=1, n_tokens=8, n_contexts=2, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=8
 )
 LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in every second context, and not always what is possible
-NARROW = 4  # tokens in a law: few branches, so that drafts of two tokens are feasible everywhere
+NARROW = 3  # tokens in a law: few branches, so that drafts of two tokens are feasible everywhere
 
 
 def faults_for(subject: Subject) -> tuple[Fault, ...]:

@@ -201,6 +201,19 @@ class AuditReport:
         return found
 
     @property
+    def gaps(self) -> list[str]:
+        """What was looked at and could not show anything, one sentence each: no bug, and no proof either."""
+        found = []
+        for row in self.laws:
+            if row.failure:
+                continue
+            if not row.n_contexts:
+                found.append(f"{row.strategy}, {row.rule}: every context has too many branches; try a smaller --top-k")
+            elif not row.n_drafted_in and row.strategy != "none":
+                found.append(f"{row.strategy}, {row.rule}: nothing was drafted in any context")
+        return found
+
+    @property
     def passed(self) -> bool:
         """True where nothing is wrong, as far as the audit came."""
         return not self.bugs
@@ -213,6 +226,7 @@ class AuditReport:
             "passed": self.passed,
             "partial": self.partial,
             "bugs": self.bugs,
+            "gaps": self.gaps,
             "wall_s": self.wall_s,
             "bounds": {"law": LAW_BOUND, "kv": KV_BOUND, "p_value": SURPRISE, "power": POWER, "near_tie": NEAR_TIE},
             "greedy": [run.to_json() for run in self.greedy],

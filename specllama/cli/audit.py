@@ -42,6 +42,7 @@ MOST_TOKENS = 100  # in a law: every branch of every draw is taken
 RULES = tuple(rule.value for rule in Rule)
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
+TRANSLATED = "draft-tli"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,17 +216,17 @@ def _wanted(spec_type: str) -> tuple[str, ...] | None:
 def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> DraftOptions:
     """What to load: the draft, if any of the strategies needs it. A profile's kernel path is used as `run` uses it."""
     needing = [name for name in names or () if REGISTRY[name].needs_model]
+    needing.sort(key=lambda name: name != TRANSLATED)  # a draft that speaks the target's ids can be used by all
     spec_type = "auto" if names is None else (needing or list(names))[0]
     return DraftOptions(spec_type=spec_type, spec_draft_n_max=drafting.spec_draft_n_max)
 
 
 def _strategies(names: tuple[str, ...] | None, *, has_draft: bool) -> tuple[str, ...]:
-    """The strategies to audit: plain decoding only where it was named."""
+    """The strategies to audit: plain decoding, and drafts of another tokenizer, only where they were named."""
     if names is not None:
         return names
-    return tuple(
-        name for name, strategy in REGISTRY.items() if name != "none" and (has_draft or not strategy.needs_model)
-    )
+    usual = (name for name in REGISTRY if name not in ("none", TRANSLATED))
+    return tuple(name for name in usual if has_draft or not REGISTRY[name].needs_model)
 
 
 def _with_sums(setup: loading.Setup, out: Output) -> loading.Setup:
@@ -262,7 +263,7 @@ def _audit(
         prompts = auditing.prompts_for(
             target.vocab,
             target.chat_template,
-            short_prompts(effort.n_prompts),
+            short_prompts(max(effort.n_prompts, effort.n_contexts // 2)),
             n_known=target.vocab_size if draft is None else min(target.vocab_size, draft.vocab_size),
             n_room=min(target.n_ctx, draft.n_ctx if draft else target.n_ctx) - auditing.N_ROOM,
         )
@@ -304,7 +305,7 @@ def _about(setup: loading.Setup, models: loading.Models, subject: Subject, optio
         "machine": _machine(),
         "models": {
             "target": describe_model(setup.target, models.target),
-            "draft": describe_model(setup.draft, models.draft) if setup.draft and models.draft else None,
+            "draft": describe_model(setup.draft, models.loaded_draft) if setup.draft and models.loaded_draft else None,
         },
     }
 

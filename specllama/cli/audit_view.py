@@ -20,7 +20,8 @@ def sentence(report: AuditReport) -> str:
         return "Nothing was audited: it was interrupted before anything was done."
     ties = sum(run.difference is not None for run in report.greedy)
     told = f", but for {ties} near-tie{'s' * (ties > 1)} of this build" if ties else ""
-    return f"Exact{part}: nothing that drafts emit differs from the target's own{told}."
+    gaps = f" Not shown: {'; '.join(report.gaps)}." if report.gaps else ""
+    return f"Exact{part}: nothing that drafts emit differs from the target's own{told}.{gaps}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -97,7 +98,8 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
     yield (
         "Where texts part, the control reads the same text without any draft, token by token and in blocks. If blocks "
         "move the two logits against each other by half of what they are apart, or more, it is a near-tie of this "
-        "build; anything else is a bug."
+        "build; anything else is a bug. `same blocks`: the gap in the very blocks of the answer, read without a draft; "
+        "below 0 they say the other token, too."
     )
     yield ""
     rows = []
@@ -114,10 +116,11 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
                 f"{found.gap:.4f}",
                 f"{found.top_gap:.4f}",
                 f"{found.moved:.4f}",
+                f"{found.reread:.4f}",
                 "near-tie" if found.near_tie else "BUG",
             )
         )
-    head = ("answer", "K", "token", "plain", "with drafts", "gap", "top-2 gap", "blocks move", "")
+    head = ("answer", "K", "token", "plain", "with drafts", "gap", "top-2 gap", "blocks move", "same blocks", "")
     yield from _table(head, rows)
     yield ""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 
 from specllama import Chooser, Draft, Engine, Observation, RandomChooser, SamplingParams, StepEvent, TokenEvent
+from specllama.audit_greedy import control
+from specllama.audit_types import NEAR_TIE
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
@@ -53,27 +54,10 @@ def answer(engine: Engine, prompt: Sequence[int], n_tokens: int) -> tuple[list[i
     )
 
 
-def last_row(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], width: int) -> FloatArray:
-    """Logits after prompt + said, the answer read in blocks of `width` tokens, as a verifier may have read it."""
-    model.truncate(0)
-    model.feed(prompt[:-1])
-    model.eval(prompt[-1:])  # the prompt is read as the first answer read it, its last token again as the others do
-    model.truncate(len(prompt) - 1)
-    rest = [prompt[-1], *said]
-    for at in range(0, len(rest), width):
-        rows = model.eval(rest[at : at + width])
-    return np.array(rows[-1], dtype=np.float64)
-
-
 def near_tie(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], a: int, b: int) -> tuple[float, float]:
     """(gap between two tokens read one by one, most that reading in blocks moves that gap)."""
-    alone = last_row(model, prompt, said, 1)
-    gap = float(alone[a] - alone[b])
-    moved = []
-    for width in range(2, 10):
-        row = last_row(model, prompt, said, width)
-        moved.append(abs(gap - float(row[a] - row[b])))
-    return gap, max(moved)
+    found = control(model, prompt, said)
+    return found.gap(a, b), found.moved(a, b)
 
 
 def assert_same_or_near_tie(
@@ -87,9 +71,7 @@ def assert_same_or_near_tie(
     gap, moved = near_tie(model, prompt, plain[:at], plain[at], ours[at])
     told = f"{what}: parted at token {at}, gap {gap:.4f} logits; reading in blocks moves it by up to {moved:.4f}"
     print(told)
-    # The block that decided lay somewhere in the answer and not at its beginning, so it need not be among those read
-    # here: half of the gap is what they must at least be able to move.
-    assert 0 <= gap <= 2 * moved, told
+    assert 0 <= gap <= NEAR_TIE * moved, told
 
 
 @pytest.mark.parametrize("text", PROMPTS, ids=lambda text: text[:20])

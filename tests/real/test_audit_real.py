@@ -1,0 +1,63 @@
+"""The audit on real weights: a small model as its own draft, and a broken rule on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specllama import audit
+from specllama.audit_faults import FAULTS
+from specllama.audit_parts import Effort, Parts, Subject
+from specllama.audit_prompts import short_prompts
+from specllama.audit_types import AuditReport
+from specllama.drafters import DraftSettings
+from specllama.llama import LlamaModel
+from specllama.sampling import SamplingParams
+from specllama.types import Rule
+from tests.real.conftest import SMALL
+
+pytestmark = pytest.mark.model
+OpenModel = Callable[..., LlamaModel]
+LITTLE = Effort(
+    n_prompts=1, n_tokens=8, n_contexts=2, most_branches=100, n_enumerated=2, n_draws=30, n_runs=2, n_steps=5
+)
+
+
+def report_of(open_model: OpenModel, parts: Parts) -> AuditReport:
+    """A little audit with a draft that is hotter than its target, so that it is often wrong."""
+    target, draft = open_model(SMALL), open_model(SMALL, n_ctx=4095)  # other options: a second copy
+    prompts = audit.prompts_for(
+        target.vocab, target.chat_template, short_prompts(1), n_known=target.vocab_size, n_room=2000
+    )
+    subject = Subject(
+        target=target,
+        draft=draft,
+        prompts=prompts,
+        params=SamplingParams(top_k=6),
+        strategies=("draft-simple", "chain"),
+        rules=(Rule.TOKEN, Rule.BLOCK),
+        drafting=DraftSettings(n_max=3, temperature=1.6),
+        seed=1,
+        piece=target.vocab.piece,
+        parts=parts,
+    )
+    *_, report = audit.run(subject, LITTLE, {})
+    assert isinstance(report, AuditReport)
+    return report
+
+
+def test_a_real_model_passes(open_model: OpenModel) -> None:
+    """An audit that only understands fakes, or that takes the rounding of real kernels for a bug."""
+    report = report_of(open_model, Parts())
+    assert report.passed, report.bugs
+    assert all(row.n_contexts == 2 and row.n_open == 2 for row in report.laws)
+    assert max(row.distance.tv for row in report.laws) < 1e-12
+    assert sum(row.n_dropped for row in report.kv) > 0
+    assert min(row.wrong for row in report.kv) > 0.01
+
+
+@pytest.mark.parametrize("n", [3, 13], ids=lambda n: FAULTS[n].name)
+def test_a_fault_shows_on_a_real_model(open_model: OpenModel, n: int) -> None:
+    """An audit that passes whatever runs."""
+    assert not report_of(open_model, FAULTS[n].parts).passed
