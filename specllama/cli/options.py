@@ -244,8 +244,6 @@ class LawOptions:
 class SamplingOptions(LawOptions):
     """How an answer is drawn, and where it ends."""
 
-    title: ClassVar[str] = "Sampling"
-
     seed: Annotated[
         int,
         option("-s --seed", "Seed of every random draw; -1 takes a new one.", metavar="N", check=whole(-1, 2**64 - 1)),
