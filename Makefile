@@ -24,7 +24,7 @@ ARGS   :=
 help:
 	@echo 'make run PROMPT="..."   answer a prompt (ARGS="--temp 0 ..." passes options on)'
 	@echo 'make test               lint and every test, those on real models included (fetches 2 GB once)'
-	@echo 'make quick              the tests that need no model, in under a minute'
+	@echo 'make quick              the tests that need no model and start no programs: under a minute'
 	@echo 'make lint               ruff and mypy; make format mends what can be mended'
 	@echo 'make setup              only .venv, for working on specllama: .venv/bin/specllama'
 	@echo 'make wheel              only llama.cpp compiled for this machine; prints the folder of the wheel'
@@ -44,7 +44,7 @@ test: lint
 
 quick:
 	$(SETUP) --dev
-	@$(BIN)/pytest -n auto -m "not model"
+	@$(BIN)/pytest -n auto -m "not model and not slow"
 
 lint:
 	$(SETUP) --dev

@@ -105,14 +105,15 @@ class Engine:
 
     def _prefill(self, tokens: list[int], stats: SpecStats, cancel: Cancel) -> Iterator[Event]:
         """Bring the KV from the cached part of `tokens` to `tokens[:-1]`."""
-        started, busy = perf_counter(), self._busy()
+        busy = self._busy()
         for at in range(stats.n_cached, len(tokens) - 1, PREFILL_SLICE):
             if cancel.is_set():
                 raise Interrupted("cancelled while the prompt was read")
+            yield PromptProgress(at, len(tokens))
+            started = perf_counter()
             self.target.feed(tokens[at : min(at + PREFILL_SLICE, len(tokens) - 1)])
             stats.prompt_s += perf_counter() - started
-            yield PromptProgress(self.target.length, len(tokens))
-            started = perf_counter()
+        started = perf_counter()
         self.drafter.begin(tokens)
         stats.prompt_s += perf_counter() - started
         stats.loop_s += max(stats.prompt_s - (self._busy() - busy), 0.0)
@@ -125,11 +126,12 @@ class Engine:
                 return "cancelled"
             if stats.n_emitted == request.max_tokens or len(tokens) > self.target.n_ctx:
                 return "length"
-            at = len(tokens)
             event, origin, notice, ended = self._step(tokens, stats, request)
+            if event.step == 0:  # only now: a model may read the prompt's end together with the first block
+                yield PromptProgress(stats.n_prompt, stats.n_prompt)
             if notice:
                 yield Notice(notice)
-            for i, token in enumerate(tokens[at:]):
+            for i, token in enumerate(tokens[stats.n_prompt + stats.n_emitted :]):
                 stats.n_emitted += 1
                 stats.n_from_draft += i < event.accepted
                 yield TokenEvent(token, "draft" if i < event.accepted else origin, event.step)
@@ -137,10 +139,7 @@ class Engine:
         return "stop"
 
     def _limit(self, n_committed: int, n_left: int) -> int:
-        """Most tokens that may be drafted now; `n_left` < 0 = as many as there is room for.
-
-        A step emits one token more than it accepts, and every row needs a cell in the KV.
-        """
+        """Most tokens to draft: a step emits one more than it accepts, a row needs a cell. `n_left` < 0 = no end."""
         n_room = min(self.target.n_ctx - n_committed, self.target.caps.max_block - 1)
         return n_room if n_left < 0 else min(n_left - 1, n_room)
 

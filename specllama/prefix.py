@@ -1,4 +1,4 @@
-"""What a model's KV is known to hold: the prefix that one answer leaves and the next may keep."""
+"""What a model's KV is known to hold: the prefix that one answer or draft leaves and the next may keep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from specllama.types import LanguageModel, common_prefix
+from specllama.types import FloatArray, LanguageModel, common_prefix
 
 
 class KeptPrefix:
@@ -17,7 +17,7 @@ class KeptPrefix:
 
     @classmethod
     def of(cls, model: LanguageModel) -> KeptPrefix:
-        """The one record for this model: two engines with records of their own would trust each other's leavings."""
+        """The one record for this model: users with records of their own would trust each other's leavings."""
         if (known := cls._known.get(id(model))) is None:
             known = cls._known[id(model)] = cls(model)
         return known
@@ -32,7 +32,25 @@ class KeptPrefix:
         known = self._tokens if self._model.length == len(self._tokens) else []
         n_kept = min(common_prefix(known, tokens), len(tokens) - 1)
         self._cut(n_kept)
+        self._tokens = known[:n_kept]
         return n_kept
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """`model.feed`, on record; where it is interrupted, what it got to."""
+        if tokens:
+            self._tokens.extend(tokens)
+            try:
+                self._model.feed(tokens)
+            finally:
+                del self._tokens[self._model.length :]
+
+    def eval(self, tokens: Sequence[int]) -> FloatArray:
+        """`model.eval` of a chain, on record.  (len(tokens), V)"""
+        self._tokens.extend(tokens)
+        try:
+            return self._model.eval(tokens)
+        finally:
+            del self._tokens[self._model.length :]
 
     def hold(self, tokens: Sequence[int]) -> None:
         """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""

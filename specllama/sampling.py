@@ -76,9 +76,10 @@ class SamplingParams:
 
 def _adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> FloatArray:
     """`logits` after bias and penalties: the same array where neither applies, else a float64 copy.  (V,)"""
-    counts = Counter(params.window(history))
-    if not counts and not params.logit_bias:
+    window = params.window(history)
+    if not window and not params.logit_bias:
         return logits
+    counts = Counter(window)
     row = logits.astype(np.float64)
     for token, bias in params.logit_bias.items():
         if token < row.size:

@@ -184,7 +184,7 @@ class FakeModel:
         lines = [(*prefix, tokens[0])]
         for node, parent in enumerate(layout):
             lines.append((*lines[parent + 1], tokens[node + 1]))
-        self._rows = np.stack([self.table(line) for line in lines])
+        self._rows = np.array([self.table(line) for line in lines])
         view = self._rows.view()
         view.setflags(write=False)
         return view

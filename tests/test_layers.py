@@ -172,6 +172,7 @@ def test_every_file_says_in_its_first_line_what_it_is_for() -> None:
 SLOW = {*HEAVY, "jinja2", "psutil", "importlib.metadata", "rich.live", "rich.progress"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "slow"), [(["--help"], SLOW), (["--version"], HEAVY), (["run", "--help"], HEAVY)])
 def test_help_imports_nothing_slow(words: list[str], slow: set[str]) -> None:
     """Prevents: a `--help` that takes longer than a blink (0.4 s); what is not imported costs no time."""

@@ -21,6 +21,7 @@ class DraftSettings:
     temperature: float | None = None  # of the draft; None = the target's
     vocab_size: int | None = None  # of the target
     policy: DraftPolicy | None = None  # decides the length within n_max; None = n_max and p_min alone
+    n_at_once: int = 0  # a draft model that has so many tokens to read lets the first step of an answer go without
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ def _make_model_drafter(model: LanguageModel | None, settings: DraftSettings) ->
         temperature=settings.temperature,
         vocab_size=settings.vocab_size,
         policy=settings.policy,
+        n_at_once=settings.n_at_once,
     )
 
 

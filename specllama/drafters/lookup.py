@@ -90,6 +90,7 @@ class LookupDrafter:
             raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")
         self.n_max = n_max
         self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
+        self._planner = self.policy if isinstance(self.policy, Planner) else None
         self._index = SuffixIndex()
         self._text: list[int] = []  # what is indexed
         self._n_prompt = 0  # of the present answer; the tokens behind it are the target's own words
@@ -151,9 +152,9 @@ class LookupDrafter:
         """At most min(limit, n_max) tokens, as point masses."""
         self._decisions.clear()
         limit = min(limit, self.n_max)
-        if isinstance(self.policy, Planner):
+        if self._planner is not None:
             guesses = list(self.offer(tokens, limit))
-            plan = self.policy.plan(limit, offer=[guess.confidence for guess in guesses])
+            plan = self._planner.plan(limit, offer=[guess.confidence for guess in guesses])
             self._decisions.append(Decision(0, 0.0, plan.n_given > 0, plan))
             return Draft(tuple(guess.token for guess in guesses[: plan.n_given]))
         drafted: list[int] = []

@@ -10,6 +10,7 @@ import numpy as np
 from specllama.distribution import Distribution
 from specllama.drafters.policy import ConfidencePolicy
 from specllama.errors import UsageError
+from specllama.prefix import KeptPrefix
 from specllama.sampling import SamplingParams, law
 from specllama.types import (
     Chooser,
@@ -22,11 +23,10 @@ from specllama.types import (
     Observation,
     Plan,
     Planner,
-    common_prefix,
     room_after,
 )
 
-# A draft prefill longer than this waits until the target's first token is out: it must not delay it.
+# A draft prefill as long as this waits until the target's first token is out, so as not to delay it.
 PREFILL_AT_ONCE = 12
 
 # A probe of a model that holds fewer tokens than this reads some for context first: without any, no model knows a word.
@@ -67,11 +67,13 @@ class ModelDrafter:
         temperature: float | None = None,
         vocab_size: int | None = None,
         policy: DraftPolicy | None = None,
+        n_at_once: int = PREFILL_AT_ONCE,
     ) -> None:
         """`temperature` None = the target's; `vocab_size` = the target's, ids at or above it are never drafted.
 
         `policy` None = `ConfidencePolicy(n_max, p_min)`; a policy of its own still stays within `n_max`. One that is a
-        `Planner` also decides whether the model is evaluated at all.
+        `Planner` also decides whether the model is evaluated at all. Where an answer begins with fewer than `n_at_once`
+        tokens that the model has not read, its first step drafts; with 0 no first token ever waits for a draft.
         """
         if n_max < 0:
             raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")
@@ -85,7 +87,8 @@ class ModelDrafter:
         self._planner = self.policy if isinstance(self.policy, Planner) else None
         # A pass over the whole row for every drafted token is only worth it where somebody looks at the result.
         self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
-        self._held: list[int] = []  # what the model's KV holds
+        self._kv = KeptPrefix.of(model)
+        self._n_at_once = n_at_once
         self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
         self._fresh = False  # no proposal yet for this answer
@@ -100,24 +103,16 @@ class ModelDrafter:
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Forget what does not lead to `tokens`; the prefill itself waits for the first proposal."""
-        self._agree_with(tokens)
+        self._kv.rewind(tokens)
         self._said.clear()
         self._fresh = True
         self._noticed.clear()
 
-    def _agree_with(self, tokens: Sequence[int]) -> None:
-        """Keep of the KV what is a prefix of `tokens` without the pending one."""
-        del self._held[self.model.length :]  # an interrupted feed got only so far
-        n_agreed = min(common_prefix(self._held, tokens), len(tokens) - 1)
-        if self.model.length > n_agreed:
-            self.model.truncate(n_agreed)
-        del self._held[n_agreed:]
-
     def _cannot(self, tokens: Sequence[int]) -> str:
         """Why nothing can be drafted after `tokens`, or '' where it can."""
-        if room_after(self.model, tokens[len(self._held) :]) < 0:
+        if room_after(self.model, tokens[self.model.length :]) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
-        if any(token >= self.model.vocab_size for token in tokens[len(self._held) :]):
+        if any(token >= self.model.vocab_size for token in tokens[self.model.length :]):
             return "the text holds a token that the draft does not know: the answer goes on without drafts"
         return ""
 
@@ -127,16 +122,9 @@ class ModelDrafter:
             self._noticed.add(notice)
             self._notice = notice
 
-    def _feed(self, tokens: Sequence[int]) -> None:
-        """Prefill; an interrupted feed leaves a part, which `_agree_with` finds by the model's length."""
-        if tokens:
-            self._held.extend(tokens)
-            self.model.feed(tokens)
-
     def _eval(self, tokens: Sequence[int]) -> FloatArray:
         """Logits after each of `tokens`, over the ids that the target knows.  (len(tokens), n_vocab)"""
-        self._held.extend(tokens)
-        rows: FloatArray = self.model.eval(tokens)[:, : self.n_vocab]
+        rows: FloatArray = self._kv.eval(tokens)[:, : self.n_vocab]
         return rows
 
     def _own(self, params: SamplingParams, heat: float = 1.0) -> SamplingParams:
@@ -182,26 +170,26 @@ class ModelDrafter:
     def _lag(self, tokens: Sequence[int]) -> int | None:
         """Tokens that the model has to read before the pending one; None where it cannot draft now."""
         fresh, self._fresh = self._fresh, False
-        self._agree_with(tokens)
+        self._kv.rewind(tokens)
         if notice := self._cannot(tokens):
             self._say(notice)
             return None
-        lag = len(tokens) - 1 - len(self._held)
-        return None if fresh and lag >= PREFILL_AT_ONCE else lag
+        lag = len(tokens) - 1 - self.model.length
+        return None if fresh and lag >= self._n_at_once else lag
 
     def _probe(self, planner: Planner, tokens: Sequence[int], n_most: int, params: SamplingParams) -> None:
         """Read the end of `tokens` without the pending one, and tell how much of it the model would have got right.
 
         With y drawn from p, min(1, q(y)/p(y)) has the mean that drafting would have had accepted, sum of min(p, q).
         Where the model lags by more than `n_most` tokens it reads these alone, as if they followed what it holds: a
-        guess at its worth that never costs more. `_agree_with` drops them afterwards, as anything not committed.
+        guess at its worth that never costs more. `rewind` drops them afterwards, as anything not committed.
         """
-        n_held = len(self._held)
+        n_held = self.model.length
         behind = tokens[n_held:-1][-n_most:]
         n_rows = min(len(behind) - max(0, PROBE_CONTEXT - n_held), len(self._said), self.model.caps.max_block)
         if n_rows <= 0:
             return
-        self._feed(behind[:-n_rows])
+        self._kv.feed(behind[:-n_rows])
         for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
             q = law(row, tokens[:i], params)
             acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
@@ -217,12 +205,12 @@ class ModelDrafter:
         """
         line = [*tokens, *given]
         # The last drawn token is not evaluated, so one more fits than there are cells for.
-        limit = min(plan.n_drawn, room_after(self.model, line[len(self._held) :]) + 1)
+        limit = min(plan.n_drawn, room_after(self.model, line[self.model.length :]) + 1)
         if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
         params = self._own(params, plan.heat)
         history = list(params.window(line))
-        self._feed(line[len(self._held) : -1])
+        self._kv.feed(line[self.model.length : -1])
         drawn: list[int] = []
         laws: list[Distribution] = []
         while len(drawn) < limit and (not drawn or self._may_look(len(given) + len(drawn))):
@@ -259,7 +247,7 @@ class ModelDrafter:
 
     def observe(self, seen: Observation) -> None:
         """Drop what was rejected, and let the policy learn."""
-        self._agree_with(seen.tokens)
+        self._kv.rewind(seen.tokens)
         self.policy.observe(seen)
         if self._planner is not None and seen.laws is not None and seen.draft.parents is None:
             self._remember(self._planner, seen, seen.laws)

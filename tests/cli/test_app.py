@@ -148,6 +148,7 @@ def test_help_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_the_shell_is_offered_commands_and_options() -> None:
     """Completion that was installed and offers nothing, or fails."""
     script = [sys.executable, "-c", "import sys; from specllama.cli.app import main; sys.exit(main())"]
@@ -158,6 +159,7 @@ def test_the_shell_is_offered_commands_and_options() -> None:
         assert offered in result.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(pair: Pair) -> None:
     """`specllama run ... | head -c 10` with a traceback about a broken pipe."""
     command = [sys.executable, "-m", "specllama", "run", *pair.options, "--raw", "abc", "-n", "4000"]
@@ -174,6 +176,7 @@ def test_a_reader_that_leaves_early_is_no_error(pair: Pair) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_output_is_utf_8_whatever_the_locale(pair: Pair) -> None:
     """A UnicodeEncodeError in the middle of an answer, because of a variable set long ago."""
     name = "\u6771\u4eac.txt"
@@ -202,6 +205,7 @@ def test_ctrl_c_during_the_imports_says_nothing_either() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "reason"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")]
 )
@@ -219,6 +223,7 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(
     assert result.returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
 def test_an_answer_that_cannot_be_written_is_one_sentence(pair: Pair, redirection: str) -> None:
     """A full disk in the middle of an answer, told as a defect of this program."""
@@ -227,6 +232,7 @@ def test_an_answer_that_cannot_be_written_is_one_sentence(pair: Pair, redirectio
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 def test_a_stderr_that_nobody_reads_loses_no_answer(pair: Pair, redirection: str) -> None:
     """`2>&-` in a script, or a terminal that was closed: no answer at all, and no word why."""

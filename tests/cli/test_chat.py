@@ -15,6 +15,8 @@ import pytest
 from tests import tiny
 from tests.cli.conftest import Pair, Terminal
 
+pytestmark = pytest.mark.slow
+
 SILENT = [part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")]
 ENDLESS = [*SILENT, *(part for token in (98, 99) for part in ("--logit-bias", f"{token}=-inf"))]
 SUMMARY = re.compile(r"\[ .*tok/s.* \]")

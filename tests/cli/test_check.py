@@ -271,6 +271,7 @@ def test_hostile_texts_do_not_reach_the_terminal(specllama: Run, tmp_path: Path)
         assert "\nFAIL\tx" not in result.out
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_report_is_one_screen(terminal: Callable[..., Terminal], pair: Pair) -> None:
     """Prevents: a report whose verdict scrolled away, or lines that break."""
     shown = terminal("check", "-m", str(pair.target), "-md", str(pair.draft), columns=100, rows=30)

@@ -139,6 +139,7 @@ def test_what_cannot_be_searched_is_2(
     assert words in result.err
 
 
+@pytest.mark.slow
 def test_on_a_terminal_each_candidate_has_one_line(
     terminal: Callable[..., Terminal], target: Path, folder: Path
 ) -> None:

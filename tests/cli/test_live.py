@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Terminal
+
+pytestmark = pytest.mark.slow
 
 Start = Callable[..., Terminal]
 SUMMARY = re.compile(r"\[Prompt:[\d.]+t/s\|Generation:[\d.]+t/s\|Draft:[\d.]+%\(\d+/\d+\)\|[\d.]+tok/step\]$")

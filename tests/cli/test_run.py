@@ -209,6 +209,7 @@ def test_verbose_shows_the_seed_and_the_models(specllama: Run, pair: Pair) -> No
     assert f"draft: {pair.draft}" in err
 
 
+@pytest.mark.slow
 def test_llama_cpps_log_stays_out_unless_verbose(pair: Pair) -> None:
     """ggml's lines in the middle of an answer, also at the end of the process (FIELD_CASES 30, 31)."""
     command = [sys.executable, "-m", "specllama", "run", *pair.options, "--raw", "abc", "-n", "2", *ENDLESS]

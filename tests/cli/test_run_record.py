@@ -103,6 +103,7 @@ def test_jsonl_is_enough_to_replay_the_run(specllama: Run, pair: Pair) -> None:
     assert again["settings"] == first["settings"]
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_make_valid_json_and_valid_utf_8(specllama: Run, byte_pair: Pair) -> None:
     """Half a character, a NUL or a lone surrogate that breaks the reader (FIELD_CASES 29)."""
     for seed in range(5):

@@ -75,6 +75,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 @pytest.mark.parametrize(("columns", "rows"), [(40, 10), (80, 24), (41, 6), (7, 3), (20, 1)])
 def test_the_text_is_written_once_whatever_is_drawn_below_it(text: str, columns: int, rows: int) -> None:

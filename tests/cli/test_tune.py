@@ -16,6 +16,8 @@ from specllama.profiles import ClassFigures, Profile, Subject
 from specllama.tuning import PROBE_TOKENS, CostProfile
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Result]
 
 HINT = "hint: `specllama tune "

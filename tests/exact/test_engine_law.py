@@ -32,6 +32,7 @@ def params_of(**changes: object) -> SamplingParams:
 # Per draft length: tokens in the vocabulary and in the answer. An answer one longer than the draft lets a block be
 # accepted whole; fewer tokens to choose from keep the long ones countable.
 SIZES = {1: (4, 3), 2: (3, 3), 3: (2, 4), 4: (2, 5)}
+FOUR = pytest.param(4, marks=pytest.mark.slow)
 
 SAMPLERS = {
     "plain": PLAIN,
@@ -56,7 +57,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("n_max", SIZES)
+@pytest.mark.parametrize("n_max", [1, 2, 3, FOUR])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_answer_follows_the_targets_law(sampler: str, n_max: int) -> None:
     """Any bias of any sampler setting at any position of a block: the promise of the whole program."""
@@ -164,7 +165,7 @@ def test_the_real_stop_watch_stops_where_the_text_does() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(6))
-@pytest.mark.parametrize("n_max", [1, 4])
+@pytest.mark.parametrize("n_max", [1, FOUR])
 def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int) -> None:
     """One token too many or too few, or a law changed by clipping the draft after it was drawn."""
     pair = random_pair(21, n_vocab=2, n_max=n_max)
@@ -172,7 +173,7 @@ def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int
 
 
 @pytest.mark.parametrize("n_room", range(5))
-@pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), (4, -1)])
+@pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), pytest.param(4, -1, marks=pytest.mark.slow)])
 def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_tokens: int) -> None:
     """FIELD 24: a crash at the last cell. Every token the context can still predict is said, then the answer is cut."""
     pair = random_pair(22, n_vocab=2, n_max=n_max, n_ctx=len(PROMPT) + n_room)
@@ -293,7 +294,7 @@ def test_a_draft_length_that_changes_with_what_was_accepted_changes_nothing_but_
     assert_same_law(law_of(run), pair.plain_law(PLAIN, 5))
 
 
-@pytest.mark.parametrize("draft_cost", [0.02, 0.3])
+@pytest.mark.parametrize("draft_cost", [pytest.param(0.02, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("sampler", ["plain", "all filters", "repeat penalty", "greedy"])
 def test_a_planned_draft_changes_nothing_but_speed(sampler: str, draft_cost: float) -> None:
     """The controller: lengths, pauses, probes and draft temperatures from what was seen, none of it after a draw."""

@@ -19,13 +19,15 @@ from specllama.events import Finished, StepEvent, TokenEvent
 from specllama.llama import LlamaModel
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.stats import SpecStats
-from specllama.types import Chooser, FloatArray
+from specllama.types import Chooser, FloatArray, Rule
 from tests import tiny
 from tests.enumeration import law_of, tv
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+pytestmark = pytest.mark.slow
 
 LETTERS = tiny.letters(7)  # a, b, c, d and three special tokens, the last two of which end an answer
 N_LETTERS = 57  # of the models with more to say
@@ -44,12 +46,12 @@ class Tiny:
         self.target = target
         self.draft = draft
 
-    def engine(self, n_max: int) -> Engine:
+    def engine(self, n_max: int, rule: Rule = Rule.BLOCK) -> Engine:
         """A new engine on models that may have been used before: what they hold is not its own."""
         self.target.truncate(0)
         self.draft.truncate(0)
         drafter = ModelDrafter(self.draft, n_max=n_max, vocab_size=self.target.vocab_size)
-        return Engine(self.target, drafter if n_max else None)
+        return Engine(self.target, drafter if n_max else None, rule=rule)
 
     def logits(self, history: History) -> FloatArray:
         """Logits of the target after `history`, from an empty KV."""
@@ -129,11 +131,15 @@ def p_value(counts: Counter[Answer], law: dict[Answer, float], n_runs: int) -> f
     return value
 
 
-@pytest.mark.parametrize(("params", "n_max"), [(PLAIN, 3), (FILTERED, 1), (FILTERED, 3)])
-def test_many_answers_have_the_law_that_enumeration_gives(pair: Tiny, params: SamplingParams, n_max: int) -> None:
+@pytest.mark.parametrize(
+    ("params", "n_max", "rule"), [(PLAIN, 3, Rule.BLOCK), (FILTERED, 1, Rule.TOKEN), (FILTERED, 3, Rule.BLOCK)]
+)
+def test_many_answers_have_the_law_that_enumeration_gives(
+    pair: Tiny, params: SamplingParams, n_max: int, rule: Rule
+) -> None:
     """Everything together: generator, sampler, drafts, rollback in llama.cpp. A bias of a few percent shows here."""
     law = pair.plain_law(params, 4)
-    engine, n_runs = pair.engine(n_max), 1200
+    engine, n_runs = pair.engine(n_max, rule), 1200
     counts = Counter(answer(engine, params, RandomChooser(seed), 4) for seed in range(n_runs))
     assert counts.keys() <= law.keys()
     assert p_value(counts, law, n_runs) > UNLIKELY
@@ -148,14 +154,16 @@ def test_counting_answers_would_notice_the_drafts_law(pair: Tiny) -> None:
     assert p_value(counts, law, n_runs) < UNLIKELY
 
 
-@pytest.mark.parametrize("n_max", [1, 2, 3])
-def test_the_enumerated_law_of_the_engine_is_that_of_the_target(pair: Tiny, n_max: int) -> None:
+@pytest.mark.parametrize(
+    ("n_max", "rule"), [(1, Rule.TOKEN), (2, Rule.MATCH), (2, Rule.BLOCK), (3, Rule.TOKEN), (3, Rule.BLOCK)]
+)
+def test_the_enumerated_law_of_the_engine_is_that_of_the_target(pair: Tiny, n_max: int, rule: Rule) -> None:
     """The exact law on real logits; a KV that rolls back wrongly, or logits that depend on what was rejected."""
 
     def run(choose: Chooser) -> Answer:
         # From an empty KV every time: with the prompt cached, its last tokens would be read in blocks of other widths,
         # and the last bits of the logits depend on the width.
-        return answer(pair.engine(n_max), NARROW, choose, 3)
+        return answer(pair.engine(n_max, rule), NARROW, choose, 3)
 
     found = law_of(run)
     expected = pair.plain_law(NARROW, 3)

@@ -29,19 +29,20 @@ def find_model(name: str) -> Path | None:
     return hub.find(load_catalog().model(name))
 
 
+def path_of(name: str) -> Path:
+    """The file of this model, or the end of the test."""
+    path = find_model(name)
+    if path is not None:
+        return path
+    told = f"{name} is not here; `specllama models pull {name}` fetches it"
+    if os.environ.get("SPECLLAMA_REQUIRE_MODELS") == "1":
+        pytest.fail(told)
+    pytest.skip(told)
+
+
 @pytest.fixture(scope="session")
 def model_file() -> Callable[[str], Path]:
     """A function from a model's name to its file."""
-
-    def path_of(name: str) -> Path:
-        path = find_model(name)
-        if path is not None:
-            return path
-        told = f"{name} is not here; `specllama models pull {name}` fetches it"
-        if os.environ.get("SPECLLAMA_REQUIRE_MODELS") == "1":
-            pytest.fail(told)
-        pytest.skip(told)
-
     return path_of
 
 

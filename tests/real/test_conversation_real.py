@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from specllama import hub, llama
+from specllama import llama
 from specllama.conversation import Conversation, Message, raw_tokens
-from specllama.pairs import load_catalog
 from specllama.text import Detokenizer, StopWatch, TextStream
+from tests.real.conftest import path_of
 
 pytestmark = pytest.mark.model
 
@@ -44,13 +44,6 @@ def vocabulary(name: str) -> llama.Vocabulary:
 @functools.cache
 def conversation(name: str) -> Conversation:
     return Conversation(vocabulary(name), llama.header(path_of(name)).metadata.get("tokenizer.chat_template"))
-
-
-def path_of(name: str):
-    path = hub.find(load_catalog().model(name))
-    if path is None:
-        pytest.skip(f"{name} is not here; `specllama models pull {name}` fetches it")
-    return path
 
 
 def special_in(vocab: llama.Vocabulary, tokens: list[int]) -> list[str]:

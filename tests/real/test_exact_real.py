@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specllama import Chooser, Draft, Engine, Observation, RandomChooser, SamplingParams, StepEvent, TokenEvent
+from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent
 from specllama.audit_greedy import control
 from specllama.audit_types import NEAR_TIE
 from specllama.conversation import Conversation, Message
@@ -79,7 +79,7 @@ def test_greedy_text_with_a_draft_is_the_text_without_one(open_model: OpenModel,
     """Prevents: any bias of the loop that only real weights and real caches show, for K = 1 to 8."""
     target, draft = open_model(TARGET), open_model(DRAFT)
     prompt = chat(target, text)
-    engine = Engine(target)
+    engine = Engine(target, rule=Rule.BLOCK)  # the default of the command line
     answer(engine, prompt, 1)  # every answer finds the prompt in the KV, as this one read it
     plain, _ = answer(engine, prompt, N_TOKENS)
     for k in range(1, 9):

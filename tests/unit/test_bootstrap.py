@@ -61,6 +61,7 @@ def program(path: Path, text: str) -> Path:
 # --- bootstrap.py: any Python ---
 
 
+@pytest.mark.slow
 def test_an_old_python_is_told_so_in_one_sentence() -> None:
     """Prevents: a SyntaxError out of the set-up where one word on the Python version would do."""
     problem = bootstrap.version_problem((3, 9, 7), "python3")

@@ -92,6 +92,7 @@ def test_equal_tokenizers_pass_every_test_without_a_word() -> None:
     assert not [row for row in rows if row.reason or row.remedy]
 
 
+@pytest.mark.slow
 def test_one_differing_id_of_many_is_named_with_both_texts() -> None:
     """Prevents: 'does not match' for one id of 256,000, and nobody knows which (case 17)."""
     many = replace(BASE, **texts([f"t{i}" for i in range(256_000)]), types=())

@@ -265,6 +265,7 @@ def test_a_marker_that_the_template_writes_in_place_of_a_word_is_a_marker():
     assert vocab.special_in(conversation.tokens(user("see [pic]"))) == ["<|im_start|>"]
 
 
+@pytest.mark.slow
 @given(
     contents=st.lists(
         st.lists(st.sampled_from([*SPECIAL, *"<|>_ \n", "im", "end", "start", "IM_END", "s", "/", "語"]), max_size=6)

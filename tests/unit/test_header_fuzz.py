@@ -46,6 +46,7 @@ def run(seeds: range, n_each: int) -> dict[str, int]:
     return total
 
 
+@pytest.mark.slow
 def test_two_thousand_damaged_headers_are_each_a_model_or_a_sentence() -> None:
     """Prevents: a crash, a traceback or an allocation bomb from a damaged file."""
     outcomes = run(range(2), 1000)

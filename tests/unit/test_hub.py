@@ -158,6 +158,7 @@ def test_an_interrupted_download_is_followed_by_a_correct_one(
     assert {path.read_bytes() for path in cached_files(home)} == {BODY}
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_at_half_is_taken_up_again(hub_server: HubServer, watch: Watch) -> None:
     """Prevents: starting over, or a file with a hole, after a dropped connection (case 38)."""
     put(hub_server)

@@ -222,6 +222,7 @@ def test_two_processes_do_not_write_the_same_file(pip: Pip, watch: Watch) -> Non
 # ------------------------------------------------------------------------------------------------------- pip itself
 
 
+@pytest.mark.slow
 def test_pip_fetches_with_the_users_own_settings_from_wherever_one_stands(index: Path, watch: Watch) -> None:
     """Prevents: ignoring PIP_FIND_LINKS and index settings; and `python -m pip` importing what lies in the folder."""
     for module in ("pip", "logging", "random"):
@@ -247,6 +248,7 @@ def test_a_wheel_that_pip_is_copying_counts_once(tmp_path: Path, watch: Watch) -
     assert watch.n_bytes == 1000
 
 
+@pytest.mark.slow
 def test_pips_refusal_is_one_sentence(index: Path) -> None:
     """Prevents: pip's own page of errors, or none at all."""
     with pytest.raises(SourceUnavailable) as caught:
@@ -256,6 +258,7 @@ def test_pips_refusal_is_one_sentence(index: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_dead_package_index_is_called_that(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: 'no matching distribution' for a network that is down: people would look for a typing error."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")

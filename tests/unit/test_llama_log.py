@@ -83,6 +83,7 @@ def test_nothing_of_llama_cpp_reaches_the_terminal(tmp_path: Path, capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending",
     [
@@ -119,6 +120,7 @@ else:
     assert run(program) == ""
 
 
+@pytest.mark.slow
 def test_leaving_while_another_thread_computes_does_not_crash(tmp_path: Path) -> None:
     """Prevents: freeing a model at exit under a thread that is still inside llama.cpp."""
     path = tiny.write_model(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, n_ctx=4096)

@@ -111,6 +111,7 @@ def test_arguments_that_python_could_not_decode_are_their_bytes_again(byte_level
     assert text_of(byte_level, byte_level.tokenize(escaped, special=False)).decode() == "😀"
 
 
+@pytest.mark.slow
 @given(text=st.text())
 def test_every_text_comes_back_byte_for_byte(byte_level: Vocabulary, text: str) -> None:
     """Prevents: a byte lost or added on the way through a byte-level vocabulary."""

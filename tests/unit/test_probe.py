@@ -147,6 +147,7 @@ def test_logits_that_are_no_numbers_are_no_success(build: FakeBuild) -> None:
     assert "no numbers" in result.detail
 
 
+@pytest.mark.slow
 def test_a_build_that_never_answers_is_given_up(build: FakeBuild, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a start that hangs for ever, without a word."""
     monkeypatch.setattr(probe, "TIMEOUT_S", 1.0)
@@ -234,6 +235,7 @@ def test_a_full_disk_leaves_no_half_written_file(
     assert [path.name for path in cache.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_the_installed_llama_cpp_decodes_the_tiny_model_on_every_layout(tmp_path: Path) -> None:
     """Prevents: a tiny model that llama.cpp refuses, which would make every build look broken."""
     assert probe.check() == probe.ProbeResult(State.OK)

@@ -209,6 +209,7 @@ def test_time_is_up_by_the_clock(monkeypatch):
     assert time.monotonic() - start >= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alarm")
 @pytest.mark.parametrize("bomb", LARGE)
 def test_a_template_that_would_fill_the_memory_is_stopped_before_it_does(bomb, monkeypatch):

@@ -275,6 +275,7 @@ def test_held_back_text_comes_out_at_the_end():
     assert stream.tokens == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_token_costs_the_same_at_the_end_of_a_long_answer():
     """Scanning the whole text for a stop string at every token makes a long answer quadratic."""
     pieces = [b" aaaa", b"a" * 2_000_000]

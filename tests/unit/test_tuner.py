@@ -244,6 +244,7 @@ def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeyp
     assert tuner_child.find_threads(bench, 1.0) == Threads(4, 8, 4)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_real_children_measure_a_pair(tmp_path: Path) -> None:
     """Anything between the parts that the stand-ins above do not see, such as data that cannot be sent."""
     options = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096}

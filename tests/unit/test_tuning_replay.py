@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from specllama.drafters.model import PREFILL_AT_ONCE, PROBE_CONTEXT, ModelDrafter
+from specllama.drafters.model import PROBE_CONTEXT, ModelDrafter
 from specllama.engine import Engine
 from specllama.events import Finished, TokenEvent
 from specllama.sampling import RandomChooser, SamplingParams
@@ -125,7 +125,7 @@ class Replay:
         return N_PROMPT + self.n_said - 1 - self.n_held
 
     def _plan(self, limit: int) -> Plan:
-        if (self.n_said == 0 and self._lag() >= PREFILL_AT_ONCE) or limit == 0:
+        if self.n_said == 0 or limit == 0:
             return Plan()
         plan = self.policy.plan(limit, lag=self._lag())
         if plan.probe:
@@ -198,6 +198,7 @@ def best_fixed(costs: CostProfile, traces: Sequence[Trace]) -> float:
     return 1.0 / min(fmean(replay_fixed(k, each, costs) for each in traces) for k in FIXED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", COSTS)
 def test_the_controller_is_never_slower_than_plain_nor_far_from_the_best_fixed_length(name: str, scenario: str) -> None:
