@@ -70,6 +70,11 @@ class Derived:
         """What `-md` takes."""
         return self.path.stem
 
+    @property
+    def spoken(self) -> str:
+        """The same where it lies in the folder; else the path, which `-md` takes as well."""
+        return self.name if self.path.parent == folder() else str(self.path)
+
     def to_json(self) -> dict[str, object]:
         """Plain data; the file's folder is not part of it."""
         facts = asdict(self)

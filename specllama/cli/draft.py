@@ -208,7 +208,7 @@ def _tell_made(derived: Derived, is_new: bool, output: Output) -> None:
     did = "made" if is_new else "there already:"
     size = f"{size_text(derived.n_bytes)}, {100 * share:.0f} % of its parent"
     output.note(f"{did} {derived.name}: {derived.recipe.summary}; {size}")
-    output.note(f"use it: -md {derived.name}; or let `specllama tune` decide")
+    output.note(draft_view.use_of(derived))
     output.line(str(derived.path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -59,8 +60,14 @@ def show_search(output: Output, found: Outcome, kept: Derived | None) -> None:
         _table(output, _SEARCH_COLUMNS, [_row(trial) for trial in trials], [trial is chosen for trial in trials])
         output.line(verdict(found))
     if kept is not None:
-        output.note(f"use it: -md {kept.name}; or let `specllama tune` decide")
+        output.note(use_of(kept))
         output.line(str(kept.path))
+
+
+def use_of(derived: Derived) -> str:
+    """What to do with it."""
+    by_name = derived.path.parent == drafts.folder()
+    return f"use it: -md {shlex.quote(derived.spoken)}" + ("; or let `specllama tune` decide" if by_name else "")
 
 
 def verdict(found: Outcome) -> str:

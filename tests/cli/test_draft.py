@@ -105,7 +105,8 @@ def test_o_writes_elsewhere_and_replaces_nothing_unasked(specllama: Run, words: 
     """The parent itself overwritten, or a file that somebody else needed."""
     mine = tmp_path / "mine.gguf"
     recipe = ["draft", "make", str(words.draft), "--quant", "q4_0"]
-    assert specllama(*recipe, "-o", str(mine), "-q").out == f"{mine}\n"
+    made = specllama(*recipe, "-o", str(mine))
+    assert (made.out, made.err.splitlines()[-1]) == (f"{mine}\n", f"use it: -md {mine}")
     assert drafts.read(mine) is not None
     told = specllama(*recipe, "-o", str(mine))
     assert (told.code, f"{mine} is there already" in told.err) == (2, True)
