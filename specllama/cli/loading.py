@@ -231,7 +231,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     if profile is None:
         return replace(setup, stale=found.stale)
     strategy, draft = setup.strategy, setup.draft
-    if any_strategy and profile.derived is not None and draft is not None:
+    if profile.derived is not None and draft is not None:  # the costs are those of this one
         draft = File(llama.header(profile.derived), storage.known_checksum(profile.derived), "derived")
     if any_strategy:
         # A draft that could not pay if all of it were accepted is not worth the memory either.

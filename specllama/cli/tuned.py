@@ -23,8 +23,8 @@ def expectation(profile: Profile) -> str:
 def say_profile(setup: Setup, output: Output) -> None:
     """One line at the start, for people."""
     if output.format == "human" and setup.profile is not None:
-        used = setup.draft is not None and setup.profile.derived == setup.draft.path
-        derived = f", with the draft {setup.draft.path.stem}" if used and setup.draft is not None else ""
+        draft = None if setup.draft is None else setup.draft.path
+        derived = f", with the draft {draft.stem}" if draft is not None and draft == setup.profile.derived else ""
         output.note(f"tuned {setup.profile.made[:10]}: {expectation(setup.profile)}{derived}")
 
 

@@ -181,6 +181,13 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     assert "Used from now on: draft+q8_0." in tuned.out
     record = record_of(specllama("run", *words.options, "hi", "-n", "3", "--json"))
     assert record["profile"]["derived"] == lines[-1]
+    for strategy in ("auto", "draft-simple"):
+        used = record_of(specllama("run", *words.options, "hi", "-n", "3", "--json", "--spec-type", strategy))
+        loaded = used["models"]["draft"]
+        assert loaded is None or loaded["path"] == lines[-1]  # None: it cannot pay, and nobody named it
+    assert loaded is not None
+    told = specllama("run", *words.options, "hi", "-n", "3", "--spec-type", "draft-simple")
+    assert told.err.splitlines()[0].endswith(", with the draft draft+q8_0")
 
 
 def test_on_a_terminal_ctrl_c_leaves_nothing(terminal: Callable[..., Terminal], words: Pair) -> None:
