@@ -34,7 +34,7 @@ def _value(kind: Any, data: Any, where: str) -> Any:
             return None
         return _value(next(each for each in arguments if each is not type(None)), data, where)
     if is_dataclass(kind):
-        return from_plain(kind, data, where)  # type: ignore[arg-type,type-var]  # narrowed to an instance, too
+        return from_plain(kind, data, where)  # type: ignore[arg-type]  # narrowed to an instance, too
     if origin in (tuple, list, Sequence):
         if not isinstance(data, (list, tuple)):
             raise _refuse(where, data, "a list")
