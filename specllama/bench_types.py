@@ -171,16 +171,17 @@ class Insight:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % confidence interval from a paired bootstrap."""
+    """A ratio and its 95 % confidence interval from a paired bootstrap."""
 
     value: float
     low: float
     high: float
+    n_pairs: int = 0
 
     @property
     def sure(self) -> bool:
-        """Does the interval leave out 1, that is: no difference?"""
-        return self.low > 1.0 or self.high < 1.0
+        """Does the interval leave out 1, that is: no difference? Of fewer than three pairs nothing is sure."""
+        return self.n_pairs >= 3 and (self.low > 1.0 or self.high < 1.0)
 
 
 @dataclass(frozen=True, slots=True)

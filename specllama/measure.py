@@ -62,7 +62,7 @@ def interleaved(
 
 def measure_costs(
     target: LanguageModel,
-    draft: LanguageModel,
+    draft: LanguageModel | None,
     tokens: Sequence[int],
     *,
     seconds: float,
@@ -70,27 +70,30 @@ def measure_costs(
 ) -> Costs:
     """T(n) of the target and the draft's cost of n rows, behind the first half of `tokens`, in medians.
 
-    Both models are empty afterwards. `tokens` must be known to both.
+    Both models are empty afterwards. `tokens` must be known to both. Without a draft its costs say nothing.
     """
     n_before = len(tokens) // 2
     rest = tokens[n_before:]
     n_most = min(len(rest), target.caps.max_block)
     verify = [n for n in VERIFY_ROWS if n <= n_most]
-    read = [n for n in READ_ROWS if n <= len(rest)]
     passes = [verifying(target, n_before, rest[:n]) for n in verify]
-    passes += [reading(draft, n_before, rest[:n]) for n in read]
+    models, read = [target], []
+    if draft is not None:
+        models.append(draft)
+        read = [n for n in READ_ROWS if n <= len(rest)]
+        passes += [reading(draft, n_before, rest[:n]) for n in read]
     try:
-        for model in (target, draft):
+        for model in models:
             model.truncate(0)
             model.feed(tokens[:n_before])
         samples = interleaved(passes, seconds=seconds, progress=progress)
     finally:
-        target.truncate(0)
-        draft.truncate(0)
+        for model in models:
+            model.truncate(0)
     medians = [median(each) for each in samples]
     step_s = medians[0]
     points = [(n, cost / step_s) for n, cost in zip([*verify, *read], medians, strict=True)]
-    profile = CostProfile(verify=tuple(points[: len(verify)]), draft=tuple(points[len(verify) :]))
+    profile = CostProfile(verify=tuple(points[: len(verify)]), draft=tuple(points[len(verify) :]) or ((1, 1.0),))
     return Costs(profile, step_s, len(samples[0]), median(map(spread, samples)))
 
 

@@ -40,6 +40,7 @@ COMMANDS = {
     "tune": Entry("specllama.cli.tune", "tune", "Measure what pays on this machine, and keep it for later answers."),
     "audit": Entry("specllama.cli.audit", "audit", "Prove on this machine that drafts change nothing."),
     "draft": Entry("specllama.cli.draft", "app", "Make cheaper drafts out of models that are here."),
+    "bench": Entry("specllama.cli.bench", "bench", "Measure what drafting gains here, against plain decoding."),
     "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
     "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }

@@ -17,8 +17,9 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDT
 
 REST = "Options"  # the section of options that name none
 
-# Option names that are understood but not shown: those of other tools. `option` in grouping.py fills it.
-SILENT: set[str] = set()
+# Option names that are understood but not shown, those of other tools, each with the long name that it stands for: one
+# command's silent -r is another's own. `option` in grouping.py fills it.
+SILENT: set[tuple[str, str]] = set()
 
 
 def _declared(params: Iterable[Any]) -> dict[str, bool]:
@@ -62,7 +63,8 @@ def refuse_joined(args: Sequence[str], takes_value: dict[str, bool]) -> None:
 
 def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]:
     """The two columns of one option."""
-    names = [name for name in (*param.opts, *param.secondary_opts) if name not in SILENT]
+    long_name = next((name for name in param.opts if name.startswith("--")), "")
+    names = [name for name in (*param.opts, *param.secondary_opts) if (long_name, name) not in SILENT]
     names.sort(key=lambda name: name.startswith("--"))  # stable: short names first
     left = ", ".join(stream.paint(name, fg="cyan", bold=True) for name in names)
     if not param.is_flag:

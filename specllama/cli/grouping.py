@@ -29,8 +29,8 @@ def option(names: str, help: str, *, metavar: str | None = None, check: Check | 
     `names` and `also` are separated by spaces; those in `also` work but are not shown.
     """
     shown, silent = names.split(), also.split()
-    SILENT.update(silent)
     long_name = next(name for name in shown if name.startswith("--")).partition("/")[0]
+    SILENT.update((long_name, name) for name in silent)
 
     def parse(text: object) -> Any:
         assert check is not None

@@ -29,6 +29,10 @@ class StatusLine:
         width = self._screen.size[0]
         self._screen.draw(list(flow(progress(what, share, detail, width, self._palette), width, self._palette)))
 
+    def clear(self) -> None:
+        """Take the line away, so that something else can be said; the next `show` brings it back."""
+        self._screen.clear()
+
     def __enter__(self) -> StatusLine:
         return self
 

@@ -78,3 +78,29 @@ def longest_draft(name: str, text: object) -> int | Literal["auto"]:
     """A number of tokens, or `auto`."""
     value: int | Literal["auto"] = either(AUTO, AUTO, whole(0, MAX_DRAFT))(name, text)
     return value
+
+
+def several(check: Check) -> Check:
+    """Values separated by commas, each checked by `check`, as a tuple without repeats."""
+
+    def parse(name: str, text: object) -> tuple[object, ...]:
+        if isinstance(text, tuple):
+            return text
+        return tuple(dict.fromkeys(check(name, part.strip()) for part in str(text).split(",")))
+
+    return parse
+
+
+def duration(name: str, text: object) -> float | None:
+    """Seconds of a text such as 90, 90s, 10m or 1h30m; None for `none`."""
+    if text is None or isinstance(text, float):
+        return text
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", str(text))
+    seconds = (
+        sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
+    )
+    if text == "none":
+        return None
+    if not seconds:
+        raise UsageError(f"{name} is {text}, expected a time such as 10m, 90s or 1h30m, or none")
+    return float(seconds)

@@ -1,0 +1,297 @@
+"""The benchmark: the run matrix, run prompt by prompt with all arms in turn, as events and at last a `BenchReport`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from time import perf_counter
+from time import sleep as real_sleep
+
+from specllama import bench_insight, bench_plan, bench_stats, bench_verdict, machine
+from specllama.bench_answer import Answerer
+from specllama.bench_insight import Said
+from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps
+from specllama.bench_plan import Rates
+from specllama.bench_stats import Sizes
+from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run
+from specllama.errors import Interrupted, PromptError
+from specllama.measure import measure_costs
+from specllama.types import Cancel, LanguageModel
+
+N_WARM_UP = 16  # tokens of every arm before anything counts
+COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # of the budget, for measuring what passes cost; for every load and draft
+INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0
+OVERRUN = 1.1  # of the budget that may be spent before the plan is cut short
+N_COST_TOKENS = 128  # text that passes are measured with, half of it before them
+NOTE_TOKENS = 96  # by which the notes before a prompt may be longer than they should be
+
+_INTERRUPTED = "it was interrupted"
+
+
+class _Bench:
+    """One benchmark; see `bench`."""
+
+    def __init__(self, job: Job, open_load: Open, cancel: Cancel, clock: Callable[[], float],
+                 sleep: Callable[[float], None]) -> None:  # fmt: skip
+        self.job, self.wishes = job, job.wishes
+        self._open, self._cancel, self._clock, self._sleep = open_load, cancel, clock, sleep
+        self._started = self._runs_began = clock()
+        self._stack = ExitStack()
+        self._at: int | None = None  # the load whose models are open
+        self._loaded: Loaded | None = None
+        self._first: Loaded | None = None  # of the first load: facts for the report
+        self._watch = machine.Watch.begin()
+        self._answerer = Answerer(job, cancel)
+        self._asked = {prompt.id: prompt for prompt in job.prompts}
+        self._rates: dict[str, tuple[float, float]] = {}  # by arm's name: tokens read and emitted per second
+        self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
+        self._arms, self._warm_condition = bench_plan.for_warming_up(self.wishes)
+        self._plan: Plan | None = None
+        self._runs: list[Run] = []
+        self._costs: list[PairCosts] = []
+        self._insights: list[Insight] = []
+        self._partial = _INTERRUPTED  # until everything is done
+
+    def _run(self, loaded: Loaded, plan: Plan, arm: int, condition: int, prompt: int, repetition: int) -> Run:
+        """One counted run."""
+        wanted = plan.conditions[condition]
+        question = self._answerer.question(loaded, self._asked[plan.prompts[prompt].id], wanted)
+        # The same seed for all arms; another for every prompt and repetition.
+        seed = self.job.seed + 1000 * repetition + prompt
+        answer = self._answerer.answer(loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict)
+        if arm == 0 and repetition == 0:
+            self._said[condition, prompt] = Said(question.tokens, answer.tokens)
+        return Run(
+            arm=arm,
+            condition=condition,
+            prompt=prompt,
+            repetition=repetition,
+            reason=answer.finished.reason,
+            stats=answer.finished.stats,
+            steps_s=answer.steps_s,
+            rss=machine.rss(),
+            gpu_bytes=machine.gpu_bytes() if self.job.machine.gpus else None,
+        )
+
+    # ------------------------------------------------------------------------------------------ before the counted runs
+
+    def _budget(self, share: float, most: float) -> float:
+        return most if self.wishes.budget_s is None else min(share * self.wishes.budget_s, most)
+
+    def _measure_costs(self, loaded: Loaded, load: int) -> Steps:
+        """T(n), and the costs of every draft."""
+        text = [token for prompt in self.job.prompts[:8] for token in loaded.tokens(prompt.turns[0])]
+        n_known = min(model.vocab_size for model in (loaded.target, *loaded.drafts))
+        known = [token for token in text if token < n_known]
+        drafts: Sequence[LanguageModel | None] = loaded.drafts or (None,)
+        seconds = self._budget(COSTS_SHARE, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
+        for index, draft in enumerate(drafts):
+            yield Progress("measuring what passes cost", 0.0)
+            n = min(N_COST_TOKENS, loaded.target.n_ctx, draft.n_ctx if draft else N_COST_TOKENS)
+            tokens = (known * (n // len(known) + 1))[:n] if known else []
+            if len(tokens) < 2:
+                return
+            costs = measure_costs(loaded.target, draft, tokens, seconds=seconds)
+            self._costs.append(
+                PairCosts(
+                    load=load,
+                    draft=index if draft is not None else None,
+                    step_s=costs.step_s,
+                    profile=costs.profile,
+                    noise=costs.noise,
+                )
+            )
+
+    def _warm_up(self, loaded: Loaded, load: int) -> Steps:
+        """A short answer of every arm, which does not count; but it tells how fast things go."""
+        shortest = min(self.job.prompts, key=lambda prompt: len(loaded.tokens(prompt.turns[0])))
+        question = self._answerer.question(loaded, shortest, self._warm_condition)
+        for arm in self._arms:
+            if arm.load == load:
+                yield Progress(f"warming up: {arm.name}", 0.0)
+                answer = self._answerer.answer(
+                    loaded, arm, self._warm_condition, question, seed=self.job.seed, n_predict=N_WARM_UP
+                )
+                stats = answer.finished.stats
+                self._rates[arm.name] = (stats.prompt_tok_s or math.inf, stats.decode_tok_s or math.inf)
+
+    def _use(self, load: int) -> Generator[Event, None, Loaded]:
+        """The models of a load, opened and warmed up if they are not the ones in memory."""
+        if self._at != load or self._loaded is None:
+            self._close()
+            yield Progress("loading", 0.0)
+            self._loaded = self._stack.enter_context(self._open(load))
+            self._at = load
+            self._first = self._first or self._loaded
+            if all(each.load != load for each in self._costs):
+                yield from self._measure_costs(self._loaded, load)
+            yield from self._warm_up(self._loaded, load)
+        return self._loaded
+
+    def _close(self) -> None:
+        self._loaded, self._at = None, None
+        self._stack.close()
+
+    def _make_plan(self, loaded: Loaded) -> Plan:
+        """Fixed now, and never changed. Raises PromptError where no prompt fits the context."""
+        n_per_load = len(self._arms) // len(self.wishes.loads)
+        known = [self._rates[arm.name] for arm in self._arms[:n_per_load]]
+        reading = [read for read, _ in known]
+        rates = Rates(
+            prefill_tok_s=sorted(reading)[len(reading) // 2],
+            decode_tok_s=[emit for _, emit in known] * len(self.wishes.loads),
+        )
+        longest = max(self.wishes.n_predict or bench_plan.N_PREDICT)
+        fitting = []
+        for prompt in bench_plan.spread(self.job.prompts):
+            n = len(loaded.tokens(prompt.turns[0]))
+            filled = max(n, max(self.wishes.n_prompt)) + max(self.wishes.depths)
+            if self.wishes.depths != (0,) or self.wishes.n_prompt != (0,):
+                filled += NOTE_TOKENS
+            if n > 1 and filled + longest <= loaded.target.n_ctx:
+                fitting.append((prompt, n))
+        if not fitting:
+            raise PromptError(
+                f"no prompt and its answer fit a context of {loaded.target.n_ctx} tokens",
+                hint="ask for a longer one (--ctx-size), or for shorter answers (-n)",
+            )
+        left_s = math.inf if self.wishes.budget_s is None else self.wishes.budget_s - (self._clock() - self._started)
+        return bench_plan.fit(self.wishes, fitting, rates, left_s - self._budget(INSIGHT_SHARE, MOST_INSIGHT_S))
+
+    # ------------------------------------------------------------------------------------------------- the counted runs
+
+    def _progress(self, plan: Plan, arm: Arm, prompt: int) -> Progress:
+        """How far, and for how long still: as fast as it went so far, or as was expected."""
+        n_done, spent_s = len(self._runs), self._clock() - self._runs_began
+        whole_s = spent_s * plan.n_runs / n_done if n_done else plan.expected_s
+        what = f"prompt {prompt + 1} of {len(plan.prompts)} ({plan.prompts[prompt].category}), {arm.name}"
+        return Progress(what, n_done / plan.n_runs, max(whole_s - spent_s, 0.0) if math.isfinite(whole_s) else None)
+
+    def _block(self, loaded: Loaded, plan: Plan, load: int, prompt: int, repetition: int) -> Steps:
+        """One prompt: every condition, all arms of the load in turn, each time beginning with another one."""
+        ours = [index for index, arm in enumerate(plan.arms) if arm.load == load]
+        for condition in range(len(plan.conditions)):
+            turn = (prompt + condition + repetition) % len(ours)
+            for arm in ours[turn:] + ours[:turn]:
+                yield self._progress(plan, plan.arms[arm], prompt)
+                if plan.delay_s:
+                    self._sleep(plan.delay_s)
+                if self._cancel.is_set():
+                    raise Interrupted("the benchmark was stopped on request")
+                run = self._run(loaded, plan, arm, condition, prompt, repetition)
+                self._runs.append(run)
+                yield run
+
+    def _is_late(self, block_s: float, n_blocks: int) -> bool:
+        """Would `n_blocks` blocks more overrun the budget?"""
+        if self.wishes.budget_s is None:
+            return False
+        return self._clock() - self._started + n_blocks * block_s > OVERRUN * self.wishes.budget_s
+
+    def _measure(self, plan: Plan) -> Generator[Event, None, str]:
+        """All repetitions; why not all of them, or ''. Where time runs out, all arms have done the same prompts."""
+        self._runs_began = self._clock()
+        n_loads, block_s = len(plan.loads), 0.0
+        for repetition in range(plan.n_repetitions):
+            n_prompts = len(plan.prompts)
+            loads = range(n_loads) if repetition % 2 == 0 else range(n_loads - 1, -1, -1)
+            for turn, load in enumerate(loads):
+                loaded = yield from self._use(load)
+                began = self._clock()
+                for prompt in range(n_prompts):
+                    least = bench_plan.LEAST_PROMPTS if repetition == 0 else 0
+                    # The loads that follow in this repetition must be able to do what this one did, and one more.
+                    if turn == 0 and prompt >= least and self._is_late(block_s, (prompt + 1) * (n_loads - 1) + 1):
+                        n_prompts = prompt
+                        break
+                    yield from self._block(loaded, plan, load, prompt, repetition)
+                    block_s = (self._clock() - began) / (prompt + 1)
+            if n_prompts < len(plan.prompts):
+                return f"the budget was spent after {len(self._runs)} of {plan.n_runs} runs"
+        return ""
+
+    def _look_into(self, plan: Plan) -> Steps:
+        """When the drafts were right, at every temperature, as far as there is time for it."""
+        loaded = self._loaded
+        if loaded is None or not loaded.drafts or self.job.synthetic is not None:
+            return
+        began, most_s = self._clock(), self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
+        by_temperature: dict[float, int] = {}
+        for index, condition in enumerate(plan.conditions):
+            by_temperature.setdefault(condition.temperature, index)
+        n_turns = len(by_temperature) * len(loaded.drafts)
+        for number, (temperature, index) in enumerate(by_temperature.items()):
+            params = self._answerer.params(loaded, plan.conditions[index])
+            for draft, model in enumerate(loaded.drafts):
+                until = began + most_s * (number * len(loaded.drafts) + draft + 1) / n_turns
+                found: list[bench_insight.Sample] = []
+                for (of_condition, _), said in self._said.items():
+                    if of_condition == index and (not found or self._clock() < until):
+                        yield Progress("looking at what was accepted", 1.0, max(began + most_s - self._clock(), 0.0))
+                        found += bench_insight.samples(loaded.target, model, said, params, loaded.piece)
+                if found:
+                    self._insights.append(bench_insight.insight(draft, temperature, found))
+
+    # ---------------------------------------------------------------------------------------------------------- the end
+
+    def _report(self, plan: Plan) -> BenchReport:
+        first, job = self._first, self.job
+        assert first is not None
+        sizes = Sizes(
+            target=first.n_target_bytes, drafts=first.n_draft_bytes, memory_bytes_s=job.machine.memory_bytes_s
+        )
+        rows = bench_stats.rows(plan, self._runs, self._costs, sizes)
+        picks = bench_stats.picks(plan, self._runs)
+        plain = [run.stats.decode_tok_s or 0.0 for run in self._runs if run.arm == 0 and run.condition == 0]
+        report = BenchReport(
+            made=job.made,
+            command=job.command,
+            settings=job.settings,
+            versions=job.versions,
+            target=first.target_facts,
+            drafts=first.draft_facts,
+            machine=job.machine,
+            plan=plan,
+            runs=tuple(self._runs),
+            costs=tuple(self._costs),
+            insights=tuple(self._insights),
+            rows=rows,
+            picks=picks,
+            verdict="",
+            partial=self._partial,
+            synthetic=job.synthetic,
+            warnings=(*job.warnings, *first.warnings, *self._watch.warnings(job.machine, plain)),
+        )
+        return replace(report, verdict=bench_verdict.verdict(report))
+
+    def events(self) -> Iterator[Event]:
+        """See `bench`."""
+        with self._stack, suppress(Interrupted):
+            loaded = yield from self._use(0)
+            self._plan = plan = self._make_plan(loaded)
+            yield plan
+            cut = yield from self._measure(plan)
+            self._partial = cut
+            yield from self._look_into(plan)
+        if self._plan is None or not self._runs:
+            raise Interrupted("the benchmark was stopped before anything was measured")
+        yield self._report(self._plan)
+
+
+def bench(
+    job: Job,
+    open_load: Open,
+    cancel: Cancel | None = None,
+    *,
+    clock: Callable[[], float] = perf_counter,
+    sleep: Callable[[float], None] = real_sleep,
+) -> Iterator[Event]:
+    """Measure; the events of it, the plan before the first counted run, the last one the report.
+
+    `open_load` loads the models as one of `job.wishes.loads` wants them. Where `cancel` is set the report holds what
+    was measured until then and says so. Raises Interrupted where that is nothing, PromptError where no prompt fits, and
+    what loading raises.
+    """
+    return _Bench(job, open_load, cancel or Cancel(), clock, sleep).events()

@@ -1,0 +1,119 @@
+"""One answer of a benchmark: the prompt at its length, fresh caches, a fresh drafter, the arm's own setting."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+
+from specllama.bench_job import Job, Loaded
+from specllama.bench_prompts import BenchPrompt
+from specllama.bench_synthetic import SyntheticChooser
+from specllama.bench_texts import notes
+from specllama.bench_types import Arm, Condition
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.engine import Engine
+from specllama.errors import Interrupted
+from specllama.events import Finished, StepEvent, TokenEvent
+from specllama.prefix import KeptPrefix
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.tuning import N_MAX
+from specllama.types import Cancel, Chooser, Drafter, Rule
+
+N_PRIMED = 3  # tokens after which the draft, too, has read what stands before the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt under a condition, as the target reads it."""
+
+    before: tuple[int, ...]  # what both caches hold already, empty for nothing
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of it."""
+
+    finished: Finished
+    steps_s: tuple[float, ...]  # of every step but the first
+    tokens: tuple[int, ...]
+
+
+class Answerer:
+    """Asks loaded models the job's prompts."""
+
+    def __init__(self, job: Job, cancel: Cancel) -> None:
+        self._job = job
+        self._cancel = cancel
+        self._questions: dict[tuple[str, int, int], Question] = {}
+        self._kept: KeptPrefix | None = None
+
+    def question(self, loaded: Loaded, prompt: BenchPrompt, condition: Condition) -> Question:
+        """The tokens of a prompt, behind as many notes as the condition asks for."""
+        key = (prompt.id, condition.n_depth, condition.n_prompt)
+        if key not in self._questions:
+            text = prompt.turns[0]
+            bare = loaded.tokens(text)
+            deep = notes(condition.n_depth, loaded.count)
+            missing = max(condition.n_prompt - len(bare), 0)
+            whole = notes(condition.n_depth + missing, loaded.count) if missing else deep
+            tokens = loaded.tokens(whole + text) if whole else bare
+            before = loaded.tokens(deep) if deep else []
+            self._questions[key] = Question(tuple(before), tuple(tokens))
+        return self._questions[key]
+
+    def params(self, loaded: Loaded, condition: Condition) -> SamplingParams:
+        """The sampler's settings; where lengths are fixed, end tokens cannot be drawn."""
+        biases = dict(self._job.params.logit_bias)
+        if self._job.wishes.fixed_length:
+            biases.update(dict.fromkeys(loaded.target.end_tokens, -math.inf))
+        return replace(self._job.params, temperature=condition.temperature, logit_bias=biases)
+
+    def _drafter(self, loaded: Loaded, arm: Arm, params: SamplingParams) -> Drafter:
+        """A fresh one: nothing that an earlier run learned may help this one."""
+        return REGISTRY[arm.spec_type].make(
+            loaded.drafts[arm.draft] if arm.draft is not None else None,
+            DraftSettings(
+                n_max=N_MAX if arm.n_max is None else arm.n_max,
+                p_min=self._job.p_min,
+                temperature=self._job.draft_temperature,
+                vocab_size=loaded.target.vocab_size,
+                policy=loaded.policy(arm, params) if arm.n_max is None else None,
+            ),
+        )
+
+    def _chooser(self, arm: Arm, seed: int) -> Chooser:
+        """The seed's, or one that accepts without judging."""
+        choose, rate = RandomChooser(seed), self._job.synthetic
+        return choose if rate is None or arm.plain else SyntheticChooser(choose, rate, seed)
+
+    def answer(
+        self, loaded: Loaded, arm: Arm, condition: Condition, question: Question, *, seed: int, n_predict: int
+    ) -> Answer:
+        """One answer from empty caches, or from caches that hold `question.before`. Raises Interrupted."""
+        if not question.before:
+            for model in (loaded.target, *loaded.drafts):
+                model.truncate(0)
+        # Kept between answers, so that what stands before the prompt is read by the target only once.
+        self._kept = KeptPrefix.of(loaded.target)
+        params = self.params(loaded, condition)
+        drafter = self._drafter(loaded, arm, params)
+        engine = Engine(loaded.target, drafter, rule=Rule(arm.verify_rule))
+        try:
+            if question.before:
+                primed = RandomChooser(seed)
+                deque(engine.generate(question.before, params, primed, max_tokens=N_PRIMED, cancel=self._cancel), 0)
+            choose = self._chooser(arm, seed)
+            events = list(engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel))
+        finally:
+            drafter.close()
+        finished = events[-1]
+        assert isinstance(finished, Finished), "the engine's last event is always Finished"
+        if finished.reason == "cancelled":
+            raise Interrupted("the benchmark was stopped on request")
+        return Answer(
+            finished,
+            tuple(event.step_s for event in events if isinstance(event, StepEvent) and event.step > 0),
+            tuple(event.token for event in events if isinstance(event, TokenEvent)),
+        )

@@ -1,0 +1,322 @@
+"""From single runs to the benchmark's table: medians, paired speedups with their confidence, predictions, bands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from specllama import outlook
+from specllama.bench_types import (
+    ALL,
+    Arm,
+    Band,
+    Interval,
+    PairCosts,
+    Pick,
+    Place,
+    Plan,
+    Row,
+    Run,
+    TimeSplit,
+)
+from specllama.drafters import REGISTRY
+from specllama.stats import SpecStats
+from specllama.tuning import N_MAX, CostProfile
+
+N_RESAMPLES = 2000
+TIE = 0.01  # arms closer than this are equal: the smaller K wins
+
+# What the literature lets expect of the acceptance: by class of prompts, and by temperature (low, high] of the band.
+CLASS_BANDS: Mapping[str, tuple[str, float, float]] = {
+    "coding": ("code", 0.85, 0.95),
+    "translation": ("translation", 0.75, 0.85),
+    "summarization": ("summary", 0.70, 0.80),
+    "dialogue": ("free dialogue", 0.55, 0.70),
+    "poem": ("poem", 0.40, 0.55),
+}
+TEMPERATURE_BANDS: Sequence[tuple[float, float, float, float]] = (  # from, to, acceptance low and high
+    (0.1, 0.5, 0.80, 0.95),
+    (0.7, 1.0, 0.60, 0.80),
+    (1.0, 1.5, 0.50, 0.70),
+    (2.0, 2.0, 0.30, 0.50),
+)
+
+Ratios = Sequence[Sequence[float]]  # by prompt: the logarithms of a ratio, one for each repetition
+Speed = Callable[[Run], float | None]
+
+
+# ------------------------------------------------------------------------------------------------------- paired ratios
+
+
+def decode_speed(run: Run) -> float | None:
+    """Tokens per second behind the first pass."""
+    return run.stats.decode_tok_s
+
+
+def answer_speed(run: Run) -> float | None:
+    """Tokens per second of the whole answer, prefill included: what the wait feels like."""
+    return run.stats.n_emitted / run.latency_s if run.stats.n_emitted and run.latency_s else None
+
+
+def log_ratios(runs: Iterable[Run], base: Iterable[Run], speed: Speed = decode_speed) -> list[list[float]]:
+    """ln(speed of a run / speed of the base's run of the same condition, prompt and repetition), by prompt."""
+    known = {(run.condition, run.prompt, run.repetition): speed(run) for run in base}
+    found: dict[tuple[int, int], list[float]] = {}
+    for run in runs:
+        mine, other = speed(run), known.get((run.condition, run.prompt, run.repetition))
+        if mine and other:
+            found.setdefault((run.condition, run.prompt), []).append(math.log(mine / other))
+    return [found[key] for key in sorted(found)]
+
+
+def ratio_of(ratios: Ratios) -> float:
+    """The geometric mean over prompts, each prompt counting alike however often it was repeated."""
+    return math.exp(sum(sum(each) / len(each) for each in ratios) / len(ratios))
+
+
+def interval(ratios: Ratios) -> Interval | None:
+    """The ratio with its confidence interval; None where nothing was paired.
+
+    A percentile bootstrap over prompts, and over the repetitions within each. Few samples make it too narrow by
+    sqrt((n-1)/n), which is taken back.
+    """
+    if not ratios:
+        return None
+    value = math.log(ratio_of(ratios))
+    n_pairs = sum(map(len, ratios))
+    if n_pairs == 1:
+        return Interval(math.exp(value), math.exp(value), math.exp(value), 1)
+    random = np.random.default_rng(0)
+    repeated = [np.asarray(each)[random.integers(0, len(each), (N_RESAMPLES, len(each)))].mean(1) for each in ratios]
+    means = np.stack(repeated)  # (prompts, resamples)
+    drawn = random.integers(0, len(ratios), means.shape)
+    resampled = means[drawn, np.arange(N_RESAMPLES)].mean(0)
+    n = len(ratios) if len(ratios) > 1 else n_pairs
+    low, high = value + (np.percentile(resampled, (2.5, 97.5)) - value) * math.sqrt(n / (n - 1))
+    return Interval(math.exp(value), math.exp(min(low, value)), math.exp(max(high, value)), n_pairs)
+
+
+# ---------------------------------------------------------------------------------------------------------- prediction
+
+
+def _steps_by_length(stats: SpecStats) -> list[tuple[int, int]]:
+    """(drafted tokens, steps that drafted so many), steps without a draft included."""
+    at = [*stats.drafted_at, 0]
+    lengths = [(i + 1, at[i] - at[i + 1]) for i in range(len(at) - 1)]
+    return [(0, stats.n_steps - stats.n_spec_steps), *lengths]
+
+
+def _price_of_token(arm: Arm, costs: CostProfile) -> float | None:
+    """What drafting a token costs, in T(1); None where it depends on who of two drafted it."""
+    if not REGISTRY[arm.spec_type].needs_model:
+        return 0.0
+    return costs.draft_cost() if arm.spec_type == "draft-simple" else None
+
+
+def expected(arm: Arm, stats: SpecStats, costs: CostProfile) -> tuple[float | None, float | None]:
+    """(speedup that the measured costs and acceptance let expect, speedup if all that was drafted were accepted).
+
+    For a fixed length of a draft model by the formula (see `outlook.speedup`), else by the drafts that were made.
+    """
+    alpha = stats.alpha
+    if arm.plain or alpha is None:
+        return None, None
+    if arm.spec_type == "draft-simple" and arm.n_max:
+        return outlook.speedup(costs, alpha, arm.n_max), outlook.speedup(costs, 1.0, arm.n_max)
+    price = _price_of_token(arm, costs)
+    if price is None:
+        return None, None
+    cost = sum(n * costs.verify_cost(length + 1) for length, n in _steps_by_length(stats)) + price * stats.n_drafted
+    return (stats.n_steps + stats.n_accepted) / cost, (stats.n_steps + stats.n_drafted) / cost
+
+
+def weight_bytes_s(arm: Arm, stats: SpecStats, n_runs: int, n_target: int, n_draft: int) -> float | None:
+    """Bytes of weights read per second of decoding: the target's once a step, the draft's once a drafted token."""
+    if not stats.decode_s or arm.spec_type == "chain":
+        return None
+    n_steps = stats.n_steps - n_runs  # the first pass of every run belongs to the prompt
+    n_drawn = stats.n_drafted * n_steps / stats.n_steps if arm.spec_type == "draft-simple" else 0.0
+    return (n_steps * n_target + n_drawn * n_draft) / stats.decode_s
+
+
+# --------------------------------------------------------------------------------------------------------------- bands
+
+
+def _band(source: str, low: float, high: float, alpha: float) -> Band:
+    place: Place = "below" if alpha < low else "above" if alpha > high else "inside"
+    return Band(source, low, high, alpha, place)
+
+
+def bands(category: str, temperature: float, alpha: float | None, others: Sequence[float]) -> tuple[Band, ...]:
+    """The bands that apply to a row. `others`: the acceptance of the same arm at temperatures above 0."""
+    if alpha is None:
+        return ()
+    if category != ALL:
+        known = CLASS_BANDS.get(category)
+        return (_band(*known, alpha),) if known else ()
+    if temperature == 0.0:
+        return (_band("temperature 0, the highest of all", max(others), 1.0, alpha),) if others else ()
+    return tuple(
+        _band(f"temperature {start:g}-{end:g}" if start < end else f"temperature {end:g}", low, high, alpha)
+        for start, end, low, high in TEMPERATURE_BANDS
+        if start <= temperature <= end
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What figures about memory need to know."""
+
+    target: int  # bytes of weights
+    drafts: Sequence[int]
+    memory_bytes_s: float | None  # of the machine
+
+
+def merged(runs: Iterable[Run]) -> SpecStats:
+    """The counters and times of several runs together."""
+    total = SpecStats()
+    for run in runs:
+        total.merge(run.stats)
+    return total
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """The median of what was counted."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _time_split(stats: SpecStats, runs: Sequence[Run]) -> TimeSplit | None:
+    """Shares of the time of all steps, as a person at the clock would see it."""
+    whole = sum(sum(run.steps_s) for run in runs)
+    if not whole:
+        return None
+    parts = [stats.draft_s / whole, stats.eval_s / whole, stats.sample_s / whole, stats.kv_s / whole]
+    return TimeSplit(draft=parts[0], verify=parts[1], sampling=parts[2], kv=parts[3], other=max(1.0 - sum(parts), 0.0))
+
+
+def _row(plan: Plan, runs: Sequence[Run], base: Sequence[Run], category: str, pair: PairCosts | None, sizes: Sizes,
+         reference: Sequence[Run], others: Sequence[float]) -> Row:  # fmt: skip
+    """One row; `base`: plain decoding of the same load, `reference`: that of the first one."""
+    arm, condition = plan.arms[runs[0].arm], plan.conditions[runs[0].condition]
+    stats = merged(runs)
+    steps = [step for run in runs for step in run.steps_s]
+    speeds = [speed for run in runs if (speed := run.stats.decode_tok_s)]
+    speedup = None if arm.plain else interval(log_ratios(runs, base))
+    predicted, bound = expected(arm, stats, pair.profile) if pair else (None, None)
+    n_draft = sizes.drafts[arm.draft] if arm.draft is not None else 0
+    bytes_s = weight_bytes_s(arm, stats, len(runs), sizes.target, n_draft)
+    gpu = [run.gpu_bytes for run in runs if run.gpu_bytes is not None]
+    return Row(
+        arm=runs[0].arm,
+        condition=runs[0].condition,
+        category=category,
+        n_prompts=len({run.prompt for run in runs}),
+        n_runs=len(runs),
+        ttft_s=median(run.ttft_s for run in runs),
+        latency_s=median(run.latency_s for run in runs),
+        prefill_tok_s=_median(run.stats.prompt_tok_s for run in runs),
+        decode_tok_s=_median(speeds),
+        decode_low_tok_s=float(np.percentile(speeds, 25)) if speeds else None,
+        decode_high_tok_s=float(np.percentile(speeds, 75)) if speeds else None,
+        tpot_s=_median(run.tpot_s for run in runs),
+        step_s=_median(steps),
+        step_p95_s=float(np.percentile(steps, 95)) if steps else None,
+        n_drafted=stats.n_drafted,
+        n_accepted=stats.n_accepted,
+        acceptance_rate=stats.acceptance_rate,
+        alpha=stats.alpha,
+        mean_length=stats.mean_acceptance_length,
+        from_draft=stats.from_draft,
+        per_position=tuple(stats.acceptance_per_position),
+        histogram=tuple(stats.accepted_lengths),
+        time_split=_time_split(stats, runs),
+        rss=max(run.rss for run in runs),
+        gpu_bytes=max(gpu) if gpu else None,
+        speedup=speedup,
+        latency_speedup=None if arm.plain else interval(log_ratios(runs, base, answer_speed)),
+        versus_reference=None if runs[0].arm == 0 else interval(log_ratios(runs, reference)),
+        predicted=predicted,
+        bound=bound,
+        bound_share=speedup.value / bound if speedup and bound else None,
+        weight_bytes_s=bytes_s,
+        bandwidth_share=bytes_s / sizes.memory_bytes_s if bytes_s and sizes.memory_bytes_s else None,
+        bands=bands(category, condition.temperature, stats.alpha, others),
+    )
+
+
+def _alphas_above_zero(plan: Plan, runs: Sequence[Run], arm: int, condition: int) -> list[float]:
+    """The acceptance of an arm at every temperature above 0, all else being as under `condition`."""
+    here = plan.conditions[condition]
+    shape = (here.n_depth, here.n_prompt, here.n_predict)
+    found = []
+    for i, other in enumerate(plan.conditions):
+        if other.temperature > 0.0 and (other.n_depth, other.n_prompt, other.n_predict) == shape:
+            found.append(merged(run for run in runs if run.arm == arm and run.condition == i).alpha)
+    return [alpha for alpha in found if alpha is not None]
+
+
+def rows(plan: Plan, runs: Sequence[Run], costs: Sequence[PairCosts], sizes: Sizes) -> tuple[Row, ...]:
+    """The table: by condition and arm, first over all classes of prompts, then class by class; what was not run is not
+    there.
+    """
+    by_load = {arm.load: i for i, arm in enumerate(plan.arms) if arm.plain}
+    categories = list(dict.fromkeys(prompt.category for prompt in plan.prompts))
+    found = []
+    for condition in range(len(plan.conditions)):
+        here = [run for run in runs if run.condition == condition]
+        for index, arm in enumerate(plan.arms):
+            priced = [each for each in costs if each.load == arm.load and each.draft == arm.draft]
+            pair = next(iter(priced or [each for each in costs if each.load == arm.load]), None)
+            for category in (ALL, *categories):
+                chosen = [run for run in here if category in (ALL, plan.prompts[run.prompt].category)]
+                mine = [run for run in chosen if run.arm == index]
+                if mine:
+                    base = [run for run in chosen if run.arm == by_load[arm.load]]
+                    reference = [run for run in chosen if run.arm == 0]
+                    others = _alphas_above_zero(plan, runs, index, condition) if category == ALL else []
+                    found.append(_row(plan, mine, base, category, pair, sizes, reference, others))
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- picks
+
+
+def _length(arm: Arm) -> int:
+    """K for the comparison of equals; `auto` may draft as far as it likes."""
+    return 0 if arm.plain else N_MAX if arm.n_max is None else arm.n_max
+
+
+def picks(plan: Plan, runs: Sequence[Run]) -> tuple[Pick, ...]:
+    """The best arm under every condition: picked on one half of the prompts, confirmed on the other."""
+    found = []
+    for condition in range(len(plan.conditions)):
+        here = [run for run in runs if run.condition == condition]
+        reference = [run for run in here if run.arm == 0]
+        halves: dict[bool, set[int]] = {True: set(), False: set()}
+        for run in here:
+            halves[plan.prompts[run.prompt].picks].add(run.prompt)
+        picking = halves[True] if halves[True] and halves[False] else halves[True] | halves[False]
+        speeds = {}
+        for index in range(len(plan.arms)):
+            ratios = log_ratios([run for run in here if run.arm == index and run.prompt in picking], reference)
+            if ratios:
+                speeds[index] = ratio_of(ratios)
+        if not speeds:
+            continue
+        best = max(speeds.values())
+        equals = [index for index, speed in speeds.items() if speed >= best * (1.0 - TIE)]
+        arm = min(equals, key=lambda index: (_length(plan.arms[index]), index))
+        rest = [run for run in here if run.arm == arm and run.prompt not in picking]
+        confirmed = interval(log_ratios(rest, reference))
+        n_rest = len({run.prompt for run in rest})
+        found.append(Pick(condition=condition, arm=arm, picked=speeds[arm], confirmed=confirmed,
+                          n_picking=len(picking), n_confirming=n_rest))  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,223 @@
+"""`specllama bench`: what drafting gains on this machine, measured against plain decoding; or two reports compared."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import typer
+
+from specllama import bench as core
+from specllama import bench_compare, llama, machine, storage
+from specllama.bench_job import Job, Progress
+from specllama.bench_prompts import BenchPrompt, built_in, read
+from specllama.bench_types import BenchReport, Plan, Run
+from specllama.cli.bench_models import Opener, prepare, wishes_of
+from specllama.cli.bench_options import (
+    FORMATS,
+    BenchDrafting,
+    BenchHardware,
+    BenchModels,
+    BenchOutput,
+    BenchRuns,
+    BenchSampling,
+)
+from specllama.cli.bench_view import comparison_lines, csv_lines, event_lines, report_lines
+from specllama.cli.codes import INTERRUPTED
+from specllama.cli.grouping import takes_groups
+from specllama.cli.output import Output, open_output, to_json
+from specllama.cli.record import versions
+from specllama.cli.status import StatusLine
+from specllama.cli.terminal import silent_keyboard
+from specllama.cli.worker import Worker, interruptible
+from specllama.errors import ReportError, UsageError
+from specllama.llama import build_info
+from specllama.types import Cancel
+
+COMPARE = "compare"  # in the place of a pair's name
+GAP_S = 0.5  # between two looks at what the measuring thread says: drawing takes time from it
+
+
+@takes_groups
+def bench(
+    models: BenchModels,
+    runs: BenchRuns,
+    drafting: BenchDrafting,
+    sampling: BenchSampling,
+    hardware: BenchHardware,
+    options: BenchOutput,
+) -> None:
+    """Measure what drafting gains here: every setting against plain decoding, prompt by prompt, one verdict.
+
+    All settings answer the same prompts in turn, from empty caches, so that a machine that slows down slows all of
+    them alike. The matrix is fixed before the first run; the best setting is picked on one half of the prompts and
+    confirmed on the other. Ctrl-C keeps and reports what was measured.
+
+    `specllama bench compare A.json B.json` sets two reports side by side.
+    """
+    output = open_output(color=options.color, quiet=options.quiet, verbose=options.verbose)
+    if models.pair == COMPARE:
+        _compare(models.files or [], options, output)
+        return
+    if models.files:
+        raise UsageError(
+            f"got unexpected extra argument ({models.files[0]})", hint="`specllama bench compare A.json B.json`?"
+        )
+    target = _Target.of(options)
+    prompts = _prompts(runs)
+    subject = prepare(models, drafting, sampling, hardware, runs, output)
+    wishes = wishes_of(subject, drafting, sampling, hardware, runs)
+    llama.set_log(None)
+    job = Job(
+        wishes=wishes,
+        prompts=prompts,
+        params=replace(sampling, temp=0.0).params,
+        p_min=drafting.spec_draft_p_min,
+        draft_temperature=drafting.draft_temp,
+        seed=sampling.seed,
+        synthetic=runs.synthetic,
+        machine=machine.look(),
+        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=shlex.join(["specllama", *sys.argv[1:]]),
+        settings=_settings(models, runs, drafting, sampling, hardware),
+        versions=versions(build_info()),
+    )
+    cancel = Cancel()
+    report = _measure(job, Opener(subject, hardware, wishes.loads, output, cancel), cancel, options, output)
+    if options.format != "jsonl":
+        for line in _lines(report, options.format, full=options.verbose):
+            output.line(line)
+    target.write(report, output)
+    if report.partial and cancel.is_set():
+        raise typer.Exit(INTERRUPTED)
+
+
+def _settings(*groups: object) -> dict[str, object]:
+    """Every option's value."""
+    found: dict[str, object] = {}
+    for group in groups:
+        found.update(asdict(group))  # type: ignore[call-overload]  # every group is a dataclass
+    return json.loads(to_json(found))  # type: ignore[no-any-return]  # tuples become lists, as in a file
+
+
+def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
+    """Our own prompts, or those of a file; of the classes that were asked for."""
+    if runs.prompts is None:
+        return built_in(runs.category)
+    found = read(Path(runs.prompts))
+    if runs.category is None:
+        return found
+    known = sorted({prompt.category for prompt in found})
+    for name in runs.category:
+        if name not in known:
+            raise UsageError(f"--category {name} is not in {runs.prompts}", hint=f"there are: {', '.join(known)}")
+    return tuple(prompt for prompt in found if prompt.category in runs.category)
+
+
+def _lines(report: BenchReport, format: str, *, full: bool) -> list[str]:
+    """The report in one of the formats."""
+    if format == "json":
+        return [to_json(report.to_json())]
+    if format == "jsonl":
+        return [*event_lines(report.plan), *(line for run in report.runs for line in event_lines(run)),
+                *event_lines(report)]  # fmt: skip
+    return csv_lines(report) if format == "csv" else report_lines(report, full=full)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The file of `--output`, found writable before minutes are spent."""
+
+    path: Path | None
+    format: str
+
+    @classmethod
+    def of(cls, options: BenchOutput) -> _Target:
+        """Raises UsageError for a name that does not say how to write, ReportError where nothing can be written."""
+        if options.output is None:
+            return cls(None, "")
+        path = Path(options.output).expanduser()
+        format = path.suffix.removeprefix(".").lower()
+        if format not in FORMATS:
+            raise UsageError(
+                f"--output {options.output} does not say in which form",
+                hint="let its name end in .md, .csv, .json or .jsonl",
+            )
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ReportError(f"{options.output} cannot be written: there is no such folder", hint="make it first")
+        return cls(path, format)
+
+    def write(self, report: BenchReport, output: Output) -> None:
+        """The full report, in one step."""
+        if self.path is None:
+            return
+        try:
+            storage.write_text(self.path, "\n".join(_lines(report, self.format, full=True)) + "\n")
+        except OSError as error:
+            raise ReportError(f"{self.path} cannot be written: {error.strerror}") from error
+        output.note(f"the full report is in {self.path}")
+
+
+def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> BenchReport:
+    """Measure in a second thread, and show how far it is."""
+    # Lines of data and a line that moves would tear each other apart on one terminal.
+    moving = replace(output, quiet=True) if options.format == "jsonl" and output.out.is_terminal else output
+    with (
+        silent_keyboard(output.out) as restore,
+        interruptible(cancel, restore),
+        StatusLine(moving) as status,
+        Worker(core.bench(job, opener, cancel), cancel) as worker,
+    ):
+        for batch in worker.batches(GAP_S):
+            for event in batch:
+                if isinstance(event, Progress):
+                    status.show(event.what, event.share, "" if event.left_s is None else _left(event.left_s))
+                elif isinstance(event, Plan):
+                    status.clear()
+                    output.note(f"{event.note}; {event.n_runs} runs, about {_clock(event.expected_s)}")
+                if options.format == "jsonl" and isinstance(event, (Plan, Run, BenchReport)):
+                    for line in event_lines(event):
+                        output.line(line)
+    assert isinstance(event, BenchReport), "the last event of a benchmark is its report"
+    return event
+
+
+def _clock(seconds: float) -> str:
+    """A time as people say it."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _left(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02} left"
+
+
+# -------------------------------------------------------------------------------------------------------------- compare
+
+
+def _read(name: str) -> BenchReport:
+    """A report that was written with `--output FILE.json`. Raises ReportError."""
+    try:
+        data = json.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{name} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ReportError(f"{name} is not JSON", hint="write one with --output FILE.json") from None
+    try:
+        return BenchReport.from_json(data)
+    except ReportError as error:
+        raise ReportError(f"{name}: {error}", hint=error.hint) from None
+
+
+def _compare(files: list[str], options: BenchOutput, output: Output) -> None:
+    if len(files) != 2:
+        raise UsageError(f"compare takes two reports, not {len(files)}", hint="specllama bench compare A.json B.json")
+    if options.format not in ("md", "json"):
+        raise UsageError(f"--format {options.format} is none of a comparison", hint="there are: md, json")
+    found = bench_compare.compare(*map(_read, files))
+    lines = [to_json(found.to_json())] if options.format == "json" else comparison_lines(found, files)
+    for line in lines:
+        output.line(line)
