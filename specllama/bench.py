@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
 from time import sleep as real_sleep
 
 from specllama import bench_insight, bench_plan, bench_stats, bench_verdict, machine
-from specllama.bench_answer import Answerer
+from specllama.bench_answer import Answer, Answerer
 from specllama.bench_insight import Said
 from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps
 from specllama.bench_plan import Rates
+from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import Sizes
 from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run
 from specllama.errors import Interrupted, PromptError
@@ -30,6 +32,27 @@ NOTE_TOKENS = 96  # by which the notes before a prompt may be longer than they s
 _INTERRUPTED = "it was interrupted"
 
 
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """How fast an arm was while it warmed up."""
+
+    prefill_tok_s: float
+    decode_tok_s: float  # once everything was read
+    draft_read_s: float  # for a token of the prompt
+
+
+def _speed(answer: Answer) -> _Speed:
+    """The draft reads the prompt in one of the first steps, which shows as a step that takes longer than usual."""
+    stats, steps = answer.finished.stats, answer.steps_s
+    usual_s = median(steps) if steps else 0.0
+    per_step = (stats.n_emitted - stats.n_first) / len(steps) if steps else 1.0
+    return _Speed(
+        stats.prompt_tok_s or math.inf,
+        per_step / usual_s if usual_s and per_step else math.inf,
+        max(sum(steps) - len(steps) * usual_s, 0.0) / stats.n_prompt,
+    )
+
+
 class _Bench:
     """One benchmark; see `bench`."""
 
@@ -44,8 +67,10 @@ class _Bench:
         self._first: Loaded | None = None  # of the first load: facts for the report
         self._watch = machine.Watch.begin()
         self._answerer = Answerer(job, cancel)
+        self._fitting: list[tuple[BenchPrompt, int]] = []
         self._asked = {prompt.id: prompt for prompt in job.prompts}
-        self._rates: dict[str, tuple[float, float]] = {}  # by arm's name: tokens read and emitted per second
+        self._rates: dict[str, _Speed] = {}  # by arm's name
+        self._notices: dict[str, None] = {}  # what the drafters had to say, each once
         self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
         self._arms, self._warm_condition = bench_plan.for_warming_up(self.wishes)
         self._plan: Plan | None = None
@@ -61,6 +86,7 @@ class _Bench:
         # The same seed for all arms; another for every prompt and repetition.
         seed = self.job.seed + 1000 * repetition + prompt
         answer = self._answerer.answer(loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict)
+        self._notices.update(dict.fromkeys(answer.notices))
         if arm == 0 and repetition == 0:
             self._said[condition, prompt] = Said(question.tokens, answer.tokens)
         return Run(
@@ -80,9 +106,30 @@ class _Bench:
     def _budget(self, share: float, most: float) -> float:
         return most if self.wishes.budget_s is None else min(share * self.wishes.budget_s, most)
 
+    def _find_fitting(self, loaded: Loaded) -> list[tuple[BenchPrompt, int]]:
+        """The prompts that leave room for the longest answer, each with its tokens, in the order of the plan.
+
+        Raises PromptError where none does.
+        """
+        longest = max(self.wishes.n_predict or bench_plan.N_PREDICT)
+        fitting = []
+        for prompt in bench_plan.spread(self.job.prompts):
+            n = len(loaded.tokens(prompt.turns[0]))
+            filled = max(n, max(self.wishes.n_prompt)) + max(self.wishes.depths)
+            if self.wishes.depths != (0,) or self.wishes.n_prompt != (0,):
+                filled += NOTE_TOKENS
+            if n > 1 and filled + longest <= loaded.target.n_ctx:
+                fitting.append((prompt, n))
+        if not fitting:
+            raise PromptError(
+                f"no prompt and its answer fit a context of {loaded.target.n_ctx} tokens",
+                hint="ask for a longer one (--ctx-size), or for shorter answers (-n)",
+            )
+        return fitting
+
     def _measure_costs(self, loaded: Loaded, load: int) -> Steps:
         """T(n), and the costs of every draft."""
-        text = [token for prompt in self.job.prompts[:8] for token in loaded.tokens(prompt.turns[0])]
+        text = [token for prompt, _ in self._fitting[:8] for token in loaded.tokens(prompt.turns[0])]
         n_known = min(model.vocab_size for model in (loaded.target, *loaded.drafts))
         known = [token for token in text if token < n_known]
         drafts: Sequence[LanguageModel | None] = loaded.drafts or (None,)
@@ -106,7 +153,7 @@ class _Bench:
 
     def _warm_up(self, loaded: Loaded, load: int) -> Steps:
         """A short answer of every arm, which does not count; but it tells how fast things go."""
-        shortest = min(self.job.prompts, key=lambda prompt: len(loaded.tokens(prompt.turns[0])))
+        shortest = min(self._fitting, key=lambda each: each[1])[0]
         question = self._answerer.question(loaded, shortest, self._warm_condition)
         for arm in self._arms:
             if arm.load == load:
@@ -114,8 +161,7 @@ class _Bench:
                 answer = self._answerer.answer(
                     loaded, arm, self._warm_condition, question, seed=self.job.seed, n_predict=N_WARM_UP
                 )
-                stats = answer.finished.stats
-                self._rates[arm.name] = (stats.prompt_tok_s or math.inf, stats.decode_tok_s or math.inf)
+                self._rates[arm.name] = _speed(answer)
 
     def _use(self, load: int) -> Generator[Event, None, Loaded]:
         """The models of a load, opened and warmed up if they are not the ones in memory."""
@@ -125,6 +171,7 @@ class _Bench:
             self._loaded = self._stack.enter_context(self._open(load))
             self._at = load
             self._first = self._first or self._loaded
+            self._fitting = self._fitting or self._find_fitting(self._loaded)
             if all(each.load != load for each in self._costs):
                 yield from self._measure_costs(self._loaded, load)
             yield from self._warm_up(self._loaded, load)
@@ -134,31 +181,17 @@ class _Bench:
         self._loaded, self._at = None, None
         self._stack.close()
 
-    def _make_plan(self, loaded: Loaded) -> Plan:
-        """Fixed now, and never changed. Raises PromptError where no prompt fits the context."""
+    def _make_plan(self) -> Plan:
+        """Fixed now, and never changed."""
         n_per_load = len(self._arms) // len(self.wishes.loads)
         known = [self._rates[arm.name] for arm in self._arms[:n_per_load]]
-        reading = [read for read, _ in known]
         rates = Rates(
-            prefill_tok_s=sorted(reading)[len(reading) // 2],
-            decode_tok_s=[emit for _, emit in known] * len(self.wishes.loads),
+            prefill_tok_s=median(speed.prefill_tok_s for speed in known),
+            decode_tok_s=[speed.decode_tok_s for speed in known] * len(self.wishes.loads),
+            draft_read_s=[speed.draft_read_s for speed in known] * len(self.wishes.loads),
         )
-        longest = max(self.wishes.n_predict or bench_plan.N_PREDICT)
-        fitting = []
-        for prompt in bench_plan.spread(self.job.prompts):
-            n = len(loaded.tokens(prompt.turns[0]))
-            filled = max(n, max(self.wishes.n_prompt)) + max(self.wishes.depths)
-            if self.wishes.depths != (0,) or self.wishes.n_prompt != (0,):
-                filled += NOTE_TOKENS
-            if n > 1 and filled + longest <= loaded.target.n_ctx:
-                fitting.append((prompt, n))
-        if not fitting:
-            raise PromptError(
-                f"no prompt and its answer fit a context of {loaded.target.n_ctx} tokens",
-                hint="ask for a longer one (--ctx-size), or for shorter answers (-n)",
-            )
         left_s = math.inf if self.wishes.budget_s is None else self.wishes.budget_s - (self._clock() - self._started)
-        return bench_plan.fit(self.wishes, fitting, rates, left_s - self._budget(INSIGHT_SHARE, MOST_INSIGHT_S))
+        return bench_plan.fit(self.wishes, self._fitting, rates, left_s - self._budget(INSIGHT_SHARE, MOST_INSIGHT_S))
 
     # ------------------------------------------------------------------------------------------------- the counted runs
 
@@ -262,15 +295,15 @@ class _Bench:
             verdict="",
             partial=self._partial,
             synthetic=job.synthetic,
-            warnings=(*job.warnings, *first.warnings, *self._watch.warnings(job.machine, plain)),
+            warnings=(*job.warnings, *first.warnings, *self._notices, *self._watch.warnings(job.machine, plain)),
         )
         return replace(report, verdict=bench_verdict.verdict(report))
 
     def events(self) -> Iterator[Event]:
         """See `bench`."""
         with self._stack, suppress(Interrupted):
-            loaded = yield from self._use(0)
-            self._plan = plan = self._make_plan(loaded)
+            yield from self._use(0)
+            self._plan = plan = self._make_plan()
             yield plan
             cut = yield from self._measure(plan)
             self._partial = cut

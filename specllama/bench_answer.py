@@ -14,7 +14,7 @@ from specllama.bench_types import Arm, Condition
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.engine import Engine
 from specllama.errors import Interrupted
-from specllama.events import Finished, StepEvent, TokenEvent
+from specllama.events import Finished, Notice, StepEvent, TokenEvent
 from specllama.prefix import KeptPrefix
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import N_MAX
@@ -38,6 +38,7 @@ class Answer:
     finished: Finished
     steps_s: tuple[float, ...]  # of every step but the first
     tokens: tuple[int, ...]
+    notices: tuple[str, ...]  # what the drafter had to say, such as that its context is full
 
 
 class Answerer:
@@ -116,4 +117,5 @@ class Answerer:
             finished,
             tuple(event.step_s for event in events if isinstance(event, StepEvent) and event.step > 0),
             tuple(event.token for event in events if isinstance(event, TokenEvent)),
+            tuple(event.text for event in events if isinstance(event, Notice)),
         )

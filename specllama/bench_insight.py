@@ -20,7 +20,7 @@ from specllama.types import FloatArray, LanguageModel
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence
-_ENDS = (".", "!", "?", "。", "!", "?", ":", ";")
+_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")  # those of Chinese and Japanese, too
 
 Piece = Callable[[int], bytes]  # what a token shows
 

@@ -149,13 +149,15 @@ class Rates:
 
     prefill_tok_s: float
     decode_tok_s: Sequence[float]  # of every arm
+    draft_read_s: Sequence[float]  # of every arm: time for a token of the prompt that its draft takes, too
 
 
 def run_seconds(wishes: Wishes, rates: Rates, condition: Condition, n_tokens: int) -> float:
     """What one prompt of `n_tokens` is expected to take under a condition, all arms together."""
     n_read = max(n_tokens, condition.n_prompt)
     decode_s = sum(condition.n_predict / rate for rate in rates.decode_tok_s)
-    return decode_s + len(rates.decode_tok_s) * (n_read / rates.prefill_tok_s + wishes.delay_s)
+    read_s = n_read * (len(rates.decode_tok_s) / rates.prefill_tok_s + sum(rates.draft_read_s))
+    return decode_s + read_s + len(rates.decode_tok_s) * wishes.delay_s
 
 
 def _seconds(wishes: Wishes, rates: Rates, n_predict: Sequence[int], lengths: Sequence[int]) -> list[float]:

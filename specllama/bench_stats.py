@@ -110,11 +110,16 @@ def _steps_by_length(stats: SpecStats) -> list[tuple[int, int]]:
     return [(0, stats.n_steps - stats.n_spec_steps), *lengths]
 
 
+def _model_alone(arm: Arm) -> bool:
+    """Does a model draft every token?"""
+    return REGISTRY[arm.spec_type].needs_model and arm.spec_type != "chain"
+
+
 def _price_of_token(arm: Arm, costs: CostProfile) -> float | None:
     """What drafting a token costs, in T(1); None where it depends on who of two drafted it."""
     if not REGISTRY[arm.spec_type].needs_model:
         return 0.0
-    return costs.draft_cost() if arm.spec_type == "draft-simple" else None
+    return costs.draft_cost() if _model_alone(arm) else None
 
 
 def expected(arm: Arm, stats: SpecStats, costs: CostProfile) -> tuple[float | None, float | None]:
@@ -125,7 +130,7 @@ def expected(arm: Arm, stats: SpecStats, costs: CostProfile) -> tuple[float | No
     alpha = stats.alpha
     if arm.plain or alpha is None:
         return None, None
-    if arm.spec_type == "draft-simple" and arm.n_max:
+    if _model_alone(arm) and arm.n_max:
         return outlook.speedup(costs, alpha, arm.n_max), outlook.speedup(costs, 1.0, arm.n_max)
     price = _price_of_token(arm, costs)
     if price is None:
@@ -139,7 +144,7 @@ def weight_bytes_s(arm: Arm, stats: SpecStats, n_runs: int, n_target: int, n_dra
     if not stats.decode_s or arm.spec_type == "chain":
         return None
     n_steps = stats.n_steps - n_runs  # the first pass of every run belongs to the prompt
-    n_drawn = stats.n_drafted * n_steps / stats.n_steps if arm.spec_type == "draft-simple" else 0.0
+    n_drawn = stats.n_drafted * n_steps / stats.n_steps if _model_alone(arm) else 0.0
     return (n_steps * n_target + n_drawn * n_draft) / stats.decode_s
 
 

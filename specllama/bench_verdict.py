@@ -52,7 +52,8 @@ def _for_plain(report: BenchReport, pick: Pick, arm: Arm) -> str:
     """Plain decoding won."""
     tried = _tried(report, pick)
     if tried is None or tried.speedup is None:
-        return f"{arm.name} is fastest"
+        row = next(row for row in report.rows_of() if (row.arm, row.condition) == (pick.arm, pick.condition))
+        return f"{arm.name} decoding ran at {row.decode_tok_s or 0.0:.1f} tokens per second; nothing was drafted"
     name, best = report.plan.arms[tried.arm].name, tried.speedup
     if best.value > 1.0:
         return f"plain decoding is as fast as any draft: {name} reached {best.value:.2f} times it ({span(best)})"

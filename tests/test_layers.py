@@ -124,6 +124,14 @@ def test_only_the_plots_import_matplotlib_and_only_when_they_draw() -> None:
     assert not [str(entry) for entry in users if entry.file != "bench_plots.py" or not entry.lazy]
 
 
+def test_only_the_benchmark_imports_the_synthetic_coin() -> None:
+    """Prevents: an answer of `run` or `chat` whose tokens nobody judged."""
+    users = [entry for entry in IMPORTS if room_of(entry) == "bench_synthetic"]
+    assert {entry.file for entry in users} == {"bench_answer.py"}
+    askers = [entry for entry in IMPORTS if room_of(entry) in ("bench_answer", "bench")]
+    assert {entry.file for entry in askers} <= {"bench.py", "cli/bench.py"}
+
+
 def test_nobody_imports_the_command_line() -> None:
     """Prevents: library code that needs the program."""
     users = [entry for entry in IMPORTS if room_of(entry) == "cli" and not in_file(entry, {"cli", "__main__"})]

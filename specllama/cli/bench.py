@@ -34,7 +34,7 @@ from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
 from specllama.cli.terminal import silent_keyboard
 from specllama.cli.worker import Worker, interruptible
-from specllama.errors import ReportError, UsageError
+from specllama.errors import Interrupted, ReportError, UsageError
 from specllama.llama import build_info
 from specllama.types import Cancel
 
@@ -87,7 +87,11 @@ def bench(
         versions=versions(build_info()),
     )
     cancel = Cancel()
-    report = _measure(job, Opener(subject, hardware, wishes.loads, output, cancel), cancel, options, output)
+    try:
+        report = _measure(job, Opener(subject, hardware, wishes.loads, output, cancel), cancel, options, output)
+    except Interrupted as stopped:
+        output.note(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
     if options.format != "jsonl":
         for line in _lines(report, options.format, full=options.verbose):
             output.line(line)

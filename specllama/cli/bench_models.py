@@ -7,27 +7,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from specllama import llama
+from specllama import llama, storage
 from specllama.bench_job import Loaded
 from specllama.bench_plan import N_PREDICT, Wishes
 from specllama.bench_types import Arm, Load
 from specllama.cli import loading
 from specllama.cli.bench_options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
-from specllama.cli.loading import File, Models, Setup
+from specllama.cli.loading import File, Setup
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.record import describe_model
 from specllama.conversation import Conversation, Message
+from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY
 from specllama.errors import MemoryShort, UsageError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.sampling import SamplingParams
 from specllama.storage import size_text
 from specllama.tuning import N_MAX, PROBE_TOKENS
-from specllama.types import Cancel, DraftPolicy
+from specllama.types import Cancel, DraftPolicy, LanguageModel
 
+TLI = "draft-tli"  # drafts of another tokenizer; all drafts are taken for such, or none
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
 _LEAST_BLOCK = 17  # rows that costs are measured up to
 
@@ -128,6 +129,11 @@ def prepare(
     names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
     lengths = [n for n in drafting.spec_draft_n_max if n != "auto"]
     longest = max([*lengths, 1])
+    if TLI in names and set(names) - {TLI}:
+        raise UsageError(
+            "--spec-type draft-tli takes the drafts for those of another tokenizer, the others for the target's own",
+            hint="compare them in two benchmarks, then: specllama bench compare A.json B.json",
+        )
     wanted = DraftOptions(spec_type=(names or ["lookup"])[0], spec_draft_n_max=longest)
     choice = loading.choose(one, wanted, plain, output)
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
@@ -144,12 +150,24 @@ def prepare(
     setups = []
     for path in (None, *extra[1:]):
         draft = first.draft if path is None else loading.bring(path, offline=models.offline, output=output)
-        setup = BenchSetup(first.target, draft, options, plain, first.strategy, N_MAX, profile)
+        setup = BenchSetup(
+            first.target, draft, options, plain, first.strategy, N_MAX, profile, by_text=TLI in strategies
+        )
         loading.require_fit(setup, output)
         setups.append(setup)
     subject = Subject(tuple(setups), strategies, auto_strategy, drafting.draft_temp)
     _require_memory(subject)
-    return subject
+    return replace(subject, setups=tuple(map(_with_sums, setups)))
+
+
+def _with_sums(setup: BenchSetup) -> BenchSetup:
+    """The same with the files' SHA-256: a report must say what it is of, and a benchmark takes minutes anyway."""
+    draft = setup.draft
+    return replace(setup, target=_with_sum(setup.target), draft=None if draft is None else _with_sum(draft))
+
+
+def _with_sum(file: File) -> File:
+    return file if file.sha256 else replace(file, sha256=storage.checksum(file.path))
 
 
 def _require_memory(subject: Subject) -> None:
@@ -197,17 +215,21 @@ class Opener:
         setups = [self._setup(setup, self._loads[load]) for setup in self._subject.setups]
         with ExitStack() as owned:
             models = owned.enter_context(loading.load_models(setups[0], self._output, self._cancel))
-            drafts = [models.draft] if models.draft is not None else []
+            files = [models.loaded_draft] if models.loaded_draft is not None else []
+            speaking = [models.draft] if models.draft is not None else []
             for setup in setups[1:]:
                 assert setup.draft is not None, "only a first setup may lack a draft"
                 options = setup.draft_options(models.target.n_ctx)
-                drafts.append(owned.enter_context(llama.load(setup.draft.path, options)))
-            for model in (models.target, *drafts):
+                files.append(owned.enter_context(llama.load(setup.draft.path, options)))
+                speaking.append(in_target_ids(models.target, files[-1], by_text=setup.by_text))
+            for model in (models.target, *files):
                 model.watch(self._cancel)
-            yield self._loaded(setups[0], models, drafts)
+            yield self._loaded(setups[0], models.target, speaking, files)
 
-    def _loaded(self, setup: Setup, models: Models, drafts: Sequence[LlamaModel]) -> Loaded:
-        target = models.target
+    def _loaded(
+        self, setup: Setup, target: LlamaModel, speaking: Sequence[LanguageModel], files: Sequence[LlamaModel]
+    ) -> Loaded:
+        """`speaking`: the drafts in the target's ids; `files`: the same as their files have them."""
         conversation = Conversation(target.vocab, setup.target.template)
 
         def tokens(text: str) -> list[int]:
@@ -215,22 +237,17 @@ class Opener:
 
         return Loaded(
             target=target,
-            drafts=tuple(drafts),
+            drafts=tuple(speaking),
             tokens=tokens,
             count=lambda text: len(target.vocab.tokenize(text, special=False)),
             piece=target.vocab.piece,
             policy=lambda arm, params: self._policy(setup, arm, params),
-            target_facts=_facts(setup.target, target),
-            draft_facts=tuple(map(_facts, self._subject.drafts, drafts)),
+            target_facts=describe_model(setup.target, target),
+            draft_facts=tuple(map(describe_model, self._subject.drafts, files)),
             n_target_bytes=target.n_bytes,
-            n_draft_bytes=tuple(draft.n_bytes for draft in drafts),
-            warnings=tuple(warning for model in (target, *drafts) for warning in model.warnings),
+            n_draft_bytes=tuple(draft.n_bytes for draft in files),
+            warnings=tuple(warning for model in (target, *files) for warning in model.warnings),
         )
-
-
-def _facts(file: File, model: LlamaModel) -> dict[str, Any]:
-    """A model as the report tells of it."""
-    return describe_model(file, model)
 
 
 def wishes_of(subject: Subject, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware,

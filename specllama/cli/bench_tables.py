@@ -21,7 +21,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 
         ) + " |"  # fmt: skip
 
     rule = (
-        "|" + "|".join("-" * (width + 2) if i < n_left else "-" * (width + 1) + ":" for i, width in enumerate(widths)) + "|"
+        "|"
+        + "|".join("-" * (width + 2) if i < n_left else "-" * (width + 1) + ":" for i, width in enumerate(widths))
+        + "|"
     )
     return [line(heads), rule, *map(line, rows)]
 
@@ -148,7 +150,12 @@ def detail_lines(report: BenchReport) -> list[str]:
     """Every table below the main one."""
     where = ["temp", "setting"]
     tables = (  # title, columns, how many of them are words, lines
-        ("By class of prompts", [*where, "class", "tok/s", "speedup", "accepted", "expected"], 3, list(_classes(report))),
+        (
+            "By class of prompts (band: what the literature lets expect of the acceptance)",
+            [*where, "class", "tok/s", "speedup", "accepted", "band"],
+            3,
+            list(_classes(report)),
+        ),
         (
             "Where the time goes (of decoding, in %; steps and TPOT in ms, latency in s)",
             [*where, "draft", "verify", "sampling", "KV", "other", "step", "p95", "TPOT", "latency", "prompt tok/s",
@@ -159,7 +166,7 @@ def detail_lines(report: BenchReport) -> list[str]:
         (
             "Acceptance (bound: speedup if all that is drafted were accepted)",
             [*where, "accepted", "rate", "alpha", "tok/step", "from draft", "per position", "steps by length", "bound",
-             "reached", "expected"],
+             "reached", "band"],
             2,
             list(_acceptance(report)),
         ),

@@ -1,0 +1,329 @@
+"""`specllama bench` on tiny models: every form of output, wrong use, interruption, comparison."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama import bench as core
+from specllama import machine
+from specllama.bench_types import ALL, BenchReport
+from tests.bench_cases import MACHINE
+from tests.cli.conftest import Pair, Result, Terminal, record_of
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the machine nor the passes are measured: both take seconds."""
+    monkeypatch.setattr(machine, "look", lambda: MACHINE)
+    monkeypatch.setattr(core, "MOST_COSTS_S", 0.01)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Four short prompts of two classes."""
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        {"id": f"q{i}", "category": ("coding", "poem")[i % 2], "language": "en", "turns": [f"say {i}"]}
+        for i in range(4)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def args(byte_pair: Pair, prompts: Path) -> list[str]:
+    """A benchmark of a fraction of a second."""
+    return ["bench", *byte_pair.options, "--prompts", str(prompts), "-n", "8", "--spec-draft-n-max", "2,3", "-r", "1"]
+
+
+def table_of(text: str) -> list[list[str]]:
+    """The cells of the first Markdown table, without its rule."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|-")]
+
+
+def test_one_table_and_one_verdict_in_words(specllama: Run, args: list[str]) -> None:
+    """Pages of figures, and the reader has to find out what they mean; or progress among the data."""
+    result = specllama(*args, "--temp", "0,0.7")
+    assert result.code == 0, result.err
+    table = table_of(result.out)
+    assert table[0] == ["temp", "setting", "tok/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
+    assert [(row[0], row[1].strip("*")) for row in table[1:]] == [
+        (temperature, name) for temperature in ("0", "0.7") for name in ("plain", "K=2", "K=3")
+    ]
+    assert result.out.splitlines()[-1].startswith("**At temperature 0 ")
+    assert "By class" not in result.out
+    assert "4 of 4 prompts, 1 repetition, exactly 8 tokens an answer" in result.err
+    assert "\x1b" not in result.out + result.err
+
+
+def test_verbose_shows_every_table(specllama: Run, args: list[str]) -> None:
+    """Figures that are measured and nowhere to be seen."""
+    out = specllama(*args, "--verbose", "--temp", "0").out
+    for title in ("By class of prompts", "Where the time goes", "Acceptance", "When the draft is right", "- costs:"):
+        assert title in out
+    for word in (
+        "- machine: a CPU",
+        "- versions: specllama ",
+        "- target: file ",
+        "- command: ",
+        "end tokens forbidden",
+    ):
+        assert word in out
+
+
+def test_json_is_the_whole_report(specllama: Run, args: list[str]) -> None:
+    """A report that cannot be read back, or one without the single runs."""
+    report = BenchReport.from_json(record_of(specllama(*args, "--format", "json", "--temp", "0")))
+    assert len(report.runs) == report.plan.n_runs == 3 * 4
+    assert report.settings["predict"] == [8]
+    assert len(report.target["sha256"]) == len(report.drafts[0]["sha256"]) == 64
+    assert {row.category for row in report.rows} == {ALL, "coding", "poem"}
+    assert report.plan.drafts
+    assert report.versions["llama_cpp_python"]
+    assert report.insights
+
+
+def test_csv_has_a_line_for_every_row(specllama: Run, args: list[str]) -> None:
+    """Columns that slip, or lists that a spreadsheet takes for cells of their own."""
+    lines = list(csv.DictReader(io.StringIO(specllama(*args, "--format", "csv", "--temp", "0").out)))
+    assert [(line["setting"], line["category"]) for line in lines[:3]] == [
+        ("plain", "all"),
+        ("plain", "coding"),
+        ("plain", "poem"),
+    ]
+    drafted = next(line for line in lines if line["setting"] == "K=2")
+    assert float(drafted["speedup_low"]) <= float(drafted["speedup"]) <= float(drafted["speedup_high"])
+    assert len(drafted["per_position"].split()) == 2
+    assert None not in drafted.values()
+
+
+def test_jsonl_says_what_happens_as_it_happens(specllama: Run, args: list[str]) -> None:
+    """Everything at the end, when a program that reads along has long given up."""
+    result = specllama(*args, "--format", "jsonl", "--temp", "0")
+    events = [json.loads(line) for line in result.out.splitlines()]
+    assert [event["event"] for event in events] == ["plan", *["run"] * 12, "report"]
+    assert "runs" not in events[-1]
+    assert events[-1]["verdict"]
+
+
+@pytest.mark.parametrize("suffix", ["md", "csv", "json", "jsonl"])
+def test_the_output_file_takes_its_form_from_its_name(
+    specllama: Run, args: list[str], tmp_path: Path, suffix: str
+) -> None:
+    """A file called .csv with Markdown in it, or a table that goes to the file and to nobody's eyes."""
+    path = tmp_path / f"report.{suffix}"
+    result = specllama(*args, "-o", str(path), "--temp", "0")
+    assert result.code == 0, result.err
+    assert table_of(result.out)
+    text = path.read_text()
+    found = {
+        "md": "By class of prompts",
+        "csv": "setting,spec_type",
+        "json": '"specllama.bench"',
+        "jsonl": '"event": "run"',
+    }
+    assert found[suffix] in text
+    if suffix == "json":
+        assert BenchReport.from_json(json.loads(text)).runs
+
+
+def test_auto_takes_part_only_with_a_profile(specllama: Run, args: list[str]) -> None:
+    """An `auto` that is measured without anything that could decide."""
+    report = BenchReport.from_json(record_of(specllama(*args, "--spec-draft-n-max", "auto,2", "--format", "json")))
+    assert [arm.name for arm in report.plan.arms] == ["plain", "K=2"]
+
+
+def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None:
+    """A sweep that is named in the table and never carried out."""
+    words = [
+        "--spec-draft-n-max",
+        "2",
+        "--temp",
+        "0",
+        "-ctk",
+        "f16,q8_0",
+        "--verify-rule",
+        "block,token",
+        "--format",
+        "json",
+    ]
+    report = BenchReport.from_json(record_of(specllama(*args, *words)))
+    assert [arm.name for arm in report.plan.arms] == [
+        name
+        for kind in ("f16", "f32")
+        for name in (f"plain ctk={kind}", f"K=2 block ctk={kind}", f"K=2 token ctk={kind}")
+    ]
+    assert {run.arm for run in report.runs} == set(range(6))
+
+
+def test_two_drafts_are_compared(specllama: Run, args: list[str], byte_pair: Pair) -> None:
+    """Only the last of two drafts."""
+    words = ["-md", str(byte_pair.target), "--spec-draft-n-max", "3", "--temp", "0", "--format", "json"]
+    report = BenchReport.from_json(record_of(specllama(*args, *words)))
+    names = [byte_pair.draft.stem, byte_pair.target.stem]
+    assert [arm.name for arm in report.plan.arms] == ["plain", *(f"K=3 {name}" for name in names)]
+    twin = report.rows_of(ALL)[2]
+    assert twin.alpha is not None
+    assert twin.alpha > 0.9
+
+
+def test_synthetic_acceptance_is_called_what_it_is(specllama: Run, args: list[str]) -> None:
+    """Figures of text that nobody judged, pasted somewhere as figures of answers."""
+    out = specllama(*args, "--synthetic", "0.9", "--temp", "0").out
+    assert out.startswith("**SYNTHETIC ACCEPTANCE: nothing that was generated is valid output.**")
+    assert "**NO VALID OUTPUT: 90 % of the drafted tokens" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "code"),
+    [
+        (["--budget", "soon"], "--budget is soon, expected a time such as 10m", 2),
+        (["--temp", "0,hot"], "--temp is hot, expected a number", 2),
+        (["--spec-draft-n-max", "2,x"], "--spec-draft-n-max is x, expected", 2),
+        (["-p", "-1"], "--prompt-length is -1", 2),
+        (["--synthetic", "2"], "--synthetic is 2, expected a number from 0 to 1", 2),
+        (["--synthetic", "1", "--verify-rule", "match"], "--synthetic goes with the token rule alone", 2),
+        (["--category", "songs"], "--category songs is not in ", 2),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl", None),
+        (["-o", "report.txt"], "does not say in which form", 2),
+        (["-o", "nowhere/report.md"], "there is no such folder", 1),
+        (["-c", "16"], "no prompt and its answer fit a context of 16 tokens", 1),
+        (["--format", "xml"], "--format is xml", 2),
+    ],
+)
+def test_wrong_use_is_told_in_a_sentence(
+    specllama: Run, args: list[str], words: list[str], found: str, code: int | None
+) -> None:
+    """A traceback, or ten minutes of measuring before the report cannot be written."""
+    result = specllama(*args, *words)
+    assert result.code == (code or result.code) != 0, result.out + result.err
+    assert result.err.startswith("error: ")
+    assert found in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+def test_a_draft_that_does_not_fit_is_an_error(specllama: Run, args: list[str], pair: Pair) -> None:
+    """Plain decoding in place of a draft that was asked for, and a benchmark of nothing."""
+    result = specllama(*args, "-md", str(pair.draft))
+    assert result.code == 1
+    assert result.err.startswith("error: ")
+    assert result.out == ""
+
+
+def test_a_strategy_without_its_model_is_an_error(specllama: Run, args: list[str], byte_pair: Pair) -> None:
+    """The same for a strategy."""
+    alone = [word for word in args if word not in ("-md", str(byte_pair.draft))]
+    result = specllama(*alone, "--spec-type", "draft-simple")
+    assert (result.code, "needs a draft model" in result.err) == (2, True)
+    report = BenchReport.from_json(record_of(specllama(*alone, "--format", "json", "--temp", "0")))
+    assert [arm.name for arm in report.plan.arms] == ["plain", "K=2 lookup", "K=3 lookup"]
+
+
+# -------------------------------------------------------------------------------------------------------------- compare
+
+
+@pytest.fixture
+def reports(specllama: Run, args: list[str], tmp_path: Path) -> list[str]:
+    """Two reports of the same benchmark."""
+    files = [str(tmp_path / f"{name}.json") for name in "ab"]
+    for file in files:
+        assert specllama(*args, "--temp", "0", "-o", file).code == 0
+    return files
+
+
+def test_two_reports_are_set_side_by_side(specllama: Run, reports: list[str], tmp_path: Path) -> None:
+    """A twice as fast report that is called noise, or settings compared with others."""
+    same = specllama("bench", "compare", reports[0], reports[0])
+    assert same.code == 0, same.err
+    assert same.out.splitlines()[-1] == "**No difference that is more than noise, in 3 settings.**"
+    data: dict[str, Any] = json.loads(Path(reports[1]).read_text())
+    for run in data["runs"]:
+        run["stats"]["decode_s"] /= 2
+    data["versions"]["llama_cpp"] = "another"
+    Path(reports[1]).write_text(json.dumps(data))
+    # Against itself, twice as fast: no noise between the two.
+    twice = tmp_path / "twice.json"
+    twice.write_text(json.dumps(json.loads(Path(reports[1]).read_text())))
+    for run in data["runs"]:
+        run["stats"]["decode_s"] *= 2
+    Path(reports[0]).write_text(json.dumps({**data, "versions": {**data["versions"], "llama_cpp": "one"}}))
+    found = specllama("bench", "compare", reports[0], str(twice))
+    assert "B is faster than A in 3 of 3 settings" in found.out
+    assert [row[4].split()[0] for row in table_of(found.out)[1:]] == ["2.00"] * 3
+    assert "- not the same: llama_cpp: one against another" in found.out
+    record = json.loads(specllama("bench", "compare", reports[0], str(twice), "--format", "json").out)
+    assert [row["ratio"]["value"] for row in record["rows"]] == pytest.approx([2.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "code"),
+    [
+        (["a.json"], "compare takes two reports, not 1", 2),
+        (["a.json", "b.json", "c.json"], "compare takes two reports, not 3", 2),
+        (["nowhere.json", "b.json"], "nowhere.json cannot be read: No such file", 1),
+        (["text.json", "text.json"], "text.json is not JSON", 1),
+        (["other.json", "other.json"], "other.json: this is no specllama.bench report", 1),
+        (["a.json", "b.json", "--format", "csv"], "--format csv is none of a comparison", 2),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    specllama: Run, tmp_path: Path, words: list[str], found: str, code: int
+) -> None:
+    """A traceback for a file that is no report."""
+    (tmp_path / "text.json").write_text("a text")
+    (tmp_path / "other.json").write_text("{}")
+    result = specllama("bench", "compare", *words)
+    assert (result.code, found in result.err) == (code, True), result.err
+
+
+def test_a_second_word_that_is_no_comparison_is_refused(specllama: Run) -> None:
+    """`bench one-pair another-pair` measuring the first and forgetting the second."""
+    result = specllama("bench", "one", "another")
+    assert (result.code, "unexpected extra argument (another)" in result.err) == (2, True)
+
+
+# ------------------------------------------------------------------------------------------------------------- terminal
+
+
+def test_ctrl_c_keeps_and_reports_what_was_measured(
+    terminal: Callable[..., Terminal], args: list[str], byte_pair: Pair
+) -> None:
+    """Minutes of measuring thrown away, or a terminal that is left without its cursor."""
+    words = [*args, "-n", "400", "-r", "200", "--budget", "none", "--temp", "0"]
+    shown = terminal(*words, columns=110, rows=40)
+    shown.wait_for(lambda seen: "prompt 2 of 4" in seen.text)
+    assert "left" in shown.text
+    shown.interrupt()
+    assert shown.finish() == 130
+    assert "This is a part of what was planned: it was interrupted." in " ".join(shown.text.split())
+    assert "prompt 2 of 4 (" not in shown.text
+
+
+def test_the_machine_is_looked_at_without_an_error() -> None:
+    """A sensor that this machine has not, as a traceback before the first run."""
+    watch = machine.Watch.begin()
+    slow = watch.warnings(MACHINE, [10.0, 10.0, 10.0, 8.0, 8.0, 8.0])
+    assert slow == ("the machine slowed down by 25 % meanwhile: heat, or other programs",)
+    assert watch.warnings(MACHINE, [10.0, 9.8]) == ()
+    told = replace(MACHINE, power="battery", load=0.5)
+    assert [warning.split(":")[0] for warning in watch.warnings(told, [])] == [
+        "the machine ran on its battery",
+        "other programs used 50 % of the CPU before the first run",
+    ]
+    assert machine.rss() > 1 << 20
+    assert machine.power_source() in ("mains", "battery", "unknown")
+    bandwidth = machine.memory_bandwidth(1)
+    assert bandwidth is not None
+    assert bandwidth > 1e8

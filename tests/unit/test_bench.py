@@ -1,0 +1,282 @@
+"""The whole benchmark on fake models: order, caches, seeds, lengths, budget, interruption."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specllama import bench as module
+from specllama.bench_insight import entropy_of, places
+from specllama.bench_job import Event, Progress
+from specllama.bench_synthetic import SyntheticChooser
+from specllama.bench_texts import notes
+from specllama.bench_types import ALL, BenchReport, Load, Plan, Run
+from specllama.errors import Interrupted, PromptError
+from specllama.sampling import RandomChooser
+from specllama.types import Cancel
+from tests.bench_cases import Stage, asked
+
+
+def parts(events: list[Event]) -> tuple[Plan, list[Run], BenchReport]:
+    """The plan, the runs as they came, and the report, which must be the last."""
+    report = events[-1]
+    assert isinstance(report, BenchReport)
+    (plan,) = (event for event in events if isinstance(event, Plan))
+    return plan, [event for event in events if isinstance(event, Run)], report
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time for costs: the fakes cost nothing."""
+    monkeypatch.setattr(module, "MOST_COSTS_S", 0.001)
+
+
+# --------------------------------------------------------------------------------------------------------------- order
+
+
+def test_the_plan_comes_before_the_first_run_and_every_run_of_it_is_made_once() -> None:
+    """A matrix that grows while it is measured, or one with holes."""
+    events = Stage().events(Stage().job(asked(4), temperatures=(0.0, 0.7), n_repetitions=2))
+    first_run = next(i for i, event in enumerate(events) if isinstance(event, Run))
+    assert any(isinstance(event, Plan) for event in events[:first_run])
+    plan, runs, report = parts(events)
+    cells = Counter((run.arm, run.condition, run.prompt, run.repetition) for run in runs)
+    assert set(cells.values()) == {1}
+    assert len(cells) == plan.n_runs == 3 * 2 * 4 * 2
+    assert report.runs == tuple(runs)
+    assert report.partial == ""
+
+
+def test_arms_take_turns_prompt_by_prompt_and_each_is_first_sometimes() -> None:
+    """All plain runs in the cool morning, all drafts in the heat; or one arm that always meets a cold cache."""
+    _, runs, _ = parts(Stage().events(Stage().job(asked(6), n_repetitions=1)))
+    blocks = [runs[i : i + 3] for i in range(0, len(runs), 3)]
+    assert all({run.arm for run in block} == {0, 1, 2} for block in blocks)
+    assert [block[0].prompt for block in blocks] == list(range(6))
+    assert {block[0].arm for block in blocks} == {0, 1, 2}
+
+
+def test_every_load_is_opened_warmed_and_has_its_own_baseline() -> None:
+    """Threads compared with the plain run of other threads."""
+    stage = Stage()
+    job = stage.job(asked(2), loads=(Load(n_threads=1), Load(n_threads=2)), n_max=(2,), n_repetitions=2)
+    plan, runs, report = parts(stage.events(job))
+    assert stage.opened == [0, 1, 0]  # there and back again
+    assert len(runs) == plan.n_runs
+    by_name = {plan.arms[row.arm].name: row for row in report.rows_of()}
+    assert by_name["K=2 t=2"].speedup is not None
+    assert by_name["plain t=2"].speedup is None
+    assert by_name["plain t=2"].versus_reference is not None
+    assert {(each.load, each.draft) for each in report.costs} == {(0, 0), (1, 0)}
+
+
+def test_both_caches_are_empty_before_a_run() -> None:
+    """A prompt found in the KV by every arm but the first, which pays for all."""
+    _, runs, _ = parts(Stage().events(Stage().job(asked(3), n_repetitions=2)))
+    assert {run.stats.n_cached for run in runs} == {0}
+
+
+def test_a_depth_is_in_the_caches_before_the_clock_runs() -> None:
+    """A context depth whose reading is timed as the prompt's."""
+    stage = Stage(n_ctx=1024)
+    _, runs, _ = parts(stage.events(stage.job(asked(2), depths=(0, 200))))
+    cached = {run.condition: run.stats.n_cached for run in runs}
+    assert cached[0] == 0
+    assert 200 <= cached[1] <= 200 + module.NOTE_TOKENS
+    assert all(run.stats.n_prompt > cached[run.condition] for run in runs)
+
+
+def test_a_prompt_is_lengthened_to_what_was_asked_for() -> None:
+    """Short and long prompts that are equally long."""
+    stage = Stage(n_ctx=1024)
+    _, runs, _ = parts(stage.events(stage.job(asked(2), n_prompt=(0, 300))))
+    assert all((run.stats.n_prompt >= 300) == (run.condition == 1) for run in runs)
+    assert {run.stats.n_cached for run in runs} == {0}
+
+
+# -------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_with_a_fixed_length_every_answer_has_it_and_without_some_end_earlier() -> None:
+    """Speeds of answers of different lengths, told as those of one."""
+    _, fixed, report = parts(Stage().events(Stage().job(asked(6), temperatures=(1.0,))))
+    assert {run.stats.n_emitted for run in fixed} == {8}
+    assert {run.reason for run in fixed} == {"length"}
+    assert report.plan.fixed_length
+    _, natural, _ = parts(Stage().events(Stage().job(asked(6), temperatures=(1.0,), fixed_length=False)))
+    assert "stop" in {run.reason for run in natural}
+
+
+def test_drafts_of_the_same_model_are_all_accepted_at_temperature_0() -> None:
+    """A figure of another arm in a row, or a draft that reads a stale cache."""
+    _, _, report = parts(Stage().events(Stage().job(asked(4))))
+    drafted = [row for row in report.rows_of(ALL) if row.n_drafted]
+    assert [report.plan.arms[row.arm].name for row in drafted] == ["K=2", "K=3"]
+    assert {row.alpha for row in drafted} == {1.0}
+    assert all(row.per_position[0] == 1.0 for row in drafted)
+
+
+def test_the_same_job_gives_the_same_answers() -> None:
+    """Randomness from outside the seed."""
+    first, second = (parts(Stage().events(Stage().job(asked(3), temperatures=(1.0,), seed=7)))[1] for _ in range(2))
+    counts = [
+        [(run.stats.n_drafted, run.stats.n_accepted, run.stats.accepted_at) for run in runs] for runs in (first, second)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_several_drafts_are_compared_side_by_side() -> None:
+    """Every draft measured with the first one's model."""
+    stage = Stage(n_drafts=2)
+    _, _, report = parts(stage.events(stage.job(asked(4), n_max=(3,))))
+    alphas = {report.plan.arms[row.arm].name: row.alpha for row in report.rows_of(ALL) if row.n_drafted}
+    assert alphas["K=3 draft0"] == 1.0
+    assert alphas["K=3 draft1"] is not None
+    assert alphas["K=3 draft1"] < 0.9
+    assert {found.draft for found in report.insights} == {0, 1}
+
+
+def test_a_pause_comes_before_every_counted_run() -> None:
+    """A fanless laptop that was to cool down and did not."""
+    pauses: list[float] = []
+    _, runs, _ = parts(Stage().events(Stage().job(asked(2), delay_s=1.5), sleep=pauses.append))
+    assert pauses == [1.5] * len(runs)
+
+
+def test_synthetic_acceptance_accepts_at_its_rate_and_judges_nothing() -> None:
+    """A loop whose cost is measured with the draft's own worth after all; or plain runs that are touched, too."""
+    stage = Stage(n_drafts=2)
+    job = stage.job(asked(8), n_max=(3,), rules=("token",), n_predict=(40,), synthetic=0.75, temperatures=(1.0,))
+    _, runs, report = parts(stage.events(job))
+    alphas = [row.alpha for row in report.rows_of(ALL) if row.n_drafted]
+    assert alphas == pytest.approx([0.75, 0.75], abs=0.12)  # however different the drafts are
+    assert report.synthetic == 0.75
+    assert report.verdict.startswith("NO VALID OUTPUT")
+    assert report.insights == ()
+    assert all(run.stats.n_emitted == 40 for run in runs)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_the_synthetic_coin_ignores_what_it_is_asked(rate: float) -> None:
+    """Certain acceptances that are certain still."""
+    coin = SyntheticChooser(RandomChooser(1), rate, 1)
+    heads = [coin.flip(prob) for prob in (0.0, 1.0) for _ in range(500)]
+    assert sum(heads) / 1000 == pytest.approx(rate, abs=0.05)
+
+
+# ------------------------------------------------------------------------------------------------- budget, interruption
+
+
+def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
+    """A machine slower than it seemed: the arms that come last have fewer prompts, or the benchmark runs for hours."""
+    stage = Stage(eval_s=0.01)
+    job = stage.job(asked(8), budget_s=6.0, n_max=(2,), temperatures=(0.0, 0.7))
+    plan, runs, report = parts(stage.events(job))
+    prompts = [
+        {run.prompt for run in runs if (run.arm, run.condition) == cell} for cell in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
+    assert 2 <= len(prompts[0]) < 8 or plan.n_repetitions > 1
+    assert report.partial == f"the budget was spent after {len(runs)} of {plan.n_runs} runs"
+    assert report.verdict.startswith("This is a part of what was planned: the budget was spent")
+    assert stage.now < 8.0
+
+
+def test_several_loads_have_the_same_prompts_where_the_budget_ends() -> None:
+    """The load that comes last is never measured."""
+    stage = Stage(eval_s=0.01)
+    job = stage.job(asked(8), budget_s=3.0, n_max=(2,), loads=(Load(n_threads=1), Load(n_threads=2)), n_repetitions=1)
+    _, runs, report = parts(stage.events(job))
+    prompts = [{run.prompt for run in runs if run.arm == arm} for arm in range(4)]
+    assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
+    assert report.partial
+
+
+def test_an_interrupted_benchmark_reports_what_was_measured() -> None:
+    """Ten minutes lost to one Ctrl-C, or a half-measured run among the whole ones."""
+    stage, cancel, seen = Stage(), Cancel(), []
+    for event in module.bench(stage.job(asked(6)), stage.open, cancel):
+        seen.append(event)
+        if sum(isinstance(each, Run) for each in seen) == 7:
+            cancel.set()
+    _, runs, report = parts(seen)
+    assert len(runs) == len(report.runs) == 7
+    assert report.partial == "it was interrupted"
+    assert report.verdict.startswith("This is a part of what was planned: it was interrupted.")
+    assert {run.stats.n_emitted for run in report.runs} == {8}
+
+
+def test_an_interruption_before_the_first_run_is_no_report() -> None:
+    """A report of nothing."""
+    stage, cancel = Stage(), Cancel()
+    stage.on_eval = cancel.set
+    with pytest.raises(Interrupted):
+        stage.events(stage.job(asked(2)), cancel)
+
+
+def test_progress_says_what_is_done_and_how_long_it_will_take() -> None:
+    """A bar that stands still for ten minutes."""
+    stage = Stage(eval_s=0.01)
+    progress = [event for event in stage.events(stage.job(asked(4))) if isinstance(event, Progress)]
+    counted = [event for event in progress if event.what.startswith("prompt ")]
+    assert counted[0].what.startswith("prompt 1 of 4 (coding), ")
+    assert [event.share for event in counted] == sorted(event.share for event in counted)
+    assert counted[-1].left_s is not None
+    assert 0.0 < counted[-1].left_s < 1.0
+
+
+def test_prompts_that_do_not_fit_the_context_are_left_out() -> None:
+    """A crash in the middle, for one long prompt of a file."""
+    long = replace(asked(1)[0], id="long", turns=("x" * 4000,))
+    plan, _, _ = parts(Stage().events(Stage().job((*asked(2), long))))
+    assert {prompt.id for prompt in plan.prompts} == {"q0", "q1"}
+    with pytest.raises(PromptError, match="no prompt and its answer fit"):
+        Stage().events(Stage().job((long,)))
+
+
+def test_lookups_alone_need_no_draft_model() -> None:
+    """A division by the costs of a draft that is not there."""
+    stage = Stage(n_drafts=0)
+    _, _, report = parts(stage.events(stage.job(asked(2), strategies=("lookup",), drafts=())))
+    assert [arm.name for arm in report.plan.arms] == ["plain", "K=2 lookup", "K=3 lookup"]
+    assert [each.draft for each in report.costs] == [None]
+
+
+# ------------------------------------------------------------------------------------------------------------- insight
+
+
+def test_entropy_is_that_of_the_softmax() -> None:
+    """Bits for nats, or NaN where a token is forbidden."""
+    assert entropy_of(np.zeros(8, np.float32)) == pytest.approx(math.log(8))
+    assert entropy_of(np.array([0.0, -np.inf, 0.0], np.float32)) == pytest.approx(math.log(2))
+    assert entropy_of(np.array([1000.0, 0.0], np.float32)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_places_are_counted_from_the_beginning_of_each_sentence() -> None:
+    """Sentences of Japanese that never end, or a place counted from the beginning of the answer."""
+    pieces = [b"One", b" two", b".", b" Three", b"\n", "四".encode(), "。".encode(), b"five"]
+    assert places(range(len(pieces)), pieces.__getitem__) == [0, 1, 2, 0, 1, 0, 1, 0]
+
+
+def test_a_twin_is_right_everywhere_and_its_tokens_are_all_counted() -> None:
+    """Rows off by one: the draft's law of the next token held against this one."""
+    stage = Stage()
+    _, _, report = parts(stage.events(stage.job(asked(4), temperatures=(0.0, 0.7))))
+    assert [found.temperature for found in report.insights] == [0.0, 0.7]
+    for found in report.insights:
+        for buckets in (found.by_entropy, found.by_place):
+            assert sum(bucket.n_tokens for bucket in buckets) == 4 * 8
+            assert all(bucket.acceptance == pytest.approx(1.0) for bucket in buckets if bucket.n_tokens)
+
+
+def test_notes_are_as_long_as_asked_and_never_the_same_twice() -> None:
+    """A context filled with one sentence over and over, which any lookup foresees."""
+    text = notes(3000, lambda text: len(text) // 4)
+    lines = [line for line in text.splitlines() if line.startswith("Note ")]
+    assert 3000 <= len(text) // 4 <= 3200
+    assert len(set(lines)) == len(lines)
+    assert notes(0, len) == ""

@@ -1,0 +1,148 @@
+"""The run matrix: which arms, which prompts, and what fits into the time there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from specllama.bench_plan import Rates, Wishes, arms, conditions, fit, halves, run_seconds, spread
+from specllama.bench_types import Load, Plan
+
+WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), n_max=(0, 2, 4))
+RATES = Rates(prefill_tok_s=100.0, decode_tok_s=(10.0, 20.0, 5.0), draft_read_s=(0.0, 0.0, 0.0))  # plain, K=2, K=4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, as far as planning needs it."""
+
+    id: str
+    category: str
+    language: str = "en"
+
+
+def asked(n_classes: int, n_each: int) -> list[Asked]:
+    """Class after class."""
+    languages = ("en", "ja", "zh")
+    return [Asked(f"{c}{i}", f"class{c}", languages[i % 3]) for c in range(n_classes) for i in range(n_each)]
+
+
+def planned(wishes: Wishes, n: int, left_s: float, n_tokens: int = 100) -> Plan:
+    """The plan for `n` prompts of one class."""
+    return fit(wishes, [(prompt, n_tokens) for prompt in asked(1, n)], RATES, left_s)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ["plain", "K=2", "K=4"]),
+        ({"n_max": (2, "auto")}, ["plain", "K=2"]),  # no profile: nothing decides
+        ({"n_max": (2, "auto"), "auto_strategy": "chain"}, ["plain", "K=2", "auto"]),
+        ({"n_max": (2,), "strategies": ("draft-simple", "lookup")}, ["plain", "K=2 draft-simple", "K=2 lookup"]),
+        ({"n_max": (2,), "strategies": ("lookup",), "drafts": ()}, ["plain", "K=2 lookup"]),
+        ({"n_max": (2,), "drafts": ("a", "b")}, ["plain", "K=2 a", "K=2 b"]),
+        ({"n_max": (2,), "rules": ("block", "match")}, ["plain", "K=2 block", "K=2 match"]),
+        ({"n_max": (0,)}, ["plain"]),
+        ({"strategies": ("none",)}, ["plain"]),
+        (
+            {"n_max": (2,), "loads": (Load(n_threads=1), Load(n_threads=2))},
+            ["plain t=1", "K=2 t=1", "plain t=2", "K=2 t=2"],
+        ),
+        (
+            {"n_max": (2,), "loads": (Load(), Load(type_k="q8_0"))},
+            ["plain ctk=f16", "K=2 ctk=f16", "plain ctk=q8_0", "K=2 ctk=q8_0"],
+        ),
+    ],
+)
+def test_every_sweep_makes_arms_with_names_of_their_own(changes: dict[str, object], names: list[str]) -> None:
+    """Two settings under one name, an arm twice, or a load without a baseline."""
+    found = arms(replace(WISHES, **changes))  # type: ignore[arg-type]
+    assert [arm.name for arm in found] == names
+    assert [arm.plain for arm in found] == [name.startswith("plain") for name in names]
+
+
+def test_lookups_are_not_repeated_for_every_draft_model() -> None:
+    """The same lookup measured once for each of three drafts."""
+    found = arms(replace(WISHES, drafts=("a", "b", "c"), strategies=("lookup", "draft-simple"), n_max=(2,)))
+    assert sum(arm.spec_type == "lookup" for arm in found) == 1
+
+
+def test_conditions_are_crossed() -> None:
+    """A temperature that is measured at one depth only."""
+    wishes = replace(WISHES, temperatures=(0.0, 1.0), depths=(0, 512), n_prompt=(0, 256))
+    found = conditions(wishes, (32, 64))
+    assert len(found) == len(set(found)) == 16
+
+
+def test_the_first_prompts_are_of_many_classes_and_languages() -> None:
+    """A short benchmark that asks for code in English only."""
+    first = spread(asked(6, 4))[:6]
+    assert len({prompt.category for prompt in first}) == 6
+    assert len({prompt.language for prompt in first}) == 3
+
+
+def test_both_halves_have_every_class() -> None:
+    """Picked on code, confirmed on poems."""
+    prompts = spread(asked(3, 4))
+    picks = halves(prompts)
+    assert sum(picks) == 6
+    for name in ("class0", "class1", "class2"):
+        assert sum(pick for pick, prompt in zip(picks, prompts, strict=True) if prompt.category == name) == 2
+    assert halves(asked(1, 2)) == [True, False]
+    assert halves([]) == []
+
+
+@pytest.mark.parametrize("languages", [("en", "ja"), ("en",)])
+def test_two_prompts_are_one_half_each(languages: Sequence[str]) -> None:
+    """Nothing left to confirm with."""
+    assert sorted(halves([Asked(str(i), f"class{i}", languages[0]) for i in range(2)])) == [False, True]
+
+
+def test_a_budget_buys_prompts_first_and_repetitions_when_all_are_in() -> None:
+    """A budget spent on repeating three prompts while ninety were never asked."""
+    one_s = run_seconds(WISHES, RATES, conditions(WISHES, (128,))[0], 100)
+    assert one_s == pytest.approx(128 / 10 + 128 / 20 + 128 / 5 + 3.0)
+    wishes = replace(WISHES, budget_s=1e6)
+    some = planned(wishes, 40, left_s=20.5 * one_s)
+    assert (len(some.prompts), some.n_repetitions, some.conditions[0].n_predict) == (20, 1, 128)
+    assert some.expected_s == pytest.approx(20 * one_s)
+    every = planned(wishes, 10, left_s=25 * one_s)
+    assert (len(every.prompts), every.n_repetitions) == (10, 2)
+    assert planned(wishes, 4, left_s=1e5).n_repetitions == 3
+
+
+def test_answers_get_shorter_before_prompts_get_few() -> None:
+    """Two long answers where twelve shorter ones fit."""
+    wishes = replace(WISHES, budget_s=1e6)
+    assert planned(wishes, 40, left_s=400.0).conditions[0].n_predict == 64
+    assert planned(wishes, 40, left_s=10.0).conditions[0].n_predict == 32
+    asked_for = planned(replace(wishes, n_predict=(100,)), 40, left_s=400.0)
+    assert (asked_for.conditions[0].n_predict, len(asked_for.prompts)) == (100, 10)
+
+
+def test_a_budget_too_small_for_anything_is_said_to_be() -> None:
+    """A benchmark that takes longer than it was given, without a word; or one of a single prompt."""
+    plan = planned(replace(WISHES, budget_s=20.0), 40, left_s=1.0)
+    assert len(plan.prompts) == 2
+    assert "the least there can be, and more than the budget of 20 s" in plan.note
+    assert "what fits a budget" in planned(replace(WISHES, budget_s=2000.0), 40, left_s=1000.0).note
+
+
+def test_without_a_budget_everything_is_run() -> None:
+    """Prompts dropped though nobody asked for haste."""
+    plan = planned(replace(WISHES, n_repetitions=2), 40, left_s=1.0)
+    assert (len(plan.prompts), plan.n_repetitions, plan.n_runs) == (40, 2, 40 * 2 * 3)
+    assert plan.note.startswith("no budget: 40 of 40 prompts, 2 repetitions, exactly 128 tokens")
+    assert len(planned(replace(WISHES, n_prompts=3), 40, left_s=1.0).prompts) == 3
+
+
+def test_longer_prompts_and_pauses_are_in_the_expectation() -> None:
+    """A depth sweep that takes ten times what was promised."""
+    one = conditions(WISHES, (128,))[0]
+    plain_s = run_seconds(WISHES, RATES, one, 100)
+    assert run_seconds(WISHES, RATES, replace(one, n_prompt=1100), 100) == pytest.approx(plain_s + 30.0)
+    both = replace(RATES, draft_read_s=(0.0, 0.01, 0.01))
+    assert run_seconds(WISHES, both, one, 100) == pytest.approx(plain_s + 2.0)
+    assert run_seconds(replace(WISHES, delay_s=2.0), RATES, one, 100) == pytest.approx(plain_s + 6.0)

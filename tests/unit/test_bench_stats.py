@@ -1,0 +1,256 @@
+"""From runs to the table: paired ratios, predictions, bands, picks, and the words at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from specllama.bench_stats import bands, expected, interval, log_ratios, picks, weight_bytes_s
+from specllama.bench_types import ALL, Arm, BenchReport
+from specllama.errors import ReportError
+from specllama.stats import SpecStats, expected_speedup
+from tests.bench_cases import COSTS, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
+
+# ------------------------------------------------------------------------------------------------------- paired ratios
+
+
+def test_a_prompt_that_is_slow_for_everybody_does_not_move_the_speedup() -> None:
+    """Speeds averaged before they are compared, so that the mix of prompts decides."""
+    plain = [run_of(0, i, speed) for i, speed in enumerate((10.0, 1.0, 40.0))]
+    fast = [run_of(1, i, 2 * speed) for i, speed in enumerate((10.0, 1.0, 40.0))]
+    found = interval(log_ratios(fast, plain))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert (found.n_pairs, found.sure) == (3, True)
+
+
+def test_runs_are_paired_by_condition_prompt_and_repetition() -> None:
+    """A run compared with another temperature's, or with a repetition that a warm machine had."""
+    plain = [run_of(0, 0, 10.0), run_of(0, 0, 20.0, repetition=1), run_of(0, 0, 30.0, condition=1)]
+    fast = [run_of(1, 0, 30.0, condition=1), run_of(1, 0, 20.0, repetition=1), run_of(1, 1, 5.0)]
+    assert log_ratios(fast, plain) == [[0.0], [0.0]]
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """A bootstrap that is too narrow: nineteen of twenty intervals should hold the true ratio, with six prompts."""
+    draw = random.Random(0)
+    n_held = 0
+    for _ in range(100):
+        ratios = [[draw.gauss(math.log(1.2), 0.1)] for _ in range(6)]
+        found = interval(ratios)
+        assert found is not None
+        n_held += found.low <= 1.2 <= found.high
+    assert 85 <= n_held <= 99
+
+
+def test_one_or_two_pairs_are_never_sure() -> None:
+    """A single lucky run sold as a fact: its interval has no width."""
+    for n in (1, 2):
+        found = interval([[0.5]] * n)
+        assert found is not None
+        assert not found.sure
+    assert interval([]) is None
+
+
+# ---------------------------------------------------------------------------------------------------------- prediction
+
+
+def test_the_expectation_of_a_fixed_length_is_the_cost_models() -> None:
+    """The formula with accepted / drafted for alpha, or with T(k) for T(k+1)."""
+    stats = SpecStats(n_steps=100, n_spec_steps=100, n_drafted=400, n_accepted=240, n_rejected=60)
+    predicted, bound = expected(arm_of(4), stats, COSTS)
+    assert predicted == pytest.approx(expected_speedup(0.8, 4, 0.1, 1.4))
+    assert bound == pytest.approx(5 / 1.8)
+    assert expected(PLAIN, stats, COSTS) == (None, None)
+
+
+def test_a_lookup_is_expected_to_cost_nothing_but_its_checking() -> None:
+    """The draft model's price charged to a lookup, which has none."""
+    lookup = Arm(name="lookup", spec_type="lookup", n_max=4)
+    stats = SpecStats()
+    for _ in range(3):
+        stats.record(4, 4, rejected=False)
+    stats.record(0, 0, rejected=False)
+    predicted, bound = expected(lookup, stats, COSTS)
+    assert predicted == pytest.approx(16 / (3 * 1.4 + 1.0))
+    assert bound == pytest.approx(predicted)
+    assert expected(replace(lookup, spec_type="chain"), stats, COSTS) == (None, None)
+
+
+def test_weights_are_read_once_a_step_by_the_target_and_once_a_token_by_the_draft() -> None:
+    """Bytes per second above what the memory can give, or the first pass counted, whose time is not."""
+    stats = SpecStats(n_steps=11, n_drafted=22, decode_s=2.0)
+    assert weight_bytes_s(PLAIN, stats, 1, 1000, 0) == 5000.0
+    assert weight_bytes_s(arm_of(2), stats, 1, 1000, 100) == (10 * 1000 + 20 * 100) / 2.0
+    assert weight_bytes_s(PLAIN, SpecStats(), 1, 1000, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("category", "temperature", "alpha", "others", "found"),
+    [
+        ("coding", 0.0, 0.9, [], [("code", "inside")]),
+        ("poem", 0.7, 0.6, [], [("poem", "above")]),
+        ("math", 0.7, 0.6, [], []),
+        (ALL, 0.0, 0.9, [0.8, 0.7], [("temperature 0, the highest of all", "inside")]),
+        (ALL, 0.0, 0.75, [0.8, 0.7], [("temperature 0, the highest of all", "below")]),
+        (ALL, 0.0, 0.75, [], []),
+        (ALL, 0.3, 0.75, [], [("temperature 0.1-0.5", "below")]),
+        (ALL, 0.6, 0.75, [], []),
+        (ALL, 1.0, 0.75, [], [("temperature 0.7-1", "inside"), ("temperature 1-1.5", "above")]),
+        (ALL, 2.0, 0.4, [], [("temperature 2", "inside")]),
+        (ALL, 2.0, None, [], []),
+    ],
+)
+def test_the_bands_of_the_literature_are_marked(
+    category: str, temperature: float, alpha: float | None, others: list[float], found: list[tuple[str, str]]
+) -> None:
+    """A band of another class, or an acceptance outside it that is not said to be."""
+    assert [(band.source, band.place) for band in bands(category, temperature, alpha, others)] == found
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_a_row_says_what_its_runs_measured() -> None:
+    """A share of the wrong whole, a latency without the prompt, memory of another arm."""
+    plan = plan_of([PLAIN, arm_of(2)], prompts_of(4))
+    runs = [run_of(0, i, 10.0) for i in range(4)]
+    runs += [run_of(1, i, 20.0, n_drafted=100, n_accepted=60, n_rejected=20) for i in range(4)]
+    report = report_of(plan, runs)
+    plain, fast = report.rows_of()
+    assert (plain.speedup, plain.versus_reference, plain.predicted, plain.bands) == (None, None, None, ())
+    assert (plain.decode_tok_s, plain.ttft_s, plain.latency_s) == (10.0, 1.0, 11.0)
+    assert (plain.tpot_s, plain.step_s) == pytest.approx((0.1, 0.1))
+    assert fast.speedup is not None
+    assert fast.latency_speedup is not None
+    assert fast.speedup.value == pytest.approx(2.0)
+    assert fast.latency_speedup.value == pytest.approx(11.0 / 6.0)  # the prompt takes as long
+    assert (fast.alpha, fast.acceptance_rate, fast.n_drafted, fast.rss) == (0.75, 0.6, 400, 1001)
+    assert fast.time_split is not None
+    shares = fast.time_split
+    assert (shares.draft, shares.verify, shares.sampling, shares.kv) == pytest.approx((0.25, 0.5, 0.125, 0.0625))
+    assert shares.other == pytest.approx(0.0625)
+    assert fast.bound_share is not None
+    assert fast.bound is not None
+    assert fast.bound_share == pytest.approx(2.0 / fast.bound)
+    assert fast.bandwidth_share is not None
+    assert {row.category for row in report.rows} == {ALL, "coding"}
+
+
+def test_classes_have_rows_of_their_own() -> None:
+    """The mean of all classes in every row."""
+    plan = plan_of([PLAIN, arm_of(2)], [*prompts_of(2, "coding"), *prompts_of(2, "poem")])
+    runs = [run_of(0, i, 10.0) for i in range(4)] + [run_of(1, i, 20.0 if i < 2 else 5.0) for i in range(4)]
+    found = {row.category: row.speedup.value for row in report_of(plan, runs).rows if row.speedup}
+    assert found == pytest.approx({ALL: 1.0, "coding": 2.0, "poem": 0.5})
+
+
+# --------------------------------------------------------------------------------------------------------------- picks
+
+
+def test_the_best_is_picked_on_one_half_and_confirmed_on_the_other() -> None:
+    """A winner by luck that is told with the very figures that made it the winner."""
+    plan = plan_of([PLAIN, arm_of(2), arm_of(4)], prompts_of(6))
+    speeds = {1: (12.0, 12.0), 2: (15.0, 9.0)}  # on the picking half, and on the other
+    runs = [run_of(0, i, 10.0) for i in range(6)]
+    runs += [run_of(arm, i, speeds[arm][i % 2]) for arm in speeds for i in range(6)]
+    (pick,) = picks(plan, runs)
+    assert (pick.arm, pick.picked, pick.n_picking, pick.n_confirming) == (2, pytest.approx(1.5), 3, 3)
+    assert pick.confirmed is not None
+    assert pick.confirmed.value == pytest.approx(0.9)
+    said = report_of(plan, runs).verdict
+    assert "nothing is surely faster than plain decoding: K=4 looked best, but was 0.90 times" in said
+    assert "Use" not in said
+
+
+@pytest.mark.parametrize(("k4", "arm"), [(12.1, 1), (12.2, 2), (11.9, 1)])
+def test_of_equals_within_one_percent_the_smaller_k_wins(k4: float, arm: int) -> None:
+    """A longer draft, and more heat, for nothing that anybody could measure again."""
+    plan = plan_of([PLAIN, arm_of(2), arm_of(4)], prompts_of(2))
+    runs = [run_of(index, i, speed) for index, speed in enumerate((10.0, 12.0, k4)) for i in range(2)]
+    assert picks(plan, runs)[0].arm == arm
+
+
+def test_plain_decoding_is_a_candidate() -> None:
+    """A best draft where the best is none."""
+    plan = plan_of([PLAIN, arm_of(2), arm_of(4)], prompts_of(4), temperatures=(0.0, 0.7))
+    runs = [
+        run_of(index, i, speed, condition=condition)
+        for condition in (0, 1)
+        for index, speed in enumerate((10.0, 8.0, 7.0))
+        for i in range(4)
+    ]
+    report = report_of(plan, runs)
+    assert [pick.arm for pick in report.picks] == [0, 0]
+    assert "At temperature 0 plain decoding is fastest: the best draft (K=2) reached 0.80 times" in report.verdict
+    assert "At temperature 0.7 plain decoding is fastest" in report.verdict
+    assert report.verdict.endswith("Use --spec-type none.")
+
+
+def test_the_verdict_names_the_best_setting_its_certainty_and_what_to_type() -> None:
+    """A verdict in figures alone."""
+    plan = plan_of([PLAIN, arm_of(4)], [*prompts_of(4, "coding"), *prompts_of(4, "poem")])
+    runs = [run_of(0, i, 10.0) for i in range(8)] + [run_of(1, i, 16.0 if i < 4 else 12.0 + 0.1 * i) for i in range(8)]
+    said = report_of(plan, runs).verdict
+    assert said.startswith("At temperature 0 K=4 is fastest: 1.4")
+    assert "on 4 prompts it was not picked from (95 % sure: " in said
+    assert "most on coding (1.60), least on poem (1.2" in said
+    assert said.endswith("Use --spec-draft-n-max 4.")
+
+
+def test_a_single_prompt_confirms_nothing() -> None:
+    """Picked from the only prompt there is, and told as if it held for others."""
+    report = report_of(plan_of([PLAIN, arm_of(4)], prompts_of(1)), [run_of(0, 0, 10.0), run_of(1, 0, 16.0)])
+    assert report.picks[0].confirmed is None
+    assert "nothing confirms it" in report.verdict
+    assert "Use" not in report.verdict
+
+
+def test_a_partial_report_says_so_first() -> None:
+    """Half of a benchmark read as the whole."""
+    report = report_of(plan_of([PLAIN], prompts_of(1)), [run_of(0, 0, 10.0)], partial="it was interrupted")
+    assert report.verdict.startswith("This is a part of what was planned: it was interrupted.")
+
+
+def test_synthetic_figures_are_called_no_valid_output() -> None:
+    """A speedup of text that nobody judged, passed on as one of answers."""
+    runs = [run_of(0, 0, 10.0), run_of(1, 0, 16.0)]
+    report = report_of(plan_of([PLAIN, arm_of(4)], prompts_of(1)), runs, synthetic=0.8)
+    assert report.verdict.startswith("NO VALID OUTPUT: 80 % of the drafted tokens")
+    assert "K=4 ran at 1.60 times plain decoding" in report.verdict
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+def test_a_report_survives_its_file() -> None:
+    """Figures lost or changed on the way through JSON."""
+    plan = plan_of([PLAIN, arm_of(2, n_max=None)], prompts_of(2), temperatures=(0.0, 0.7))
+    report = report_of(plan, [run_of(0, 0, 10.0), run_of(1, 0, 11.0, condition=1), run_of(0, 1, 10.0, condition=1)])
+    assert BenchReport.from_json(json.loads(json.dumps(report.to_json(), allow_nan=False))) == report
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: [], "this is no specllama.bench report"),
+        (lambda data: {**data, "schema": {"name": "specllama.run", "version": 1}}, "this is no specllama.bench report"),
+        (lambda data: {**data, "schema": {"name": "specllama.bench", "version": 99}}, "version 99"),
+        (lambda data: {**data, "runs": 3}, "the report.runs is int, expected a list"),
+        (lambda data: {**data, "made": None}, "the report.made is NoneType, expected str"),
+        (lambda data: {key: value for key, value in data.items() if key != "plan"}, "has no 'plan'"),
+        (lambda data: {**data, "plan": {**data["plan"], "arms": [{"name": "x", "load": "y"}]}}, "arms[0].load is str"),
+    ],
+)
+def test_a_damaged_report_is_refused_with_the_place(damage: object, words: str) -> None:
+    """A traceback for a file that somebody edited, or figures out of thin air."""
+    report = report_of(plan_of([PLAIN], prompts_of(1)), [run_of(0, 0, 10.0)])
+    data = json.loads(json.dumps(report.to_json()))
+    with pytest.raises(ReportError) as raised:
+        BenchReport.from_json(damage(data))  # type: ignore[operator]
+    assert words in str(raised.value)
+    assert raised.value.hint
