@@ -47,9 +47,11 @@ class Wishes:
 
     loads: tuple[Load, ...]
     drafts: tuple[str, ...]  # names; may be empty
+    n_swept: int | None = None  # of them, those that fixed lengths are measured with, the first ones; None = all
     strategies: tuple[str, ...]
     n_max: tuple[int | Literal["auto"], ...]  # 0 is plain decoding, which is always there
     auto_strategy: str = ""  # with what `auto` drafts; empty: there is no profile, so there is no `auto`
+    auto_draft: int = 0  # the draft that the profile is of
     rules: tuple[str, ...] = ("block",)
     temperatures: tuple[float, ...] = (0.0,)
     depths: tuple[int, ...] = (0,)
@@ -82,9 +84,10 @@ def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, int | None, str
         if length == N_MAX_AUTO:
             strategies = (wishes.auto_strategy,) if wishes.auto_strategy else ()
         for strategy in strategies:
-            # What the controller knows was measured with the first draft.
-            known = wishes.drafts[:1] if length == N_MAX_AUTO else wishes.drafts
-            drafts: Sequence[int | None] = range(len(known)) if REGISTRY[strategy].needs_model else (None,)
+            # What the controller knows was measured with one draft.
+            swept = range(len(wishes.drafts[: wishes.n_swept]))
+            known: Sequence[int] = (wishes.auto_draft,) if length == N_MAX_AUTO else swept
+            drafts: Sequence[int | None] = known if REGISTRY[strategy].needs_model else (None,)
             for draft in drafts:
                 yield strategy, draft, None if length == N_MAX_AUTO else int(length), rule
 
@@ -101,7 +104,7 @@ def arms(wishes: Wishes) -> tuple[Arm, ...]:
             words = ["auto" if n_max is None else f"K={n_max}"]
             if n_max is not None and (len(strategies) > 1 or strategy != "draft-simple"):
                 words.append(strategy)
-            if draft is not None and n_max is not None and len(wishes.drafts) > 1:
+            if draft is not None and n_max is not None and len(wishes.drafts[: wishes.n_swept]) > 1:
                 words.append(wishes.drafts[draft])
             words += [rule] if len(wishes.rules) > 1 else []
             name = " ".join([*words, *where])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from specllama import llama, storage
+from specllama import drafts, llama, storage
 from specllama.bench_job import Loaded
 from specllama.bench_plan import N_PREDICT, Wishes
 from specllama.bench_types import Arm, Load
@@ -48,6 +48,7 @@ class Subject:
 
     setups: tuple[BenchSetup, ...]  # one for each draft, the first load's; one alone where there is none
     strategies: tuple[str, ...]
+    n_swept: int  # drafts that were asked for; one more is the profile's own
     auto_strategy: str  # with what a profile's controller drafts; empty where no profile is used
     draft_temp: float | None
 
@@ -116,11 +117,11 @@ def prepare(
     output: Output,
 ) -> Subject:  # fmt: skip
     """Everything that can be known before weights are loaded. Raises what `loading.prepare` and `require_fit` raise."""
-    extra = [Path(name) for name in (models.model_draft or ())]
+    extra = models.model_draft or []
     one = ModelOptions(
         pair=models.pair,
         model=models.model,
-        model_draft=str(extra[0]) if extra else None,
+        model_draft=extra[0] if extra else None,
         hf_repo=models.hf_repo,
         hf_repo_draft=models.hf_repo_draft,
         offline=models.offline,
@@ -139,23 +140,28 @@ def prepare(
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
     first = loading.prepare(choice, plain, offline=models.offline, output=output)
     strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None)
-    auto_strategy, profile, options = "", None, first.target_options
+    tuned = first
     if "auto" in drafting.spec_draft_n_max:
         tuned = loading.tuned(first, any_strategy=True)
-        profile, options = tuned.profile, tuned.target_options
-        auto_strategy = tuned.strategy if profile else ""
         if tuned.stale:
             output.note(f"note: the profile of this pair is not used: {tuned.stale}")
-    options = replace(options, max_block=max(longest + 1, _LEAST_BLOCK))
+    options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
+    files = [first.draft]
+    for name in extra[1:]:
+        wished = drafts.named(name) or Path(name).expanduser()
+        files.append(loading.bring(wished, offline=models.offline, output=output))
+    n_swept = len(files) if first.draft is not None else 0
+    if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
+        files.append(tuned.draft)
     setups = []
-    for path in (None, *extra[1:]):
-        draft = first.draft if path is None else loading.bring(path, offline=models.offline, output=output)
+    for file in files:
         setup = BenchSetup(
-            first.target, draft, options, plain, first.strategy, N_MAX, profile, by_text=TLI in strategies
+            first.target, file, options, plain, first.strategy, N_MAX, tuned.profile, by_text=TLI in strategies
         )
         loading.require_fit(setup, output)
         setups.append(setup)
-    subject = Subject(tuple(setups), strategies, auto_strategy, drafting.draft_temp)
+    auto_strategy = tuned.strategy if tuned.profile is not None else ""
+    subject = Subject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp)
     _require_memory(subject)
     return replace(subject, setups=tuple(map(_with_sums, setups)))
 
@@ -202,7 +208,9 @@ class Opener:
         self._cancel = cancel
 
     def _setup(self, setup: BenchSetup, load: Load) -> BenchSetup:
-        options = replace(setup.target_options, n_threads=load.n_threads, type_k=load.type_k, type_v=load.type_v)
+        options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v)
+        if load.n_threads is not None:  # else what the profile found
+            options = replace(options, n_threads=load.n_threads)
         return replace(setup, target_options=options, hardware=_plain_hardware(self._hardware, load))
 
     def _policy(self, setup: Setup, arm: Arm, params: SamplingParams) -> DraftPolicy | None:
@@ -262,9 +270,11 @@ def wishes_of(subject: Subject, drafting: BenchDrafting, sampling: BenchSampling
     return Wishes(
         loads=loads_of(hardware),
         drafts=subject.names,
+        n_swept=subject.n_swept,
         strategies=subject.strategies,
         n_max=drafting.spec_draft_n_max,
         auto_strategy=subject.auto_strategy,
+        auto_draft=max(len(subject.drafts) - 1, 0) if len(subject.drafts) > subject.n_swept else 0,
         rules=rules,
         temperatures=sampling.temp,
         depths=runs.depth,

@@ -7,25 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
+from specllama.checks import MAX_CTX, MAX_DRAFT
 from specllama.cli.grouping import option
-from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
-from specllama.cli.output import ColorMode
+from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions, SamplingOptions
 from specllama.cli.values import KV_TYPES, duration, longest_draft, real, several, strategies, whole, word
 
 FORMATS = ("md", "csv", "json", "jsonl")
-LARGEST_DEPTH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchModels(ModelOptions):
+class BenchModels(PairOptions):
     """Which pair; nothing at all means the default pair."""
 
-    title: ClassVar[str] = "Models"
-
-    pair: Annotated[
-        str | None,
-        typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given."),
-    ] = None
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="A.json B.json", help="After the word compare: two reports to set side by side."),
@@ -189,7 +182,7 @@ class BenchRuns:
             "-p --prompt-length",
             "Lengthen prompts to so many tokens, with notes before the question; 0 leaves them as they are.",
             metavar="N,...",
-            check=several(whole(0, LARGEST_DEPTH)),
+            check=several(whole(0, MAX_CTX)),
             also="--n-prompt",
         ),
     ] = "0"
@@ -199,7 +192,7 @@ class BenchRuns:
             "-d --depth",
             "Tokens that both caches hold already when a prompt is read.",
             metavar="N,...",
-            check=several(whole(0, LARGEST_DEPTH)),
+            check=several(whole(0, MAX_CTX)),
             also="--n-depth",
         ),
     ] = "0"
@@ -241,12 +234,4 @@ class BenchOutput:
     verbose: Annotated[
         bool, option("-v --verbose", "All tables: classes, where the time goes, acceptance, machine and build.")
     ] = False
-    color: Annotated[
-        ColorMode,
-        option(
-            "--color",
-            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto"
+    color: Color = "auto"
