@@ -170,7 +170,8 @@ class _Bench:
             yield Progress("loading", 0.0)
             self._loaded = self._stack.enter_context(self._open(load))
             self._at = load
-            self._first = self._first or self._loaded
+            if load == 0:
+                self._first = self._loaded
             self._fitting = self._fitting or self._find_fitting(self._loaded)
             if all(each.load != load for each in self._costs):
                 yield from self._measure_costs(self._loaded, load)
@@ -183,12 +184,11 @@ class _Bench:
 
     def _make_plan(self) -> Plan:
         """Fixed now, and never changed."""
-        n_per_load = len(self._arms) // len(self.wishes.loads)
-        known = [self._rates[arm.name] for arm in self._arms[:n_per_load]]
+        known = [self._rates[arm.name] for arm in self._arms]
         rates = Rates(
             prefill_tok_s=median(speed.prefill_tok_s for speed in known),
-            decode_tok_s=[speed.decode_tok_s for speed in known] * len(self.wishes.loads),
-            draft_read_s=[speed.draft_read_s for speed in known] * len(self.wishes.loads),
+            decode_tok_s=[speed.decode_tok_s for speed in known],
+            draft_read_s=[speed.draft_read_s for speed in known],
         )
         left_s = math.inf if self.wishes.budget_s is None else self.wishes.budget_s - (self._clock() - self._started)
         return bench_plan.fit(self.wishes, self._fitting, rates, left_s - self._budget(INSIGHT_SHARE, MOST_INSIGHT_S))
@@ -302,7 +302,9 @@ class _Bench:
     def events(self) -> Iterator[Event]:
         """See `bench`."""
         with self._stack, suppress(Interrupted):
-            yield from self._use(0)
+            # Every load is tried before the first counted run: what the second one cannot do must not cost the first.
+            for load in reversed(range(len(self.wishes.loads))):
+                yield from self._use(load)
             self._plan = plan = self._make_plan()
             yield plan
             cut = yield from self._measure(plan)

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from specllama import bench as core
-from specllama import bench_compare, llama, machine, storage
+from specllama import bench_compare, bench_plots, llama, machine, storage
 from specllama.bench_job import Job, Progress
 from specllama.bench_prompts import BenchPrompt, built_in, read
 from specllama.bench_types import BenchReport, Plan, Run
@@ -30,6 +30,7 @@ from specllama.cli.bench_view import comparison_lines, csv_lines, event_lines, r
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
 from specllama.cli.output import Output, open_output, to_json
+from specllama.cli.plot import UNICODE, Signs, signs_for
 from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
 from specllama.cli.terminal import silent_keyboard
@@ -68,6 +69,8 @@ def bench(
             f"got unexpected extra argument ({models.files[0]})", hint="`specllama bench compare A.json B.json`?"
         )
     target = _Target.of(options)
+    if options.plots is not None:
+        bench_plots.require_matplotlib()
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)
@@ -93,11 +96,22 @@ def bench(
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
     if options.format != "jsonl":
-        for line in _lines(report, options.format, full=options.verbose):
+        for line in _lines(report, options.format, signs_for(output.out), full=options.verbose):
             output.line(line)
     target.write(report, output)
+    _plot(report, options, output)
     if report.partial and cancel.is_set():
         raise typer.Exit(INTERRUPTED)
+
+
+def _plot(report: BenchReport, options: BenchOutput, output: Output) -> None:
+    """The plots as files, where a folder was named."""
+    if options.plots is None:
+        return
+    written = bench_plots.write(report, Path(options.plots).expanduser())
+    output.note(f"{len(written.paths)} plots are in {options.plots}")
+    if written.missing:
+        output.note(f"note: nothing was measured for the plots {', '.join(written.missing)}")
 
 
 def _settings(*groups: object) -> dict[str, object]:
@@ -122,14 +136,14 @@ def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
     return tuple(prompt for prompt in found if prompt.category in runs.category)
 
 
-def _lines(report: BenchReport, format: str, *, full: bool) -> list[str]:
-    """The report in one of the formats."""
+def _lines(report: BenchReport, format: str, signs: Signs, *, full: bool) -> list[str]:
+    """The report in one of the formats; `signs` for the plots among text."""
     if format == "json":
         return [to_json(report.to_json())]
     if format == "jsonl":
         return [*event_lines(report.plan), *(line for run in report.runs for line in event_lines(run)),
                 *event_lines(report)]  # fmt: skip
-    return csv_lines(report) if format == "csv" else report_lines(report, full=full)
+    return csv_lines(report) if format == "csv" else report_lines(report, signs, full=full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +174,7 @@ class _Target:
         if self.path is None:
             return
         try:
-            storage.write_text(self.path, "\n".join(_lines(report, self.format, full=True)) + "\n")
+            storage.write_text(self.path, "\n".join(_lines(report, self.format, UNICODE, full=True)) + "\n")
         except OSError as error:
             raise ReportError(f"{self.path} cannot be written: {error.strerror}") from error
         output.note(f"the full report is in {self.path}")

@@ -230,8 +230,12 @@ class BenchOutput:
         str | None,
         option("-o --output", "Also write the full report there; .md, .csv, .json and .jsonl say how.", metavar="FILE"),
     ] = None
+    plots: Annotated[
+        str | None, option("--plots", "Draw plots into this folder, as PNG and SVG; needs matplotlib.", metavar="DIR")
+    ] = None
     quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
     verbose: Annotated[
-        bool, option("-v --verbose", "All tables: classes, where the time goes, acceptance, machine and build.")
+        bool,
+        option("-v --verbose", "All tables, and small plots: classes, time, acceptance, costs, machine and build."),
     ] = False
     color: Color = "auto"

@@ -11,7 +11,9 @@ from specllama.bench_compare import Comparison
 from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Plan, Row, Run
 from specllama.bench_verdict import condition_name
 from specllama.cli.bench_tables import detail_lines, percent, ratio, table
-from specllama.cli.output import in_one_line, to_json
+from specllama.cli.output import in_one_line, to_json, visible
+from specllama.cli.plot import Signs
+from specllama.cli.small_plots import small_plots
 from specllama.reports import to_plain
 from specllama.storage import size_text
 
@@ -71,15 +73,15 @@ LEGEND = (
 )
 
 
-def report_lines(report: BenchReport, *, full: bool) -> list[str]:
-    """The report as Markdown: the one table, warnings, the verdict; `full`: every other table, too."""
+def report_lines(report: BenchReport, signs: Signs, *, full: bool) -> list[str]:
+    """The report as Markdown: the one table, warnings, the verdict; `full`: every other table and small plots, too."""
     lines = [f"{_models(report)}", f"{_machine(report)}", f"{report.plan.note}", ""]
     if report.synthetic is not None:
         lines[:0] = ["**SYNTHETIC ACCEPTANCE: nothing that was generated is valid output.**", ""]
     lines += main_table(report)
     lines += ["", LEGEND, ""]
     if full:
-        lines += detail_lines(report)
+        lines += [*detail_lines(report), "```text", *map(visible, small_plots(report, signs)), "```", ""]
     lines += [f"- warning: {in_one_line(warning)}" for warning in report.warnings]
     if report.warnings:
         lines.append("")

@@ -29,10 +29,12 @@ class Signs:
     bar: str
 
 
+UNICODE = Signs("●", "│", "─", "┤", "█")
+
+
 def signs_for(stream: Stream) -> Signs:
     """What the stream can show."""
-    fine = Signs("●", "│", "─", "┤", "█")
-    return fine if stream.encodes("●│─┤█") else Signs("o", "|", "-", "|", "#")
+    return UNICODE if stream.encodes("●│─┤█") else Signs("o", "|", "-", "|", "#")
 
 
 def _scale(above: float, below: float, n_rows: int) -> tuple[float, int]:

@@ -152,7 +152,7 @@ def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None
         "--temp",
         "0",
         "-ctk",
-        "f16,q8_0",
+        "f16,f32",
         "--verify-rule",
         "block,token",
         "--format",
@@ -165,6 +165,13 @@ def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None
         for name in (f"plain ctk={kind}", f"K=2 block ctk={kind}", f"K=2 token ctk={kind}")
     ]
     assert {run.arm for run in report.runs} == set(range(6))
+
+
+def test_a_load_that_cannot_be_opened_is_found_before_anything_is_measured(specllama: Run, args: list[str]) -> None:
+    """Minutes of one load thrown away because the next one is refused."""
+    result = specllama(*args, "-ctk", "f16,q8_0", "--format", "jsonl")
+    assert (result.code, result.out) == (1, "")
+    assert "q8_0" in result.err
 
 
 def test_two_drafts_are_compared(specllama: Run, args: list[str], byte_pair: Pair) -> None:
