@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/record.py docs/run.svg --size 100x24 --title "specllama run" -- specllama run "..."
 
-The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second; a
-`--still` picture holds the screen at the given second instead. Colours are those of the command. With `--say`, somebody
-types: each of these lines in turn, whenever the program asks with `>>> `, and Ctrl-D after the last.
+The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second or as
+`--gap` says; a `--still` picture holds the screen at the given second instead. Colours are those of the command. With
+`--say`, somebody types: each of these lines in turn, whenever the program asks with `>>> `, and Ctrl-D after the last.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Typist:
         if now < self._next:
             return
         if not self._keys:
-            if screen.display[screen.cursor.y].rstrip() != ASKS.rstrip():
+            line = screen.buffer[screen.cursor.y]
+            if "".join(line[x].data for x in range(len(ASKS) + 1)).rstrip() != ASKS.rstrip():
                 return
             self._keys = f"{self._lines.pop(0)}\r" if self._lines else CTRL_D
             self._next = now + THINK_S
@@ -116,29 +117,32 @@ class Typist:
 Frame = tuple[float, tuple[str, ...]]  # second, lines
 
 
-def record(command: str, n_columns: int, n_lines: int, timeout_s: float, says: list[str]) -> list[Frame]:
-    """Distinct screens of `command` with the second at which each appeared."""
+def record(command: str, n_columns: int, n_lines: int, timeout_s: float, says: list[str], gap_s: float) -> list[Frame]:
+    """Distinct screens of `command`, `gap_s` apart or more, with the second at which each appeared.
+
+    What is not looked at is not drawn: the program that is filmed needs the time itself.
+    """
     screen = pyte.Screen(n_columns, n_lines)
     stream = pyte.ByteStream(screen)
     child = pexpect.spawn("/bin/sh", ["-c", command], dimensions=(n_lines, n_columns), timeout=None)
     screen.write_process_input = child.send  # it is asked where its cursor is
     typist = Typist(says) if says else None
-    started, frames = time.monotonic(), [(0.0, draw(screen))]
+    started, drawn, frames = time.monotonic(), 0.0, [(0.0, draw(screen))]
     while time.monotonic() - started < timeout_s:
         if typist is not None:
             typist.press(screen, child.send)
         try:
-            stream.feed(child.read_nonblocking(65536, timeout=KEY_S if typist else FRAME_S))
+            stream.feed(child.read_nonblocking(65536, timeout=KEY_S if typist else gap_s))
         except pexpect.TIMEOUT:
-            continue
+            pass
         except pexpect.EOF:
             break
-        now, picture = time.monotonic() - started, draw(screen)
+        now = time.monotonic() - started
+        if now - drawn < gap_s:
+            continue
+        drawn, picture = now, draw(screen)
         if picture != frames[-1][1]:
-            if now - frames[-1][0] < FRAME_S:
-                frames[-1] = (frames[-1][0], picture)
-            else:
-                frames.append((now, picture))
+            frames.append((now, picture))
     child.close()
     frames.append((time.monotonic() - started, draw(screen)))
     return frames
@@ -188,12 +192,13 @@ def main() -> None:
     parser.add_argument("--size", default="100x24", help="columns x lines")
     parser.add_argument("--title", default="")
     parser.add_argument("--still", type=float, metavar="SECOND", help="one picture: the screen at this second")
+    parser.add_argument("--gap", type=float, default=FRAME_S, metavar="SECONDS", help="least time between frames")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--say", action="append", default=[], metavar="LINE", help="type this where the program asks")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     n_columns, n_lines = map(int, args.size.split("x"))
-    frames = record(shlex.join(args.command), n_columns, n_lines, args.timeout, args.say)
+    frames = record(shlex.join(args.command), n_columns, n_lines, args.timeout, args.say, args.gap)
     if args.still is not None:
         frames = [[frame for frame in frames if frame[0] <= args.still][-1]]
     args.output.parent.mkdir(parents=True, exist_ok=True)
