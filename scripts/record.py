@@ -2,9 +2,10 @@
 
     .venv/bin/python scripts/record.py docs/run.svg --size 100x24 --title "specllama run" -- specllama run "..."
 
-The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second or as
-`--gap` says; a `--still` picture holds the screen at the given second instead. Colours are those of the command. With
-`--say`, somebody types: each of these lines in turn, whenever the program asks with `>>> `, and Ctrl-D after the last.
+The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second
+unless `--gap` says otherwise; a `--still` picture holds the screen at the given second instead. Colours are those of
+the command. With `--say`, somebody types: each of these lines in turn, whenever the program asks with `>>> `, and
+Ctrl-D after the last.
 """
 
 from __future__ import annotations
