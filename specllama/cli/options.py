@@ -48,7 +48,7 @@ class PromptOptions:
         str | None,
         typer.Argument(metavar="PROMPT", help="What stands on stdin or in --file comes before it; - is stdin."),
     ] = None
-    file: Annotated[str | None, option("-f --file", "Read the prompt from a file.", metavar="FILE")] = None
+    file: Annotated[str | None, option("-f --file", "Read the prompt from a file; - is stdin.", metavar="FILE")] = None
     system_prompt: Annotated[
         str | None,
         option("-sys --system-prompt", "What the model is told before the prompt.", metavar="TEXT", also="--system"),
