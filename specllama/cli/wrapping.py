@@ -23,7 +23,8 @@ _JOINER = "\u200d"  # makes one picture of two
 
 
 class Wrapper:
-    """Takes styled text, gives it back broken between words. A word is held until it ends, for it may have to move.
+    """Takes styled text, gives it back broken between words. A word is held until it ends, for it may have to move;
+    the first of a line is not.
 
     Its spaces go with it, and are dropped where the line breaks. What is wider than a line is broken by the terminal,
     and so is everything between the fences of a code block.
@@ -34,7 +35,7 @@ class Wrapper:
         self._word: list[_Letter] = []
         self._line = ""  # as it came, without what is held
         self._fence = ""  # what closes the code block that is open
-        self._overlong = False  # the word is wider than a line, and written as it comes
+        self._flows = False  # the word begins its line, or is wider than one: it is written as it comes
         self._out: list[_Letter] = []
         self._column = self._width = 0
 
@@ -67,11 +68,13 @@ class Wrapper:
             self._end_word()
             self._spaces.append((char, style))
         else:
-            if self._word and self._may_break(self._word[-1][0], char):
+            before = self._word[-1][0] if self._word else self._line[-1:] if self._flows else ""
+            if before and self._may_break(before, char):
                 self._end_word()
+            self._flows = self._flows or not (self._line or self._spaces or self._word)
             self._word.append((char, style))
-            if self._overlong or self._cells(self._word) > self._width:
-                self._overlong = True
+            if self._flows or self._cells(self._word) > self._width:
+                self._flows = True
                 self._write_word()
 
     @staticmethod
@@ -86,7 +89,7 @@ class Wrapper:
 
     def _end_word(self) -> None:
         """The word is complete: write it here, or on the next line."""
-        if self._word and not self._overlong:
+        if self._word and not self._flows:
             spaces = "".join(char for char, _ in self._spaces)
             start = column_after(spaces, self._column, self._width)
             fits = self._column <= start <= self._width - self._cells(self._word)
@@ -95,7 +98,7 @@ class Wrapper:
             elif not fits:
                 self._spaces = []  # an indentation that leaves no room for anything
         self._write_word()
-        self._overlong = False
+        self._flows = False
 
     def _break(self) -> None:
         """Go on in the next line, under the text of this one."""

@@ -107,6 +107,16 @@ def test_a_word_wider_than_the_window_does_not_wait_for_its_end() -> None:
     assert window.lines == ["see " + "x" * 16, "x" * 15 + " and", "more of it"]
 
 
+def test_the_first_word_of_an_answer_does_not_wait_for_the_second() -> None:
+    """A first token that is there and not shown: on a slow machine a second is a long time."""
+    window = Window(20, 10)
+    window.screen = _wrapping(window)
+    for piece, sent in (("On", "On"), ("ce", "Once"), (" up", "Once"), ("on", "Once"), (" a", "Once upon")):
+        window.screen.add(Piece(piece))
+        window.screen.draw(LIVE)
+        assert window.sent == sent
+
+
 def test_the_style_of_a_word_stays_with_it() -> None:
     """A drafted token that looks like the target's own because it went to the next line."""
     pieces = Wrapper().feed([Piece("one two th"), Piece("ree ", "<", ">"), Piece("x ")], 0, 10)
