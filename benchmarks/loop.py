@@ -46,12 +46,14 @@ class Timing:
     acceptance: float | None = None
 
 
-def ours(engine: Engine, tokens: list[int], n_predict: int) -> Timing:
-    """One greedy answer from an empty KV."""
+def ours(engine: Engine, tokens: list[int], n_predict: int, *, may_end: bool = True) -> Timing:
+    """One greedy answer from an empty KV; where it may not end it has `n_predict` tokens."""
     engine.target.truncate(0)
     answer: list[int] = []
     n_steady, steady_s = 0, 0.0
-    for event in engine.generate(tokens, SamplingParams(temperature=0.0), RandomChooser(0), max_tokens=n_predict):
+    bias = {} if may_end else dict.fromkeys(engine.target.end_tokens, float("-inf"))
+    params = SamplingParams(temperature=0.0, logit_bias=bias)
+    for event in engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict):
         if isinstance(event, TokenEvent):
             answer.append(event.token)
             n_steady += event.step >= 2

@@ -4,9 +4,10 @@
 
 Same pair, prompts, K, threads, context and build flags; greedy. For every prompt and round each arm answers in turn:
 our loop and the server without a draft, our loop and the server with one; each server is a process of its own that
-stays up, rests while others work, and is told to keep no prompt. Both sides count alike. "First" is the time from the
-prompt's first token to the answer's; "decode" the tokens behind the first over the time behind it, in which the draft
-reads the prompt on both sides; "whole" all tokens over all time. Loading and HTTP count on neither side.
+stays up, rests while others work, and is told to keep no prompt. "First" is the time from the prompt's first token to
+the answer's; in the server the draft reads the prompt in it, in ours in the second step. "Decode" is steady decoding:
+theirs behind the first token, ours behind the second step, so that the draft's reading is in neither. "Whole" is all
+tokens over all time. Loading and HTTP count on neither side.
 
 Then, round by round, `llama-bench` and our loop without a draft read 512 tokens, and write 64 from an empty context.
 """
@@ -25,17 +26,16 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from loop import N_CTX, spread
+from loop import N_CTX, Timing, ours, spread
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, Finished, RandomChooser, SamplingParams, TokenEvent, hub, llama, probe
+from specllama import Engine, hub, llama, probe
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.pairs import load_catalog
@@ -44,41 +44,13 @@ READ, WRITTEN = 512, 64  # tokens of llama-bench's two tests
 START_S = 60.0  # a server that is not up by then is not coming up
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One answer: how fast it was, and what it said."""
-
-    first_s: float
-    decode: float  # tokens per second
-    whole: float
-    text: str
-    acceptance: float | None = None
-
-
-def ours(engine: Engine, tokens: list[int], n_predict: int, *, natural: bool = True) -> Answer:
-    """One greedy answer from an empty KV; without `natural` it has exactly `n_predict` tokens."""
-    assert isinstance(engine.target, llama.LlamaModel)
-    engine.target.truncate(0)
-    bias = {} if natural else dict.fromkeys(engine.target.end_tokens, float("-inf"))
-    params = SamplingParams(temperature=0.0, logit_bias=bias)
-    answer = b""
-    for event in engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict):
-        if isinstance(event, TokenEvent):
-            answer += engine.target.vocab.piece(event.token)
-        elif isinstance(event, Finished):
-            stats = event.stats
-    whole = stats.n_emitted / (stats.prompt_s + stats.decode_s)
-    text = answer.decode("utf-8", "replace")
-    return Answer(stats.prompt_s, stats.decode_tok_s or 0.0, whole, text, stats.acceptance_rate)
-
-
 class Server:
     """A llama-server that is up."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def answer(self, tokens: list[int], n_predict: int) -> Answer:
+    def answer(self, tokens: list[int], n_predict: int) -> Timing:
         """One greedy answer to a prompt that it is told not to remember."""
         question = {"prompt": tokens, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": False}
         request = urllib.request.Request(
@@ -92,7 +64,7 @@ class Server:
         drafted = timings.get("draft_n")
         rate = timings["draft_n_accepted"] / drafted if drafted else None
         # Its clock for the answer starts when the first token is there, so that one is left out of the tokens, too.
-        return Answer(prompt_s, (n - 1) / decode_s, n / (prompt_s + decode_s), found["content"], rate)
+        return Timing((n - 1) / decode_s, n / (prompt_s + decode_s), prompt_s, found["content"].encode(), rate)
 
 
 @contextmanager
@@ -134,12 +106,12 @@ def bench(program: Path, model: Path, n_threads: int) -> dict[str, float]:
     return {"read" if test["n_prompt"] else "written": test["avg_ts"] for test in json.loads(done.stdout)}
 
 
-def ratios(mine: list[Answer], theirs: list[Answer], what: str) -> str:
+def ratios(mine: list[Timing], theirs: list[Timing], what: str) -> str:
     """Ours over theirs, round by round: the median and the range."""
     return spread([getattr(a, what) / getattr(b, what) for a, b in zip(mine, theirs, strict=True)])
 
 
-def middle(answers: list[Answer], what: str) -> float:
+def middle(answers: list[Timing], what: str) -> float:
     return statistics.median(getattr(answer, what) for answer in answers)
 
 
@@ -148,7 +120,7 @@ def compare_servers(plain: Engine, drafting: Engine, servers: dict[str, Server],
     rows = []
     for name in args.prompts.split(","):
         tokens = talk.tokens([Message("user", PROMPTS[name])])
-        runs: dict[str, list[Answer]] = {arm: [] for arm in ("ours plain", "plain", "ours draft", "draft")}
+        runs: dict[str, list[Timing]] = {arm: [] for arm in ("ours plain", "plain", "ours draft", "draft")}
         for round_ in range(args.rounds + 1):  # round 0 warms up
             assert isinstance(drafting.drafter, ModelDrafter)
             drafting.drafter.model.truncate(0)
@@ -187,7 +159,7 @@ def compare_bench(plain: Engine, program: Path, model: Path, args: argparse.Name
     for round_ in range(args.rounds + 1):
         found = {
             "read": READ / ours(plain, text[:READ], 1).first_s,
-            "written": ours(plain, text[:1], WRITTEN + 1, natural=False).decode,
+            "written": ours(plain, text[:1], WRITTEN + 1, may_end=False).decode,
         }
         other = bench(program, model, args.threads)
         print(f"llama-bench {round_}: ours {found}, theirs {other}", file=sys.stderr)
