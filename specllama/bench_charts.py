@@ -8,7 +8,9 @@ from itertools import groupby
 from statistics import fmean
 from typing import TypeVar
 
-from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Load, Row, TimeSplit
+from specllama.bench_plan import differences
+from specllama.bench_types import ALL, Arm, BenchReport, Interval, Row, TimeSplit
+from specllama.bench_verdict import condition_name
 
 T = TypeVar("T")
 
@@ -61,44 +63,6 @@ class BarPanel:
     bars: tuple[Bar, ...]
 
 
-# -------------------------------------------------------------------------------------------------- names of things
-
-
-def condition_names(conditions: Sequence[Condition]) -> list[str]:
-    """What tells each condition from the others; the temperature always."""
-
-    def varies(value: Callable[[Condition], object]) -> bool:
-        return len({value(each) for each in conditions}) > 1
-
-    depth, prompt = varies(lambda each: each.n_depth), varies(lambda each: each.n_prompt)
-    predict = varies(lambda each: each.n_predict)
-    names = []
-    for each in conditions:
-        parts = [f"temperature {each.temperature:g}"]
-        if depth:
-            parts.append(f"depth {each.n_depth}")
-        if prompt:
-            parts.append(f"prompt {each.n_prompt or 'as it is'}")
-        if predict:
-            parts.append(f"answer {each.n_predict}")
-        names.append(", ".join(parts))
-    return names
-
-
-def load_names(loads: Sequence[Load]) -> list[str]:
-    """What tells each way of loading from the others; empty where there is only one."""
-    names = []
-    for load in loads:
-        parts = [
-            f"{'default' if value is None else value} {word}".strip()
-            for field, word in (("n_threads", "threads"), ("type_k", "K"), ("type_v", "V"), ("type_k_draft", "draft K"))
-            for value in [getattr(load, field)]
-            if len({getattr(each, field) for each in loads}) > 1
-        ]
-        names.append(", ".join(parts))
-    return names
-
-
 # -------------------------------------------------------------------------------------------------- the plots
 
 
@@ -108,8 +72,14 @@ def _mark(x: float, found: Interval) -> Mark:
 
 def _panels(report: BenchReport, make: Callable[[int, str], T | None]) -> tuple[T, ...]:
     """One for each condition that has something to show."""
-    names = condition_names(report.plan.conditions)
+    conditions = report.plan.conditions
+    names = [condition_name(each, conditions) for each in conditions]
     return tuple(panel for i, name in enumerate(names) if (panel := make(i, name)) is not None)
+
+
+def _load_names(report: BenchReport) -> list[str]:
+    """What tells each way of loading from the others; empty where there is only one."""
+    return [" ".join(differences(load, report.plan.loads)) for load in report.plan.loads]
 
 
 def _rows(report: BenchReport, condition: int, category: str = ALL) -> list[Row]:
@@ -183,6 +153,8 @@ def _over_length(report: BenchReport, rows: Sequence[Row], auto_at: float) -> It
     names = _family_names(report, [arms[each[0].arm] for each in families])
     for name, members in zip(names, families, strict=True):
         marks, predicted = [Mark(0.0, 1.0, 1.0, 1.0)], [(0.0, 1.0)]  # no draft is plain decoding itself
+        if all(arms[row.arm].n_max is None for row in members):
+            name, marks = f"auto: {name}", []  # it has no place on the axis of lengths
         for row in members:
             n_max = arms[row.arm].n_max
             assert row.speedup is not None, "those without were left out"
@@ -195,7 +167,7 @@ def _over_length(report: BenchReport, rows: Sequence[Row], auto_at: float) -> It
 
 def _family_names(report: BenchReport, arms: Sequence[Arm]) -> list[str]:
     """What tells these arms from each other, their lengths aside; the strategy always."""
-    loads = load_names(report.plan.loads)
+    loads = _load_names(report)
     several_drafts = len({arm.draft for arm in arms if arm.draft is not None}) > 1
     several_rules = len({arm.verify_rule for arm in arms}) > 1
     names = []
@@ -232,7 +204,7 @@ def by_position(report: BenchReport) -> tuple[Panel, ...]:
 
 def costs(report: BenchReport) -> tuple[Panel, ...]:
     """What a pass over n rows costs, in passes over one; x is n. One series for each load, and one for each draft."""
-    loads = load_names(report.plan.loads)
+    loads = _load_names(report)
     series, seen = [], set()
     for each in report.costs:
         load = f", {loads[each.load]}" if loads[each.load] else ""

@@ -67,7 +67,7 @@ class Wishes:
 # --------------------------------------------------------------------------------------------------------------- matrix
 
 
-def _differences(load: Load, loads: Sequence[Load]) -> list[str]:
+def differences(load: Load, loads: Sequence[Load]) -> list[str]:
     """What tells a load from the others."""
     words = (("t", "n_threads"), ("ctk", "type_k"), ("ctv", "type_v"), ("ctkd", "type_k_draft"))
     return [
@@ -98,7 +98,7 @@ def arms(wishes: Wishes) -> tuple[Arm, ...]:
     settings = [each for each in dict.fromkeys(_settings(wishes)) if each[0] != "none"]
     strategies = {strategy for strategy, _, n_max, _ in settings if n_max is not None}
     for index, load in enumerate(wishes.loads):
-        where = _differences(load, wishes.loads)
+        where = differences(load, wishes.loads)
         found.append(Arm(name=" ".join(["plain", *where]), load=index))
         for strategy, draft, n_max, rule in settings:
             words = ["auto" if n_max is None else f"K={n_max}"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,22 +57,37 @@ class Written:
     missing: tuple[str, ...]  # plots that the report has no figures for
 
 
-def require_matplotlib() -> None:
-    """Raise UsageError where matplotlib is not installed; worth asking before anything is measured."""
+def prepare(folder: Path) -> None:
+    """Make the folder and see that it can be drawn into: to be asked before minutes are spent on measuring.
+
+    Raises UsageError without matplotlib, ReportError where no file can be written.
+    """
     if find_spec("matplotlib") is None:
         raise UsageError(
             "plots are drawn with matplotlib, which is not installed",
             hint="install it with `pip install matplotlib` or `pip install 'specllama[plots]'`",
         )
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A failure to write, in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror}", hint="give another folder") from None
 
 
 def write(report: BenchReport, folder: Path) -> Written:
-    """Every plot that the report has figures for, into `folder`, which is made where it is missing.
+    """Every plot that the report has figures for, into `folder`; files of the same name are replaced.
 
-    Files of the same name are replaced. Raises ReportError where a file cannot be written, UsageError without
-    matplotlib.
+    Raises what `prepare` raises.
     """
-    require_matplotlib()
+    prepare(folder)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports every font that it did not find
     from matplotlib import rc_context
 
@@ -98,11 +115,8 @@ def _save(figure: Figure, path: Path, kind: str) -> Path:
     """Drawn first and written in one go, so that a failure leaves no half of a picture."""
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, dpi=_PNG_DPI, metadata={"Date": None} if kind == "svg" else None)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _told(path):
         path.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror}", hint="give another folder") from None
     return path
 
 

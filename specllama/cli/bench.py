@@ -70,7 +70,7 @@ def bench(
         )
     target = _Target.of(options)
     if options.plots is not None:
-        bench_plots.require_matplotlib()
+        bench_plots.prepare(Path(options.plots).expanduser())
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specllama import bench_charts
-from specllama.bench_types import ALL, Condition, Load
+from specllama.bench_types import ALL, Load
 from tests.benchreports import COSTS, report
 
 
@@ -55,18 +55,32 @@ def test_arms_that_differ_in_more_than_the_length_are_series_of_their_own() -> N
     assert [[mark.x for mark in each.marks] for each in cold.series] == [[0.0, 2.0], [0.0, 4.0]]
 
 
-def test_names_say_what_differs_and_nothing_else() -> None:
-    """Prevents: panels that look the same, or headings of ten words where one would do."""
-    cold, hot = Condition(temperature=0.0), Condition(temperature=0.7)
-    assert bench_charts.condition_names([cold, hot]) == ["temperature 0", "temperature 0.7"]
-    deep = replace(cold, n_depth=2048, n_prompt=512)
-    assert bench_charts.condition_names([cold, deep]) == [
-        "temperature 0, depth 0, prompt as it is",
-        "temperature 0, depth 2048, prompt 512",
+def test_auto_is_shown_alone_where_its_strategy_is_no_other_arm_s() -> None:
+    """Prevents: a line from plain decoding to `auto`, as if it were a length."""
+    made = report(lengths=(0, 2, None))
+    arms = tuple(replace(arm, spec_type="chain") if arm.n_max is None else arm for arm in made.plan.arms)
+    cold = bench_charts.over_length(replace(made, plan=replace(made.plan, arms=arms)))[0]
+    assert {each.name: [mark.x for mark in each.marks] for each in cold.series} == {
+        "draft-simple": [0.0, 2.0],
+        "auto: chain": [cold.ticks[-1][0]],
+    }
+
+
+def test_loads_are_told_apart_by_what_differs() -> None:
+    """Prevents: two curves of the same name."""
+    made = report(lengths=(0, 2))
+    loads = (Load(n_threads=2), Load(n_threads=4))
+    arms = (*made.plan.arms, *(replace(arm, load=1) for arm in made.plan.arms))
+    more = [replace(row, arm=row.arm + 2) for row in made.rows]
+    plan = replace(made.plan, arms=arms, loads=loads)
+    two = replace(made, plan=plan, rows=(*made.rows, *more), costs=(*made.costs, replace(made.costs[0], load=1)))
+    assert [each.name for each in bench_charts.over_length(two)[0].series] == ["draft-simple, t=2", "draft-simple, t=4"]
+    assert [each.name for each in bench_charts.costs(two)[0].series] == [
+        "checking n rows, T(1) = 50 ms, t=2",
+        "draft, n rows, t=2",
+        "checking n rows, T(1) = 50 ms, t=4",
+        "draft, n rows, t=4",
     ]
-    assert bench_charts.load_names([Load()]) == [""]
-    two = [Load(n_threads=None), Load(n_threads=8, type_k="q8_0")]
-    assert bench_charts.load_names(two) == ["default threads, f16 K", "8 threads, q8_0 K"]
 
 
 def test_positions_are_counted_from_one_and_costs_end_where_the_target_was_measured() -> None:

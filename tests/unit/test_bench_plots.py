@@ -40,7 +40,7 @@ def test_plots_without_figures_are_named_not_drawn(tmp_path: Path) -> None:
     """Prevents: empty axes that look like a measurement."""
     written = bench_plots.write(report(rows=(), costs=()), tmp_path)
     assert (written.paths, written.missing) == ((), tuple(NAMES))
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()), "not even a trial file"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,7 +107,7 @@ def test_a_missing_matplotlib_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPa
     """Prevents: an ImportError after ten minutes of measuring."""
     monkeypatch.setattr(bench_plots, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="matplotlib, which is not installed") as caught:
-        bench_plots.write(report(), tmp_path)
+        bench_plots.prepare(tmp_path)
     assert "specllama[plots]" in caught.value.hint
 
 
@@ -116,4 +116,6 @@ def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -
     place = tmp_path / "file"
     place.write_text("")
     with pytest.raises(ReportError, match="cannot be written"):
-        bench_plots.write(report(temperatures=(0.0,)), place)
+        bench_plots.prepare(place)
+    with pytest.raises(ReportError, match="cannot be written"):
+        bench_plots.prepare(place / "deeper")
