@@ -16,11 +16,13 @@ from specllama.children import Tell
 from specllama.derive_layers import check_dropped, without_layers
 from specllama.derive_vocab import MULTIPLE, kept_tokens, with_vocabulary
 from specllama.draft_model import VOCAB_MAP
-from specllama.errors import BackendError, DiskFull, UsageError
+from specllama.errors import BackendError, DiskFull, ModelFileError, UsageError
 from specllama.llama_header import Header, refuse_architecture
 from specllama.llama_quantize import QUANTS, quant_of
 from specllama.model_facts import n_params, read_tokenizer
 from specllama.storage import size_text
+
+MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
 
 _HEADER_ROOM = 32 << 20  # more than any header
 _N_LISTED = 4  # layers that a name lists; more become a number and a checksum
@@ -84,23 +86,31 @@ def checked(parent: Header, recipe: Recipe) -> Recipe:
 def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
     """Write the derived model in a child process, in one step: nothing is at `destination` before it is whole.
 
-    Raises UsageError, UnsupportedModel, DiskFull and BackendError.
+    Raises UsageError, UnsupportedModel, ModelFileError, DiskFull and BackendError.
     """
     recipe = checked(parent, recipe)
-    with storage.named_disk_full(destination.name):
-        destination.parent.mkdir(parents=True, exist_ok=True)
-    storage.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
     folder = destination.with_name(f".{destination.name}.making")
+    shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
-        with storage.named_disk_full(destination.name):
-            folder.mkdir()
-        whole = children.run(partial(build, parent.path, recipe, folder), tell)
-        llama.header(whole)
-        storage.forget_checksum(destination)
-        whole.replace(destination)
+        with storage.named_disk_full(destination.name, MAKE_ROOM):
+            folder.mkdir(parents=True)
+    except OSError as error:
+        raise ModelFileError(
+            f"{destination.parent} cannot be written: {error.strerror}", hint="write elsewhere with -o FILE"
+        ) from None
+    try:
+        _make(parent, recipe, destination, folder, tell)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(parent: Header, recipe: Recipe, destination: Path, folder: Path, tell: Tell) -> None:
+    """The same, with a folder to work in."""
+    storage.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
+    whole = children.run(partial(build, parent.path, recipe, folder), tell)
+    llama.header(whole)
+    storage.forget_checksum(destination)
+    whole.replace(destination)
 
 
 def _most_bytes(parent: Header, recipe: Recipe) -> int:
@@ -116,7 +126,7 @@ def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
     header, source = llama.header(parent), parent
     if recipe.n_vocab or recipe.dropped:
         source = folder / "cut.gguf"
-        with storage.named_disk_full(source.name):
+        with storage.named_disk_full(source.name, MAKE_ROOM):
             cut(header, recipe, source, lambda share: tell("cutting", share))
     if not recipe.quant:
         return source
@@ -142,7 +152,7 @@ def _or_disk_full(error: BackendError, folder: Path) -> BackendError | DiskFull:
         if free < _HEADER_ROOM:
             return DiskFull(
                 f"no room left while writing the draft: the disk of {folder.parent} has {size_text(free)} left",
-                hint="make room (`specllama draft remove` helps), or set XDG_CACHE_HOME to a larger disk",
+                hint=MAKE_ROOM,
             )
     return error
 

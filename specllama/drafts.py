@@ -14,7 +14,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from specllama import storage
-from specllama.derive import Recipe
+from specllama.derive import MAKE_ROOM, Recipe
 from specllama.errors import ConfigError
 from specllama.llama import build_info
 from specllama.profiles import ClassFigures
@@ -149,7 +149,7 @@ def measured(derived: Derived, measurement: Measurement) -> Derived:
 
 
 def _save(derived: Derived) -> None:
-    with storage.named_disk_full(derived.path.name):
+    with storage.named_disk_full(derived.path.name, MAKE_ROOM):
         storage.write_text(derived.path.with_suffix(_RECORD), json.dumps(derived.to_json(), indent=1) + "\n")
 
 
@@ -192,7 +192,7 @@ def moved(derived: Derived, path: Path) -> Derived:
     latest = read(derived.path) or derived
     temporary = path.with_name(f".{path.name}.moving")
     try:
-        with storage.named_disk_full(path.name):
+        with storage.named_disk_full(path.name, MAKE_ROOM):
             shutil.move(derived.path, temporary)
         storage.forget_checksum(path)
         storage.move(temporary, path)

@@ -120,7 +120,9 @@ def check_room(folder: Path, n_bytes: int, what: str) -> None:
 
 
 @contextmanager
-def named_disk_full(what: str) -> Iterator[None]:
+def named_disk_full(
+    what: str, hint: str = "make room and pull again: what was written is used again where possible"
+) -> Iterator[None]:
     """A disk that fills up while it is written to raises DiskFull."""
     try:
         yield
@@ -129,7 +131,7 @@ def named_disk_full(what: str) -> Iterator[None]:
             raise
         raise DiskFull(
             f"no room left while writing {what} ({error.strerror})",
-            hint="make room and pull again: what was written is used again where possible",
+            hint=hint,
         ) from error
 
 

@@ -15,7 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from specllama import derive, gguf_rewrite, llama, storage
 from specllama.derive import Recipe
 from specllama.draft_model import VOCAB_MAP
-from specllama.errors import DiskFull, UnsupportedModel, UsageError
+from specllama.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
 from tests import tiny
 
 
@@ -203,6 +203,14 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda _path: usage)
     with pytest.raises(DiskFull, match="10 bytes left"):
         derive.make(parent, Recipe(quant="Q4_0"), tmp_path / "made" / "out.gguf", _silent)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """'This should not have happened' for a folder that is none."""
+    parent = llama.header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelFileError, match="file cannot be written"):
+        derive.make(parent, Recipe(dropped=(1,)), tmp_path / "file" / "out.gguf", _silent)
 
 
 def test_an_interrupted_making_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
