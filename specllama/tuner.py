@@ -161,7 +161,8 @@ def measure(
     """
     visits = _Visits(ways, run)
     schedule = _schedule(ways, effort.n_visits)
-    n_all = len(schedule) + VARIANT_SHARE * len(variants) * len(ways)
+    n_ways = len(ways) if effort.n_visits > 1 else 1  # of every variant; in a hurry the default path alone
+    n_all = len(schedule) + VARIANT_SHARE * len(variants) * n_ways
 
     def telling(n_before: float, share_of: float = 1.0) -> Tell:
         return lambda what, share: tell(what, (n_before + share_of * share) / n_all)
@@ -176,9 +177,9 @@ def measure(
     failures = [f"{path_name(way)}: {error}" for way, error in visits.failures.items()]
     found: list[Variant] = []
     for i, path in enumerate(variants):
-        at = telling(len(schedule) + VARIANT_SHARE * len(ways) * i, VARIANT_SHARE * len(ways))
+        at = telling(len(schedule) + VARIANT_SHARE * n_ways * i, VARIANT_SHARE * n_ways)
         try:
-            found.append(_measure_variant(replace(subject, draft=path), merged, visits, effort, at, run))
+            found.append(_measure_variant(replace(subject, draft=path), merged[:n_ways], visits, effort, at, run))
         except SpecllamaError as error:
             failures.append(f"{path.stem}: {error}")
     return Findings(tuple(merged), visits.traces, tuple(failures), visits.drift, tuple(found), visits.threads)

@@ -166,6 +166,9 @@ def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> N
         return Measured(0.04, verify, DRAFT_SECONDS, TRACES, ("answers",), threads)  # type: ignore[arg-type]
 
     once = replace(EFFORT, n_visits=1)
+    tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run, variants=[DERIVED])
+    assert [job.extra_bufts for job in jobs if job.subject.draft == DERIVED] == [True, False]
+    jobs.clear()
     found = tuner.measure(SUBJECT, [True], once, _silent, run, variants=[DERIVED])
     assert [job.subject.draft for job in jobs] == [Path("draft"), DERIVED]
     assert (jobs[0].threads, jobs[0].answers) == (None, ())
