@@ -20,7 +20,7 @@ from specllama.bench_stats import Sizes
 from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run
 from specllama.errors import Interrupted, PromptError
 from specllama.measure import measure_costs
-from specllama.types import Cancel, LanguageModel
+from specllama.types import Cancel, LanguageModel, room_after
 
 N_WARM_UP = 16  # tokens of every arm before anything counts
 COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # of the budget, for measuring what passes cost; for every load and draft
@@ -138,6 +138,8 @@ class _Bench:
             yield Progress("measuring what passes cost", 0.0)
             n = min(N_COST_TOKENS, loaded.target.n_ctx, draft.n_ctx if draft else N_COST_TOKENS)
             tokens = (known * (n // len(known) + 1))[:n] if known else []
+            while draft is not None and tokens and room_after(draft, tokens) < 0:  # it may spell them with several
+                tokens.pop()
             if len(tokens) < 2:
                 return
             costs = measure_costs(loaded.target, draft, tokens, seconds=seconds)

@@ -16,7 +16,7 @@ import numpy as np
 
 from specllama.bench_types import Bucket, Insight
 from specllama.sampling import SamplingParams, law
-from specllama.types import FloatArray, LanguageModel
+from specllama.types import FloatArray, LanguageModel, room_after
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence
@@ -76,9 +76,12 @@ def _rows(model: LanguageModel, said: Said, n_vocab: int) -> list[FloatArray]:
 def samples(
     target: LanguageModel, draft: LanguageModel, said: Said, params: SamplingParams, piece: Piece
 ) -> list[Sample]:
-    """One sample for every token of a plain answer. Both models are empty afterwards."""
+    """One sample for every token of a plain answer; none where the draft cannot read it. Both models are empty then."""
     n_vocab = min(target.vocab_size, draft.vocab_size)
     if not said.answer or max((*said.prompt, *said.answer)) >= n_vocab:
+        return []
+    draft.truncate(0)
+    if room_after(draft, (*said.prompt, *said.answer)) < 0:
         return []
     try:
         q_rows = _rows(draft, said, n_vocab)

@@ -148,6 +148,7 @@ class Stage:
     models: list[FakeModel] = field(default_factory=list)
     n_drafts: int = 1
     n_ctx: int = 256
+    n_ctx_draft: int | None = None
     end_tokens: frozenset[int] = frozenset({0})
     on_eval: Callable[[], None] = lambda: None
 
@@ -174,6 +175,8 @@ class Stage:
         self.opened.append(load)
         self.models = [self.model(1), *(self.model(1 + 7 * i) for i in range(self.n_drafts))]
         target, *drafts = self.models
+        for draft in drafts:
+            draft.n_ctx = self.n_ctx_draft or self.n_ctx
         yield Loaded(
             target=target,
             drafts=tuple(drafts),

@@ -238,6 +238,17 @@ def test_prompts_that_do_not_fit_the_context_are_left_out() -> None:
         Stage().events(Stage().job((long,)))
 
 
+def test_a_draft_with_a_short_context_is_measured_as_far_as_it_goes_and_the_report_says_so() -> None:
+    """An error at the end of ten minutes, for one prompt that the draft could not read."""
+    stage = Stage(n_ctx_draft=32)
+    long = replace(asked(1)[0], id="long", turns=("question " * 20,))
+    plan, runs, report = parts(stage.events(stage.job((*asked(2), long))))
+    assert len(runs) == plan.n_runs
+    assert any("the draft's context of 32 tokens is full" in warning for warning in report.warnings)
+    (found,) = report.insights
+    assert sum(bucket.n_tokens for bucket in found.by_place) == 2 * 8
+
+
 def test_lookups_alone_need_no_draft_model() -> None:
     """A division by the costs of a draft that is not there."""
     stage = Stage(n_drafts=0)
