@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.audit_types import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
 from specllama.chi_square import POWER, SURPRISE
+from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line
 
 
@@ -22,19 +23,6 @@ def sentence(report: AuditReport) -> str:
     told = f", but for {ties} near-tie{'s' * (ties > 1)} of this build" if ties else ""
     gaps = f" Not shown: {'; '.join(report.gaps)}." if report.gaps else ""
     return f"Exact{part}: nothing that drafts emit differs from the target's own{told}.{gaps}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table whose columns also line up as plain text; the first column is text, the others are figures."""
-    cells = [[in_one_line(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    marks = ["-" * width if i == 0 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    for row in (cells[0], marks, *cells[1:]):
-        padded = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )  # fmt: skip
-        yield f"| {' | '.join(padded)} |"
 
 
 def markdown(report: AuditReport) -> str:
@@ -121,7 +109,7 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
             )
         )
     head = ("answer", "K", "token", "plain", "with drafts", "gap", "top-2 gap", "blocks move", "same blocks", "")
-    yield from _table(head, rows)
+    yield from table(head, rows)
     yield ""
 
 
@@ -152,7 +140,7 @@ def _laws(report: AuditReport) -> Iterator[str]:
             )
         )
     head = ("", "contexts", "K up to", "branches", "first: error", "first: TV", "block: error", "block: TV", "")
-    yield from _table(head, rows)
+    yield from table(head, rows)
     yield ""
 
 
@@ -183,7 +171,7 @@ def _draws(report: AuditReport) -> Iterator[str]:
     yield ""
     rows = [_draw_row(row, f"{row.strategy}, {row.rule}") for row in report.draws]
     rows += [_draw_row(row, "along answers, all together") for row in report.along]
-    yield from _table(("", "draws", "chi-square", "free", "p-value", "seen from", ""), rows)
+    yield from table(("", "draws", "chi-square", "free", "p-value", "seen from", ""), rows)
     yield ""
 
 
@@ -212,7 +200,7 @@ def _kv(found: Sequence[KvRow]) -> Iterator[str]:
             )
         )
     head = ("", "steps", "dropped", "same blocks", "never read", "one wrong token", "")
-    yield from _table(head, rows)
+    yield from table(head, rows)
     yield ""
 
 
@@ -224,5 +212,5 @@ def _faults(report: AuditReport) -> Iterator[str]:
     yield f"{sum(fault.caught for fault in faults)} of {len(faults)} were noticed."
     yield ""
     rows = [(fault.fault, fault.section, fault.figure, "noticed" if fault.caught else "MISSED") for fault in faults]
-    yield from _table(("what was broken", "section", "figure", ""), rows)
+    yield from table(("what was broken", "section", "figure", ""), rows)
     yield ""

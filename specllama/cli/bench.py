@@ -30,10 +30,10 @@ from specllama.cli.bench_view import comparison_lines, csv_lines, event_lines, r
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
 from specllama.cli.output import Output, open_output, to_json
-from specllama.cli.plot import UNICODE, Signs, signs_for
+from specllama.cli.plot import UNICODE, signs_for
 from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
-from specllama.cli.terminal import silent_keyboard
+from specllama.cli.terminal import silent_keyboard, size_of
 from specllama.cli.worker import Worker, interruptible
 from specllama.errors import Interrupted, ReportError, UsageError
 from specllama.llama import build_info
@@ -95,8 +95,10 @@ def bench(
     except Interrupted as stopped:
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
-    if options.format != "jsonl":
-        for line in _lines(report, options.format, signs_for(output.out), full=options.verbose):
+    if options.format == "md":
+        _show(report, output, full=options.verbose)
+    elif options.format != "jsonl":  # its lines are out already
+        for line in _lines(report, options.format):
             output.line(line)
     target.write(report, output)
     _plot(report, options, output)
@@ -136,14 +138,27 @@ def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
     return tuple(prompt for prompt in found if prompt.category in runs.category)
 
 
-def _lines(report: BenchReport, format: str, signs: Signs, *, full: bool) -> list[str]:
-    """The report in one of the formats; `signs` for the plots among text."""
+def _lines(report: BenchReport, format: str) -> list[str]:
+    """The full report in one of the formats, as a file holds it."""
     if format == "json":
         return [to_json(report.to_json())]
     if format == "jsonl":
-        return [*event_lines(report.plan), *(line for run in report.runs for line in event_lines(run)),
-                *event_lines(report)]  # fmt: skip
-    return csv_lines(report) if format == "csv" else report_lines(report, signs, full=full)
+        events: list[Plan | Run | BenchReport] = [report.plan, *report.runs, report]
+        return [line for event in events for line in event_lines(event)]
+    return csv_lines(report) if format == "csv" else report_lines(report, UNICODE, full=True)
+
+
+def _show(report: BenchReport, output: Output, *, full: bool) -> None:
+    """The report for a person: on a terminal, prose is broken between words, and tables never."""
+    stream = output.out
+    width = size_of(stream)[0] if stream.steerable else None
+    fenced = False
+    for line in report_lines(report, signs_for(stream), full=full, width=width):
+        fenced ^= line.startswith("```")
+        if stream.steerable and not fenced and not line.startswith("|"):
+            output.out_console().print(line)
+        else:
+            output.line(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +189,7 @@ class _Target:
         if self.path is None:
             return
         try:
-            storage.write_text(self.path, "\n".join(_lines(report, self.format, UNICODE, full=True)) + "\n")
+            storage.write_text(self.path, "\n".join(_lines(report, self.format)) + "\n")
         except OSError as error:
             raise ReportError(f"{self.path} cannot be written: {error.strerror}") from error
         output.note(f"the full report is in {self.path}")

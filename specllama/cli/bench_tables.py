@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from specllama.bench_types import ALL, BenchReport, Insight, Interval, Row
 from specllama.bench_verdict import condition_name
+from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line
 from specllama.storage import size_text
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> list[str]:
-    """A Markdown table whose columns also line up as plain text; all but the first `n_left` are set to the right."""
-    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(
-            cell.ljust(width) if i < n_left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ) + " |"  # fmt: skip
-
-    rule = (
-        "|"
-        + "|".join("-" * (width + 2) if i < n_left else "-" * (width + 1) + ":" for i, width in enumerate(widths))
-        + "|"
-    )
-    return [line(heads), rule, *map(line, rows)]
 
 
 def ratio(found: Interval | None) -> str:

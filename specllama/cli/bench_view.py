@@ -10,7 +10,8 @@ from dataclasses import asdict, fields
 from specllama.bench_compare import Comparison
 from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Plan, Row, Run
 from specllama.bench_verdict import condition_name
-from specllama.cli.bench_tables import detail_lines, percent, ratio, table
+from specllama.cli.bench_tables import detail_lines, percent, ratio
+from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line, to_json, visible
 from specllama.cli.plot import Signs
 from specllama.cli.small_plots import small_plots
@@ -56,29 +57,43 @@ def _main_row(report: BenchReport, row: Row, picked: set[tuple[int, int]]) -> li
     return (where if len(report.plan.conditions) > 1 else []) + shown
 
 
-def main_table(report: BenchReport) -> list[str]:
-    """Every setting under every condition, over all classes of prompts; the picked ones in bold."""
+def main_table(report: BenchReport, width: int | None) -> list[str]:
+    """Every setting under every condition, over all classes of prompts; the picked ones in bold.
+
+    Where it is wider than `width`, columns go until it fits, those first that say least.
+    """
     heads = ["setting", "tok/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
     if several := len(report.plan.conditions) > 1:
         heads.insert(0, "temp")
     picked = {(pick.condition, pick.arm) for pick in report.picks}
-    return table(heads, [_main_row(report, row, picked) for row in report.rows_of(ALL)], n_left=1 + several)
+    rows = [_main_row(report, row, picked) for row in report.rows_of(ALL)]
+    lines = table(heads, rows, n_left=1 + several)
+    for name in ("TTFT", "answer", "tok/step", "expected"):
+        if width is None or len(lines[0]) <= width:
+            break
+        i = heads.index(name)
+        heads, rows = heads[:i] + heads[i + 1 :], [row[:i] + row[i + 1 :] for row in rows]
+        lines = table(heads, rows, n_left=1 + several)
+    return lines
 
 
 LEGEND = (
-    "speedup: tokens per second behind the first pass over those of plain decoding, with the 95 % interval; the draft "
-    "reads the prompt there, which weighs in short answers. answer: the same of the whole answer. TTFT: time to the "
-    "first token. accepted: per token. expected: speedup by the costs measured, the prompt being read. Bold: the best, "
-    "picked on half of the prompts."
+    "speedup: tokens per second behind the first pass over those of plain decoding, with its 95 % interval; the draft "
+    "reads the prompt there, which weighs in short answers. answer: speedup of the whole answer. TTFT: time to the "
+    "first token. accepted: per token. expected: speedup by the costs measured, once the prompt is read. Bold: the "
+    "best, picked on half of the prompts."
 )
 
 
-def report_lines(report: BenchReport, signs: Signs, *, full: bool) -> list[str]:
-    """The report as Markdown: the one table, warnings, the verdict; `full`: every other table and small plots, too."""
+def report_lines(report: BenchReport, signs: Signs, *, full: bool, width: int | None = None) -> list[str]:
+    """The report as Markdown: the one table, warnings, the verdict; `full`: every other table and small plots, too.
+
+    `width`: columns of the terminal that it is for; None = it is for a file.
+    """
     lines = [f"{_models(report)}", f"{_machine(report)}", f"{report.plan.note}", ""]
     if report.synthetic is not None:
         lines[:0] = ["**SYNTHETIC ACCEPTANCE: nothing that was generated is valid output.**", ""]
-    lines += main_table(report)
+    lines += main_table(report, width)
     lines += ["", LEGEND, ""]
     if full:
         lines += [*detail_lines(report), "```text", *map(visible, small_plots(report, signs)), "```", ""]

@@ -49,7 +49,7 @@ def args(byte_pair: Pair, prompts: Path) -> list[str]:
 def table_of(text: str) -> list[list[str]]:
     """The cells of the first Markdown table, without its rule."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|-")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| --")]
 
 
 def test_one_table_and_one_verdict_in_words(specllama: Run, args: list[str]) -> None:
