@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from specllama import bench as core
-from specllama import machine
+from specllama import bench_plots, machine
 from specllama.bench_types import ALL, BenchReport
-from tests.bench_cases import MACHINE
+from specllama.cli.bench_view import main_table
+from specllama.errors import UsageError
+from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 
 Run = Callable[..., Result]
@@ -115,6 +117,47 @@ def test_jsonl_says_what_happens_as_it_happens(specllama: Run, args: list[str]) 
     assert [event["event"] for event in events] == ["plan", *["run"] * 12, "report"]
     assert "runs" not in events[-1]
     assert events[-1]["verdict"]
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_never_a_broken_table() -> None:
+    """A table whose lines are folded in the middle, or one that loses the speedup."""
+    plan = plan_of([PLAIN, arm_of(4)], prompts_of(4), temperatures=(0.0, 0.7))
+    runs = [run_of(arm, i, 10.0 + i + arm, condition=c) for arm in (0, 1) for i in range(4) for c in (0, 1)]
+    report = report_of(plan, runs)
+    whole = main_table(report, None)
+    assert main_table(report, 200) == whole
+    for width in (80, 60):
+        narrow = main_table(report, width)
+        assert max(map(len, narrow)) <= width
+        assert "speedup" in narrow[0]
+        assert len(narrow) == len(whole)
+    assert "TTFT" not in main_table(report, 80)[0] or len(whole[0]) <= 80
+
+
+def test_plots_go_into_their_folder(
+    specllama: Run, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option that is read and forgotten; or minutes of measuring before it is said that nothing can be drawn."""
+    drawn: list[tuple[int, Path]] = []
+
+    def write(report: BenchReport, folder: Path) -> bench_plots.Written:
+        drawn.append((len(report.runs), folder))
+        return bench_plots.Written((folder / "speedup.png",), ("costs",))
+
+    monkeypatch.setattr(bench_plots, "prepare", lambda folder: None)
+    monkeypatch.setattr(bench_plots, "write", write)
+    result = specllama(*args, "--plots", str(tmp_path / "plots"), "--temp", "0")
+    assert result.code == 0, result.err
+    assert drawn == [(12, tmp_path / "plots")]
+    assert "1 plots are in " in result.err
+    assert "nothing was measured for the plots costs" in result.err
+
+    def missing(folder: Path) -> None:
+        raise UsageError("plots are drawn with matplotlib, which is not installed")
+
+    monkeypatch.setattr(bench_plots, "prepare", missing)
+    monkeypatch.setattr(core, "bench", lambda *_: pytest.fail("measured"))
+    assert specllama(*args, "--plots", "plots").code == 2
 
 
 @pytest.mark.parametrize("suffix", ["md", "csv", "json", "jsonl"])
