@@ -55,8 +55,11 @@ def _for_plain(report: BenchReport, pick: Pick, arm: Arm) -> str:
         row = next(row for row in report.rows_of() if (row.arm, row.condition) == (pick.arm, pick.condition))
         return f"{arm.name} decoding ran at {row.decode_tok_s or 0.0:.1f} tokens per second; nothing was drafted"
     name, best = report.plan.arms[tried.arm].name, tried.speedup
+    reached = f"{name} reached {best.value:.2f} times it ({span(best)})"
+    if not best.sure:
+        return f"no draft is surely faster or slower than plain decoding: {reached}"
     if best.value > 1.0:
-        return f"plain decoding is as fast as any draft: {name} reached {best.value:.2f} times it ({span(best)})"
+        return f"plain decoding was picked, although {reached} on all prompts"
     return f"plain decoding is fastest: the best draft ({name}) reached {best.value:.2f} times its speed ({span(best)})"
 
 
@@ -83,7 +86,9 @@ def _advice(report: BenchReport) -> str:
         return ""
     (arm,) = arms.values()
     if arm.plain:
-        return " Use --spec-type none." if len(report.plan.arms) > 1 else ""
+        tried = [row.speedup for pick in report.picks if (row := _tried(report, pick)) is not None]
+        clear = bool(tried) and all(speedup and speedup.sure and speedup.value < 1.0 for speedup in tried)
+        return " Use --spec-type none." if clear else ""
     sure = all(pick.confirmed and pick.confirmed.sure and pick.confirmed.value > CLEAR for pick in report.picks)
     if not sure or arm.n_max is None:
         return ""

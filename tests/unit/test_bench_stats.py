@@ -191,6 +191,15 @@ def test_plain_decoding_is_a_candidate() -> None:
     assert report.verdict.endswith("Use --spec-type none.")
 
 
+def test_noise_is_no_reason_to_do_without_drafts() -> None:
+    """Two prompts on a busy machine, and the advice never to draft again."""
+    plan = plan_of([PLAIN, arm_of(2)], prompts_of(4))
+    runs = [run_of(0, i, 10.0) for i in range(4)] + [run_of(1, i, 5.0 if i % 2 == 0 else 60.0) for i in range(4)]
+    said = report_of(plan, runs).verdict
+    assert said.startswith("At temperature 0 no draft is surely faster or slower than plain decoding: K=2 reached 1.73")
+    assert "Use" not in said
+
+
 def test_the_verdict_names_the_best_setting_its_certainty_and_what_to_type() -> None:
     """A verdict in figures alone."""
     plan = plan_of([PLAIN, arm_of(4)], [*prompts_of(4, "coding"), *prompts_of(4, "poem")])
