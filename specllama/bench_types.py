@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specllama.errors import ReportError
 from specllama.reports import from_plain, require_schema, to_plain
 from specllama.stats import SpecStats
 from specllama.tuning import CostProfile
@@ -317,4 +318,16 @@ class BenchReport:
     @classmethod
     def from_json(cls, data: object) -> BenchReport:
         """The inverse of `to_json`. Raises ReportError."""
-        return from_plain(cls, require_schema(data, NAME, VERSION))
+        report = from_plain(cls, require_schema(data, NAME, VERSION))
+        report._require_indices()
+        return report
+
+    def _require_indices(self) -> None:
+        """Raises ReportError where something points at nothing."""
+        plan = self.plan
+        n_arms, n_conditions, n_prompts = len(plan.arms), len(plan.conditions), len(plan.prompts)
+        pointing = [(f"rows[{i}]", row.arm, row.condition, 0, 1) for i, row in enumerate(self.rows)]
+        pointing += [(f"runs[{i}]", run.arm, run.condition, run.prompt, n_prompts) for i, run in enumerate(self.runs)]
+        for where, arm, condition, prompt, n in pointing:
+            if not (0 <= arm < n_arms and 0 <= condition < n_conditions and 0 <= prompt < n):
+                raise ReportError(f"{where} is of an arm, condition or prompt that the plan has not")

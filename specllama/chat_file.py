@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 from specllama import settings as setting_table
 from specllama.errors import ConversationError, UsageError
 from specllama.events import Reason
+from specllama.reports import parsed
 from specllama.session import ChatSession, Turn
 from specllama.settings import MAX_SEED, Settings
 from specllama.storage import write_text
@@ -64,11 +65,11 @@ def load(path: Path) -> Saved:
     except UnicodeDecodeError as error:
         raise ConversationError(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
     try:
-        return _saved(json.loads(text))
+        return _saved(parsed(text))
     except json.JSONDecodeError as error:
         raise ConversationError(f"{path} is damaged: line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except RecursionError:
-        raise ConversationError(f"{path} is damaged: it is nested too deeply") from None
+    except ValueError as error:
+        raise ConversationError(f"{path} is damaged: {error}") from None
     except _Wrong as error:
         raise ConversationError(f"{path} is damaged: {error}") from None
 

@@ -40,10 +40,11 @@ def _number(
     def check(name: str, text: object) -> float:
         try:
             value = kind(text)
-        except (ValueError, OverflowError):
-            value = math.nan
+            is_finite = math.isfinite(value)  # a whole number of hundreds of digits is none that a float holds
+        except (TypeError, ValueError, OverflowError):
+            value, is_finite = math.nan, False
         inside = low < value <= high if open_low else low <= value <= high
-        if value != special and not (inside and math.isfinite(value)):
+        if value != special and not (inside and is_finite):
             raise UsageError(f"{name} is {text}, expected {allowed}")
         return value
 

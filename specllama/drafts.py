@@ -15,9 +15,10 @@ from platformdirs import user_cache_path
 
 from specllama import storage
 from specllama.derive import MAKE_ROOM, Recipe
-from specllama.errors import ConfigError
+from specllama.errors import ConfigError, ReportError
 from specllama.llama import build_info
 from specllama.profiles import ClassFigures
+from specllama.reports import from_plain, parsed
 
 _VERSION = 1  # of the record
 _MODEL, _RECORD = ".gguf", ".json"
@@ -45,11 +46,6 @@ class Measurement:
     parent_cost: float  # the same two of the parent
     parent_speed: float
     classes: tuple[ClassFigures, ...]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """The inverse of `asdict`. Raises KeyError and TypeError."""
-        return cls(**{**data, "classes": tuple(ClassFigures(**each) for each in data["classes"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +91,21 @@ class Derived:
                 path=path,
                 recipe=Recipe.from_json(data["recipe"]),
                 parent=Parent(Path(str(data["parent"]["path"])), str(data["parent"]["sha256"])),
-                n_bytes=int(data["n_bytes"]),
+                n_bytes=_size(data["n_bytes"]),
                 sha256=str(data["sha256"]),
                 build=str(data["build"]),
                 made=str(data["made"]),
-                measurements=tuple(map(Measurement.from_json, data["measurements"])),
+                measurements=tuple(from_plain(Measurement, each, "a measurement") for each in data["measurements"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError) as error:
             raise ConfigError(f"{path.with_suffix(_RECORD)} cannot be read: {error}", hint=_MAKE_AGAIN) from None
+
+
+def _size(n_bytes: object) -> int:
+    """A file's size. Raises ValueError."""
+    if type(n_bytes) is not int or not 0 <= n_bytes < 2**63:
+        raise ValueError("its n_bytes is no size of a file")
+    return n_bytes
 
 
 _MAKE_AGAIN = "make the draft again: specllama draft make"
@@ -156,7 +159,7 @@ def _save(derived: Derived) -> None:
 def read(path: Path) -> Derived | None:
     """The provenance of a draft; None where there is none beside it. Raises ConfigError where it is damaged."""
     try:
-        return Derived.from_json(json.loads(path.with_suffix(_RECORD).read_text(encoding="utf-8")), path)
+        return Derived.from_json(parsed(path.with_suffix(_RECORD).read_text(encoding="utf-8")), path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -175,7 +178,10 @@ def named(name: str) -> Path | None:
     if "/" in name or "\\" in name:
         return None
     path = folder() / f"{name.removesuffix(_MODEL)}{_MODEL}"
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:  # longer than any file's name
+        return None
 
 
 def remove(path: Path) -> int:
@@ -212,6 +218,13 @@ def discard(path: Path) -> None:
 
 def stale(derived: Derived) -> str:
     """Why the draft is no longer what its record says, in one sentence; empty where it is."""
+    try:
+        return _changed(derived)
+    except OSError as error:
+        return f"it cannot be compared with its parent: {error.strerror}"
+
+
+def _changed(derived: Derived) -> str:
     parent = derived.parent
     if derived.path.stat().st_size != derived.n_bytes:
         return "the file is not the one that was made"

@@ -14,7 +14,7 @@ from specllama.checks import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.errors import ConfigError, DiskFull, ModelFileError
 from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 from specllama.repo_files import split_names
-from specllama.storage import NO_ROOM, write_text
+from specllama.storage import NO_ROOM, meant, write_text
 from specllama.toml_text import without_tables
 
 if sys.version_info >= (3, 11):
@@ -209,7 +209,7 @@ def _read_model(name: str, data: object, path: Path) -> Model:
 
 def _at_home(source: Source, folder: Path) -> Source:
     """A path is meant relative to the `models.toml` that holds it."""
-    return PathSource(folder / source.path.expanduser()) if isinstance(source, PathSource) else source
+    return PathSource(folder / meant(str(source.path))) if isinstance(source, PathSource) else source
 
 
 def _check_name(name: str, where: str) -> None:

@@ -15,9 +15,10 @@ from platformdirs import user_state_path
 from specllama import storage
 from specllama.calibration import PRIORS, Prior
 from specllama.cpu import this_cpu
-from specllama.errors import ConfigError
+from specllama.errors import ConfigError, ReportError
 from specllama.llama import LoadOptions, build_info
 from specllama.llama_plan import physical_cores
+from specllama.reports import from_plain, parsed
 from specllama.tuning import LEAST_RATE, LOOKUP, MODEL, CostProfile
 
 VERSION = 2  # of the file; another one is not read
@@ -104,11 +105,11 @@ class Profile:
                 draft_extra_bufts=bool(data["draft_extra_bufts"]),
                 step_s=float(data["step_s"]),
                 costs=CostProfile.from_json(data["costs"]),
-                classes=tuple(ClassFigures(**each) for each in data["classes"]),
-                threads=None if data["threads"] is None else Threads(**data["threads"]),
+                classes=tuple(from_plain(ClassFigures, each) for each in data["classes"]),
+                threads=None if data["threads"] is None else from_plain(Threads, data["threads"]),
                 derived=None if data["derived"] is None else Path(data["derived"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError) as error:
             raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None
 
 
@@ -183,7 +184,7 @@ def save(subject: Subject, profile: Profile) -> Path:
 def find(subject: Subject) -> Found:
     """The subject's profile, if there is one and nothing has changed since. Never raises for what is in the file."""
     try:
-        record = json.loads(path_of(subject).read_text(encoding="utf-8"))
+        record = parsed(path_of(subject).read_text(encoding="utf-8"))
         if record["version"] != VERSION:
             return Found(stale="this version of specllama measures otherwise")
         profile = Profile.from_json(record["profile"])

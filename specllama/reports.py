@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
@@ -14,6 +16,14 @@ T = TypeVar("T")
 _HINT = "is it a report of this program?"
 
 
+def parsed(text: str | bytes) -> Any:
+    """The JSON value that `text` spells. Raises ValueError, for what is nested beyond reason, too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def to_plain(report: Any) -> dict[str, Any]:
     """A dataclass, and all it holds, as dicts, lists, text and numbers."""
     found: dict[str, Any] = asdict(report)
@@ -22,6 +32,17 @@ def to_plain(report: Any) -> dict[str, Any]:
 
 def _refuse(where: str, found: object, expected: str) -> ReportError:
     return ReportError(f"{where} is {type(found).__name__}, expected {expected}", hint=_HINT)
+
+
+def _finite(data: float, where: str) -> float:
+    """`data` as a float; Python's JSON knows NaN, infinity and numbers beyond every float."""
+    try:
+        number = float(data)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ReportError(f"{where} is no finite number", hint=_HINT)
+    return number
 
 
 def _value(kind: Any, data: Any, where: str) -> Any:
@@ -49,7 +70,7 @@ def _value(kind: Any, data: Any, where: str) -> Any:
             raise _refuse(where, data, "an object")
         return {str(key): _value(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if kind is float and type(data) in (int, float):
-        return float(data)
+        return _finite(data, where)
     if origin is not None:  # Literal
         if data not in arguments:
             raise ReportError(f"{where} is {data!r}, expected one of {', '.join(map(str, arguments))}")

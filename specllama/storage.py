@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 from platformdirs import user_cache_path
 
 from specllama.errors import DiskFull, DownloadError
+from specllama.reports import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
@@ -81,6 +82,11 @@ def size_text(n_bytes: int) -> str:
 # ------------------------------------------------------------------------------------------------------------- places
 
 
+def meant(text: str) -> Path:
+    """The path that a person means; a `~` of nobody stays what it is, and is not found."""
+    return Path(os.path.expanduser(text))
+
+
 def models_dir() -> Path:
     """Where files lie that did not come through the Hub's own cache."""
     return user_cache_path("specllama") / "models"
@@ -90,8 +96,14 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
     """Replace the file in one step, so that a reader or a crash never meets half of it.
 
     A link stays a link: the file it leads to is replaced. Who may read it stays too; a new file takes that from `like`.
+    A device or a pipe is written to.
     """
     path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     example = next((file for file in (path, like) if file is not None and file.exists()), None)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -198,7 +210,7 @@ def _is_hollow(path: Path) -> bool:
 def recall(kind: str, *paths: Path) -> Any:
     """What `remember` was told about these files, unless one of them has changed since; None if nothing."""
     try:
-        record = json.loads(_record_of(kind, paths).read_text(encoding="utf-8"))
+        record = parsed(_record_of(kind, paths).read_text(encoding="utf-8"))
         return record["value"] if record["stamps"] == _stamps(paths) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

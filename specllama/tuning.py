@@ -60,7 +60,7 @@ def _points_of(data: object, name: str) -> Points:
     """Points read from JSON. Raises ConfigError."""
     try:
         return tuple((int(n), float(cost)) for n, cost in data)  # type: ignore[attr-defined]  # the except below
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"the cost profile's {name!r} is not a list of [rows, cost] pairs") from None
 
 

@@ -141,14 +141,19 @@ def _in_our_words(error: Any) -> UsageError:
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
-def unexpected(error: Exception) -> SpecllamaError:
-    """The error that a defect of this program is told as."""
-    told = SpecllamaError(
-        f"this should not have happened: {type(error).__name__}: {error}",
-        hint="please report it, with what SPECLLAMA_DEBUG=1 shows",
-    )
-    told.__cause__ = error
-    return told
+def told(error: Exception) -> SpecllamaError:
+    """The error that any exception is told as: what the system refuses is no defect of this program, all else is."""
+    if isinstance(error, SpecllamaError):
+        return error
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        known = SpecllamaError(f"the system refuses {error.filename}: {error.strerror}")
+    else:
+        known = SpecllamaError(
+            f"this should not have happened: {type(error).__name__}: {error}",
+            hint="please report it, with what SPECLLAMA_DEBUG=1 shows",
+        )
+    known.__cause__ = error
+    return known
 
 
 def _report(error: SpecllamaError) -> int:
@@ -193,7 +198,7 @@ def main(args: Sequence[str] | None = None) -> int:
         forget_stdout()
         return FAILED
     except Exception as error:
-        return _report(unexpected(error))
+        return _report(told(error))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from specllama.cli.terminal import silent_keyboard, size_of
 from specllama.cli.worker import Worker, interruptible
 from specllama.errors import Interrupted, ReportError, UsageError
 from specllama.llama import build_info
+from specllama.reports import parsed
 from specllama.types import Cancel
 
 COMPARE = "compare"  # in the place of a pair's name
@@ -70,7 +71,7 @@ def bench(
         )
     target = _Target.of(options)
     if options.plots is not None:
-        bench_plots.prepare(Path(options.plots).expanduser())
+        bench_plots.prepare(storage.meant(options.plots))
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)
@@ -110,7 +111,7 @@ def _plot(report: BenchReport, options: BenchOutput, output: Output) -> None:
     """The plots as files, where a folder was named."""
     if options.plots is None:
         return
-    written = bench_plots.write(report, Path(options.plots).expanduser())
+    written = bench_plots.write(report, storage.meant(options.plots))
     output.note(f"{len(written.paths)} plots are in {options.plots}")
     if written.missing:
         output.note(f"note: nothing was measured for the plots {', '.join(written.missing)}")
@@ -173,7 +174,7 @@ class _Target:
         """Raises UsageError for a name that does not say how to write, ReportError where nothing can be written."""
         if options.output is None:
             return cls(None, "")
-        path = Path(options.output).expanduser()
+        path = storage.meant(options.output)
         format = path.suffix.removeprefix(".").lower()
         if format not in FORMATS:
             raise UsageError(
@@ -234,7 +235,7 @@ def _left(seconds: float) -> str:
 def _read(name: str) -> BenchReport:
     """A report that was written with `--output FILE.json`. Raises ReportError."""
     try:
-        data = json.loads(Path(name).read_text(encoding="utf-8"))
+        data = parsed(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ReportError(f"{name} cannot be read: {error.strerror}") from None
     except ValueError:
@@ -250,6 +251,8 @@ def _compare(files: list[str], options: BenchOutput, output: Output) -> None:
         raise UsageError(f"compare takes two reports, not {len(files)}", hint="specllama bench compare A.json B.json")
     if options.format not in ("md", "json"):
         raise UsageError(f"--format {options.format} is none of a comparison", hint="there are: md, json")
+    if options.output is not None or options.plots is not None:
+        raise UsageError("a comparison goes to stdout alone", hint="redirect it: specllama bench compare ... > FILE")
     found = bench_compare.compare(*map(_read, files))
     lines = [to_json(found.to_json())] if options.format == "json" else comparison_lines(found, files)
     for line in lines:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
 from specllama import drafts, llama, storage
 from specllama.bench_job import Loaded
@@ -24,7 +23,7 @@ from specllama.drafters import REGISTRY
 from specllama.errors import MemoryShort, UsageError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.sampling import SamplingParams
-from specllama.storage import size_text
+from specllama.storage import meant, size_text
 from specllama.tuning import N_MAX, PROBE_TOKENS
 from specllama.types import Cancel, DraftPolicy, LanguageModel
 
@@ -148,7 +147,7 @@ def prepare(
     options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
     files = [first.draft]
     for name in extra[1:]:
-        wished = drafts.named(name) or Path(name).expanduser()
+        wished = drafts.named(name) or meant(name)
         files.append(loading.bring(wished, offline=models.offline, output=output))
     n_swept = len(files) if first.draft is not None else 0
     if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):

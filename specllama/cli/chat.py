@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import typer
 from platformdirs import user_state_path
 
 from specllama import llama
+from specllama.cli.app import told
 from specllama.cli.chat_commands import is_command, perform
 from specllama.cli.chat_complete import complete
 from specllama.cli.chat_input import Editor, Lines, Source, unquoted
@@ -31,6 +31,7 @@ from specllama.cli.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.drafters import DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
+from specllama.reports import parsed
 from specllama.settings import Settings
 from specllama.types import Cancel, Rule
 
@@ -127,7 +128,7 @@ def _converse(talk: Chat, source: Source) -> int:
         try:
             start, talk.prefilled = talk.prefilled, ""
             line = source.read(start)
-            _take(talk, line)
+            _survived(talk, line)
         except EOFError:
             if not piped and is_gone():
                 raise SystemExit(HUNG_UP) from None
@@ -165,13 +166,25 @@ def _take(talk: Chat, line: str) -> None:
         talk.output.note("")
 
 
+def _survived(talk: Chat, line: str) -> None:
+    """`_take`, but what nobody foresaw is an error like others: it costs one line, and no conversation."""
+    try:
+        _take(talk, line)
+    except (SpecllamaError, EOFError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and not error.filename:  # of the terminal, or of a pipe
+            raise
+        raise told(error) from error
+
+
 def _from_json(line: str) -> str:
     """The message or command of a line of JSON: text, or an object with `message` or `command`."""
     if not line.strip():
         return ""
     try:
-        data = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
+        data = parsed(line)
+    except ValueError:
         raise UsageError(
             "a line of stdin is no JSON", hint='write {"message": "..."} or {"command": "/undo"}'
         ) from None

@@ -20,7 +20,7 @@ from specllama.cli.prompting import read_whole
 from specllama.cli.render import palette_of
 from specllama.errors import UsageError
 from specllama.pairs import load_catalog
-from specllama.storage import size_text
+from specllama.storage import meant, size_text
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
 
@@ -152,7 +152,7 @@ def _path(text: str, usage: str) -> Path:
     name = bare(text)
     if not name:
         raise UsageError("which file?", hint=usage)
-    return Path(name).expanduser()
+    return meant(name)
 
 
 def _n_turns(n: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from specllama.cli.chat_commands import BY_NAME, SHOWN
 from specllama.cli.chat_settings import LOOKS
 from specllama.pairs import load_catalog
 from specllama.settings import OTHER_NAMES, SETTINGS
+from specllama.storage import meant
 
 
 def complete(line: str) -> Iterable[tuple[str, int, str]]:
@@ -69,7 +69,7 @@ def _set_words(before: list[str]) -> dict[str, str]:
 def _paths(begun: str) -> Iterator[tuple[str, int, str]]:
     """Files and folders that begin so."""
     folder, slash, name = begun.rpartition("/")
-    where = Path(folder + slash or ".").expanduser()
+    where = meant(folder + slash or ".")
     try:
         entries = sorted(where.iterdir())
     except OSError:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from specllama import llama
-from specllama.cli.app import unexpected
+from specllama.cli.app import told
 from specllama.cli.check_drafts import find_drafts
 from specllama.cli.check_files import look_at
 from specllama.cli.check_probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
@@ -21,7 +21,7 @@ from specllama.cli.loading import N_CTX, Choice, Wanted, choose
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.values import strategies
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import UsageError
 from specllama.llama import LoadOptions
 from specllama.pair_check import Candidate, check_pair
 
@@ -97,7 +97,7 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
         else:
             fits = _check(models, hardware, options, output)
     except Exception as error:  # whatever it is, exit code 1 would mean that the draft does not fit
-        known = error if isinstance(error, SpecllamaError) else unexpected(error)
+        known = told(error)
         raise UsageError(str(known), hint=known.hint) from error
     if not fits:
         raise typer.Exit(FAILED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from specllama import llama
 from specllama.cli.check_files import look_at, named
@@ -19,7 +18,7 @@ from specllama.llama import Header, LoadOptions
 from specllama.llama_header import refuse_architecture
 from specllama.model_facts import n_params
 from specllama.pair_check import Candidate, this_machine
-from specllama.storage import FetchWatch, size_text
+from specllama.storage import FetchWatch, meant, size_text
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
 
@@ -48,7 +47,7 @@ def find_drafts(
 
 def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, Look]]:
     """The models of a folder, or of this machine."""
-    folder = Path(scan).expanduser() if scan is not None else None
+    folder = meant(scan) if scan is not None else None
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--scan {folder} is no folder")
     for place in folders_here() if folder is None else [folder]:

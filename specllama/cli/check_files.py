@@ -11,7 +11,7 @@ from specllama.cli.loading import Wanted
 from specllama.hub_headers import header_only
 from specllama.model_types import Model
 from specllama.pairs import load_catalog
-from specllama.storage import FetchWatch
+from specllama.storage import FetchWatch, meant
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def look_at(wanted: Wanted, *, offline: bool = False, watch: FetchWatch | None =
 
 def named(text: str) -> Wanted:
     """What a person means by one word: a file, a pair's target, a model, or a repository. Raises ConfigError."""
-    path, catalog = Path(text).expanduser(), load_catalog()
+    path, catalog = meant(text), load_catalog()
     if path.exists() or (text.endswith(".gguf") and ":" not in text):
         return path
     if text in catalog.pairs:

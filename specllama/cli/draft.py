@@ -30,7 +30,7 @@ from specllama.errors import ConfigError, UsageError
 from specllama.llama import Header
 from specllama.llama_quantize import QUANTS
 from specllama.pairs import load_catalog
-from specllama.storage import only_one, size_text
+from specllama.storage import meant, only_one, size_text
 from specllama.tuning import N_MAX
 
 app = typer.Typer(
@@ -162,7 +162,7 @@ def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
         return pair.draft, target or pair.target
     if (derived := drafts.named(what)) is not None:
         return derived, target
-    path = Path(what).expanduser()
+    path = meant(what)
     if path.exists() or (what.endswith(".gguf") and ":" not in what):
         return path, target
     if "/" in what:
@@ -175,7 +175,7 @@ def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
 
 def _destination(text: str, *, force: bool) -> Path:
     """Where to write. Raises UsageError where that cannot be meant."""
-    path = Path(text).expanduser()
+    path = meant(text)
     if path.suffix != ".gguf" or path.is_dir():
         raise UsageError(f"-o {text} is no name for a model", hint="it ends in .gguf; its provenance goes beside it")
     if not path.parent.is_dir():

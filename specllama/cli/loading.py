@@ -22,7 +22,7 @@ from specllama.model_types import Model, PairDefaults
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
 from specllama.profiles import Profile, Subject
-from specllama.storage import size_text
+from specllama.storage import meant, size_text
 from specllama.tuning import N_MAX as LONGEST_AUTO
 from specllama.tuning import PROBE_TOKENS, controller
 from specllama.types import Cancel, Drafter, DraftPolicy
@@ -51,10 +51,10 @@ class Choice:
 
 def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
     """What the options ask for. Raises UsageError and ConfigError."""
-    target: Wanted | None = Path(models.model).expanduser() if models.model else models.hf_repo
+    target: Wanted | None = meant(models.model) if models.model else models.hf_repo
     draft: Wanted | None = models.hf_repo_draft
     if models.model_draft:
-        draft = drafts.named(models.model_draft) or Path(models.model_draft).expanduser()
+        draft = drafts.named(models.model_draft) or meant(models.model_draft)
     defaults = PairDefaults()
     if target is None:
         if draft is not None:

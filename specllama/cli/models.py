@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from specllama.cli.values import whole
 from specllama.errors import ConfigError, ModelFileError, UsageError
 from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource
 from specllama.pairs import Catalog, load_catalog, user_file
-from specllama.storage import only_one, size_text
+from specllama.storage import meant, only_one, size_text
 
 __all__ = ["app", "fetch_with_progress"]
 
@@ -214,7 +213,7 @@ def _new_models(catalog: Catalog, halves: list[Model], *, force: bool) -> tuple[
 
 def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     """The model that `what` means. Raises ConfigError, UsageError, SourceUnavailable."""
-    file = Path(what).expanduser()
+    file = meant(what)
     if file.is_file():
         return Model(file.stem, f"{file.stem}.gguf", None, None, "not stated", (PathSource(file.resolve()),))
     if what.removesuffix(".gguf") in catalog.models or "/" not in what:

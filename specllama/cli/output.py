@@ -139,7 +139,7 @@ class Output:
     def note(self, text: str) -> None:
         """Something good to know, on stderr."""
         if not self.quiet:
-            self.err.line(text)
+            self.err.line(visible(text))
 
     def detail(self, text: str) -> None:
         """What only `--verbose` shows, on stderr."""

@@ -18,6 +18,7 @@ from specllama.bench_types import ALL, BenchReport
 from specllama.cli.bench_view import main_table
 from specllama.errors import UsageError
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
+from tests.benchreports import report
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 
 Run = Callable[..., Result]
@@ -325,6 +326,10 @@ def test_two_reports_are_set_side_by_side(specllama: Run, reports: list[str], tm
         (["nowhere.json", "b.json"], "nowhere.json cannot be read: No such file", 1),
         (["text.json", "text.json"], "text.json is not JSON", 1),
         (["other.json", "other.json"], "other.json: this is no specllama.bench report", 1),
+        (["deep.json", "deep.json"], "deep.json is not JSON", 1),
+        (["astray.json", "astray.json"], "rows[0] is of an arm, condition or prompt that the plan has not", 1),
+        (["endless.json", "endless.json"], "the report.machine.memory_bytes_s is no finite number", 1),
+        (["a.json", "b.json", "-o", "c.json"], "a comparison goes to stdout alone", 2),
         (["a.json", "b.json", "--format", "csv"], "--format csv is none of a comparison", 2),
     ],
 )
@@ -334,6 +339,12 @@ def test_what_cannot_be_compared_is_refused(
     """A traceback for a file that is no report."""
     (tmp_path / "text.json").write_text("a text")
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    good = report().to_json()
+    astray = {**good, "plan": {**good["plan"], "arms": []}}
+    endless = {**good, "machine": {**good["machine"], "memory_bytes_s": 10**400}}
+    for name, data in (("astray", astray), ("endless", endless)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
     result = specllama("bench", "compare", *words)
     assert (result.code, found in result.err) == (code, True), result.err
 

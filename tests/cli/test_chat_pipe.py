@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specllama import llama
+from specllama import chat_file, llama
 from specllama.cli import chat_complete
 from specllama.cli.chatting import FREE_SHARE, LONGEST_DRAFT
 from specllama.cli.prompting import MAX_BYTES
@@ -107,6 +107,8 @@ def test_the_first_answer_of_a_seed_is_that_of_run(chat, specllama: Run, talker:
         ("/load nowhere.json", "nowhere.json cannot be read: No such file", ""),
         ("/read nowhere.txt", "nowhere.txt cannot be read: No such file", ""),
         ("/model nowhere", "nowhere", ""),
+        ("/save /", "/ cannot be written: Is a directory", ""),
+        ("/save ~nobody-here/talk.json", "there is no folder ~nobody-here", ""),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_can(chat, line: str, error: str, hint: str) -> None:
@@ -116,6 +118,19 @@ def test_what_cannot_be_done_is_refused_with_what_can(chat, line: str, error: st
     assert error in result.err
     assert hint in result.err
     assert result.out.strip()  # and the chat goes on
+
+
+def test_what_nobody_foresaw_costs_one_line(chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long conversation lost to a defect in one of its commands."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(chat_file, "save", fail)
+    result = chat("/save talk.json", "hello")
+    assert result.code == 1
+    assert "this should not have happened: ZeroDivisionError: by zero" in result.err
+    assert result.out.strip()
 
 
 def test_settings_change_the_next_answer(chat) -> None:

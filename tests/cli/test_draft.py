@@ -131,6 +131,8 @@ def test_o_writes_elsewhere_and_replaces_nothing_unasked(specllama: Run, words: 
         (["--quant", "q4_0", "-o", "no/where.gguf"], 2, "there is no folder no"),
         (["--quant", "q4_0,q8_0", "-m", "DRAFT", "--drop-layers", "9"], 2, "there is no layer 9"),
         ([], 2, "measuring a draft needs its target"),
+        (["--quant", "q4_0", "-o", f"{'a' * 300}.gguf"], 1, "File name too long"),
+        (["-m", "~nobody-here/none.gguf"], 1, "there is no file ~nobody-here/none.gguf"),
         (["-m", "none.gguf"], 1, "there is no file none.gguf"),
     ],
 )

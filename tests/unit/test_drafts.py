@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +82,7 @@ def test_a_parent_that_changed_or_went_makes_a_draft_stale(derived: Derived, par
     assert drafts.stale(derived) == "the file is not the one that was made"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 0}', '{"version": 1, "recipe": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 0}', '{"version": 1, "recipe": 3}', "[" * 100_000])
 def test_a_damaged_record_is_an_error_with_a_remedy_and_spoils_nothing_else(
     derived: Derived, parent: Path, text: str
 ) -> None:
@@ -92,6 +92,34 @@ def test_a_damaged_record_is_an_error_with_a_remedy_and_spoils_nothing_else(
         drafts.read(derived.path)
     assert "draft make" in caught.value.hint
     assert drafts.children_of(parent) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cost", None), ("speed", "fast"), ("target", float("nan")), ("step_s", float("inf")), ("cost", 10**400)],
+)
+def test_a_measurement_of_other_kinds_is_damage(derived: Derived, field: str, value: object) -> None:
+    """`draft list` dying in the middle of its table for one line of one file."""
+    record = drafts.measured(derived, MEASUREMENT).to_json()
+    record["measurements"] = [{**asdict(MEASUREMENT), field: value}]
+    derived.path.with_suffix(".json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="measurement"):
+        drafts.read(derived.path)
+
+
+@pytest.mark.parametrize("n_bytes", [None, -1, 10**400, float("inf"), "many"])
+def test_a_size_that_no_file_has_is_damage(derived: Derived, n_bytes: object) -> None:
+    """`draft list` dying of a number that is none."""
+    derived.path.with_suffix(".json").write_text(json.dumps({**derived.to_json(), "n_bytes": n_bytes}))
+    with pytest.raises(ConfigError, match="n_bytes"):
+        drafts.read(derived.path)
+
+
+def test_names_longer_than_any_files_are_nobodys(derived: Derived) -> None:
+    """`-md` and `draft list` dying where the system refuses to look."""
+    assert drafts.named("a" * 300) is None
+    gone = replace(derived, parent=replace(derived.parent, path=Path("/", "a" * 300)))
+    assert "File name too long" in drafts.stale(gone)
 
 
 def test_removing_takes_the_record_with_it(derived: Derived) -> None:

@@ -75,7 +75,9 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subjec
     assert replace(subject, draft=None).key != subject.key
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 2, "circumstances": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"version": 2}', '{"version": 2, "circumstances": {}}', "[" * 100_000]
+)
 def test_a_damaged_file_is_no_profile_and_no_error(subject: Subject, text: str) -> None:
     """A traceback at every start because a disk was full once."""
     profiles.save(subject, PROFILE).write_text(text)
@@ -89,6 +91,22 @@ def test_a_profile_with_impossible_numbers_is_refused() -> None:
     data = json.loads(json.dumps(PROFILE.to_json()))
     with pytest.raises(ConfigError, match="cost"):
         Profile.from_json({**data, "costs": {"verify": [[1, 2.0]], "draft": [[1, 0.1]]}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step_s": 10**400},
+        {"threads": {"decode": "many", "verify": 1, "draft": 1}},
+        {"classes": [{"name": "code", "greedy": True, "acceptance": "x", "confidence": 1, "n_max": 1, "speedup": 1}]},
+        {"costs": {"verify": [[1, 10**400]], "draft": [[1, 0.1]]}},
+    ],
+)
+def test_a_profile_with_values_of_other_kinds_is_refused(change: dict[str, object]) -> None:
+    """Every start of `run` dying in arithmetic because a file was damaged."""
+    data = json.loads(json.dumps(PROFILE.to_json()))
+    with pytest.raises(ConfigError, match="profile"):
+        Profile.from_json({**data, **change})
 
 
 def test_a_profile_of_another_version_is_not_read(subject: Subject) -> None:

@@ -369,6 +369,8 @@ def _damage(path: Path, change: Callable[[dict], None]) -> None:
         (lambda d: d["messages"][1].update(finish_reason="why"), 'messages[1].finish_reason is "why", expected one of'),
         (lambda d: d["settings"].update(temp=-1), "settings.temp: temp is -1, expected a number of at least 0"),
         (lambda d: d["settings"].update(top_k=1.5), "settings.top_k: top-k is 1.5, expected a whole number"),
+        (lambda d: d["settings"].update(temp=None), "settings.temp: temp is None, expected a number"),
+        (lambda d: d["settings"].update(top_k=10**400), "expected a whole number of at least 0"),
         (lambda d: d["settings"].update(wings=2), "settings.wings: there is no setting wings"),
         (lambda d: d["settings"].update(stop=[1]), "settings.stop: stop is [1], expected text"),
         (lambda d: d.pop("settings"), "settings is missing"),
@@ -396,6 +398,7 @@ def test_a_damaged_file_is_refused_with_the_place(chat, tmp_path: Path, change, 
         (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
         (b"[]", "the file is []"),
         (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 10_000, "limit"),
     ],
 )
 def test_a_file_that_is_no_json_is_refused_with_the_place(tmp_path: Path, data: bytes, place: str) -> None:

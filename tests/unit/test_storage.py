@@ -1,0 +1,39 @@
+"""Files written in one step, and what stands in their place."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from specllama import storage
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """`/save /dev/null` of root making a file of the machine's null device; a pipe whose reader waits for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    storage.write_text(pipe, "text")
+    reader.join(10)
+    assert read == ["text"]
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert pipe.is_fifo()
+
+
+def test_a_folder_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    """A traceback about an empty name for the root folder."""
+    for folder in (Path("/"), tmp_path):
+        with pytest.raises(IsADirectoryError):
+            storage.write_text(folder, "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_of_nobody_is_a_name_like_others() -> None:
+    """A traceback for a mistyped `~name`."""
+    assert storage.meant("~nobody-here/x") == Path("~nobody-here/x")
+    assert storage.meant("~") == Path(os.path.expanduser("~"))
