@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -96,7 +97,8 @@ class Subject:
 
     def drafter(self, strategy: str, draft: LanguageModel | None, n_max: int) -> Drafter:
         """The strategy at work for this target."""
-        settings = replace(self.drafting, n_max=n_max, vocab_size=self.target.vocab_size)
+        # Drafting from the first step on, which elsewhere goes without a draft: it is the one whose law is enumerated.
+        settings = replace(self.drafting, n_max=n_max, vocab_size=self.target.vocab_size, n_at_once=sys.maxsize)
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))
 
     def require_going(self) -> None:

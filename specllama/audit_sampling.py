@@ -107,12 +107,9 @@ class Place:
         return self._laws[block]
 
     def engine(self, combination: Combination, n_max: int) -> Engine:
-        """An engine that drafts from its first step on: a drafter leaves a long prompt to its second proposal."""
+        """An engine that drafts from its first step on."""
         subject = self.subject
         drafter: Drafter = subject.drafter(combination.strategy, self.draft, n_max)
-        drafter.begin(self.context.tokens)
-        for _ in range(2):
-            drafter.propose(self.context.tokens, 1, subject.params, RandomChooser(0))
         return subject.parts.engine(subject.parts.target(self.target), drafter, rule=combination.rule)
 
     def measure(self, combination: Combination, effort: Effort) -> LawRow:
