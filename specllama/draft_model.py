@@ -21,6 +21,7 @@ VOCAB_MAP = "specllama.vocab_map"
 
 _TEXT_MAP = "text maps"
 _VERSION = 1  # of what a map by text is; another one makes what was remembered worthless
+_MOST_ID = 2**31 - 1  # token ids are 32-bit in llama.cpp
 
 DraftModel: TypeAlias = LlamaModel | TranslatedModel
 
@@ -35,8 +36,13 @@ def read_vocab_map(path: Path) -> IntArray | None:
         return None
     numbers = walked.numbers(VOCAB_MAP)
     n_tokens = len(walked.strings("tokenizer.ggml.tokens"))
-    sound = numbers is not None and numbers.dtype.kind in "iu" and numbers.size == n_tokens
-    if not sound or numbers is None or numbers.min() < 0 or np.unique(numbers).size != numbers.size:
+    sound = numbers is not None and numbers.dtype.kind in "iu" and numbers.size == n_tokens > 0
+    if (
+        not sound
+        or numbers is None
+        or not 0 <= numbers.min() <= numbers.max() <= _MOST_ID
+        or np.unique(numbers).size != numbers.size
+    ):
         raise ModelFileError(
             f"{path} is damaged: {VOCAB_MAP} does not give an id of its own to each of its {n_tokens:,} tokens",
             hint="make the draft again",
@@ -44,12 +50,25 @@ def read_vocab_map(path: Path) -> IntArray | None:
     return numbers.astype(np.int64)
 
 
+def _remembered(known: object, stamp: list[object], n_target: int, n_draft: int) -> IntArray | None:
+    """A map that was remembered; None where it is another's, or none at all: anybody may have written that file."""
+    if not isinstance(known, dict) or known.get("stamp") != stamp:
+        return None
+    try:
+        found = np.array(known["map"], dtype=np.int64)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    mapped = found[found != NO_TOKEN]
+    sound = found.shape == (n_draft,) and ((mapped >= 0) & (mapped < n_target)).all()
+    return found if sound and np.unique(mapped).size == mapped.size else None
+
+
 def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
     """`map_by_text`, remembered until one of the files changes: asking for 200,000 texts takes about a second."""
     stamp = [_VERSION, build_info().fingerprint]
-    known = storage.recall(_TEXT_MAP, target.path, draft.path)
-    if known is not None and known["stamp"] == stamp:
-        return np.array(known["map"], dtype=np.int64)
+    known = _remembered(storage.recall(_TEXT_MAP, target.path, draft.path), stamp, target.vocab_size, draft.vocab_size)
+    if known is not None:
+        return known
     found = map_by_text(target.vocab, draft.vocab)
     storage.remember(_TEXT_MAP, {"stamp": stamp, "map": found.tolist()}, target.path, draft.path)
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specllama import draft_model, llama
+from specllama import draft_model, gguf_rewrite, llama, storage
 from specllama.draft_model import VOCAB_MAP, in_target_ids, read_vocab_map
 from specllama.errors import ModelFileError, PairError
 from specllama.llama import Vocabulary, load_vocabulary
@@ -209,6 +210,32 @@ def test_a_damaged_map_is_told(tmp_path: Path, numbers: list[object]) -> None:
     with pytest.raises(ModelFileError, match=r"specllama\.vocab_map"):
         read_vocab_map(path)
     assert VOCAB_MAP in llama.header(path).arrays
+
+
+def test_a_map_of_ids_that_no_model_can_have_is_told(tmp_path: Path) -> None:
+    """Prevents: a 64-bit number that turns negative, and so counts the target's tokens from their end."""
+    source = gguf_rewrite.read_source([mapped(tmp_path / "d.gguf", list(range(8)))])
+    for name, number in (("wide", 2**31), ("negative", 2**64 - 3)):
+        numbers = np.array([*range(7), number], "<u8")
+        values = {VOCAB_MAP: struct.pack("<IIQ", 9, 10, 8) + numbers.tobytes()}
+        path = tmp_path / f"{name}.gguf"
+        gguf_rewrite.write(source, path, values=values, tensors=source.tensors)
+        with pytest.raises(ModelFileError, match=r"specllama\.vocab_map"):
+            read_vocab_map(path)
+
+
+@pytest.mark.parametrize("damage", ["text", [], {"map": [0]}, [0, 0, 1], [0, -2, 1], [0, 9**9, 1], [0.5, None, "a"]])
+def test_a_remembered_map_that_is_damaged_is_made_anew(tmp_path: Path, damage: object) -> None:
+    """Prevents: a traceback, or two draft tokens for one of the target's, from a cache that somebody edited."""
+    files = [tiny.write_model(tmp_path / f"{name}.gguf", n_vocab=8) for name in ("t", "d")]
+    with tiny.load(files[0]) as target, tiny.load(files[1]) as draft:
+        expected = in_target_ids(target, draft, by_text=True).n_known  # type: ignore[union-attr]
+        stamp = storage.recall("text maps", *files)["stamp"]
+        map_ = [*damage, *range(3, 8)] if isinstance(damage, list) and damage else damage
+        storage.remember("text maps", {"stamp": stamp, "map": map_}, *files)
+        assert in_target_ids(target, draft, by_text=True).n_known == expected  # type: ignore[union-attr]
+        storage.remember("text maps", damage, *files)
+        assert in_target_ids(target, draft, by_text=True).n_known == expected  # type: ignore[union-attr]
 
 
 def test_models_without_a_common_token_are_refused(tmp_path: Path) -> None:
