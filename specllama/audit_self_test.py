@@ -16,7 +16,7 @@ from specllama.audit_types import FaultRow
 from specllama.errors import Interrupted
 
 MINIMAL = Effort(
-    n_prompts=1, n_tokens=8, n_contexts=2, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=8
+    n_prompts=1, n_tokens=8, n_contexts=2, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=6
 )
 LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in every second context, and not always what is possible
 NARROW = 3  # tokens in a law: few branches, so that drafts of two tokens are feasible everywhere
@@ -68,7 +68,7 @@ class _Bench:
         for run in audit_greedy.compare(broken, self.effort):
             if run.difference and not run.difference.near_tie:
                 found = run.difference
-                return f"parts at token {found.at}: {found.gap:.2f} logits, blocks move {found.moved:.2g}", True
+                return f"token {found.at}, gap {found.gap:.2f}, blocks move it by {found.moved:.2g}", True
         return "the same text", False
 
     def by_kv(self, broken: Subject) -> tuple[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from specllama.audit_types import LAW_BOUND, AuditReport, DrawRow, GreedyRun, Kv
 from specllama.chi_square import POWER, SURPRISE
 from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line
+
+WIDTH = 79  # of prose: a report is read in terminals, too
 
 
 def sentence(report: AuditReport) -> str:
@@ -25,11 +28,22 @@ def sentence(report: AuditReport) -> str:
     return f"Exact{part}: nothing that drafts emit differs from the target's own{told}.{gaps}"
 
 
+def _prose(text: str) -> Iterator[str]:
+    """A paragraph."""
+    yield from textwrap.wrap(in_one_line(text), WIDTH)
+    yield ""
+
+
+def _item(text: str) -> Iterator[str]:
+    """An entry of a list."""
+    yield from textwrap.wrap(in_one_line(text), WIDTH, initial_indent="- ", subsequent_indent="  ")
+
+
 def markdown(report: AuditReport) -> str:
     """The whole report."""
-    lines = ["# Audit", "", f"**{in_one_line(sentence(report))}**", ""]
+    lines = ["# Audit", "", *_prose(f"**{sentence(report)}**")]
     if report.partial:
-        lines += ["PARTIAL: the audit was interrupted; what stands here was done, and nothing else.", ""]
+        lines += _prose("PARTIAL: the audit was interrupted; what stands here was done, and nothing else.")
     lines += _about(report)
     if report.greedy:
         lines += _greedy(report.greedy)
@@ -42,7 +56,7 @@ def markdown(report: AuditReport) -> str:
     if report.faults is not None:
         lines += _faults(report)
     if report.bugs:
-        lines += ["## What is wrong", "", *(f"- {in_one_line(bug)}" for bug in report.bugs), ""]
+        lines += ["## What is wrong", "", *(line for bug in report.bugs for line in _item(bug)), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -52,95 +66,82 @@ def _about(report: AuditReport) -> Iterator[str]:
     models, settings = about.get("models", {}), about.get("settings", {})
     for role in ("target", "draft"):
         if model := models.get(role):
-            yield f"- {role}: {in_one_line(model['file'])} ({model['description']}), SHA-256 {model['sha256']}"
+            yield from _item(f"{role}: {model['file']} ({model['description']})")
+            yield f"  SHA-256 {model['sha256']}"
     if settings:
         law = ", ".join(f"{name} {settings[name]}" for name in ("temperature", "top_k", "top_p", "min_p"))
-        audited = f"{', '.join(settings['strategies'])} under {', '.join(settings['rules'])}"
-        yield f"- settings: {law}; seed {about['seed']}; {audited}"
+        yield from _item(f"settings: {law}; seed {about['seed']}")
+        yield from _item(f"audited: {', '.join(settings['strategies'])}; rules {', '.join(settings['rules'])}")
     if versions := about.get("versions"):
-        yield "- versions: " + ", ".join(
-            f"{name} {versions[name]}" for name in ("specllama", "llama_cpp_python", "llama_cpp")
-        )
+        names = ("specllama", "llama_cpp_python", "llama_cpp")
+        yield from _item("versions: " + ", ".join(f"{name} {versions[name]}" for name in names))
     if machine := about.get("machine"):
-        yield f"- machine: {machine['cpu']}, {machine['n_cores']} cores, {machine['system']}"
+        yield from _item(f"machine: {machine['cpu']}, {machine['n_cores']} cores, {machine['system']}")
     if "made" in about:
-        yield f"- made {about['made']}, in {report.wall_s:.0f} s{', quick' if about.get('quick') else ''}"
+        yield from _item(f"made {about['made']}, in {report.wall_s:.0f} s{', quick' * bool(about.get('quick'))}")
     yield ""
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
     """Texts with and without drafts."""
     same = sum(run.difference is None for run in runs)
     n_prompts = len({run.prompt for run in runs})
-    yield "## Greedy: the same text with and without drafts"
-    yield ""
-    yield (
-        f"{same} of {len(runs)} answers ({n_prompts} prompts, K = {min(run.n_max for run in runs)} to "
+    yield from ("## Greedy: the same text with and without drafts", "")
+    yield from _prose(
+        f"{same} of {_n(len(runs), 'answer')} ({_n(n_prompts, 'prompt')}, K = {min(run.n_max for run in runs)} to "
         f"{max(run.n_max for run in runs)}) are the plain ones token by token; "
-        f"{sum(run.n_accepted for run in runs)} of {sum(run.n_drafted for run in runs)} drafted tokens were accepted."
+        f"{sum(run.n_accepted for run in runs)} of {_n(sum(run.n_drafted for run in runs), 'drafted token')} were "
+        "accepted."
     )
-    yield ""
-    parted = [run for run in runs if run.difference]
+    parted = [(run, run.difference) for run in runs if run.difference is not None]
     if not parted:
         return
-    yield (
+    yield from _prose(
         "Where texts part, the control reads the same text without any draft, token by token and in blocks. If blocks "
-        "move the two logits against each other by half of what they are apart, or more, it is a near-tie of this "
-        "build; anything else is a bug. `same blocks`: the gap in the very blocks of the answer, read without a draft; "
-        "below 0 they say the other token, too."
+        "move the two logits against each other by half of their gap, or more, it is a near-tie of this build; "
+        "anything else is a bug. In the very blocks of the answer, read again without a draft, the gap is the last "
+        "figure: below 0 they say the other token, too."
     )
-    yield ""
-    rows = []
-    for run in parted:
-        found = run.difference
-        assert found is not None
-        rows.append(
-            (
-                f"{run.prompt}, {run.strategy}, {run.rule}",
-                str(run.n_max),
-                str(found.at),
-                repr(found.plain_text),
-                repr(found.our_text),
-                f"{found.gap:.4f}",
-                f"{found.top_gap:.4f}",
-                f"{found.moved:.4f}",
-                f"{found.reread:.4f}",
-                "near-tie" if found.near_tie else "BUG",
-            )
+    for run, found in parted:
+        yield from _item(
+            f"{'near-tie' if found.near_tie else 'BUG'}: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max}, "
+            f"token {found.at}: {found.plain_text!r} plain, {found.our_text!r} with drafts; gap {found.gap:.4f}, of "
+            f"the top two {found.top_gap:.4f}; blocks move it by {found.moved:.4f}; same blocks {found.reread:.4f}"
         )
-    head = ("answer", "K", "token", "plain", "with drafts", "gap", "top-2 gap", "blocks move", "same blocks", "")
-    yield from table(head, rows)
     yield ""
 
 
 def _laws(report: AuditReport) -> Iterator[str]:
     """Exact laws."""
-    yield "## Sampling: the exact law of what is emitted"
-    yield ""
-    yield (
-        "Every branch of every random choice is taken, of the drafter and of the verifier, and the weights are added "
-        "up; p comes from the target's logits by a second sampler that shares no code with the first. Largest error of "
-        f"a probability and total variation (TV), of the first token and of whole blocks; at most {LAW_BOUND:g} passes."
+    n_contexts, n_open = (max(getattr(row, name) for row in report.laws) for name in ("n_contexts", "n_open"))
+    yield from ("## Sampling: the exact law of what is emitted", "")
+    yield from _prose(
+        "Every branch of every random choice is taken, of the drafter and of the verifier, and the weights of all "
+        "paths are added up; p comes from the target's logits by a second sampler that shares no code with the first. "
+        "`error` is the largest of a probability of the first token, `TV` the total variation of whole blocks of up to "
+        f"K drafted tokens and one more; at most {LAW_BOUND:g} passes. In {n_open} of {_n(n_contexts, 'context')} p "
+        "has more than one token."
     )
-    yield ""
     rows = []
     for row in report.laws:
-        wide = f", {row.n_wide} left out" if row.n_wide else ""
+        distance = row.distance
         rows.append(
             (
                 f"{row.strategy}, {row.rule}",
-                f"{row.n_contexts} ({row.n_drafted_in} drafted, {row.n_open} open{wide})",
+                str(row.n_contexts),
+                str(row.n_drafted_in),
                 str(row.longest),
                 str(row.n_branches),
-                f"{row.distance.first_error:.1e}",
-                f"{row.distance.first_tv:.1e}",
-                f"{row.distance.error:.1e}",
-                f"{row.distance.tv:.1e}",
-                "exact" if row.sound else f"NOT EXACT {row.failure}".strip(),
+                f"{distance.first_error:.0e}",
+                f"{distance.tv:.0e}",
+                "exact" if row.sound else "NOT P",
             )
         )
-    head = ("", "contexts", "K up to", "branches", "first: error", "first: TV", "block: error", "block: TV", "")
-    yield from table(head, rows)
+    yield from table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
     yield ""
 
 
@@ -152,65 +153,59 @@ def _draw_row(row: DrawRow, name: str) -> tuple[str, ...]:
         str(test.n_draws),
         f"{test.statistic:.1f}",
         str(test.n_free),
-        "nothing varied" if value is None else f"{value:.3g}",
+        "n/a" if value is None else f"{value:.3g}",
         "n/a" if seen is None else f"{seen:.3f}",
-        "as p" if row.sound else f"NOT AS p {row.failure}".strip(),
+        "as p" if row.sound else "NOT P",
     )
 
 
 def _draws(report: AuditReport) -> Iterator[str]:
     """Counted draws."""
-    yield "## Sampling: real draws, counted"
-    yield ""
-    yield (
+    yield from ("## Sampling: real draws, counted", "")
+    yield from _prose(
         "Chi-square of the first two tokens of many answers from the same contexts, and of where the tokens of long "
         f"answers lie in their laws. A p-value below {SURPRISE:g} would be no accident. `seen from` is the power: a "
         f"bias of that TV, in every context, would have been seen with a chance of {100 * POWER:.0f} % or more; "
         "smaller ones are for the exact laws above."
     )
-    yield ""
     rows = [_draw_row(row, f"{row.strategy}, {row.rule}") for row in report.draws]
-    rows += [_draw_row(row, "along answers, all together") for row in report.along]
-    yield from table(("", "draws", "chi-square", "free", "p-value", "seen from", ""), rows)
+    rows += [_draw_row(row, "all, along answers") for row in report.along]
+    yield from table(("", "draws", "chi2", "free", "p-value", "seen from", ""), rows)
     yield ""
 
 
 def _kv(found: Sequence[KvRow]) -> Iterator[str]:
     """What rejected tokens left behind."""
-    yield "## KV: what was rejected leaves no trace"
-    yield ""
-    yield (
-        "After random accepts and rejects, logits behind the KV against a fresh one that read the same blocks with "
-        "other tokens in the rejected places; for comparison, against one that never read them (the width of blocks "
-        "differs), and one with a single wrong token. Largest difference of a logit."
+    yield from ("## KV: what was rejected leaves no trace", "")
+    yield from _prose(
+        "The largest difference of a logit behind the KV after random accepts and rejects, from a KV that read the "
+        "same blocks with other tokens in the rejected places (`same`); for comparison, from one that never read them, "
+        "so that its blocks are narrower (`unread`), and from one with a single wrong token (`wrong`)."
     )
-    yield ""
     rows = []
     for key in dict.fromkeys((row.strategy, row.model) for row in found):
-        same = [row for row in found if (row.strategy, row.model) == key]
+        these = [row for row in found if (row.strategy, row.model) == key]
         rows.append(
             (
                 f"{key[1]}, {key[0]}",
-                str(sum(row.n_steps for row in same)),
-                str(sum(row.n_dropped for row in same)),
-                f"{max(row.difference for row in same):.2g}",
-                f"{max(row.narrow for row in same):.2g}",
-                f"{min(row.wrong for row in same):.2g}",
-                "clean" if all(row.sound for row in same) else "A TRACE",
+                str(sum(row.n_steps for row in these)),
+                str(sum(row.n_dropped for row in these)),
+                f"{max(row.difference for row in these):.2g}",
+                f"{max(row.narrow for row in these):.2g}",
+                f"{min(row.wrong for row in these):.2g}",
+                "clean" if all(row.sound for row in these) else "A TRACE",
             )
         )
-    head = ("", "steps", "dropped", "same blocks", "never read", "one wrong token", "")
-    yield from table(head, rows)
+    yield from table(("", "steps", "dropped", "same", "unread", "wrong", ""), rows)
     yield ""
 
 
 def _faults(report: AuditReport) -> Iterator[str]:
     """What the self-test broke."""
     faults = report.faults or ()
-    yield "## Self-test: rules broken on purpose"
-    yield ""
-    yield f"{sum(fault.caught for fault in faults)} of {len(faults)} were noticed."
-    yield ""
-    rows = [(fault.fault, fault.section, fault.figure, "noticed" if fault.caught else "MISSED") for fault in faults]
-    yield from table(("what was broken", "section", "figure", ""), rows)
+    yield from ("## Self-test: rules broken on purpose", "")
+    yield from _prose(f"{sum(fault.caught for fault in faults)} of {len(faults)} were noticed.")
+    for fault in faults:
+        told = "noticed" if fault.caught else "MISSED"
+        yield from _item(f"{told} ({fault.section}: {fault.figure}): {fault.fault}")
     yield ""

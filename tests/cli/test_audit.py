@@ -38,6 +38,7 @@ def test_a_correct_pair_passes_and_the_report_reads_well(specllama: Run, short_p
     result = specllama("audit", *short_pair.options, *NARROW, "--quick")
     assert result.code == 0, result.err
     assert result.out.startswith("# Audit\n\n**Exact: nothing that drafts emit differs from the target's own")
+    assert max(map(len, result.out.splitlines())) <= 80, "a report is read in terminals, too"
     for part in ("## Greedy", "## Sampling: the exact law", "## Sampling: real draws", "## KV", "SHA-256", "llama_cpp"):
         assert part in result.out
     for strategy in ("draft-simple", "lookup", "chain"):
