@@ -15,6 +15,8 @@ from specllama.engine import Engine
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Result]
 LITTLE = Effort(n_prompts=1, n_tokens=6, n_contexts=2, most_branches=60, n_enumerated=1, n_draws=4, n_runs=1, n_steps=3)
 NARROW = ("--top-k", "4", "--spec-draft-n-max", "2")

@@ -21,6 +21,8 @@ from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, repor
 from tests.benchreports import report
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Result]
 
 

@@ -14,6 +14,8 @@ from specllama.cli import tune
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, record_of
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Result]
 
 

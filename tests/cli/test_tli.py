@@ -14,6 +14,8 @@ from specllama.draft_model import VOCAB_MAP
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Result]
 ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3", "--draft-max", "3", "--json"]
 

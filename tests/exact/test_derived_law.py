@@ -20,6 +20,8 @@ from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
 from tests.exact.test_tiny_llama import answer, stats_of
 
+pytestmark = pytest.mark.slow
+
 WORDS = tiny.word_level()
 PROMPT = (270, 900, 65, 260, 700, 0)  # 700 and 900 are among what is cut
 NARROW = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalty=1.4, repeat_last_n=4)

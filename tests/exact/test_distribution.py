@@ -29,6 +29,7 @@ def laws(draw: st.DrawFn, n_vocab: int = 12) -> tuple[Probs, Distribution]:
     return dict(zip(ids, probs.tolist(), strict=True)), Distribution.on(ids, probs)
 
 
+@pytest.mark.slow
 @given(laws(), laws(), st.sampled_from([1.0, 1.0, 0.7, 0.05]))
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 def test_accepted_and_residual_mass_together_are_p(

@@ -154,6 +154,7 @@ def test_the_same_seed_repeats_the_answer() -> None:
         assert good_pair().rig().answer(PROMPT, PLAIN, RandomChooser(seed), 20) == answer
 
 
+@pytest.mark.slow
 def test_real_draws_follow_the_targets_law() -> None:
     """FIELD 5: uniforms shared between draft, acceptance and redraw. Enumeration cannot see the generator itself."""
     pair = random_pair(48)

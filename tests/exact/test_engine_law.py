@@ -209,6 +209,7 @@ def test_a_long_prompt_is_answered_with_the_same_law() -> None:
     assert_same_law(pair.engine_law(PLAIN, 4, prompt=prompt), pair.plain_law(PLAIN, 4, prompt=prompt))
 
 
+@pytest.mark.slow
 def test_trees_go_through_the_engine_unchanged() -> None:
     """Rows of a tree taken for rows of a chain, penalties along the wrong path, or a KV that keeps a losing branch."""
     target, params = RandomTable(3, 26), SAMPLERS["repeat penalty"]

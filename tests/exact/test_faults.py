@@ -87,6 +87,7 @@ class Stuttering(RandomChooser):
         return RandomChooser(self._seed).pick(law)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chooser", [RandomChooser, Stuttering])
 def test_draws_that_depend_on_each_other_are_seen_by_counting(chooser: type[RandomChooser]) -> None:
     """FIELD 5: draft and verifier seeded alike. Enumeration takes draws to be independent; counting does not."""

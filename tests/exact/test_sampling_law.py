@@ -71,6 +71,7 @@ def rows(draw: st.DrawFn) -> Drawn:
     return Drawn(logits, draw(st.lists(st.integers(0, n_vocab - 1), max_size=12)), params)
 
 
+@pytest.mark.slow
 @given(rows())
 @settings(max_examples=250, deadline=None, derandomize=True, database=None)
 def test_the_law_of_any_row_is_the_one_of_the_definitions(drawn: Drawn) -> None:

@@ -13,6 +13,8 @@ from specllama import bench_plots
 from specllama.errors import ReportError, UsageError
 from tests.benchreports import report
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["speedup-by-class", "speedup-over-length", "acceptance-by-position", "costs", "time-split"]
 
 

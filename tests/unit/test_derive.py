@@ -18,6 +18,8 @@ from specllama.draft_model import VOCAB_MAP
 from specllama.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 
 def _silent(_what: str, _share: float) -> None:
     pass

@@ -282,6 +282,7 @@ def test_a_file_that_only_lies_on_this_disk_is_not_to_be_fetched(
         assert "network" not in pulled.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_two_adds_at_the_same_time_both_stay() -> None:
     """Prevents: a pair lost because another `models add` had read the file before it was written."""

@@ -140,6 +140,7 @@ def _die(_job: Job, _tell: Tell) -> Measured:
     raise AssertionError("it lives")
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_an_error_and_not_the_end() -> None:
     """Waiting for ever for a process that is no more."""
     with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
