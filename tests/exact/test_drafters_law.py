@@ -11,7 +11,7 @@ from specllama import tuning
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.lookup import LookupDrafter
-from specllama.drafters.model import ModelDrafter
+from specllama.drafters.model import PREFILL_AT_ONCE, ModelDrafter
 from specllama.sampling import SamplingParams
 from specllama.tuning import Controller, CostProfile
 from specllama.types import Chooser, Drafter, DraftPolicy, Observation, Plan, Rule
@@ -93,7 +93,8 @@ def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = Fals
     target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
     n_ctx = pair.n_draft_ctx
     draft = WatchedDraft(pair.n_vocab, n_ctx=n_ctx, end_tokens=pair.end_tokens, first=first)
-    settings = DraftSettings(n_max=pair.n_max, vocab_size=pair.n_vocab, policy=policy)
+    # Drafting from the first step on: answers are so short that there is little left to draft behind it.
+    settings = DraftSettings(n_max=pair.n_max, vocab_size=pair.n_vocab, policy=policy, n_at_once=PREFILL_AT_ONCE)
     return Rig(target, draft, REGISTRY["chain" if chain else "draft-tli"].make(draft, settings), rule=pair.rule)
 
 
