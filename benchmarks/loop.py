@@ -64,7 +64,7 @@ def ours(engine: Engine, tokens: list[int], n_predict: int, *, may_end: bool = T
     assert isinstance(engine.target, llama.LlamaModel)
     text = b"".join(engine.target.vocab.piece(token) for token in answer)
     whole = len(answer) / (stats.prompt_s + stats.decode_s)
-    return Timing(n_steady / steady_s, whole, stats.prompt_s, text, stats.acceptance_rate)
+    return Timing(n_steady / steady_s if steady_s else 0.0, whole, stats.prompt_s, text, stats.acceptance_rate)
 
 
 def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_predict: int, n_threads: int) -> Timing:
