@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,9 +50,18 @@ class _Done:
     result: object
 
 
+def _end_with_parent() -> None:
+    """End when the parent has ended, however it did: nobody wants what is being made any longer."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _child(work: Callable[[Tell], object], connection: Connection) -> None:
     """A child's whole life. Whoever started it ends it, so Ctrl-C is not for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()  # llama.cpp frees the interpreter while it works
     try:
         connection.send(_Done(work(lambda what, share: connection.send(_Told(what, share)))))
     except SpecllamaError as error:

@@ -17,7 +17,7 @@ from specllama.cpu import this_cpu
 from specllama.derive import Recipe
 from specllama.derive_layers import ALIKE
 from specllama.drafts import Derived, Measurement
-from specllama.errors import SpecllamaError
+from specllama.errors import ConfigError, SpecllamaError
 from specllama.llama_header import Header
 from specllama.model_facts import read_tokenizer
 from specllama.profiles import ClassFigures, Subject
@@ -234,7 +234,10 @@ def judge_without(job: Job, layers: Sequence[int], folder: Path, tell: Tell) -> 
 def ready(parent: Header, recipe: Recipe) -> Derived | None:
     """The draft of this recipe, if it was made before and is still true."""
     path = drafts.place(parent.path, recipe)
-    derived = drafts.read(path) if path.is_file() else None
+    try:
+        derived = drafts.read(path) if path.is_file() else None
+    except ConfigError:  # what is damaged is made again
+        return None
     true = derived is not None and derived.parent.path == parent.path.resolve() and not drafts.stale(derived)
     return derived if true else None
 

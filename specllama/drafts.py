@@ -210,6 +210,13 @@ def moved(derived: Derived, path: Path) -> Derived:
     return moved
 
 
+def sweep() -> None:
+    """Remove what somebody who was killed left unfinished in the folder. Only for who alone makes drafts now."""
+    for pattern in (".*.making", ".*.layers"):
+        for path in folder().glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def discard(path: Path) -> None:
     """Remove a draft, whole or not, if it is there."""
     with suppress(FileNotFoundError):

@@ -18,6 +18,7 @@ try:
 
     from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
     from specllama.cli.command import CONTEXT, Group, adopt, write_commands
+    from specllama.cli.ending import ending_in_order
     from specllama.cli.output import forget_stdout, prepare_streams, say_error
     from specllama.errors import SpecllamaError, UsageError
 except KeyboardInterrupt:  # imports take a tenth of a second, and Ctrl-C then is no defect either
@@ -143,9 +144,13 @@ def _in_our_words(error: Any) -> UsageError:
 
 def told(error: Exception) -> SpecllamaError:
     """The error that any exception is told as: what the system refuses is no defect of this program, all else is."""
+    from specllama.storage import NO_ROOM
+
     if isinstance(error, SpecllamaError):
         return error
-    if isinstance(error, OSError) and error.filename and error.strerror:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        known = SpecllamaError(f"no room left on a disk: {error.strerror}", hint="make room")
+    elif isinstance(error, OSError) and error.filename and error.strerror:
         known = SpecllamaError(f"the system refuses {error.filename}: {error.strerror}")
     else:
         known = SpecllamaError(
@@ -179,15 +184,16 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         prepare_streams()
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
-        code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
+        with ending_in_order():
+            code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
         return (code if isinstance(code, int) else OK) or _flush_quietly()
     except _TyperUsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the group's help is the whole message
             print(error.format_message(), file=sys.stderr)
             return USAGE
         return _report(_in_our_words(error))
-    except typer.Abort:
-        return FAILED
+    except typer.Abort as answer:  # a question was answered with no, or with Ctrl-C
+        return INTERRUPTED if isinstance(answer.__context__, KeyboardInterrupt) else FAILED
     except SpecllamaError as error:
         return _report(error)
     except KeyboardInterrupt:

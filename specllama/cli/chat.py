@@ -143,9 +143,9 @@ def _converse(talk: Chat, source: Source) -> int:
         except OSError:  # of a terminal that was closed while it was asked
             if piped or not is_gone():
                 raise
-            talk.hung_up = True
-        if talk.hung_up:
-            raise SystemExit(HUNG_UP)
+            talk.ended = HUNG_UP
+        if talk.ended:
+            raise SystemExit(talk.ended)
         if piped and talk.interrupted:
             return INTERRUPTED
     return FAILED if piped and talk.n_failed else 0

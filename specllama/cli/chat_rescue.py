@@ -1,9 +1,8 @@
-"""A chat whose terminal closes: what was said is kept, nothing is printed, and the next chat says where it is."""
+"""A chat that is ended from outside: what was said is kept, nothing is printed, and the next chat says where it is."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,15 @@ from platformdirs import user_state_path
 
 from specllama import chat_file
 from specllama.cli.chatting import Chat
+from specllama.cli.ending import endings, handling
 from specllama.cli.output import Output
 from specllama.errors import ConversationError
 
-HUNG_UP = 129  # 128 and the number of SIGHUP, as a shell would report it
+HUNG_UP, TERMINATED = 129, 143  # 128 and the numbers of SIGHUP and SIGTERM, as a shell would report them
 
 
 def kept_file() -> Path:
-    """Where a conversation is kept whose terminal closed."""
+    """Where a conversation is kept whose terminal closed, or that was told to end."""
     return user_state_path("specllama") / "cut_off_chat.json"
 
 
@@ -39,30 +39,24 @@ def is_gone() -> bool:
 
 @contextlib.contextmanager
 def kept_on_hangup(talk: Chat, *, wanted: bool) -> Iterator[None]:
-    """SIGHUP stops the answer, and leaves with exit code HUNG_UP; if `wanted`, the conversation is kept.
+    """SIGHUP and SIGTERM stop the answer and leave, with HUNG_UP and TERMINATED; if `wanted`, the conversation is kept.
 
     A SIGHUP that is ignored stays ignored: that is what nohup is for.
     """
 
-    def hang_up(_signal: int, _frame: FrameType | None) -> None:
-        talk.hung_up = True
+    def end(number: int, _frame: FrameType | None) -> None:
+        again, talk.ended = bool(talk.ended), 128 + number
         talk.cancel.set()
-        if not talk.answering:
-            raise SystemExit(HUNG_UP)
+        if again or not talk.answering:
+            raise SystemExit(talk.ended)
 
-    hangup: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
-    if hangup is not None and signal.getsignal(hangup) is signal.SIG_IGN:
-        hangup = None
-    before = None if hangup is None else signal.signal(hangup, hang_up)
-    try:
-        yield
-    except SystemExit as leaving:
-        if leaving.code == HUNG_UP and wanted and talk.session.turns:
-            _keep(talk)
-        raise
-    finally:
-        if hangup is not None:
-            signal.signal(hangup, before)
+    with handling(endings(), end):
+        try:
+            yield
+        except SystemExit as leaving:
+            if leaving.code in (HUNG_UP, TERMINATED) and wanted and talk.session.turns:
+                _keep(talk)
+            raise
 
 
 def _keep(talk: Chat) -> None:
@@ -79,4 +73,4 @@ def tell_of_kept(output: Output) -> None:
     """Say once that there is such a conversation."""
     with contextlib.suppress(OSError):
         told = kept_file().rename(kept_file().with_name("last_cut_off_chat.json"))
-        output.note(f"the last chat was cut off with its terminal; to go on with it: /load {told}")
+        output.note(f"the last chat was cut off; to go on with it: /load {told}")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
 
 from rich.style import Style
 
@@ -19,7 +16,7 @@ from specllama.checks import AUTO
 from specllama.cli import loading
 from specllama.cli.chat_input import Source
 from specllama.cli.chat_view import ChatView, Look, turn_summary
-from specllama.cli.codes import INTERRUPTED
+from specllama.cli.ending import handling, leave_at_once
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output, say_error
 from specllama.cli.record import CHAT_SCHEMA, Record, begin
@@ -138,32 +135,18 @@ def _longest_context(setup: loading.Setup) -> int:
 
 @contextlib.contextmanager
 def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C sets `cancel` and nothing else, so that an impatient second press ends no chat; see PATIENCE.
-
-    A request to terminate leaves at once, after `restore`.
-    """
+    """Ctrl-C sets `cancel` and nothing else, so that an impatient second press ends no chat; see PATIENCE."""
     n_pressed = 0
-
-    def leave(code: int) -> None:
-        restore()
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        os._exit(code)
 
     def press(_signal: int, _frame: FrameType | None) -> None:
         nonlocal n_pressed
         n_pressed += 1
         cancel.set()
         if n_pressed >= PATIENCE:
-            leave(INTERRUPTED)
+            leave_at_once(restore)
 
-    handlers: dict[int, Any] = {signal.SIGINT: press, signal.SIGTERM: lambda number, _frame: leave(128 + number)}
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
+    with handling([signal.SIGINT], press):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Chat:
@@ -182,7 +165,7 @@ class Chat:
         self.thought = ""  # what the model thought last
         self.n_failed = 0
         self.answering = False
-        self.hung_up = False  # the terminal was closed
+        self.ended = 0  # exit code, once the terminal was closed or the process was told to end
         self.interrupted = False  # the last answer was stopped
         self.kept = False  # it is in the conversation
         self.prefilled = ""  # what the next line begins with

@@ -192,6 +192,7 @@ def _made(
     recipe = derive.checked(parent, recipe)
     path = destination or drafts.place(parent.path, recipe)
     with watching(output) as watch, only_one(_LOCK, watch):
+        drafts.sweep()
         if destination is None and not force and (known := derive_search.ready(parent, recipe)) is not None:
             return known, False
         with StatusLine(output) as status:
@@ -234,6 +235,7 @@ def _search(
     setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
     loading.require_fit(setup, output)
     with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output) as status:
+        drafts.sweep()
         found = derive_search.search(
             parent,
             setup.subject,

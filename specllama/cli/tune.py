@@ -11,6 +11,7 @@ from specllama.cli.grouping import option, takes_groups
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
+from specllama.errors import SpecllamaError
 from specllama.profiles import ClassFigures, Profile
 
 
@@ -62,7 +63,11 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             "tune again when nothing else runs",
         )
     profile = tuner.choose(found, quick=options.quick)
-    place = profiles.save(subject, profile)
+    place, problem = None, ""
+    try:
+        place = profiles.save(subject, profile)
+    except OSError as error:  # what took minutes is shown all the same
+        problem = f"the profile cannot be kept in {profiles.path_of(subject)}: {error.strerror}"
     if options.json:
         facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
         compared = [
@@ -73,7 +78,10 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         show(output, profile)
         for sentence in _compared(found, profile):
             output.line(sentence)
-        output.note(f"kept for `run` and `chat` in {place}")
+        if place is not None:
+            output.note(f"kept for `run` and `chat` in {place}")
+    if problem:
+        raise SpecllamaError(problem, hint="make room and make it writable, or set XDG_STATE_HOME; then tune again")
 
 
 def _ways(setup: loading.Setup) -> list[bool]:

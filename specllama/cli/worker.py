@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from types import FrameType, TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from specllama.cli.codes import INTERRUPTED
+from specllama.cli.ending import endings, handling, leave_at_once
 from specllama.types import Cancel
 
 E = TypeVar("E")  # what the work says: the engine's events, or a benchmark's
@@ -103,18 +101,7 @@ def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]
         if not cancel.is_set():
             cancel.set()
             return
-        restore()
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        os._exit(INTERRUPTED)
+        leave_at_once(restore)
 
-    signals = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        signals.append(hangup)
-    before: list[Any] = [signal.signal(number, handle) for number in signals]
-    try:
+    with handling([signal.SIGINT, *endings()], handle):
         yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import typer
 
 from specllama.cli import app
 from specllama.errors import ChecksumMismatch, PairError, SpecllamaError, UsageError
@@ -54,6 +56,28 @@ def test_an_unforeseen_error_is_one_sentence_that_asks_for_a_report(
     assert result.err.startswith("error: this should not have happened: ZeroDivisionError: division by zero\nhint: ")
     assert "SPECLLAMA_DEBUG=1" in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "the system refuses aaa: File name too long"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no room left on a disk: No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_no_defect_of_ours(
+    failing: Callable[[BaseException], Result], error: OSError, message: str
+) -> None:
+    """A request to report a full disk."""
+    result = failing(error)
+    assert (result.code, result.err.splitlines()[0]) == (1, f"error: {message}")
+
+
+def test_ctrl_c_at_a_question_is_no_mere_no(failing: Callable[[BaseException], Result]) -> None:
+    """A script that takes an interrupted removal for one that was declined."""
+    interrupted, declined = typer.Abort(), typer.Abort()
+    interrupted.__context__ = KeyboardInterrupt()
+    assert (failing(interrupted).code, failing(declined).code) == (130, 1)
 
 
 def test_the_debug_variable_shows_the_traceback(

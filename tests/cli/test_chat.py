@@ -240,7 +240,7 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
         time.sleep(0.05)
     again = chat("-n", "3", *ENDLESS)
     assert stat.S_IMODE(kept.with_name("last_cut_off_chat.json").stat().st_mode) == 0o600
-    assert "the last chat was cut off with its terminal; to go on with it: /load " in again.text.replace("\n", " ")
+    assert "the last chat was cut off; to go on with it: /load " in again.text.replace("\n", " ")
     command(again, f"/load {kept.with_name('last_cut_off_chat.json')}", "the last message was: go")
     again.child.kill(signal.SIGHUP)
     assert again.finish() == 129

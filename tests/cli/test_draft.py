@@ -103,6 +103,15 @@ def test_a_stale_parent_is_noticed(specllama: Run, words: Pair) -> None:
     assert "stale" not in specllama("draft", "list").err
 
 
+def test_a_damaged_record_is_made_again(specllama: Run, words: Pair) -> None:
+    """A hint to make the draft again that ends in the same error."""
+    made = specllama("draft", "make", str(words.draft), "--quant", "q4_0").out.strip()
+    Path(made).with_suffix(".json").write_text("{")
+    again = specllama("draft", "make", str(words.draft), "--quant", "q4_0")
+    assert (again.code, again.out.strip()) == (0, made)
+    assert drafts.read(Path(made)) is not None
+
+
 def test_o_writes_elsewhere_and_replaces_nothing_unasked(specllama: Run, words: Pair, tmp_path: Path) -> None:
     """The parent itself overwritten, or a file that somebody else needed."""
     mine = tmp_path / "mine.gguf"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +74,22 @@ def test_the_json_of_tuning_is_the_profile(specllama: Run, byte_pair: Pair) -> N
     kept = json.loads(Path(facts["path"]).read_text())
     assert Profile.from_json(facts["profile"]) == Profile.from_json(kept["profile"])
     assert facts["failures"] == []
+
+
+def test_what_was_measured_is_shown_where_it_cannot_be_kept(
+    specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes of measuring lost to a full disk, told as a defect of the program."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(profiles, "save", fail)
+    told = specllama("tune", "-m", str(byte_pair.target), "-t", "1", "--quick")
+    assert told.code == 1
+    assert "A pass over one token takes " in told.out
+    assert "the profile cannot be kept in " in told.err
+    assert "kept for `run`" not in told.err
 
 
 def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) -> None:

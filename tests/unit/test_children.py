@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -55,6 +58,22 @@ def test_a_defect_is_one_sentence_and_no_traceback(
     assert isinstance(error, BackendError)
     assert "ZeroDivisionError: division by zero" in str(error)
     assert capfd.readouterr() == ("", "")
+
+
+def _sleep(tell: Tell) -> None:
+    tell("asleep", 0.0)
+    time.sleep(60)
+
+
+def test_a_child_ends_with_its_parent_however_that_ended() -> None:
+    """Minutes of quantising for nobody, on all cores, after a parent that was killed."""
+    source = "from specllama import children\nfrom tests.unit.test_children import _sleep\n"
+    source += "children.run(_sleep, lambda what, share: print(what, flush=True))\n"
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline()
+        parent.kill()
+        assert parent.stdout.read() == ""  # returns when nobody holds the pipe any more: the child is gone
 
 
 def test_a_child_whose_parent_is_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,15 @@ def test_names_longer_than_any_files_are_nobodys(derived: Derived) -> None:
     assert "File name too long" in drafts.stale(gone)
 
 
+def test_what_a_killed_maker_left_is_swept_and_nothing_else(derived: Derived) -> None:
+    """Gigabytes in hidden folders that no command ever names."""
+    for name in (".draft.gguf.making", ".draft.gguf.layers"):
+        (derived.path.parent / name).mkdir()
+        (derived.path.parent / name / "cut.gguf").write_bytes(b"half")
+    drafts.sweep()
+    assert sorted(path.suffix for path in derived.path.parent.iterdir()) == [".gguf", ".json"]
+
+
 def test_removing_takes_the_record_with_it(derived: Derived) -> None:
     """A record without a draft, listed for ever."""
     assert drafts.remove(derived.path) == len(b"fewer")

@@ -1,0 +1,62 @@
+"""How the process is told to end from outside, and that nothing stays behind then: no child, no half of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from specllama.cli.codes import INTERRUPTED
+
+
+def endings() -> list[int]:
+    """SIGTERM and SIGHUP, where they would end the process: an ignored SIGHUP stays ignored, nohup is for that."""
+    numbers: list[int] = [signal.SIGTERM]
+    hangup: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None:
+        numbers.append(hangup)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, `handler` hears these signals."""
+    before: list[Any] = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
+
+
+def leave_at_once(restore: Callable[[], None]) -> NoReturn:
+    """End the process as interrupted, without waiting for anybody."""
+    restore()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    os._exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the process as an exception does: whoever made something takes it away.
+
+    The exit code is what a shell reports of the signal. A second one ends it at once.
+    """
+    if threading.current_thread() is not threading.main_thread():  # of somebody who called `main`
+        yield
+        return
+    numbers = [number for number in endings() if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    with handling(numbers, end):
+        yield
