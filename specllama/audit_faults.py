@@ -23,6 +23,7 @@ from specllama.types import (
     Rule,
     Verdict,
     explanation,
+    room_after,
 )
 
 Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
@@ -209,6 +210,10 @@ class BrokenModel:
         """Tokens now in the KV."""
         return self.model.length
 
+    def room_after(self, tokens: Sequence[int]) -> int:
+        """Pass it on."""
+        return room_after(self.model, tokens)
+
     def feed(self, tokens: Sequence[int]) -> None:
         """Pass it on."""
         self.model.feed(tokens)
@@ -255,6 +260,21 @@ class Leftover(BrokenModel):
         self.model.truncate(length + self._n_left)
 
 
+class KeepsOneMore(BrokenModel):
+    """Is told to keep one token more of a block than was accepted."""
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Keep the first rejected node, too."""
+        self.truncate(min(length + len(path) + 1, self.length))
+
+
+class Miscounting(Engine):
+    """The engine, counting wrongly what it keeps."""
+
+    def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
+        super().__init__(KeepsOneMore(target), drafter, rule=rule)
+
+
 # ----------------------------------------------------------------------------------------------------------- the list
 
 
@@ -296,4 +316,5 @@ FAULTS = (
     Fault("greedy: row i is taken for row i+1", "greedy", Parts(target=ShiftedRows), needs_draft=True),
     Fault("a rejected token stays in the target's KV", "kv", Parts(target=Leftover)),
     Fault("a rejected token stays in the draft's KV", "kv", Parts(draft=Leftover), needs_draft=True),
+    Fault("the engine keeps one token too many", "kv", Parts(engine=Miscounting)),
 )

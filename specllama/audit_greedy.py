@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specllama.audit_models import Op, Recorded, again
+from specllama.audit_models import Op, Recorded, again, held
 from specllama.audit_parts import Combination, Effort, Prompt, Subject
 from specllama.audit_reference import adjusted
 from specllama.audit_types import Difference, GreedyRun
@@ -153,15 +153,20 @@ class Comparison:
             difference=None if at is None else self._difference(ours, at),
         )
 
-    def _reread(self, ops: Sequence[Op], at: int) -> FloatArray | None:
-        """The row at a position of the KV, read in the very blocks of our answer, but with other tokens for drafts."""
-        n_vocab = self.target.vocab_size
+    def _reread(self, ops: Sequence[Op], line: Sequence[int]) -> FloatArray | None:
+        """The row behind `line`, read in the very blocks of our answer, but with other tokens for drafts.
+
+        None where our answer did not read `line`: then the blocks are no excuse.
+        """
+        n_vocab, at = self.target.vocab_size, len(line) - 1
         deciding = [i for i, op in enumerate(ops) if op.kind == "eval" and op.at <= at < op.at + len(op.tokens)]
-        if not deciding:
+        # What came later may have taken the row back, as the end of an answer does.
+        ops = ops[: deciding[-1] + 1] if deciding else ()
+        if held(ops)[: len(line)] != tuple(line):
             return None
         return again(
             self.subject.target,
-            ops[: deciding[-1] + 1],  # what came later may have taken the row back, as the end of an answer does
+            ops,
             stale=lambda _, token: (token + 1) % n_vocab,
             kept=lambda position, token: token if position <= at else (token + 1) % n_vocab,
             want=at,
@@ -179,7 +184,7 @@ class Comparison:
                 tuple(adjusted(row, line, self.params) for row in found.blocks),
             )
         here = self._controls[at]
-        reread = self._reread(ops, len(line) - 1)
+        reread = self._reread(ops, line)
         # Whatever comes next finds the prompt as it was.
         again(target, self._reading, stale=lambda _, token: token)
         a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))

@@ -10,14 +10,14 @@ from typing import cast
 
 import numpy as np
 
-from specllama.audit_models import Change, Recorded, again, n_dropped
+from specllama.audit_models import Change, Recorded, again, held, n_dropped
 from specllama.audit_parts import Combination, Effort, Prompt, Subject, Watching
 from specllama.audit_types import KV_BOUND as KV_BOUND
 from specllama.audit_types import DrawRow, KvRow
 from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
 from specllama.distribution import Distribution
 from specllama.errors import Interrupted
-from specllama.events import Event, Finished, StepEvent
+from specllama.events import Event, Finished, StepEvent, TokenEvent
 from specllama.types import FloatArray, LanguageModel, Observation
 
 MOST_BINS = 20
@@ -77,8 +77,27 @@ def _probed(model: LanguageModel, tokens: Sequence[int]) -> FloatArray:
     return np.stack(rows)
 
 
-def check_kv(strategy: str, name: str, model: Recorded, n_steps: int, after: Sequence[int]) -> KvRow:
-    """Compare the KV of a recorded model with others that came about without what was rejected."""
+def _apart(a: FloatArray, b: FloatArray) -> float:
+    """The largest difference of logits, a finite number; what both mask is no difference.  (n, V)"""
+    differences: FloatArray = np.zeros(a.shape)
+    np.subtract(a, b, out=differences, where=a != b)
+    most = float(np.finfo(float).max)  # NaN and infinity are no JSON
+    return float(np.nan_to_num(np.abs(differences), nan=most, posinf=most).max())
+
+
+def _n_foreign(found: Sequence[int], said: Sequence[int], *, whole: bool) -> int:
+    """Tokens in a KV that are not those said, place by place; `whole`: and those that it lacks."""
+    n_wrong = sum(a != b for a, b in zip(found, said, strict=False))
+    return n_wrong + max(len(found) - len(said), 0) + (max(len(said) - len(found), 0) if whole else 0)
+
+
+def check_kv(
+    strategy: str, name: str, model: Recorded, n_steps: int, after: Sequence[int], said: Sequence[int]
+) -> KvRow:
+    """Compare the KV of a recorded model with others that came about without what was rejected.
+
+    `said`: prompt and answer without the pending token. The target's KV must hold it, the draft's no more than it.
+    """
     ops, raw, n_vocab = list(model.ops), model.model, model.vocab_size
     found = _probed(raw, after)
 
@@ -89,7 +108,7 @@ def check_kv(strategy: str, name: str, model: Recorded, n_steps: int, after: Seq
             stale=stale,
             kept=lambda position, token: (token + 1) % n_vocab if position == wrong_at else token,
         )
-        return float(np.abs(_probed(raw, after) - found).max())
+        return _apart(_probed(raw, after), found)
 
     def other(_position: int, token: int) -> int:
         return (token + 1) % n_vocab
@@ -99,6 +118,7 @@ def check_kv(strategy: str, name: str, model: Recorded, n_steps: int, after: Seq
         model=name,
         n_steps=n_steps,
         n_dropped=n_dropped(ops),
+        n_foreign=_n_foreign(held(ops), said, whole=name == "target"),
         difference=reread(stale=other),
         narrow=reread(stale=None),
         wrong=reread(stale=other, wrong_at=max(model.length // 2, 0)),
@@ -114,8 +134,10 @@ def _run(
     along: Along,
     seed: int,
     n_steps: int,
-) -> int:
-    """Steps of a sampled answer with drafts of a random length; returns how many. The models stay as they are then."""
+) -> tuple[int, tuple[int, ...]]:
+    """Steps of a sampled answer with drafts of a random length; returns how many, and prompt and answer without the
+    pending token. The models stay as they are then.
+    """
     target, draft = models
     random = np.random.default_rng([subject.seed, seed])
     target.empty()
@@ -128,16 +150,18 @@ def _run(
     endless = {**subject.params.logit_bias, **dict.fromkeys(target.end_tokens, -math.inf)}
     params = replace(subject.params, logit_bias=endless)
     events = engine.generate(prompt.tokens, params, choose, max_tokens=-1, cancel=subject.cancel)
-    n_done = 0
+    n_done, said = 0, list(prompt.tokens)
     with closing(cast("Generator[Event, None, None]", events)), closing(drafter):
         for event in events:
-            if isinstance(event, StepEvent):
+            if isinstance(event, TokenEvent):
+                said.append(event.token)
+            elif isinstance(event, StepEvent):
                 n_done += 1
                 if n_done == n_steps:
                     break
             elif isinstance(event, Finished) and event.reason == "cancelled":
                 raise Interrupted("cancelled in the middle of an answer")
-    return n_done
+    return n_done, tuple(said[:-1])
 
 
 def check(subject: Subject, effort: Effort, along: Along) -> Iterator[list[KvRow]]:
@@ -148,11 +172,11 @@ def check(subject: Subject, effort: Effort, along: Along) -> Iterator[list[KvRow
     for i in range(effort.n_runs):
         subject.require_going()
         combination, prompt = combinations[i % len(combinations)], subject.prompts[i % len(subject.prompts)]
-        n_steps = _run(subject, combination, prompt, (target, draft), along=along, seed=i, n_steps=effort.n_steps)
+        n_steps, said = _run(subject, combination, prompt, (target, draft), along=along, seed=i, n_steps=effort.n_steps)
         after = prompt.tokens[-N_PROBED:]
-        rows = [check_kv(combination.strategy, "target", target, n_steps, after)]
-        if draft is not None and draft.length:
-            rows.append(check_kv(combination.strategy, "draft", draft, n_steps, after))
+        rows = [check_kv(combination.strategy, "target", target, n_steps, after, said)]
+        if draft is not None and draft.length and draft.room_after(after) >= 0:  # one that is full cannot be asked
+            rows.append(check_kv(combination.strategy, "draft", draft, n_steps, after, said))
         yield rows
 
 

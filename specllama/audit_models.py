@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from specllama.types import FloatArray, LanguageModel, common_prefix
+from specllama.types import FloatArray, LanguageModel, Spelling, common_prefix, room_after
 
 
 class Remembered:
@@ -36,6 +36,14 @@ class Remembered:
     def length(self) -> int:
         """Tokens now in the KV, as whoever uses this sees it."""
         return len(self._tokens)
+
+    def room_after(self, tokens: Sequence[int]) -> int:
+        """As the model itself has it behind the same text; see `types.Spelling`."""
+        if not isinstance(self.model, Spelling):
+            return self.n_ctx - self.length - len(tokens)
+        text = (*self._tokens, *tokens)
+        self._cut(common_prefix(self._held, text))
+        return self.model.room_after(text[len(self._held) :])
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens; the model reads them when a row behind them is asked for."""
@@ -74,11 +82,15 @@ class Remembered:
                 break
         return [self._rows[prefix] for prefix in prefixes]
 
+    def _cut(self, length: int) -> None:
+        """Let the model itself drop every token from `length` on."""
+        self.model.truncate(length)
+        del self._held[length:]
+
     def _read(self, text: tuple[int, ...], n_known: int) -> None:
         """Let the model read `text`, and remember its rows from the first behind `n_known` tokens on."""
         n_kept = min(common_prefix(self._held, text), n_known)
-        self.model.truncate(n_kept)
-        del self._held[n_kept:]
+        self._cut(n_kept)
         self.model.feed(text[n_kept:n_known])
         self._held.extend(text[n_kept:n_known])
         for at in range(n_known, len(text), self.caps.max_block):
@@ -118,6 +130,10 @@ class Recorded:
         """Tokens now in the KV."""
         return self.model.length
 
+    def room_after(self, tokens: Sequence[int]) -> int:
+        """As the model has it; see `types.Spelling`."""
+        return room_after(self.model, tokens)
+
     def empty(self) -> None:
         """Begin anew, the record as well."""
         self.model.truncate(0)
@@ -144,16 +160,26 @@ class Recorded:
         self.model.keep(length, path)
 
 
-def _kept(ops: Sequence[Op]) -> list[list[bool]]:
-    """Of the tokens of every op: which are in the KV at the end?"""
-    kept = [[False] * len(op.tokens) for op in ops]
-    owners: list[tuple[int, int]] = []  # (op, index) of the token at each position
+def _owners(ops: Sequence[Op]) -> list[tuple[int, int]]:
+    """(op, index) of the token at each position of the KV at the end."""
+    owners: list[tuple[int, int]] = []
     for i, op in enumerate(ops):
         del owners[op.at :]
         owners.extend((i, j) for j in range(len(op.tokens)))
-    for i, j in owners:
+    return owners
+
+
+def _kept(ops: Sequence[Op]) -> list[list[bool]]:
+    """Of the tokens of every op: which are in the KV at the end?"""
+    kept = [[False] * len(op.tokens) for op in ops]
+    for i, j in _owners(ops):
         kept[i][j] = True
     return kept
+
+
+def held(ops: Sequence[Op]) -> tuple[int, ...]:
+    """The tokens that these calls leave in the KV."""
+    return tuple(ops[i].tokens[j] for i, j in _owners(ops))
 
 
 def n_dropped(ops: Sequence[Op]) -> int:

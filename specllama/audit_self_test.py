@@ -74,10 +74,11 @@ class _Bench:
     def by_kv(self, broken: Subject) -> tuple[str, bool]:
         """The difference that what was dropped made."""
         along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
-        worst = 0.0
-        for rows in audit_kv.check(broken, self.effort, along):
-            worst = max(worst, *(row.difference for row in rows))
-        return f"logits differ by {worst:.2g}", not worst <= audit_kv.KV_BOUND
+        found = [row for rows in audit_kv.check(broken, self.effort, along) for row in rows]
+        caught = any(not row.sound for row in found)
+        if n_foreign := max(row.n_foreign for row in found):
+            return f"{n_foreign} tokens were not said", caught
+        return f"logits differ by {max(row.difference for row in found):.2g}", caught
 
 
 def _catch(bench: _Bench, fault: Fault) -> FaultRow:

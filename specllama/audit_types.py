@@ -125,14 +125,15 @@ class KvRow:
     model: str  # target or draft
     n_steps: int
     n_dropped: int  # tokens read and taken back
+    n_foreign: int  # tokens in the KV that were not said at that place
     difference: float  # of logits, from a KV that read the same blocks with other tokens in the dropped places
     narrow: float  # from one that only ever read what was kept: what the width of blocks is worth on this build
     wrong: float  # from one with a single wrong token: what a fault would look like
 
     @property
     def sound(self) -> bool:
-        """True where what was dropped left no trace."""
-        return self.difference <= KV_BOUND
+        """True where the KV holds what was said, and what was dropped left no trace."""
+        return self.n_foreign == 0 and self.difference <= KV_BOUND
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -192,11 +193,15 @@ class AuditReport:
                 found.append(f"draws: {draw.strategy}, {draw.rule}: {draw.failure}")
             elif not draw.sound:
                 found.append(f"draws: {draw.strategy}, {draw.rule} do not follow p: p-value {draw.test.p_value:.3g}")
-        found += [
-            f"kv: {row.model}, {row.strategy}: what was rejected left a trace of {row.difference:.3g} logits"
-            for row in self.kv
-            if not row.sound
-        ]
+        for row in self.kv:
+            if row.n_foreign:
+                found.append(
+                    f"kv: {row.model}, {row.strategy}: {row.n_foreign} tokens in it are not those that were said"
+                )
+            elif not row.sound:
+                found.append(
+                    f"kv: {row.model}, {row.strategy}: what was rejected left a trace of {row.difference:.3g} logits"
+                )
         found += [f"self-test: not caught: {fault.fault}" for fault in self.faults or () if not fault.caught]
         return found
 

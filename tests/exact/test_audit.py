@@ -9,20 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specllama import audit, audit_greedy, audit_self_test
-from specllama.audit_faults import FAULTS
+from specllama import audit, audit_greedy, audit_kv, audit_self_test
+from specllama.audit_faults import FAULTS, Miscounting
 from specllama.audit_kv import Along
 from specllama.audit_law import END, distance
 from specllama.audit_models import Recorded, Remembered, again, n_dropped
 from specllama.audit_parts import Effort, Parts, Prompt, Subject
 from specllama.audit_reference import target_law
-from specllama.audit_types import LAW_BOUND, AuditReport
+from specllama.audit_types import KV_BOUND, LAW_BOUND, AuditReport
 from specllama.distribution import Distribution
 from specllama.drafters import DraftSettings
 from specllama.sampling import SamplingParams, law
-from specllama.types import Draft, FloatArray, Observation, Rule, Verdict
+from specllama.types import Draft, FloatArray, Observation, Rule, Verdict, room_after
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law
+from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, RandomTable, Table
 
 N_VOCAB = 6
@@ -301,3 +302,50 @@ def test_history_is_part_of_every_law(healthy: AuditReport) -> None:
     params = SamplingParams(temperature=1.0, top_k=3, repeat_penalty=1.7, repeat_last_n=3)
     report = report_of(subject(params=params), LEAST)
     assert report.passed, report.bugs
+
+
+def test_a_miscounted_kv_is_neither_a_near_tie_nor_a_sound_kv() -> None:
+    """A KV that holds a rejected token, read again with that very token: nothing differs, and everything is excused."""
+    broken = subject(parts=Parts(engine=Miscounting), strategies=("draft-simple",), rules=(Rule.TOKEN,))
+    parted = [run.difference for run in audit_greedy.compare(broken, TINY) if run.difference]
+    assert parted
+    assert not any(each.near_tie for each in parted)
+    along = Along(broken.target.end_tokens, np.random.default_rng(0))
+    rows = [row for rows in audit_kv.check(broken, TINY, along) for row in rows]
+    assert all(row.n_foreign > 0 == row.difference and not row.sound for row in rows if row.model == "target")
+    assert all(row.n_foreign == 0 and row.sound for row in rows if row.model == "draft")
+
+
+def test_a_draft_that_spells_is_audited_up_to_its_own_last_cell() -> None:
+    """A draft whose context is full of spellings, or that masks what it has no token for: no bug of the pair."""
+    table = RandomTable(N_VOCAB, 1)
+    for n_ctx in (40, 60, 90):
+        what = subject(table, draft=WatchedDraft(N_VOCAB, n_ctx=n_ctx), strategies=("draft-tli",), rules=(Rule.BLOCK,))
+        *_, report = audit.run(what, LEAST, {})
+        assert isinstance(report, AuditReport)
+        assert report.passed, report.bugs
+    assert report.laws[0].n_drafted_in
+    assert [row.model for row in report.kv] == ["target", "draft"]
+    assert report.kv[1].wrong > report.kv[1].difference == 0.0
+
+
+def test_what_only_one_of_two_rows_masks_is_a_difference_that_json_can_hold() -> None:
+    """A masked token taken for sound, or a bug whose report cannot be written."""
+    masked, other = np.array([[0.0, -np.inf, 1.0]]), np.array([[0.0, 2.0, 1.0]])
+    assert audit_kv._apart(masked, masked) == 0.0
+    for a, b in ((masked, other), (other, masked), (other, other * np.nan)):
+        assert KV_BOUND < audit_kv._apart(a, b) < np.inf
+
+
+@pytest.mark.parametrize("n_ctx", [9, 14, 64])
+def test_a_remembered_draft_has_the_room_of_the_draft_behind_the_same_text(n_ctx: int) -> None:
+    """Cells counted behind what an enumeration read last, not behind what it stands for."""
+    model = Remembered(WatchedDraft(N_VOCAB, n_ctx=n_ctx))
+    model.eval((4, 1, 0, 2)) if n_ctx > 9 else model.feed((4,))
+    for text in ((4, 3), (0,), (4, 1)):
+        model.truncate(0)
+        model.feed(text)
+        fresh = WatchedDraft(N_VOCAB, n_ctx=n_ctx)
+        fresh.feed(text)
+        for more in ((), (1,), (4, 4, 0)):
+            assert room_after(model, more) == room_after(fresh, more)
