@@ -144,22 +144,28 @@ class Guessing:
 def test_an_answer_longer_than_the_window_is_the_plain_one(open_model: OpenModel) -> None:
     """Prevents: a rollback across the edge of a sliding window that forgets what it still needs (FIELD 23)."""
     target = open_model(WINDOWED)
-    words = target.vocab.tokenize("Once upon a time there was a small town by the sea where", special=False, bos=True)
+    words = target.vocab.tokenize(
+        "The first ten prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23 and 29.", special=False
+    )
     window = int(target.metadata["gemma3.attention.sliding_window"])
     prompt = (words * (window // len(words) + 1))[: window - 8]
     endless = SamplingParams(temperature=0.0, logit_bias=no_end(target))
 
     def run(engine: Engine) -> tuple[list[int], list[StepEvent]]:
-        target.truncate(0)
         events = list(engine.generate(prompt, endless, RandomChooser(0), max_tokens=64))
         return (
             [event.token for event in events if isinstance(event, TokenEvent)],
             [event for event in events if isinstance(event, StepEvent) and event.drafted],
         )
 
+    run(Engine(target))  # both find the prompt in the KV, as the control does
     plain, _ = run(Engine(target))
     ours, steps = run(Engine(target, Guessing(len(prompt), plain)))
-    assert len(prompt) + len(ours) > window
-    assert sum(event.accepted for event in steps) >= len(steps)  # two of three are right
-    assert sum(event.accepted < len(event.drafted) for event in steps) >= len(steps) // 2
     assert_same_or_near_tie(target, prompt, plain, ours, "sliding window")
+    assert len(prompt) + len(ours) > window
+    n_same = next((i for i, (a, b) in enumerate(zip(plain, ours, strict=True)) if a != b), len(plain))
+    assert n_same > 16, "parted before the window's edge was well behind"
+    # While the texts agree, two tokens of three are right; behind a near-tie the guesses are of another text.
+    rejected = sum(event.accepted < len(event.drafted) for event in steps)
+    assert sum(event.accepted for event in steps) >= n_same // 2
+    assert rejected >= n_same // 6
