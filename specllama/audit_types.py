@@ -216,6 +216,9 @@ class AuditReport:
                 found.append(f"{row.strategy}, {row.rule}: every context has too many branches; try a smaller --top-k")
             elif not row.n_drafted_in and row.strategy != "none":
                 found.append(f"{row.strategy}, {row.rule}: nothing was drafted in any context")
+        sections = {"greedy answers": self.greedy, "exact laws": self.laws, "draws": self.draws, "the KV": self.kv}
+        if not self.partial:
+            found += [f"{name}: nothing was looked at" for name, rows in sections.items() if not rows]
         return found
 
     @property

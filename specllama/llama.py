@@ -7,7 +7,6 @@ only, and one KV sequence whose length is known here at every moment, also after
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -172,6 +171,9 @@ class LlamaModel:
         self.warnings = plan.warnings
         self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)
         self.vocab_size = self.vocab.size
+        self.end_tokens = (
+            self.vocab.end_tokens
+        )  # now: asking for all takes a tenth of a second
         self.n_ctx = plan.n_ctx
         self.n_params: int = lib.llama_model_n_params(pointers.model)
         self.n_bytes: int = lib.llama_model_size(pointers.model)
@@ -184,11 +186,6 @@ class LlamaModel:
     def length(self) -> int:
         """Tokens now in the KV, those held back for the next eval included."""
         return self._n_decoded + len(self._held)
-
-    @functools.cached_property
-    def end_tokens(self) -> frozenset[int]:
-        """Every token that ends an answer."""
-        return self.vocab.end_tokens
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without logits. Full batches are computed now, the remainder together with the next `eval`.

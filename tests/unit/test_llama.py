@@ -322,6 +322,13 @@ def test_ctrl_c_between_two_chunks_leaves_a_true_length(
     np.testing.assert_array_equal(model.eval([1]), fresh(path, [*tokens, 1], 1))
 
 
+def test_the_end_tokens_are_known_before_the_first_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for each of 150,000 tokens takes a tenth of a second, for which the first token and the figures waited."""
+    with tiny.load(path) as loaded:
+        monkeypatch.setattr(type(loaded.vocab), "_check", lambda self, *tokens: pytest.fail("the vocabulary was asked"))
+        assert loaded.end_tokens
+
+
 @pytest.mark.parametrize("n_held", [0, 3, 7])
 def test_ctrl_c_as_a_block_is_computed_leaves_the_kv_as_before(
     model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, n_held: int
