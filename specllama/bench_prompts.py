@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.errors import PromptError, UsageError
+from specllama.storage import read_bytes
 
 # The classes differ in how predictable their answers are, and so in how much of a draft is accepted. The prompts were
 # written for this program and are under its licence: prompts/<class>.jsonl, in English, Japanese and Chinese by turns,
@@ -71,7 +72,7 @@ def read(path: Path) -> tuple[BenchPrompt, ...]:
     Raises PromptError that names the line of what is wrong.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}") from None
     try:

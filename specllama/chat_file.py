@@ -14,7 +14,7 @@ from specllama.events import Reason
 from specllama.reports import parsed
 from specllama.session import ChatSession, Turn
 from specllama.settings import MAX_SEED, Settings
-from specllama.storage import write_text
+from specllama.storage import read_bytes, write_text
 
 SCHEMA = "specllama.chat"
 VERSION = 1
@@ -59,7 +59,7 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
 def load(path: Path) -> Saved:
     """What the file holds. Raises ConversationError that names the place of what is wrong."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode("utf-8")
     except OSError as error:
         raise ConversationError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from specllama.reports import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
+MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
 # A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -90,6 +91,15 @@ def meant(text: str) -> Path:
 def models_dir() -> Path:
     """Where files lie that did not come through the Hub's own cache."""
     return user_cache_path("specllama") / "models"
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file, unless it is longer than any that a person means: a device may have no end. Raises OSError."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
 
 
 def write_text(path: Path, text: str, *, like: Path | None = None) -> None:

@@ -235,7 +235,7 @@ def _left(seconds: float) -> str:
 def _read(name: str) -> BenchReport:
     """A report that was written with `--output FILE.json`. Raises ReportError."""
     try:
-        data = parsed(Path(name).read_text(encoding="utf-8"))
+        data = parsed(storage.read_bytes(Path(name)))
     except OSError as error:
         raise ReportError(f"{name} cannot be read: {error.strerror}") from None
     except ValueError:

@@ -28,6 +28,7 @@ from specllama.cli.options import (
     SamplingOptions,
 )
 from specllama.cli.output import Output, open_output
+from specllama.cli.prompting import sound
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.drafters import DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
@@ -189,9 +190,9 @@ def _from_json(line: str) -> str:
             "a line of stdin is no JSON", hint='write {"message": "..."} or {"command": "/undo"}'
         ) from None
     if isinstance(data, str):
-        return f" {data}"  # never a command
+        return f" {sound(data, 'a message')}"  # never a command
     if isinstance(data, dict) and isinstance(data.get("message"), str):
-        return f" {data['message']}"
+        return f" {sound(data['message'], 'a message')}"
     if isinstance(data, dict) and isinstance(data.get("command"), str) and is_command(data["command"]):
         return str(data["command"])
     raise UsageError("a line of stdin has neither message nor command", hint='write {"message": "..."}')

@@ -34,7 +34,7 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     if file is not None:
         parts.append(_read_file(file))
     if argument is not None:
-        parts.append(_sound(argument, "the prompt"))
+        parts.append(sound(argument, "the prompt"))
     if options.raw:
         prompt = "".join(parts)
     else:
@@ -47,12 +47,12 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     return prompt
 
 
-def _sound(text: str, what: str) -> str:
+def sound(text: str, what: str) -> str:
     """`text` of the command line. Bytes that are not UTF-8 came as lone surrogates: that is no text."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise UsageError(f"{what} is not UTF-8 text", hint="check the encoding of your terminal") from None
+        raise UsageError(f"{what} is not UTF-8 text", hint="check the encoding where it comes from") from None
     return text
 
 
@@ -123,7 +123,7 @@ def prompt_tokens(text: str, options: PromptOptions, vocab: Vocab, template: str
     conversation = Conversation(vocab, template)
     messages = [Message("user", text)]
     if options.system_prompt is not None:
-        messages.insert(0, Message("system", _sound(options.system_prompt, "--system-prompt")))
+        messages.insert(0, Message("system", sound(options.system_prompt, "--system-prompt")))
     tokens = conversation.tokens(messages)
     if conversation.notice:
         output.note(f"note: {conversation.notice}")

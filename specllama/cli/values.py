@@ -91,6 +91,9 @@ def several(check: Check) -> Check:
     return parse
 
 
+_LONGEST_S = 366 * 24 * 3600
+
+
 def duration(name: str, text: object) -> float | None:
     """Seconds of a text such as 90, 90s, 10m or 1h30m; None for `none`."""
     if text is None or isinstance(text, float):
@@ -101,6 +104,6 @@ def duration(name: str, text: object) -> float | None:
     )
     if text == "none":
         return None
-    if not seconds:
+    if not 0 < seconds <= _LONGEST_S:
         raise UsageError(f"{name} is {text}, expected a time such as 10m, 90s or 1h30m, or none")
     return float(seconds)

@@ -241,6 +241,7 @@ def test_synthetic_acceptance_is_called_what_it_is(specllama: Run, args: list[st
 @pytest.mark.parametrize(
     ("words", "found", "code"),
     [
+        (["--budget", "9" * 400], ", expected a time such as 10m", 2),
         (["--budget", "soon"], "--budget is soon, expected a time such as 10m", 2),
         (["--temp", "0,hot"], "--temp is hot, expected a number", 2),
         (["--spec-draft-n-max", "2,x"], "--spec-draft-n-max is x, expected", 2),

@@ -133,6 +133,12 @@ def test_what_nobody_foresaw_costs_one_line(chat, monkeypatch: pytest.MonkeyPatc
     assert result.out.strip()
 
 
+def test_half_a_surrogate_pair_is_no_message(chat) -> None:
+    """A conversation that can never be saved because of one escape in one line of JSON."""
+    result = chat('{"message": "\\ud800"}', '"\\udc00"', args=("--jsonl",))
+    assert [event["message"] for event in _events(result)[1:]] == ["a message is not UTF-8 text"] * 2
+
+
 def test_settings_change_the_next_answer(chat) -> None:
     """A setting that is confirmed and then ignored."""
     lines = ["hello", "/undo", "/set spec off", "/set parameter num_predict 3", "hello", "/set rule block", "/set"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from specllama import llama
+from specllama.cli import check as check_command
 from specllama.cli import check_probe
 from specllama.cli.output import open_output
 from specllama.outlook import outlook
@@ -246,6 +247,20 @@ def test_a_defect_of_ours_is_2_too(specllama: Run, pair: Pair, monkeypatch: pyte
     result = check(specllama, pair.target, pair.draft)
     assert result.code == 2
     assert "should not have happened" in result.err
+
+
+def test_a_reader_that_leaves_early_is_2_and_no_defect(
+    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: `check ... | head -1` that asks for a report of a broken pipe."""
+
+    def leave(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(check_command, "show_report", leave)
+    monkeypatch.setattr(check_command, "forget_stdout", lambda: None)
+    result = check(specllama, pair.target, pair.draft)
+    assert (result.code, result.err) == (2, "")
 
 
 def test_a_split_model_is_looked_at_whole(specllama: Run, tmp_path: Path) -> None:

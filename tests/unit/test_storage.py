@@ -25,6 +25,16 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_file_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--prompts /dev/zero` until the system kills the program, or others."""
+    monkeypatch.setattr(storage, "MOST_BYTES", 4)
+    (tmp_path / "file").write_bytes(b"four")
+    assert storage.read_bytes(tmp_path / "file") == b"four"
+    (tmp_path / "file").write_bytes(b"fives")
+    with pytest.raises(OSError, match="too large"):
+        storage.read_bytes(tmp_path / "file")
+
+
 def test_a_folder_is_refused_as_what_it_is(tmp_path: Path) -> None:
     """A traceback about an empty name for the root folder."""
     for folder in (Path("/"), tmp_path):
