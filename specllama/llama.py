@@ -171,9 +171,7 @@ class LlamaModel:
         self.warnings = plan.warnings
         self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)
         self.vocab_size = self.vocab.size
-        self.end_tokens = (
-            self.vocab.end_tokens
-        )  # now: asking for all takes a tenth of a second
+        self.end_tokens = self.vocab.end_tokens  # now: asking for all takes a tenth of a second
         self.n_ctx = plan.n_ctx
         self.n_params: int = lib.llama_model_n_params(pointers.model)
         self.n_bytes: int = lib.llama_model_size(pointers.model)

@@ -98,6 +98,7 @@ def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: object) -> No
     assert row.caught, row.figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_broken_program_does_not_pass(fault: object) -> None:
     """Faults that only the self-test notices, because it looks where the audit itself does not."""

@@ -53,6 +53,7 @@ def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: Sampli
     return law_of(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(8))
 @pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
 def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:

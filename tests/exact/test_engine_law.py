@@ -100,6 +100,7 @@ def test_a_draft_with_another_vocabulary_size_changes_nothing_but_speed(sampler:
     assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p_min", [0.4, 0.6, 0.99])
 @pytest.mark.parametrize("sampler", ["plain", "all filters", "frequency penalty"])
 def test_stopping_the_draft_at_low_confidence_changes_nothing_but_speed(sampler: str, p_min: float) -> None:
@@ -131,6 +132,7 @@ def test_end_tokens_end_the_answer_where_plain_decoding_does(sampler: str, n_max
     assert_same_law(pair.engine_law(params, 3, prompt=(0, 0)), pair.plain_law(params, 3, prompt=(0, 0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", list(Rule))
 def test_end_tokens_end_the_answer_under_every_rule(rule: Rule) -> None:
     """An end token that is the correction or the bonus of a rule's own path through the code."""

@@ -49,6 +49,7 @@ def test_greedy_text_is_the_plain_one(n_max: int) -> None:
         assert tokens == plain_greedy(target, PROMPT, 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_max", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(temperature=1.0, min_p=0.0, repeat_penalty=1.4)])
 def test_a_target_that_drafts_for_itself_is_accepted_throughout(params: SamplingParams, n_max: int) -> None:
