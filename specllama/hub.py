@@ -340,7 +340,10 @@ def _named(error: Exception, repo: str, what: str) -> DownloadError:
         return DiskFull(f"no room left while fetching {what}", hint="make room and pull again")
     if isinstance(error, OSError) and error.filename:
         return DownloadError(f"{error.filename} cannot be written ({error.strerror})")
-    return SourceUnavailable(f"{urlsplit(endpoint).netloc} did not answer ({reason(error)})")
+    return SourceUnavailable(
+        f"{urlsplit(endpoint).netloc} did not answer ({reason(error)})",
+        hint="check the network, or name files that are here: -m FILE -md FILE",
+    )
 
 
 def _list_files(wanted: RepoSpec, cached: Sequence[str], watch: FetchWatch) -> Sequence[str]:

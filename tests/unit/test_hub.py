@@ -465,3 +465,14 @@ def test_the_shared_cache_is_where_the_library_keeps_it(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert hub_cache.cache_dir() == Path(place)
+
+
+def test_a_hub_that_is_down_with_an_empty_cache_has_a_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents: the fact alone, with nothing that a person could do about it."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SourceUnavailable, match="did not answer") as caught:
+        hub.fetch_repo(REPO)
+    assert "network" in caught.value.hint
+    assert "-m FILE" in caught.value.hint
