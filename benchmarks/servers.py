@@ -24,8 +24,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,14 @@ def compare_servers(plain: Engine, drafting: Engine, servers: dict[str, Server],
         for round_ in range(args.rounds + 1):  # round 0 warms up
             assert isinstance(drafting.drafter, ModelDrafter)
             drafting.drafter.model.truncate(0)
-            found = {
-                "ours plain": ours(plain, tokens, args.predict),
-                "plain": servers["plain"].answer(tokens, args.predict),
-                "ours draft": ours(drafting, tokens, args.predict),
-                "draft": servers["draft"].answer(tokens, args.predict),
-            }
+            turns: list[tuple[str, Callable[[], Timing]]] = [
+                ("ours plain", partial(ours, plain, tokens, args.predict)),
+                ("plain", partial(servers["plain"].answer, tokens, args.predict)),
+                ("ours draft", partial(ours, drafting, tokens, args.predict)),
+                ("draft", partial(servers["draft"].answer, tokens, args.predict)),
+            ]
+            # Backwards every other time: it must not matter who comes after whom.
+            found = {arm: answer() for arm, answer in turns[:: -1 if round_ % 2 else 1]}
             for arm, answer in found.items():
                 print(f"{name} {round_} {arm}: first {answer.first_s:.2f} s, decode {answer.decode:.2f} t/s, "
                       f"whole {answer.whole:.2f}", file=sys.stderr)  # fmt: skip
@@ -156,12 +159,18 @@ def compare_bench(plain: Engine, program: Path, model: Path, args: argparse.Name
     text = plain.target.vocab.tokenize("The wind over the harbour turned. " * READ, special=False)
     mine: dict[str, list[float]] = {"read": [], "written": []}
     theirs: dict[str, list[float]] = {"read": [], "written": []}
-    for round_ in range(args.rounds + 1):
-        found = {
+
+    def measured() -> dict[str, float]:
+        return {
             "read": READ / ours(plain, text[:READ], 1).first_s,
             "written": ours(plain, text[:1], WRITTEN + 1, may_end=False).decode,
         }
-        other = bench(program, model, args.threads)
+
+    for round_ in range(args.rounds + 1):
+        if round_ % 2:  # whoever comes second finds a warmer machine
+            found, other = measured(), bench(program, model, args.threads)
+        else:
+            other, found = bench(program, model, args.threads), measured()
         print(f"llama-bench {round_}: ours {found}, theirs {other}", file=sys.stderr)
         for test in found if round_ else ():
             mine[test].append(found[test])
