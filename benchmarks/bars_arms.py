@@ -1,0 +1,224 @@
+"""The arms of `bars.py`: ours on loaded models as `specllama run` makes them, llama.cpp's as its own programs."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specllama import Engine, Finished, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent, bench_prompts, llama
+from specllama.bench_prompts import BenchPrompt
+from specllama.cli import loading
+from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.output import Output, open_output
+from specllama.conversation import Conversation, Message
+from specllama.draft_model import DraftModel, in_target_ids
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.none import NoDrafter
+from specllama.llama import LlamaModel
+from specllama.tuning import N_MAX
+from specllama.types import Cancel, Drafter
+
+N_CTX = loading.N_CTX
+RULE = Rule(DraftOptions().verify_rule)
+SAMPLER = SamplingParams(temperature=1.0)  # its filters are told to their programs, too
+# The classes of the issue's table and where their prompts come from: so many of the first of each file, as they come.
+SOURCES = {
+    "code": (("coding", 8),),
+    "summary/RAG": (("summarization", 4), ("rag", 4)),
+    "questions": (("qa", 8),),
+    "story": (("writing", 8),),
+}
+DECODED = re.compile(rb"decoded +(\d+) tokens in +([\d.]+) seconds")
+DRAFTED = re.compile(rb"n_drafted = (\d+)[\s\S]*?n_accept +=\s*(\d+)")
+PERF = re.compile(rb"(prompt eval|total) time = +([\d.]+) ms / +(\d+) tokens")
+EVALS = re.compile(rb" eval time = +[\d.]+ ms / +(\d+) runs")
+
+
+def prompts_of(group: str) -> list[BenchPrompt]:
+    """The prompts of a class, fixed before anything was measured."""
+    return [prompt for name, n in SOURCES[group] for prompt in bench_prompts.built_in([name])[:n]]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one answer took; see `bars_report.Run`."""
+
+    n_tokens: int
+    decode_s: float
+    n_steady: int
+    steady_s: float
+    n_drafted: int
+    n_accepted: int
+    text: str
+    tokens: tuple[int, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------------------------- ours
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """Our models as `specllama run` loads them, and what else the fixed arms need."""
+
+    setup: loading.Setup  # of `auto`
+    models: loading.Models
+    published: DraftModel | None  # the pair's own draft, where a fixed arm wants it
+    plain: LlamaModel  # what plain decoding runs on
+    talk: Conversation
+
+    @property
+    def n_threads(self) -> int:
+        return self.models.target.plan.n_threads
+
+    def drafter(self, arm: str, *, greedy: bool) -> Drafter:
+        """What drafts in an arm: `auto` is made of what `specllama run` makes it of, the others of fixed lengths."""
+        words = arm.split()  # "ours", strategy, K
+        if words[1] == "plain":
+            return NoDrafter()
+        if words[1] == "auto":
+            policy = self.setup.policy(greedy=greedy, draft_temp=None)
+            return self.models.drafter(self.setup.strategy, DraftSettings(n_max=self.setup.n_max, policy=policy))
+        settings = DraftSettings(n_max=int(words[2][2:]), vocab_size=self.models.target.vocab_size)
+        return REGISTRY[{"model": "draft-simple"}.get(words[1], words[1])].make(self.published, settings)
+
+
+def prepared(output: Output) -> loading.Setup:
+    """The default pair as `specllama run` sets it up; with room for long blocks also where it was not tuned."""
+    hardware, wanted = HardwareOptions(), ModelOptions()
+    setup = loading.prepare(loading.choose(wanted, DraftOptions(), hardware, output), hardware, offline=False,
+                            output=output)  # fmt: skip
+    return replace(setup, target_options=replace(setup.target_options, max_block=N_MAX + 1))
+
+
+def published_draft(output: Output) -> loading.Setup:
+    """The same pair with its own draft at a fixed length."""
+    hardware, drafting = HardwareOptions(), DraftOptions(spec_type="draft-simple", spec_draft_n_max=3)
+    choice = loading.choose(ModelOptions(), drafting, hardware, output)
+    return loading.prepare(choice, hardware, offline=False, output=output)
+
+
+@contextmanager
+def opened(*, with_draft: bool, plain_bufts: str) -> Iterator[Ours]:
+    """Everything ours, loaded. `plain_bufts`: the kernel path of plain decoding: same (as auto's), on or off."""
+    output = open_output(color="never", quiet=True)
+    llama.set_log(None)
+    setup, fixed = prepared(output), published_draft(output)
+    with ExitStack() as owned:
+        models = owned.enter_context(loading.load_models(setup, output, Cancel()))
+        published, plain = None, models.target
+        if with_draft:
+            fixed = replace(fixed, profile=setup.profile)  # its threads and the draft's kernel path
+            if setup.draft is not None and fixed.draft is not None and setup.draft.path == fixed.draft.path:
+                published = models.draft
+            else:
+                assert fixed.draft is not None
+                loaded = llama.load(fixed.draft.path, fixed.draft_options(models.target.n_ctx))
+                published = in_target_ids(models.target, owned.enter_context(loaded))
+        if plain_bufts != "same" and (plain_bufts == "on") != setup.target_options.use_extra_bufts:
+            other = replace(setup.target_options, use_extra_bufts=plain_bufts == "on")
+            plain = owned.enter_context(llama.load(setup.target.path, other))
+        yield Ours(setup, models, published, plain, Conversation(models.target.vocab, setup.target.template))
+
+
+def ours(here: Ours, arm: str, tokens: Sequence[int], temperature: float, n_predict: int, seed: int) -> Said:
+    """One answer of `n_predict` tokens: ends are forbidden. The target may hold the prompt already, no draft does."""
+    target = here.plain if arm == "ours plain" else here.models.target
+    for draft in (here.models.draft, here.published):
+        if draft is not None:
+            draft.truncate(0)
+    params = replace(SAMPLER, temperature=temperature, logit_bias=dict.fromkeys(target.end_tokens, -math.inf))
+    drafter = here.drafter(arm, greedy=params.greedy)
+    said: list[int] = []
+    n_steady, steady_s = 0, 0.0
+    events = Engine(target, drafter, rule=RULE).generate(tokens, params, RandomChooser(seed), max_tokens=n_predict)
+    for event in events:
+        if isinstance(event, TokenEvent):
+            said.append(event.token)
+            n_steady += event.step >= 2
+        elif isinstance(event, StepEvent) and event.step >= 2:
+            steady_s += event.step_s
+        elif isinstance(event, Finished):
+            stats = event.stats
+    drafter.close()
+    text = b"".join(target.vocab.piece(token) for token in said).decode("utf-8", "replace")
+    return Said(stats.n_emitted - stats.n_first, stats.decode_s, n_steady, steady_s, stats.n_drafted,
+                stats.n_accepted, text, tuple(said))  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------------- theirs
+
+
+def told(output: bytes) -> tuple[int, float, int, int]:
+    """(tokens, seconds, drafted, accepted) behind the prompt, from what one of their programs printed.
+
+    llama-speculative-simple says so itself. Of llama-completion it is all but the prompt, its sampling included, over
+    the passes that came behind it.
+    """
+    if found := DECODED.search(output):
+        drafted = DRAFTED.search(output)
+        assert drafted is not None, "it does not say what it drafted"
+        return int(found[1]), float(found[2]), int(drafted[1]), int(drafted[2])
+    times = {kind: float(ms) / 1000 for kind, ms, _ in PERF.findall(output)}
+    evals = EVALS.findall(output)
+    assert evals, "it does not say how long it took"
+    return int(evals[-1]), times[b"total"] - times[b"prompt eval"], 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """llama.cpp's own programs with the published pair."""
+
+    folder: Path
+    target: Path
+    draft: Path
+    n_threads: int
+
+    def run(self, arm: str, prompt: str, temperature: float, n_predict: int, seed: int) -> Said:
+        """One answer in a process of its own, of `n_predict` tokens; a last block may add some.
+
+        Sampler, seed and forbidden ends are set as ours. Loading and the prompt are not in what it reports.
+        """
+        threads, k = str(self.n_threads), arm.rpartition("K=")[2]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write(prompt)
+            file.flush()
+            common = ["-m", str(self.target), "-bf", file.name, "-c", str(N_CTX), "-t", threads, "-tb", threads,
+                      "--temp", f"{temperature:g}", "--top-k", str(SAMPLER.top_k), "--top-p", f"{SAMPLER.top_p:g}",
+                      "--min-p", f"{SAMPLER.min_p:g}", "--repeat-penalty", "1", "--seed", str(seed), "--ignore-eos",
+                      "--log-colors", "off"]  # fmt: skip
+            if arm.endswith("plain"):
+                command = [self.folder / "llama-completion", *common, "-n", str(n_predict), "-no-cnv", "--perf"]
+            else:
+                # It goes on until it has said more than it was told to.
+                command = [self.folder / "llama-speculative-simple", *common, "-n", str(n_predict - 1),
+                           "-md", str(self.draft), "-td", threads, "-tbd", threads, "--spec-type", "draft-simple",
+                           "--spec-draft-n-max", k, "--spec-draft-p-min", "0"]  # fmt: skip
+            done = subprocess.run(list(map(str, command)), capture_output=True, check=True, stdin=subprocess.DEVNULL)
+        n, seconds, n_drafted, n_accepted = told(done.stdout + b"\n" + done.stderr)
+        return Said(n, seconds, n, seconds, n_drafted, n_accepted, done.stdout.decode("utf-8", "replace"))
+
+
+Answer = Callable[[str, list[int], str, float, int, int], Said]  # arm, prompt's tokens, its text, temperature, n, seed
+
+
+def answering(here: Ours, there: Theirs) -> Answer:
+    """Whoever the arm belongs to answers."""
+
+    def answer(arm: str, tokens: list[int], text: str, temperature: float, n_predict: int, seed: int) -> Said:
+        if arm.startswith("ours"):
+            return ours(here, arm, tokens, temperature, n_predict, seed)
+        return there.run(arm, text, temperature, n_predict, seed)
+
+    return answer
+
+
+def texts(here: Ours, prompt: BenchPrompt) -> tuple[list[int], str]:
+    """A prompt in tokens and as text, with the template around it."""
+    message = [Message("user", prompt.turns[0])]
+    return here.talk.tokens(message), here.talk.text(message)

@@ -1,0 +1,97 @@
+"""The table of bars: what is compared with what, and a file of runs that may have been cut off anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bars_report
+from benchmarks.bars_report import AUTO, BARS, PEER_PLAIN, PLAIN, Run, append, best_peer, cell, mend, read
+
+PLAIN_BAR, PEER_BAR, _ = BARS
+
+
+def _run(arm: str, speed: float, prompt: str = "a", *, group: str = "code", temperature: float = 0.0) -> Run:
+    return Run(
+        group=group, prompt=prompt, temperature=temperature, arm=arm, n_tokens=60, decode_s=60 / speed, n_steady=50,
+        steady_s=50 / speed, n_drafted=4, n_accepted=3, text="", tokens=(1, 2),
+    )  # fmt: skip
+
+
+def test_ratios_are_taken_prompt_by_prompt_where_both_arms_ran() -> None:
+    """Medians of speeds divided by each other, or a prompt that only one arm answered so far."""
+    runs = [_run(PLAIN, 10, "a"), _run(PLAIN, 20, "b"), _run(AUTO, 20, "a"), _run(AUTO, 30, "b"), _run(AUTO, 99, "c")]
+    found = cell(runs, PLAIN_BAR, "code")
+    assert found is not None
+    assert found.ratios == pytest.approx((2.0, 1.5))
+    assert found.mean == pytest.approx(3.0**0.5)
+    assert found.reached
+    assert cell(runs, PLAIN_BAR, "story") is None
+
+
+def test_temperatures_and_classes_are_never_mixed() -> None:
+    """A run at temperature 1 that passes for one at 0."""
+    runs = [_run(PLAIN, 10, temperature=1.0), _run(AUTO, 20), _run(PLAIN, 10, group="story")]
+    assert cell(runs, PLAIN_BAR, "code") is None
+
+
+def test_the_peers_best_setting_is_known_in_hindsight_by_the_time_of_a_whole_class() -> None:
+    """The best of each prompt, which no fixed setting is; or a mean of speeds, in which a slow answer hardly counts."""
+    runs = [
+        _run(PEER_PLAIN, 10, "a"), _run(PEER_PLAIN, 10, "b"),
+        _run("llama.cpp K=3", 30, "a"), _run("llama.cpp K=3", 5, "b"),
+    ]  # fmt: skip
+    best = best_peer(runs, "code", 0.0)
+    assert best is not None
+    assert (best.arm, best.factor) == (PEER_PLAIN, 1.0)  # 0.20 against 0.23 seconds for a token of each
+
+
+def test_a_setting_that_was_only_swept_lowers_the_ratio_by_what_it_was_faster() -> None:
+    """A peer's better K that does not count because it was tried on two prompts only."""
+    runs = [_run(arm, 10, prompt) for arm in (PEER_PLAIN, AUTO) for prompt in "abc"]
+    runs.append(_run("llama.cpp K=2", 20, "a"))
+    found = cell(runs, PEER_BAR, "code")
+    assert found is not None
+    assert (found.other, found.swept) == (PEER_PLAIN, "llama.cpp K=2")
+    assert found.mean == pytest.approx(0.5)
+    assert not found.reached
+
+
+def test_a_file_that_was_cut_off_within_a_line_is_gone_on_with(tmp_path: Path) -> None:
+    """A killed run that costs all before it, or whose half line swallows the first new one."""
+    path = tmp_path / "runs.jsonl"
+    append(path, "settings", {"predict": 64})
+    append(path, "run", _run(AUTO, 10))
+    with path.open("a") as file:
+        file.write('{"kind": "run", "run": {"gro')
+    assert read(path) == ({"predict": 64}, [_run(AUTO, 10)])
+    mend(path)
+    append(path, "run", _run(PLAIN, 5))
+    assert read(path)[1] == [_run(AUTO, 10), _run(PLAIN, 5)]
+
+
+def test_damage_in_the_middle_of_a_file_is_said(tmp_path: Path) -> None:
+    """Runs that are silently left out of a table."""
+    path = tmp_path / "runs.jsonl"
+    append(path, "settings", {"predict": 64})
+    path.write_text(path.read_text() + "half a li\n")
+    append(path, "run", _run(AUTO, 10))
+    with pytest.raises(SystemExit, match="line 2"):
+        read(path)
+
+
+def test_other_settings_are_named() -> None:
+    """A file in which half of the answers were of another length."""
+    assert (
+        bars_report.difference({"predict": 64, "cpu": "x"}, {"predict": 96, "cpu": "x"}) == "predict was 64 and is 96"
+    )
+    assert bars_report.difference({"cpu": "x"}, {"cpu": "x"}) == ""
+
+
+def test_every_table_can_be_printed_of_any_part_of_the_runs() -> None:
+    """A report that only works once everything was run."""
+    runs = [_run(arm, 10) for arm in (AUTO, PLAIN, PEER_PLAIN)]
+    for n in range(len(runs) + 1):
+        text = "\n".join([*bars_report.bar_tables(runs[:n]), *bars_report.arm_table(runs[:n])])
+        assert text.count("| reached |") == len(BARS)
