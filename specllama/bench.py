@@ -5,52 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from time import sleep as real_sleep
 
 from specllama import bench_insight, bench_plan, bench_stats, bench_verdict, machine
-from specllama.bench_answer import Answer, Answerer
+from specllama.bench_answer import Answerer, Speed, speed
 from specllama.bench_insight import Said
-from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps
+from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps, following
 from specllama.bench_plan import Rates
 from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import Sizes
-from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run
+from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
 from specllama.errors import Interrupted, PromptError
-from specllama.measure import measure_costs
+from specllama.measure import measuring_costs
 from specllama.types import Cancel, LanguageModel, room_after
 
-N_WARM_UP = 16  # tokens of every arm before anything counts
+N_WARM_UP, N_HURRIED = 16, 8  # tokens of every arm before anything counts; with a small budget
 COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # of the budget, for measuring what passes cost; for every load and draft
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0
 OVERRUN = 1.1  # of the budget that may be spent before the plan is cut short
 N_COST_TOKENS = 128  # text that passes are measured with, half of it before them
+HURRIED_S = 180.0  # a budget below this is a small one
 NOTE_TOKENS = 96  # by which the notes before a prompt may be longer than they should be
 
+COSTS = "measuring what passes cost"
 _INTERRUPTED = "it was interrupted"
-
-
-@dataclass(frozen=True, slots=True)
-class _Speed:
-    """How fast an arm was while it warmed up."""
-
-    prefill_tok_s: float
-    decode_tok_s: float  # once everything was read
-    draft_read_s: float  # for a token of the prompt
-
-
-def _speed(answer: Answer) -> _Speed:
-    """The draft reads the prompt in one of the first steps, which shows as a step that takes longer than usual."""
-    stats, steps = answer.finished.stats, answer.steps_s
-    usual_s = median(steps) if steps else 0.0
-    per_step = (stats.n_emitted - stats.n_first) / len(steps) if steps else 1.0
-    return _Speed(
-        stats.prompt_tok_s or math.inf,
-        per_step / usual_s if usual_s and per_step else math.inf,
-        max(sum(steps) - len(steps) * usual_s, 0.0) / stats.n_prompt,
-    )
 
 
 class _Bench:
@@ -60,16 +41,19 @@ class _Bench:
                  sleep: Callable[[float], None]) -> None:  # fmt: skip
         self.job, self.wishes = job, job.wishes
         self._open, self._cancel, self._clock, self._sleep = open_load, cancel, clock, sleep
-        self._started = self._runs_began = clock()
+        self._started = clock()
+        self._runs_began = self._runs_ended = self._started
+        self._loading_s = self._costs_s = self._warm_up_s = 0.0  # before the first counted run
+        self._hurried = self.wishes.budget_s is not None and self.wishes.budget_s < HURRIED_S
         self._stack = ExitStack()
         self._at: int | None = None  # the load whose models are open
         self._loaded: Loaded | None = None
         self._first: Loaded | None = None  # of the first load: facts for the report
         self._watch = machine.Watch.begin()
-        self._answerer = Answerer(job, cancel)
+        self._answerer = Answerer(job, cancel, clock)
         self._fitting: list[tuple[BenchPrompt, int]] = []
         self._asked = {prompt.id: prompt for prompt in job.prompts}
-        self._rates: dict[str, _Speed] = {}  # by arm's name
+        self._rates: dict[str, Speed] = {}  # by arm's name
         self._notices: dict[str, None] = {}  # what the drafters had to say, each once
         self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
         self._arms, self._warm_condition = bench_plan.for_warming_up(self.wishes)
@@ -79,13 +63,18 @@ class _Bench:
         self._insights: list[Insight] = []
         self._partial = _INTERRUPTED  # until everything is done
 
-    def _run(self, loaded: Loaded, plan: Plan, arm: int, condition: int, prompt: int, repetition: int) -> Run:
+    def _run(
+        self, loaded: Loaded, plan: Plan, arm: int, condition: int, prompt: int, repetition: int
+    ) -> Generator[Event, None, Run]:
         """One counted run."""
         wanted = plan.conditions[condition]
         question = self._answerer.question(loaded, self._asked[plan.prompts[prompt].id], wanted)
         # The same seed for all arms; another for every prompt and repetition.
         seed = self.job.seed + 1000 * repetition + prompt
-        answer = self._answerer.answer(loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict)
+        answer = yield from following(
+            self._answerer.answering(loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict),
+            lambda share: self._progress(plan, plan.arms[arm], prompt, share),
+        )
         self._notices.update(dict.fromkeys(answer.notices))
         if arm == 0 and repetition == 0:
             self._said[condition, prompt] = Said(question.tokens, answer.tokens)
@@ -105,6 +94,12 @@ class _Bench:
 
     def _budget(self, share: float, most: float) -> float:
         return most if self.wishes.budget_s is None else min(share * self.wishes.budget_s, most)
+
+    def _left_s(self) -> float:
+        """What is left of the budget, which is for everything but loading."""
+        if self.wishes.budget_s is None:
+            return math.inf
+        return self.wishes.budget_s - (self._clock() - self._started - self._loading_s)
 
     def _find_fitting(self, loaded: Loaded) -> list[tuple[BenchPrompt, int]]:
         """The prompts that leave room for the longest answer, each with its tokens, in the order of the plan.
@@ -135,14 +130,17 @@ class _Bench:
         drafts: Sequence[LanguageModel | None] = loaded.drafts or (None,)
         seconds = self._budget(COSTS_SHARE, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
         for index, draft in enumerate(drafts):
-            yield Progress("measuring what passes cost", 0.0)
+            yield Progress(COSTS, index / len(drafts))
             n = min(N_COST_TOKENS, loaded.target.n_ctx, draft.n_ctx if draft else N_COST_TOKENS)
             tokens = (known * (n // len(known) + 1))[:n] if known else []
             while draft is not None and tokens and room_after(draft, tokens) < 0:  # it may spell them with several
                 tokens.pop()
             if len(tokens) < 2:
                 return
-            costs = measure_costs(loaded.target, draft, tokens, seconds=seconds)
+            costs = yield from following(
+                measuring_costs(loaded.target, draft, tokens, seconds=seconds, hurried=self._hurried),
+                lambda share, index=index: Progress(COSTS, (index + share) / len(drafts)),  # type: ignore[misc]
+            )
             self._costs.append(
                 PairCosts(
                     load=load,
@@ -157,27 +155,42 @@ class _Bench:
         """A short answer of every arm, which does not count; but it tells how fast things go."""
         shortest = min(self._fitting, key=lambda each: each[1])[0]
         question = self._answerer.question(loaded, shortest, self._warm_condition)
-        for arm in self._arms:
-            if arm.load == load:
-                yield Progress(f"warming up: {arm.name}", 0.0)
-                answer = self._answerer.answer(
-                    loaded, arm, self._warm_condition, question, seed=self.job.seed, n_predict=N_WARM_UP
-                )
-                self._rates[arm.name] = _speed(answer)
+        n_predict = N_HURRIED if self._hurried else N_WARM_UP
+        arms = [arm for arm in self._arms if arm.load == load]
+        for index, arm in enumerate(arms):
+
+            def told(share: float, name: str = arm.name, index: int = index) -> Progress:
+                return Progress(f"warming up: {name}", (index + share) / len(arms))
+
+            yield told(0.0)
+            answer = yield from following(
+                self._answerer.answering(
+                    loaded, arm, self._warm_condition, question, seed=self.job.seed, n_predict=n_predict
+                ),
+                told,
+            )
+            self._rates[arm.name] = speed(answer)
 
     def _use(self, load: int) -> Generator[Event, None, Loaded]:
         """The models of a load, opened and warmed up if they are not the ones in memory."""
         if self._at != load or self._loaded is None:
             self._close()
             yield Progress("loading", 0.0)
+            began = self._clock()
             self._loaded = self._stack.enter_context(self._open(load))
+            loaded = self._clock()
             self._at = load
             if load == 0:
                 self._first = self._loaded
             self._fitting = self._fitting or self._find_fitting(self._loaded)
             if all(each.load != load for each in self._costs):
                 yield from self._measure_costs(self._loaded, load)
+            measured = self._clock()
             yield from self._warm_up(self._loaded, load)
+            if self._plan is None:
+                self._loading_s += loaded - began
+                self._costs_s += measured - loaded
+                self._warm_up_s += self._clock() - measured
         return self._loaded
 
     def _close(self) -> None:
@@ -188,21 +201,26 @@ class _Bench:
         """Fixed now, and never changed."""
         known = [self._rates[arm.name] for arm in self._arms]
         rates = Rates(
-            prefill_tok_s=median(speed.prefill_tok_s for speed in known),
-            decode_tok_s=[speed.decode_tok_s for speed in known],
-            draft_read_s=[speed.draft_read_s for speed in known],
+            prefill_tok_s=median(each.prefill_tok_s for each in known),
+            decode_tok_s=[each.decode_tok_s for each in known],
+            draft_read_s=[each.draft_read_s for each in known],
         )
-        left_s = math.inf if self.wishes.budget_s is None else self.wishes.budget_s - (self._clock() - self._started)
-        return bench_plan.fit(self.wishes, self._fitting, rates, left_s - self._budget(INSIGHT_SHARE, MOST_INSIGHT_S))
+        insight_s = self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
+        return bench_plan.fit(self.wishes, self._fitting, rates, self._left_s() - insight_s)
 
     # ------------------------------------------------------------------------------------------------- the counted runs
 
-    def _progress(self, plan: Plan, arm: Arm, prompt: int) -> Progress:
-        """How far, and for how long still: as fast as it went so far, or as was expected."""
-        n_done, spent_s = len(self._runs), self._clock() - self._runs_began
-        whole_s = spent_s * plan.n_runs / n_done if n_done else plan.expected_s
+    def _progress(self, plan: Plan, arm: Arm, prompt: int, of_run: float = 0.0) -> Progress:
+        """How far, and for how long still: as was expected until all arms had a turn, then as fast as it went so far.
+
+        No longer than the budget lets it.
+        """
+        share, spent_s = (len(self._runs) + of_run) / plan.n_runs, self._clock() - self._runs_began
+        block = len(plan.arms) * len(plan.conditions)
+        whole_s = spent_s / share if len(self._runs) >= block else plan.expected_s
+        left_s = min((1.0 - share) * whole_s, max(self._left_s(), 0.0))
         what = f"prompt {prompt + 1} of {len(plan.prompts)} ({plan.prompts[prompt].category}), {arm.name}"
-        return Progress(what, n_done / plan.n_runs, max(whole_s - spent_s, 0.0) if math.isfinite(whole_s) else None)
+        return Progress(what, share, left_s if math.isfinite(left_s) else None)
 
     def _block(self, loaded: Loaded, plan: Plan, load: int, prompt: int, repetition: int) -> Steps:
         """One prompt: every condition, all arms of the load in turn, each time beginning with another one."""
@@ -215,7 +233,7 @@ class _Bench:
                     self._sleep(plan.delay_s)
                 if self._cancel.is_set():
                     raise Interrupted("the benchmark was stopped on request")
-                run = self._run(loaded, plan, arm, condition, prompt, repetition)
+                run = yield from self._run(loaded, plan, arm, condition, prompt, repetition)
                 self._runs.append(run)
                 yield run
 
@@ -223,7 +241,7 @@ class _Bench:
         """Would `n_blocks` blocks more overrun the budget?"""
         if self.wishes.budget_s is None:
             return False
-        return self._clock() - self._started + n_blocks * block_s > OVERRUN * self.wishes.budget_s
+        return n_blocks * block_s > self._left_s() + (OVERRUN - 1.0) * self.wishes.budget_s
 
     def _measure(self, plan: Plan) -> Generator[Event, None, str]:
         """All repetitions; why not all of them, or ''. Where time runs out, all arms have done the same prompts."""
@@ -236,7 +254,7 @@ class _Bench:
                 loaded = yield from self._use(load)
                 began = self._clock()
                 for prompt in range(n_prompts):
-                    least = bench_plan.LEAST_PROMPTS if repetition == 0 else 0
+                    least = 1 if repetition == 0 else 0  # a report of nothing helps nobody
                     # The loads that follow in this repetition must be able to do what this one did, and one more.
                     if turn == 0 and prompt >= least and self._is_late(block_s, (prompt + 1) * (n_loads - 1) + 1):
                         n_prompts = prompt
@@ -252,7 +270,10 @@ class _Bench:
         loaded = self._loaded
         if loaded is None or not loaded.drafts or self.job.synthetic is not None:
             return
-        began, most_s = self._clock(), self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
+        began = self._clock()
+        most_s = min(self._budget(INSIGHT_SHARE, MOST_INSIGHT_S), self._left_s())
+        if most_s <= 0.0:
+            return
         by_temperature: dict[float, int] = {}
         for index, condition in enumerate(plan.conditions):
             by_temperature.setdefault(condition.temperature, index)
@@ -264,7 +285,9 @@ class _Bench:
                 found: list[bench_insight.Sample] = []
                 for (of_condition, _), said in self._said.items():
                     if of_condition == index and (not found or self._clock() < until):
-                        yield Progress("looking at what was accepted", 1.0, max(began + most_s - self._clock(), 0.0))
+                        spent_s = self._clock() - began
+                        left_s = max(most_s - spent_s, 0.0)
+                        yield Progress("looking at what was accepted", min(spent_s / most_s, 1.0), left_s)
                         found += bench_insight.samples(loaded.target, model, said, params, loaded.piece)
                 if found:
                     self._insights.append(bench_insight.insight(draft, temperature, found))
@@ -297,24 +320,49 @@ class _Bench:
             verdict="",
             partial=self._partial,
             synthetic=job.synthetic,
+            spent=self._spent(),
             warnings=(*job.warnings, *first.warnings, *self._notices, *self._watch.warnings(job.machine, plain)),
         )
         return replace(report, verdict=bench_verdict.verdict(report))
 
+    def _spent(self) -> Spent:
+        end = self._runs_ended if self._runs_ended > self._runs_began else self._clock()
+        return Spent(
+            loading_s=self._loading_s,
+            costs_s=self._costs_s,
+            warm_up_s=self._warm_up_s,
+            runs_s=end - self._runs_began,
+            insight_s=self._clock() - end,
+        )
+
+    def _everything(self) -> Steps:
+        """From the first load to the last look."""
+        # Every load is tried before the first counted run: what the second one cannot do must not cost the first.
+        for load in reversed(range(len(self.wishes.loads))):
+            yield from self._use(load)
+        self._plan = plan = self._make_plan()
+        yield plan
+        cut = yield from self._measure(plan)
+        self._runs_ended = self._clock()
+        yield from self._look_into(plan)
+        self._partial = cut
+
     def events(self) -> Iterator[Event]:
         """See `bench`."""
+        failure: Exception | None = None
         with self._stack, suppress(Interrupted):
-            # Every load is tried before the first counted run: what the second one cannot do must not cost the first.
-            for load in reversed(range(len(self.wishes.loads))):
-                yield from self._use(load)
-            self._plan = plan = self._make_plan()
-            yield plan
-            cut = yield from self._measure(plan)
-            self._partial = cut
-            yield from self._look_into(plan)
+            try:
+                yield from self._everything()
+            except Interrupted:
+                raise
+            except Exception as error:
+                failure = error
+                self._partial = f"an error ended it ({error if str(error) else type(error).__name__})"
         if self._plan is None or not self._runs:
-            raise Interrupted("the benchmark was stopped before anything was measured")
+            raise failure or Interrupted("the benchmark was stopped before anything was measured")
         yield self._report(self._plan)
+        if failure is not None:
+            raise failure
 
 
 def bench(
@@ -328,7 +376,7 @@ def bench(
     """Measure; the events of it, the plan before the first counted run, the last one the report.
 
     `open_load` loads the models as one of `job.wishes.loads` wants them. Where `cancel` is set the report holds what
-    was measured until then and says so. Raises Interrupted where that is nothing, PromptError where no prompt fits, and
-    what loading raises.
+    was measured until then and says so; so it does where an error ends the benchmark, which is raised behind the
+    report. Raises Interrupted where nothing was measured, PromptError where no prompt fits, and what loading raises.
     """
     return _Bench(job, open_load, cancel or Cancel(), clock, sleep).events()

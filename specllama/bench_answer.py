@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
 
 from specllama.bench_job import Job, Loaded
 from specllama.bench_prompts import BenchPrompt
@@ -14,12 +17,13 @@ from specllama.bench_types import Arm, Condition
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.engine import Engine
 from specllama.errors import Interrupted
-from specllama.events import Finished, Notice, StepEvent, TokenEvent
+from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.prefix import KeptPrefix
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import N_MAX
 from specllama.types import Cancel, Chooser, Drafter, Rule
 
+TELL_S = 0.5  # between two words about how far an answer is
 N_PRIMED = 3  # tokens after which the draft, too, has read what stands before the prompt
 
 
@@ -41,12 +45,37 @@ class Answer:
     notices: tuple[str, ...]  # what the drafter had to say, such as that its context is full
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast an arm was while it warmed up."""
+
+    prefill_tok_s: float
+    decode_tok_s: float  # once everything was read
+    draft_read_s: float  # for a token of the prompt
+
+
+def speed(answer: Answer) -> Speed:
+    """How fast it went.
+
+    The draft reads the prompt in one of the first steps, which shows as a step that takes longer than usual.
+    """
+    stats, steps = answer.finished.stats, answer.steps_s
+    usual_s = median(steps) if steps else 0.0
+    per_step = (stats.n_emitted - stats.n_first) / len(steps) if steps else 1.0
+    return Speed(
+        stats.prompt_tok_s or math.inf,
+        per_step / usual_s if usual_s and per_step else math.inf,
+        max(sum(steps) - len(steps) * usual_s, 0.0) / stats.n_prompt,
+    )
+
+
 class Answerer:
     """Asks loaded models the job's prompts."""
 
-    def __init__(self, job: Job, cancel: Cancel) -> None:
+    def __init__(self, job: Job, cancel: Cancel, clock: Callable[[], float] = perf_counter) -> None:
         self._job = job
         self._cancel = cancel
+        self._clock = clock
         self._questions: dict[tuple[str, int, int], Question] = {}
         self._kept: KeptPrefix | None = None
 
@@ -89,10 +118,12 @@ class Answerer:
         choose, rate = RandomChooser(seed), self._job.synthetic
         return choose if rate is None or arm.plain else SyntheticChooser(choose, rate, seed)
 
-    def answer(
+    def answering(
         self, loaded: Loaded, arm: Arm, condition: Condition, question: Question, *, seed: int, n_predict: int
-    ) -> Answer:
-        """One answer from empty caches, or from caches that hold `question.before`. Raises Interrupted."""
+    ) -> Generator[float, None, Answer]:
+        """One answer from empty caches, or from caches that hold `question.before`; says now and then which share of it
+        is done. Raises Interrupted.
+        """
         if not question.before:
             for model in (loaded.target, *loaded.drafts):
                 model.truncate(0)
@@ -106,7 +137,14 @@ class Answerer:
                 primed = RandomChooser(seed)
                 deque(engine.generate(question.before, params, primed, max_tokens=N_PRIMED, cancel=self._cancel), 0)
             choose = self._chooser(arm, seed)
-            events = list(engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel))
+            events, n_said, told = list[Event](), 0, self._clock()
+            for event in engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel):
+                events.append(event)
+                n_said += isinstance(event, TokenEvent)
+                # Between steps alone, and seldom: whoever listens must not be among the times.
+                if isinstance(event, (StepEvent, PromptProgress)) and self._clock() - told >= TELL_S:
+                    yield n_said / n_predict
+                    told = self._clock()
         finally:
             drafter.close()
         finished = events[-1]

@@ -67,7 +67,8 @@ class BarPanel:
 
 
 def _mark(x: float, found: Interval) -> Mark:
-    return Mark(x, found.value, found.low, found.high)
+    low, high = (found.value if end is None else end for end in (found.low, found.high))
+    return Mark(x, found.value, low, high)
 
 
 def _panels(report: BenchReport, make: Callable[[int, str], T | None]) -> tuple[T, ...]:

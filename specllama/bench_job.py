@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from specllama.bench_plan import Wishes
 from specllama.bench_prompts import BenchPrompt
@@ -64,3 +64,15 @@ class Progress:
 
 Event: TypeAlias = Progress | Plan | Run | BenchReport
 Steps: TypeAlias = Generator[Event, None, None]
+
+T = TypeVar("T")
+
+
+def following(work: Generator[float, None, T], told: Callable[[float], Progress]) -> Generator[Event, None, T]:
+    """What the work returns, and how far it is meanwhile."""
+    while True:
+        try:
+            share = next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # typing does not know what a StopIteration holds
+        yield told(share)

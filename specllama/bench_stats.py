@@ -28,6 +28,7 @@ from specllama.stats import SpecStats
 from specllama.tuning import N_MAX, CostProfile
 
 N_RESAMPLES = 2000
+LEAST_PROMPTS = 3  # behind an interval
 TIE = 0.01  # arms closer than this are equal: the smaller K wins
 
 # What the literature lets expect of the acceptance: by class of prompts, and by temperature (low, high] of the band.
@@ -82,20 +83,21 @@ def interval(ratios: Ratios) -> Interval | None:
     """The ratio with its confidence interval; None where nothing was paired.
 
     A percentile bootstrap over prompts, and over the repetitions within each. Few samples make it too narrow by
-    sqrt((n-1)/n), which is taken back.
+    sqrt((n-1)/n), which is taken back. One or two prompts say nothing about others, however often they are repeated:
+    then there is a ratio without an interval.
     """
     if not ratios:
         return None
     value = math.log(ratio_of(ratios))
     n_pairs = sum(map(len, ratios))
-    if n_pairs == 1:
-        return Interval(math.exp(value), math.exp(value), math.exp(value), 1)
+    if len(ratios) < LEAST_PROMPTS:
+        return Interval(math.exp(value), None, None, n_pairs)
     random = np.random.default_rng(0)
     repeated = [np.asarray(each)[random.integers(0, len(each), (N_RESAMPLES, len(each)))].mean(1) for each in ratios]
     means = np.stack(repeated)  # (prompts, resamples)
     drawn = random.integers(0, len(ratios), means.shape)
     resampled = means[drawn, np.arange(N_RESAMPLES)].mean(0)
-    n = len(ratios) if len(ratios) > 1 else n_pairs
+    n = len(ratios)
     low, high = value + (np.percentile(resampled, (2.5, 97.5)) - value) * math.sqrt(n / (n - 1))
     return Interval(math.exp(value), math.exp(min(low, value)), math.exp(max(high, value)), n_pairs)
 

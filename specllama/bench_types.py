@@ -172,17 +172,17 @@ class Insight:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A ratio and its 95 % confidence interval from a paired bootstrap."""
+    """A ratio and its 95 % confidence interval from a paired bootstrap over prompts; fewer than three give none."""
 
     value: float
-    low: float
-    high: float
-    n_pairs: int = 0
+    low: float | None
+    high: float | None
+    n_pairs: int = 0  # prompt by prompt and repetition by repetition
 
     @property
     def sure(self) -> bool:
-        """Does the interval leave out 1, that is: no difference? Of fewer than three pairs nothing is sure."""
-        return self.n_pairs >= 3 and (self.low > 1.0 or self.high < 1.0)
+        """Does the interval leave out 1, that is: no difference? Without an interval nothing is sure."""
+        return self.low is not None and self.high is not None and (self.low > 1.0 or self.high < 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,17 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Where the time went."""
+
+    loading_s: float  # before the first counted run: the budget is for everything else
+    costs_s: float  # measuring what passes cost
+    warm_up_s: float
+    runs_s: float  # and what lies between them: pauses, other loads
+    insight_s: float  # looking at what was accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
     """Everything, in one piece."""
 
@@ -300,6 +311,7 @@ class BenchReport:
     partial: str = ""  # why not everything that was planned was measured; empty: everything was
     synthetic: float | None = None  # drafted tokens were accepted with this chance, unjudged: NO VALID OUTPUT
     warnings: tuple[str, ...] = ()
+    spent: Spent | None = None  # None: the report is of a version that did not say
     schema: Mapping[str, Any] = field(default_factory=lambda: dict(SCHEMA))
 
     def rows_of(self, category: str = ALL) -> tuple[Row, ...]:

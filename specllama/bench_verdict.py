@@ -21,6 +21,8 @@ def condition_name(condition: Condition, conditions: tuple[Condition, ...]) -> s
 
 def span(found: Interval) -> str:
     """The confidence interval in words."""
+    if found.low is None or found.high is None:
+        return "too few prompts to say how sure that is"
     return f"{found.low:.2f} to {found.high:.2f}"
 
 

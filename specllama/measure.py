@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
+from typing import TypeVar
 
 from specllama.drafters.model import ModelDrafter
 from specllama.engine import Engine
@@ -15,12 +16,16 @@ from specllama.stats import SpecStats
 from specllama.tuning import CostProfile
 from specllama.types import LanguageModel
 
+T = TypeVar("T")
+
 Pass = Callable[[], object]
 Progress = Callable[[float], None]  # told the share that is done
 
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone everywhere, and leaps: the first ones count most
 READ_ROWS = (1, 2, 8, 32)  # what a draft reads at once: one token, two, and when it catches up
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
+# Where there is hardly time: rows that still show whether T leaps, and as many rounds as show a spread.
+HURRIED_ROWS, HURRIED_ROUNDS = (1, 2, 4, 8), 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,44 @@ class Costs:
     step_s: float  # T(1): one pass of the target over one row
     n_rounds: int  # behind every median
     noise: float  # how far the middle half of a pass's samples spreads, as a share of their median; the usual pass's
+
+
+def _drained(work: Generator[float, None, T], progress: Progress | None) -> T:
+    """What the work returns; `progress` hears how far it is."""
+    while True:
+        try:
+            share = next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # typing does not know what a StopIteration holds
+        if progress is not None:
+            progress(share)
+
+
+def interleaving(
+    passes: Sequence[Pass],
+    *,
+    seconds: float,
+    clock: Callable[[], float] = perf_counter,
+    least_rounds: int = LEAST_ROUNDS,
+) -> Generator[float, None, list[list[float]]]:
+    """Like `interleaved`, saying after every pass which share is done: a pass of many rows may take a second."""
+    samples: list[list[float]] = [[] for _ in passes]
+    started, share = clock(), 0.0
+    for round_ in range(MOST_ROUNDS + 1):
+        for index, run in enumerate(passes):
+            before = clock()
+            run()
+            if round_:
+                samples[index].append(clock() - before)
+            done = (round_ + (index + 1) / len(passes)) / (MOST_ROUNDS + 1)
+            at_least = (round_ + (index + 1) / len(passes)) / (least_rounds + 1)
+            share = max(share, min((clock() - started) / seconds, at_least, 1.0), done)
+            yield share
+        if round_ >= least_rounds and clock() - started >= seconds:
+            break
+    if share < 1.0:
+        yield 1.0
+    return samples
 
 
 def interleaved(
@@ -44,20 +87,7 @@ def interleaved(
 
     A first round warms up and does not count. Ends after `seconds`, but not before three rounds, nor after fifteen.
     """
-    samples: list[list[float]] = [[] for _ in passes]
-    started = clock()
-    for round_ in range(MOST_ROUNDS + 1):
-        for index, run in enumerate(passes):
-            before = clock()
-            run()
-            if round_:
-                samples[index].append(clock() - before)
-        share = max((clock() - started) / seconds, round_ / MOST_ROUNDS)
-        if progress is not None:
-            progress(min(share, 1.0))
-        if share >= 1.0 and round_ >= LEAST_ROUNDS:
-            break
-    return samples
+    return _drained(interleaving(passes, seconds=seconds, clock=clock), progress)
 
 
 def measure_costs(
@@ -72,10 +102,22 @@ def measure_costs(
 
     Both models are empty afterwards. `tokens` must be known to both. Without a draft its costs say nothing.
     """
+    return _drained(measuring_costs(target, draft, tokens, seconds=seconds), progress)
+
+
+def measuring_costs(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    tokens: Sequence[int],
+    *,
+    seconds: float,
+    hurried: bool = False,
+) -> Generator[float, None, Costs]:
+    """Like `measure_costs`, saying after every pass which share is done; `hurried`: fewer rows and rounds."""
     n_before = len(tokens) // 2
     rest = tokens[n_before:]
     n_most = min(len(rest), target.caps.max_block)
-    verify = [n for n in VERIFY_ROWS if n <= n_most]
+    verify = [n for n in (HURRIED_ROWS if hurried else VERIFY_ROWS) if n <= n_most]
     passes = [verifying(target, n_before, rest[:n]) for n in verify]
     models, read = [target], []
     if draft is not None:
@@ -86,7 +128,8 @@ def measure_costs(
         for model in models:
             model.truncate(0)
             model.feed(tokens[:n_before])
-        samples = interleaved(passes, seconds=seconds, progress=progress)
+        least_rounds = HURRIED_ROUNDS if hurried else LEAST_ROUNDS
+        samples = yield from interleaving(passes, seconds=seconds, least_rounds=least_rounds)
     finally:
         for model in models:
             model.truncate(0)

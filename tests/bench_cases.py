@@ -144,6 +144,7 @@ class Stage:
 
     now: float = 0.0
     eval_s: float = 0.0
+    load_s: float = 0.0
     opened: list[int] = field(default_factory=list)
     models: list[FakeModel] = field(default_factory=list)
     n_drafts: int = 1
@@ -173,6 +174,7 @@ class Stage:
     def open(self, load: int) -> Iterator[Loaded]:
         """A target and drafts; draft 0 is the target's twin, the others know nothing of it."""
         self.opened.append(load)
+        self.now += self.load_s
         self.models = [self.model(1), *(self.model(1 + 7 * i) for i in range(self.n_drafts))]
         target, *drafts = self.models
         for draft in drafts:

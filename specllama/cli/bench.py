@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,9 +15,10 @@ import typer
 
 from specllama import bench as core
 from specllama import bench_compare, bench_plots, llama, machine, storage
-from specllama.bench_job import Job, Progress
+from specllama.bench_job import Event, Job, Progress
 from specllama.bench_prompts import BenchPrompt, built_in, read
 from specllama.bench_types import BenchReport, Plan, Run
+from specllama.bench_verdict import verdict
 from specllama.cli.bench_models import Opener, prepare, wishes_of
 from specllama.cli.bench_options import (
     FORMATS,
@@ -26,7 +29,7 @@ from specllama.cli.bench_options import (
     BenchRuns,
     BenchSampling,
 )
-from specllama.cli.bench_view import comparison_lines, csv_lines, event_lines, report_lines
+from specllama.cli.bench_view import clock, comparison_lines, csv_lines, event_lines, report_lines
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
 from specllama.cli.output import Output, open_output, to_json
@@ -35,11 +38,13 @@ from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
 from specllama.cli.terminal import silent_keyboard, size_of
 from specllama.cli.worker import Worker, interruptible
-from specllama.errors import Interrupted, ReportError, UsageError
+from specllama.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.llama import build_info
 from specllama.reports import parsed
 from specllama.types import Cancel
 
+AUTO = "auto"
+WRITE_ONE = "write a report with: specllama bench --output FILE.json"
 COMPARE = "compare"  # in the place of a pair's name
 GAP_S = 0.5  # between two looks at what the measuring thread says: drawing takes time from it
 
@@ -69,6 +74,7 @@ def bench(
         raise UsageError(
             f"got unexpected extra argument ({models.files[0]})", hint="`specllama bench compare A.json B.json`?"
         )
+    drafting, sampling = _swept(drafting, sampling, runs)
     target = _Target.of(options)
     if options.plots is not None:
         bench_plots.prepare(storage.meant(options.plots))
@@ -92,19 +98,33 @@ def bench(
     )
     cancel = Cancel()
     try:
-        report = _measure(job, Opener(subject, hardware, wishes.loads, output, cancel), cancel, options, output)
+        found = _measure(job, Opener(subject, hardware, wishes.loads, output, cancel), cancel, options, output)
     except Interrupted as stopped:
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
-    if options.format == "md":
-        _show(report, output, full=options.verbose)
-    elif options.format != "jsonl":  # its lines are out already
-        for line in _lines(report, options.format):
-            output.line(line)
-    target.write(report, output)
-    _plot(report, options, output)
+    report = found.report
+    with ExitStack() as each:  # what cannot be shown is written all the same, and drawn
+        each.callback(_plot, report, options, output)
+        each.callback(target.write, report, output)
+        if options.format == "md":
+            _show(report, output, full=options.verbose)
+        elif options.format != "jsonl":  # its lines are out already
+            for line in _lines(report, options.format):
+                output.line(line)
+    if found.failure is not None:
+        raise found.failure
     if report.partial and cancel.is_set():
         raise typer.Exit(INTERRUPTED)
+
+
+def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
+    """The options with what is compared where nobody said: less where there is little time for it."""
+    hurried = runs.budget is not None and runs.budget < core.HURRIED_S
+    if drafting.spec_draft_n_max is None:
+        drafting = replace(drafting, spec_draft_n_max=(0, 4, AUTO) if hurried else (0, 2, 4, 8, AUTO))
+    if sampling.temp is None:
+        sampling = replace(sampling, temp=(0.0,) if hurried else (0.0, 0.7))
+    return drafting, sampling
 
 
 def _plot(report: BenchReport, options: BenchOutput, output: Output) -> None:
@@ -196,8 +216,46 @@ class _Target:
         output.note(f"the full report is in {self.path}")
 
 
-def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> BenchReport:
-    """Measure in a second thread, and show how far it is."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was measured, and what ended it before its time, if anything did."""
+
+    report: BenchReport
+    failure: Exception | None = None
+
+
+def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> _Found:
+    """Measure in a second thread, and show how far it is. Raises what ended it before anything was measured."""
+    report: BenchReport | None = None
+    failure: Exception | None = None
+    try:
+        for event in _watched(job, opener, cancel, options, output):
+            if isinstance(event, BenchReport):
+                report = event
+            if options.format == "jsonl" and failure is None and isinstance(event, (Plan, Run, BenchReport)):
+                try:
+                    for line in event_lines(event):
+                        output.line(line)
+                except (
+                    OSError,
+                    SpecllamaError,
+                ) as error:  # a full disk, a reader that left: measuring more for it would be in vain
+                    failure = error
+                    cancel.set()
+    except Exception as error:
+        if report is None:
+            raise failure or error from None
+        return _Found(report, error)
+    assert report is not None, "the last event of a benchmark is its report"
+    if failure is not None:
+        reason = f"its lines could not be written ({failure})"
+        report = replace(report, partial=reason)
+        report = replace(report, verdict=verdict(report))
+    return _Found(report, failure)
+
+
+def _watched(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> Iterator[Event]:
+    """What the measuring thread says; how far it is is shown."""
     # Lines of data and a line that moves would tear each other apart on one terminal.
     moving = replace(output, quiet=True) if options.format == "jsonl" and output.out.is_terminal else output
     with (
@@ -212,17 +270,8 @@ def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, out
                     status.show(event.what, event.share, "" if event.left_s is None else _left(event.left_s))
                 elif isinstance(event, Plan):
                     status.clear()
-                    output.note(f"{event.note}; {event.n_runs} runs, about {_clock(event.expected_s)}")
-                if options.format == "jsonl" and isinstance(event, (Plan, Run, BenchReport)):
-                    for line in event_lines(event):
-                        output.line(line)
-    assert isinstance(event, BenchReport), "the last event of a benchmark is its report"
-    return event
-
-
-def _clock(seconds: float) -> str:
-    """A time as people say it."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+                    output.note(f"{event.note}; {event.n_runs} runs, about {clock(event.expected_s)}")
+                yield event
 
 
 def _left(seconds: float) -> str:
@@ -234,12 +283,14 @@ def _left(seconds: float) -> str:
 
 def _read(name: str) -> BenchReport:
     """A report that was written with `--output FILE.json`. Raises ReportError."""
+    path = storage.meant(name)
     try:
-        data = parsed(storage.read_bytes(Path(name)))
+        data = parsed(storage.read_bytes(path))
     except OSError as error:
-        raise ReportError(f"{name} cannot be read: {error.strerror}") from None
+        hint = WRITE_ONE if path.is_dir() or path.exists() else f"is the name right? {WRITE_ONE}"
+        raise ReportError(f"{name} cannot be read: {error.strerror}", hint=hint) from None
     except ValueError:
-        raise ReportError(f"{name} is not JSON", hint="write one with --output FILE.json") from None
+        raise ReportError(f"{name} is not JSON", hint=WRITE_ONE) from None
     try:
         return BenchReport.from_json(data)
     except ReportError as error:
@@ -254,6 +305,8 @@ def _compare(files: list[str], options: BenchOutput, output: Output) -> None:
     if options.output is not None or options.plots is not None:
         raise UsageError("a comparison goes to stdout alone", hint="redirect it: specllama bench compare ... > FILE")
     found = bench_compare.compare(*map(_read, files))
+    if storage.meant(files[0]).resolve() == storage.meant(files[1]).resolve():
+        output.warn(f"{files[0]} is compared with itself", "name another report to learn something")
     lines = [to_json(found.to_json())] if options.format == "json" else comparison_lines(found, files)
     for line in lines:
         output.line(line)

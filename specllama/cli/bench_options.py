@@ -45,12 +45,12 @@ class BenchDrafting(DraftOptions):
         option(
             "--spec-draft-n-max",
             f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto; 0 is plain decoding, which always takes part; auto "
-            "takes part where `specllama tune` left a profile.",
+            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m]",
             metavar="N,...",
             check=several(longest_draft),
             also="--draft-max --draft --draft-n --num-draft-tokens",
         ),
-    ] = "0,2,4,8,auto"
+    ] = None
     spec_type: Annotated[
         Any,
         option(
@@ -79,8 +79,14 @@ class BenchSampling(SamplingOptions):
 
     temp: Annotated[
         Any,
-        option("--temp", "Temperatures; 0 is greedy.", metavar="T,...", check=several(real(0)), also="--temperature"),
-    ] = "0,0.7"
+        option(
+            "--temp",
+            "Temperatures; 0 is greedy. [0,0.7; 0 where the budget is below 3m]",
+            metavar="T,...",
+            check=several(real(0)),
+            also="--temperature",
+        ),
+    ] = None
     seed: Annotated[
         int, option("-s --seed", "Seed; every prompt and repetition gets its own from it.", metavar="N", check=whole(0))
     ] = 0

@@ -15,7 +15,9 @@ def ratio(found: Interval | None) -> str:
     """A ratio and its interval."""
     if found is None:
         return "n/a"
-    return f"{found.value:.2f}" + (f" ({found.low:.2f}-{found.high:.2f})" if found.n_pairs > 1 else "")
+    if found.low is None or found.high is None:
+        return f"{found.value:.2f}"
+    return f"{found.value:.2f} ({found.low:.2f}-{found.high:.2f})"
 
 
 def percent(share: float | None) -> str:

@@ -39,6 +39,25 @@ def _machine(report: BenchReport) -> str:
     )
 
 
+def clock(seconds: float) -> str:
+    """A time as people say it."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _spent(report: BenchReport) -> str:
+    """Where the time went, and what the budget was for."""
+    spent, budget_s = report.spent, report.plan.budget_s
+    if spent is None:
+        return ""
+    rest = spent.costs_s + spent.warm_up_s + spent.runs_s + spent.insight_s
+    of = "" if budget_s is None else f" of a budget of {clock(budget_s)}"
+    return (
+        f"{clock(rest)} spent{of}, {clock(spent.loading_s)} of loading not counted: {clock(spent.costs_s)} on what "
+        f"passes cost, {clock(spent.warm_up_s)} on warming up, {clock(spent.runs_s)} on {len(report.runs)} runs, "
+        f"{clock(spent.insight_s)} on what was accepted and why"
+    )
+
+
 def _main_row(report: BenchReport, row: Row, picked: set[tuple[int, int]]) -> list[str]:
     """One line of the one table."""
     arm, condition = report.plan.arms[row.arm], report.plan.conditions[row.condition]
@@ -90,7 +109,8 @@ def report_lines(report: BenchReport, signs: Signs, *, full: bool, width: int | 
 
     `width`: columns of the terminal that it is for; None = it is for a file.
     """
-    lines = [f"{_models(report)}", f"{_machine(report)}", f"{report.plan.note}", ""]
+    lines = [f"{_models(report)}", f"{_machine(report)}", f"{report.plan.note}"]
+    lines += [spent, ""] if (spent := _spent(report)) else [""]
     if report.synthetic is not None:
         lines[:0] = ["**SYNTHETIC ACCEPTANCE: nothing that was generated is valid output.**", ""]
     lines += main_table(report, width)

@@ -71,7 +71,8 @@ def _by_class(panel: Panel, series: Series, signs: Signs) -> Iterator[str]:
     for mark in series.marks:
         bar = Bar(names[mark.x], mark.low, mark.y, mark.high)
         drawn = span(bar, 1.0, bottom=bottom, top=top, n_columns=_N_COLUMNS, signs=signs)
-        yield f"{bar.label:<{width}}  {drawn}  {mark.y:.2f} ({mark.low:.2f}-{mark.high:.2f})"
+        interval = f" ({mark.low:.2f}-{mark.high:.2f})" if mark.low < mark.high else ""
+        yield f"{bar.label:<{width}}  {drawn}  {mark.y:.2f}{interval}"
 
 
 def _shares(marks: Sequence[Mark], signs: Signs) -> Iterator[str]:

@@ -1,0 +1,128 @@
+"""How a benchmark ends: by an error, by its budget, and what it says of the time it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specllama import bench as module
+from specllama.bench_job import Event, Job, Progress
+from specllama.bench_stats import interval
+from specllama.bench_types import BenchReport, Run
+from specllama.cli.bench_view import report_lines
+from specllama.cli.plot import UNICODE
+from specllama.errors import NumericsError
+from specllama.types import Cancel
+from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
+
+
+def ended(stage: Stage, job: Job, spoil: Callable[[list[Event]], None]) -> tuple[list[Event], Exception | None]:
+    """Everything a benchmark says while `spoil` looks on, and the error behind it."""
+    seen: list[Event] = []
+    try:
+        for event in module.bench(job, stage.open, Cancel(), clock=lambda: stage.now):
+            seen.append(event)
+            spoil(seen)
+    except Exception as error:
+        return seen, error
+    return seen, None
+
+
+def failing_after(stage: Stage, n_runs: int, error: Exception) -> Callable[[list[Event]], None]:
+    """Lets the models fail once so many runs are counted."""
+
+    def fail() -> None:
+        raise error
+
+    def spoil(seen: list[Event]) -> None:
+        if sum(isinstance(each, Run) for each in seen) == n_runs:
+            stage.on_eval = fail
+
+    return spoil
+
+
+@pytest.mark.parametrize("error", [NumericsError("NaN among the logits"), OSError(28, "No space left on device")])
+def test_an_error_in_the_middle_reports_what_was_measured_and_is_raised_then(error: Exception) -> None:
+    """Prevents: minutes of measuring lost to one bad row, which Ctrl-C would have kept."""
+    stage = Stage()
+    seen, raised = ended(stage, stage.job(asked(6)), failing_after(stage, 7, error))
+    assert raised is error
+    report = seen[-1]
+    assert isinstance(report, BenchReport)
+    assert len(report.runs) == 7
+    assert report.partial == f"an error ended it ({error})"
+    assert report.verdict.startswith(f"This is a part of what was planned: an error ended it ({error}).")
+    assert report.rows
+
+
+def test_an_error_before_the_first_run_is_no_report() -> None:
+    """Prevents: an empty table above an error."""
+    stage, error = Stage(), NumericsError("NaN among the logits")
+    seen, raised = ended(stage, stage.job(asked(2)), failing_after(stage, 0, error))
+    assert raised is error
+    assert not any(isinstance(event, BenchReport) for event in seen)
+
+
+@pytest.mark.parametrize("budget_s", [4.0, 8.0, 20.0])
+def test_a_budget_covers_everything_after_loading(budget_s: float) -> None:
+    """Prevents: a minute that takes three, because what comes before the first run is not in it."""
+    stage = Stage(eval_s=0.01, load_s=50.0)
+    job = stage.job(asked(8), budget_s=budget_s, n_max=(2,), temperatures=(0.0,))
+    report = stage.events(job)[-1]
+    assert isinstance(report, BenchReport)
+    spent = report.spent
+    assert spent is not None
+    assert spent.loading_s == pytest.approx(50.0)
+    rest = spent.costs_s + spent.warm_up_s + spent.runs_s + spent.insight_s
+    assert stage.now == pytest.approx(50.0 + rest)
+    assert rest <= 1.1 * budget_s
+    assert min(spent.costs_s, spent.warm_up_s, spent.runs_s) > 0.0
+    assert {run.prompt for run in report.runs if run.arm == 0} == {run.prompt for run in report.runs if run.arm == 1}
+
+
+def test_a_report_says_what_the_time_went_into() -> None:
+    """Prevents: a budget that nobody can check."""
+    stage = Stage(eval_s=0.01, load_s=50.0)
+    report = stage.events(stage.job(asked(8), budget_s=20.0, n_max=(2,)))[-1]
+    assert isinstance(report, BenchReport)
+    (line,) = (line for line in report_lines(report, UNICODE, full=False) if " spent of a budget of 20 s, " in line)
+    assert "50 s of loading not counted" in line
+    assert f" on {len(report.runs)} runs" in line
+
+
+def test_measuring_costs_and_warming_up_say_how_far_they_are() -> None:
+    """Prevents: a bar at 0 % for half a minute before the first run."""
+    stage = Stage(eval_s=0.4)
+    events = stage.events(stage.job(asked(3), budget_s=600.0, n_predict=(8,)))
+    for what in (module.COSTS, "warming up: plain", "prompt 1 of 3 (coding), plain"):
+        shares = [event.share for event in events if isinstance(event, Progress) and event.what == what]
+        assert len(set(shares)) > 3, what
+        assert shares == sorted(shares)
+
+
+def test_the_time_that_is_left_is_no_more_than_the_budget() -> None:
+    """Prevents: "37:00 left" of a budget of one minute, because the first answer was a slow one."""
+    stage = Stage(eval_s=0.05)
+    events = stage.events(stage.job(asked(8), budget_s=30.0, temperatures=(0.0, 0.7)))
+    left = [event.left_s for event in events if isinstance(event, Progress) and event.left_s is not None]
+    assert left
+    assert max(left) <= 30.0
+    assert min(left) >= 0.0
+
+
+def test_fewer_than_three_prompts_give_a_ratio_and_no_interval() -> None:
+    """Prevents: "1.80 (1.62-1.97)" from one prompt that was asked twenty times."""
+    for ratios in ([[0.5] * 20], [[0.5, 0.6], [0.4, 0.45]]):
+        found = interval(ratios)
+        assert found is not None
+        assert (found.low, found.high, found.sure) == (None, None, False)
+    plan = plan_of([PLAIN, arm_of(4)], prompts_of(2))
+    runs = [run_of(arm, i, 10.0 + 9 * arm) for arm in (0, 1) for i in range(2)]
+    report = report_of(plan, runs)
+    assert "too few prompts to say how sure that is" in report.verdict
+    assert "sure:" not in report.verdict
+    text = "\n".join(report_lines(report, UNICODE, full=True))
+    assert "1.90 (" not in text
+    assert "| 1.90 |" in " ".join(text.split())
+    assert BenchReport.from_json(report.to_json()) == report
