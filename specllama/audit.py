@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
 
 from specllama import audit_greedy, audit_kv, audit_sampling, audit_self_test
 from specllama.audit_faults import Fault
+from specllama.audit_models import Heard
 from specllama.audit_parts import Effort, Prompt, Subject
 from specllama.audit_types import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
 from specllama.conversation import Conversation, Message, Vocab
 from specllama.errors import Interrupted, PromptError
 
-# What each section takes of the whole, roughly: only the time that is left is guessed from it.
 N_ROOM = 160  # tokens behind a prompt that the audit needs
+USUAL = 60  # passes of a unit, before any was seen
+LEAST_KNOWN = 0.03  # share of the whole from which on the rest can be guessed
+# What each section takes of the whole, roughly: only the time that is left is guessed from it.
 SHARES = {"greedy answers": 0.5, "exact laws and draws": 0.3, "the KV": 0.2, "self-test": 0.3}
 
 
@@ -27,6 +30,9 @@ class Progress:
     doing: str
     share: float
     left_s: float | None
+
+
+Tell = Callable[[Progress], None]
 
 
 def prompts_for(
@@ -48,8 +54,12 @@ class _Work:
     subject: Subject
     effort: Effort
     sections: Mapping[str, int]  # units of each
+    tell: Tell
     started: float = field(default_factory=perf_counter)
+    section: str = ""
     done: float = 0.0
+    n_beats: int = 0  # of the unit in hand: passes of either model
+    usual: int = USUAL  # of the last one
     greedy: list[GreedyRun] = field(default_factory=list)
     laws: list[LawRow] = field(default_factory=list)
     draws: list[DrawRow] = field(default_factory=list)
@@ -57,13 +67,30 @@ class _Work:
     along: audit_kv.Along | None = None
     faults: list[FaultRow] | None = None
 
-    def tick(self, section: str) -> Progress:
-        """One unit more of a section is done."""
-        total = sum(SHARES[name] for name in self.sections)
-        self.done += SHARES[section] / total / max(self.sections[section], 1)
-        spent = perf_counter() - self.started
-        share = min(self.done, 1.0)
-        return Progress(section, share, spent / share - spent if share > 0.03 else None)
+    def _unit(self) -> float:
+        """What a unit of the section is of the whole."""
+        return SHARES[self.section] / sum(SHARES[name] for name in self.sections) / max(self.sections[self.section], 1)
+
+    def _progress(self, share: float) -> Progress:
+        spent, share = perf_counter() - self.started, min(share, 1.0)
+        return Progress(self.section, share, spent / share - spent if share > LEAST_KNOWN else None)
+
+    def begin(self, section: str) -> Progress:
+        """The next section."""
+        self.section, self.n_beats, self.usual = section, 0, USUAL
+        return self._progress(self.done)
+
+    def tick(self) -> Progress:
+        """One unit more of the section is done."""
+        self.done += self._unit()
+        self.usual, self.n_beats = max(self.n_beats, 1), 0
+        return self._progress(self.done)
+
+    def beat(self) -> None:
+        """One pass more. How many a unit takes is known from the one before, and never surely."""
+        self.n_beats += 1
+        part = self.n_beats / self.usual if self.n_beats < self.usual / 2 else 1.0 - self.usual / (4 * self.n_beats)
+        self.tell(self._progress(self.done + part * self._unit()))
 
     def report(self, about: Mapping[str, object], *, partial: bool) -> AuditReport:
         """What was found."""
@@ -92,33 +119,43 @@ def _sections(subject: Subject, effort: Effort, faults: Sequence[Fault]) -> dict
 
 
 def run(
-    subject: Subject, effort: Effort, about: Mapping[str, object], *, self_test: bool = False
+    subject: Subject,
+    effort: Effort,
+    about: Mapping[str, object],
+    *,
+    self_test: bool = False,
+    tell: Tell = lambda progress: None,
 ) -> Iterator[Progress | AuditReport]:
     """The audit; the last item is the report, a partial one where `subject.cancel` was set meanwhile.
 
-    Raises what the models raise.
+    `tell` hears of every pass, between the items: some take a minute. Raises what the models raise.
     """
     faults = audit_self_test.faults_for(subject) if self_test else ()
-    work = _Work(subject, effort, _sections(subject, effort, faults))
+    work = _Work(subject, effort, _sections(subject, effort, faults), tell)
+    draft = None if subject.draft is None else Heard(subject.draft, work.beat)
+    subject = replace(subject, target=Heard(subject.target, work.beat), draft=draft)
     partial = True
     try:
-        yield Progress("greedy answers", 0.0, None)
+        yield work.begin("greedy answers")
         for run_ in audit_greedy.compare(subject, effort):
             work.greedy.append(run_)
-            yield work.tick("greedy answers")
+            yield work.tick()
+        work.tell(work.begin("exact laws and draws"))
         for laws, draws in audit_sampling.measure(subject, effort):
             work.laws += laws
             work.draws += draws
-            yield work.tick("exact laws and draws")
+            yield work.tick()
+        work.tell(work.begin("the KV"))
         work.along = audit_kv.Along(subject.target.end_tokens, np.random.default_rng([subject.seed, 1]))
         for rows in audit_kv.check(subject, effort, work.along):
             work.kv += rows
-            yield work.tick("the KV")
+            yield work.tick()
         if faults:
             work.faults = []
+            work.tell(work.begin("self-test"))
             for caught in audit_self_test.catch_all(subject, faults):
                 work.faults.append(caught)
-                yield work.tick("self-test")
+                yield work.tick()
         partial = False
     except Interrupted:
         if not subject.cancel.is_set():

@@ -16,7 +16,7 @@ from specllama.audit_types import KV_BOUND as KV_BOUND
 from specllama.audit_types import DrawRow, KvRow
 from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
 from specllama.distribution import Distribution
-from specllama.errors import Interrupted
+from specllama.errors import ContextFull, Interrupted
 from specllama.events import Event, Finished, StepEvent, TokenEvent
 from specllama.types import FloatArray, LanguageModel, Observation
 
@@ -99,6 +99,10 @@ def check_kv(
     `said`: prompt and answer without the pending token. The target's KV must hold it, the draft's no more than it.
     """
     ops, raw, n_vocab = list(model.ops), model.model, model.vocab_size
+    facts = (strategy, name, n_steps, n_dropped(ops), _n_foreign(held(ops), said, whole=name == "target"))
+    if model.room_after(after) < 0:
+        return KvRow(*facts, 0.0, 0.0, 0.0, full=True)
+    middle = max(model.length // 2, 0)
     found = _probed(raw, after)
 
     def reread(*, stale: Change | None, wrong_at: int = -1) -> float:
@@ -113,16 +117,10 @@ def check_kv(
     def other(_position: int, token: int) -> int:
         return (token + 1) % n_vocab
 
-    return KvRow(
-        strategy=strategy,
-        model=name,
-        n_steps=n_steps,
-        n_dropped=n_dropped(ops),
-        n_foreign=_n_foreign(held(ops), said, whole=name == "target"),
-        difference=reread(stale=other),
-        narrow=reread(stale=None),
-        wrong=reread(stale=other, wrong_at=max(model.length // 2, 0)),
-    )
+    try:
+        return KvRow(*facts, reread(stale=other), reread(stale=None), reread(stale=other, wrong_at=middle))
+    except ContextFull:  # other tokens may be spelled with more cells
+        return KvRow(*facts, 0.0, 0.0, 0.0, full=True)
 
 
 def _run(
@@ -175,7 +173,7 @@ def check(subject: Subject, effort: Effort, along: Along) -> Iterator[list[KvRow
         n_steps, said = _run(subject, combination, prompt, (target, draft), along=along, seed=i, n_steps=effort.n_steps)
         after = prompt.tokens[-N_PROBED:]
         rows = [check_kv(combination.strategy, "target", target, n_steps, after, said)]
-        if draft is not None and draft.length and draft.room_after(after) >= 0:  # one that is full cannot be asked
+        if draft is not None and draft.length:
             rows.append(check_kv(combination.strategy, "draft", draft, n_steps, after, said))
         yield rows
 

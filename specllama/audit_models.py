@@ -101,24 +101,14 @@ class Remembered:
                 self._rows.setdefault(text[: at + i + 1], np.array(rows[i]))
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One call that changed a KV: tokens appended at `at`, or everything from `at` on cut off."""
-
-    kind: Literal["feed", "eval", "cut"]
-    at: int
-    tokens: tuple[int, ...] = ()
-
-
-class Recorded:
-    """A model that passes everything on and writes down how its KV came about."""
+class Passing:
+    """A model that passes everything on."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
         self.n_ctx = model.n_ctx
         self.caps = model.caps
-        self.ops: list[Op] = []
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -133,6 +123,58 @@ class Recorded:
     def room_after(self, tokens: Sequence[int]) -> int:
         """As the model has it; see `types.Spelling`."""
         return room_after(self.model, tokens)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens without logits."""
+        self.model.feed(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their rows (len(tokens), V)."""
+        return self.model.eval(tokens, parents)
+
+    def truncate(self, length: int) -> None:
+        """Drop every token from `length` on."""
+        self.model.truncate(length)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Keep the KV up to the pending token and the nodes of `path`."""
+        self.model.keep(length, path)
+
+
+class Heard(Passing):
+    """A model that says when it has computed something."""
+
+    def __init__(self, model: LanguageModel, beat: Callable[[], None]) -> None:
+        super().__init__(model)
+        self._beat = beat
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens without logits."""
+        super().feed(tokens)
+        self._beat()
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        """Append tokens and return their rows (len(tokens), V)."""
+        rows = super().eval(tokens, parents)
+        self._beat()
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call that changed a KV: tokens appended at `at`, or everything from `at` on cut off."""
+
+    kind: Literal["feed", "eval", "cut"]
+    at: int
+    tokens: tuple[int, ...] = ()
+
+
+class Recorded(Passing):
+    """A model whose KV is on record: how it came about."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.ops: list[Op] = []
 
     def empty(self) -> None:
         """Begin anew, the record as well."""

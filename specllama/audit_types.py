@@ -129,6 +129,7 @@ class KvRow:
     difference: float  # of logits, from a KV that read the same blocks with other tokens in the dropped places
     narrow: float  # from one that only ever read what was kept: what the width of blocks is worth on this build
     wrong: float  # from one with a single wrong token: what a fault would look like
+    full: bool = False  # so full that nothing could be read behind it: only its tokens were compared, the figures are 0
 
     @property
     def sound(self) -> bool:
@@ -217,6 +218,14 @@ class AuditReport:
             elif not row.n_drafted_in and row.strategy != "none":
                 found.append(f"{row.strategy}, {row.rule}: nothing was drafted in any context")
         sections = {"greedy answers": self.greedy, "exact laws": self.laws, "draws": self.draws, "the KV": self.kv}
+        for model in ("target", "draft"):
+            runs = [row for row in self.kv if row.model == model]
+            if full := [row for row in runs if row.full]:
+                strategies = ", ".join(dict.fromkeys(row.strategy for row in full))
+                found.append(
+                    f"the KV of the {model}, {strategies}: it was full after {len(full)} of {len(runs)} runs, so that "
+                    "its logits were not compared"
+                )
         if not self.partial:
             found += [f"{name}: nothing was looked at" for name, rows in sections.items() if not rows]
         return found

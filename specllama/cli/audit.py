@@ -25,7 +25,7 @@ from specllama.cli.audit_view import markdown, sentence
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
-from specllama.cli.options import DraftOptions, HardwareOptions, LawOptions, ModelOptions
+from specllama.cli.options import DraftOptions, HardwareOptions, LawOptions, PairOptions
 from specllama.cli.output import ColorMode, Output, open_output, to_json
 from specllama.cli.prompting import require_known
 from specllama.cli.record import describe_model, versions
@@ -43,17 +43,6 @@ RULES = tuple(rule.value for rule in Rule)
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
 TRANSLATED = "draft-tli"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditModels(ModelOptions):
-    """Which pair; nothing at all means the default pair."""
-
-    title: ClassVar[str] = "Models"
-
-    pair: Annotated[
-        str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
-    ] = None
 
 
 def _rules(name: str, text: object) -> tuple[str, ...]:
@@ -142,7 +131,7 @@ class AuditOptions:
 
 @takes_groups
 def audit(
-    models: AuditModels,
+    models: PairOptions,
     drafting: AuditDrafting,
     sampling: LawOptions,
     hardware: HardwareOptions,
@@ -163,6 +152,8 @@ def audit(
     names = _wanted(drafting.spec_type)
     choice = loading.choose(models, _for_loading(names, drafting), hardware, out)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
+    if not choice.by_text:  # nothing is measured of drafts across tokenizers
+        setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
     # Blocks as long as those of greedy answers, and of the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
@@ -219,6 +210,21 @@ def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> Draf
     needing.sort(key=lambda name: name != TRANSLATED)  # a draft that speaks the target's ids can be used by all
     spec_type = "auto" if names is None else (needing or list(names))[0]
     return DraftOptions(spec_type=spec_type, spec_draft_n_max=drafting.spec_draft_n_max)
+
+
+def _as_run(setup: loading.Setup, out: Output, *, keep_draft: bool) -> loading.Setup:
+    """The pair as `run` uses it: on the kernel paths of its profile, and with its draft unless one was named."""
+    tuned = loading.tuned(setup, any_strategy=False)
+    if tuned.stale:
+        out.note(f"note: the profile of this pair is not used: {tuned.stale}")
+    profile = tuned.profile
+    if profile is None:
+        return setup
+    if keep_draft:
+        tuned = replace(tuned, draft=setup.draft)
+    draft = "" if tuned.draft is None else f", with the draft {tuned.draft.path.stem}"
+    out.note(f"audited is the pair as tuned {profile.made[:10]}{draft}")
+    return tuned
 
 
 def _strategies(names: tuple[str, ...] | None, *, has_draft: bool) -> tuple[str, ...]:
@@ -282,7 +288,9 @@ def _audit(
             cancel=cancel,
         )
         about = _about(setup, models, subject, options)
-        return _watched(auditing.run(subject, effort, about, self_test=options.self_test), cancel, out)
+        progress = _Latest()
+        steps = auditing.run(subject, effort, about, self_test=options.self_test, tell=progress.hear)
+        return _watched(steps, progress, cancel, out)
 
 
 def _about(setup: loading.Setup, models: loading.Models, subject: Subject, options: AuditOptions) -> dict[str, object]:
@@ -303,11 +311,20 @@ def _about(setup: loading.Setup, models: loading.Models, subject: Subject, optio
         },
         "versions": versions(llama.build_info()),
         "machine": _machine(),
+        "tuned": _tuned(setup),
         "models": {
             "target": describe_model(setup.target, models.target),
             "draft": describe_model(setup.draft, models.loaded_draft) if setup.draft and models.loaded_draft else None,
         },
     }
+
+
+def _tuned(setup: loading.Setup) -> dict[str, object] | None:
+    """Which profile decided how the pair is loaded, and whether the draft is one that it chose."""
+    profile = setup.profile
+    if profile is None:
+        return None
+    return {"made": profile.made, "draft_chosen": setup.draft is not None and setup.draft.path == profile.derived}
 
 
 def _machine() -> dict[str, object]:
@@ -322,7 +339,20 @@ def _machine() -> dict[str, object]:
     }
 
 
-def _watched(steps: Iterator[auditing.Progress | AuditReport], cancel: Cancel, out: Output) -> AuditReport:
+@dataclass(slots=True)
+class _Latest:
+    """What the auditing thread said last of how far it is; between two items of its own it may compute for long."""
+
+    progress: auditing.Progress | None = None
+
+    def hear(self, progress: auditing.Progress) -> None:
+        """Called in that thread."""
+        self.progress = progress
+
+
+def _watched(
+    steps: Iterator[auditing.Progress | AuditReport], latest: _Latest, cancel: Cancel, out: Output
+) -> AuditReport:
     """Run the audit in a second thread and show how far it is; returns the report."""
     report: AuditReport | None = None
     said = ""
@@ -332,10 +362,12 @@ def _watched(steps: Iterator[auditing.Progress | AuditReport], cancel: Cancel, o
                 if isinstance(item, AuditReport):
                     report = item
                     continue
-                status.show(item.doing, item.share, _left(item.left_s))
+                latest.hear(item)
                 if not out.live and item.doing != said:  # a log gets a line for every section
                     out.note(f"{item.doing} ...")
                 said = item.doing
+            if (now := latest.progress) is not None:
+                status.show(now.doing, now.share, _left(now.left_s))
     assert report is not None, "the last item is the report"
     return report
 

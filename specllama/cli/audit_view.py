@@ -68,6 +68,9 @@ def _about(report: AuditReport) -> Iterator[str]:
         if model := models.get(role):
             yield from _item(f"{role}: {model['file']} ({model['description']})")
             yield f"  SHA-256 {model['sha256']}"
+    if tuned := about.get("tuned"):
+        draft = " and the draft that it chose" if tuned["draft_chosen"] else ""
+        yield from _item(f"as `specllama run` uses the pair: with the profile of {tuned['made'][:10]}{draft}")
     if settings:
         law = ", ".join(f"{name} {settings[name]}" for name in ("temperature", "top_k", "top_p", "min_p"))
         yield from _item(f"settings: {law}; seed {about['seed']}")
@@ -185,14 +188,15 @@ def _kv(found: Sequence[KvRow]) -> Iterator[str]:
     rows = []
     for key in dict.fromkeys((row.strategy, row.model) for row in found):
         these = [row for row in found if (row.strategy, row.model) == key]
+        asked = [row for row in these if not row.full]
         rows.append(
             (
                 f"{key[1]}, {key[0]}",
                 str(sum(row.n_steps for row in these)),
                 str(sum(row.n_dropped for row in these)),
-                f"{max(row.difference for row in these):.2g}",
-                f"{max(row.narrow for row in these):.2g}",
-                f"{min(row.wrong for row in these):.2g}",
+                f"{max(row.difference for row in asked):.2g}" if asked else "full",
+                f"{max(row.narrow for row in asked):.2g}" if asked else "full",
+                f"{min(row.wrong for row in asked):.2g}" if asked else "full",
                 "clean" if all(row.sound for row in these) else "A TRACE",
             )
         )

@@ -1,0 +1,68 @@
+"""`specllama audit` looks at what `run` uses: the draft and the kernel path of the pair's profile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import profiles
+from specllama.cli import audit as command
+from specllama.cli import loading
+from specllama.cli.options import DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.output import open_output
+from specllama.llama import LoadOptions
+from specllama.profiles import Subject
+from tests.cli.conftest import Pair, Result, record_of
+from tests.cli.test_audit import LITTLE, NARROW, short_pair  # noqa: F401  # a fixture
+from tests.cli.test_tune import PROFILE
+
+pytestmark = pytest.mark.slow
+
+
+def keep(pair: Pair, derived: Path | None) -> None:
+    """Keeps a profile of the pair that chose another draft."""
+    wish = LoadOptions(n_threads=1)
+    profile = replace(PROFILE, derived=derived)
+    profiles.save(Subject(pair.target, wish, pair.draft, wish), profile)
+
+
+@pytest.mark.usefixtures("specllama")  # with the probe of the build
+@pytest.mark.parametrize("named", [False, True])
+def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_is(
+    pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str], named: bool
+) -> None:
+    """Prevents: the proof is of another pair than the one that answers."""
+    derived = tmp_path / "cheaper.gguf"
+    shutil.copy(pair.draft, derived)
+    keep(pair, derived)
+    out = open_output()
+    hardware = HardwareOptions(threads=1)
+    models = PairOptions(model=str(pair.target), model_draft=str(pair.draft))
+    choice = replace(loading.choose(models, DraftOptions(spec_draft_n_max=2), hardware, out))
+    setup = command._as_run(loading.prepare(choice, hardware, offline=True, output=out), out, keep_draft=named)
+    assert setup.draft is not None
+    assert setup.draft.path == (pair.draft if named else derived)
+    assert setup.target_options.use_extra_bufts is False
+    assert setup.profile is not None
+    told = capfd.readouterr().err
+    assert f"audited is the pair as tuned 2026-01-02, with the draft {setup.draft.path.stem}\n" in told
+
+
+def test_the_report_says_that_the_pair_is_as_tuned(
+    specllama: Callable[..., Result],
+    short_pair: Pair,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents: a report that hides which draft and which kernel path it is of."""
+    monkeypatch.setattr(command, "QUICK", LITTLE)
+    args = ("audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "draft-simple")
+    assert "with the profile of" not in specllama(*args).out
+    keep(short_pair, None)
+    told = specllama(*args)
+    assert told.code == 0, told.err
+    assert "- as `specllama run` uses the pair: with the profile of 2026-01-02\n" in told.out
+    assert record_of(specllama(*args, "--json"))["tuned"] == {"made": PROFILE.made, "draft_chosen": False}
