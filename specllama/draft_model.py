@@ -11,6 +11,7 @@ from specllama import storage
 from specllama.errors import ModelFileError, PairError
 from specllama.llama import LlamaModel, build_info
 from specllama.llama_file import walk_file
+from specllama.running_ahead import AheadModel
 from specllama.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.translated import TranslatedModel
 from specllama.types import IntArray
@@ -23,7 +24,7 @@ _TEXT_MAP = "text maps"
 _VERSION = 1  # of what a map by text is; another one makes what was remembered worthless
 _MOST_ID = 2**31 - 1  # token ids are 32-bit in llama.cpp
 
-DraftModel: TypeAlias = LlamaModel | TranslatedModel
+DraftModel: TypeAlias = LlamaModel | TranslatedModel | AheadModel
 
 
 def read_vocab_map(path: Path) -> IntArray | None:
@@ -74,13 +75,33 @@ def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
     return found
 
 
-def in_target_ids(target: LlamaModel, draft: LlamaModel, *, by_text: bool = False) -> DraftModel:
-    """`draft` as `target` understands it. Closing what is returned closes `draft`.
+def on_other_devices(target: LlamaModel, draft: LlamaModel) -> bool:
+    """True where one is wholly on the GPU and the other wholly on the CPU: what one computes costs the other no time.
+
+    Several GPUs are one device here, because llama.cpp spreads every model over all of them.
+    """
+    shares = {model.plan.n_gpu_layers / (model.header.n_layer + 1) for model in (target, draft)}
+    return shares == {0.0, 1.0}
+
+
+def in_target_ids(
+    target: LlamaModel, draft: LlamaModel, *, by_text: bool = False, ahead: bool | None = None
+) -> DraftModel:
+    """`draft` as `target` understands it. Closing what is returned closes `draft`, and has to come first.
 
     With `by_text` it is translated by the texts of the tokens that both have (drafting over the intersection of two
-    vocabularies). Else by the map in its file; where there is none, its ids are the target's. Raises ModelFileError for
-    a damaged map, and PairError where the two have no token in common.
+    vocabularies). Else by the map in its file; where there is none, its ids are the target's. With `ahead` it reads on
+    while the target verifies; None = where they are `on_other_devices`. Raises ModelFileError for a damaged map, and
+    PairError where the two have no token in common.
     """
+    speaking = _translated(target, draft, by_text=by_text)
+    if on_other_devices(target, draft) if ahead is None else ahead:
+        return AheadModel(speaking)
+    return speaking
+
+
+def _translated(target: LlamaModel, draft: LlamaModel, *, by_text: bool) -> LlamaModel | TranslatedModel:
+    """See `in_target_ids`."""
     if by_text:
         to_target = _text_map(target, draft)
     elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:

@@ -41,7 +41,8 @@ class LogBook:
 
     def reason(self) -> str:
         """Why the last operation failed, in llama.cpp's words; empty where it logged no error."""
-        errors = [_FUNCTION_NAME.sub("", line).strip() for level, line in self._lines if level == "error"]
+        lines = tuple(self._lines)  # another model's thread may log meanwhile
+        errors = [_FUNCTION_NAME.sub("", line).strip() for level, line in lines if level == "error"]
         told = [line for line in errors if not _NO_REASON.search(line)]
         return "; ".join(dict.fromkeys(told or errors))  # each line once, in order
 

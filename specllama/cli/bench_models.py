@@ -229,6 +229,7 @@ class Opener:
                 options = setup.draft_options(models.target.n_ctx)
                 files.append(owned.enter_context(llama.load(setup.draft.path, options)))
                 speaking.append(in_target_ids(models.target, files[-1], by_text=setup.by_text))
+                owned.callback(speaking[-1].close)
             for model in (models.target, *files):
                 model.watch(self._cancel)
             yield self._loaded(setups[0], models.target, speaking, files)

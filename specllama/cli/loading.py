@@ -22,6 +22,7 @@ from specllama.model_types import Model, PairDefaults
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
 from specllama.profiles import Profile, Subject
+from specllama.running_ahead import AheadModel
 from specllama.storage import meant, size_text
 from specllama.tuning import N_MAX as LONGEST_AUTO
 from specllama.tuning import PROBE_TOKENS, controller
@@ -341,10 +342,13 @@ def load_models(setup: Setup, output: Output, cancel: Cancel) -> Models:
             draft = load(file.path, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
             owned.enter_context(draft)
             speaking = in_target_ids(target_model, draft, by_text=setup.by_text)
+            owned.callback(speaking.close)
         models = Models(target_model, speaking, draft, owned.pop_all())
     for role, model in (("target", target_model), ("draft", draft)):
         if model is not None:
             output.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")
             for warning in model.warnings:
                 output.warn(warning)
+    if isinstance(speaking, AheadModel):
+        output.detail("they compute on different devices: the draft reads ahead while the target verifies")
     return models
