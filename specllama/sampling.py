@@ -144,6 +144,20 @@ def _largest(row: FloatArray, k: int) -> IntArray:
     return ids
 
 
+def _not_far_below(row: FloatArray, peak: float, share: float) -> IntArray:
+    """Ids, ascending, of at least all entries whose weight exp(entry - peak) reaches `share`; few others.  (n,)
+
+    Compared in the row's own precision, so that only these few need float64. The bound is lowered by far more than the
+    roundings of float64 in it (below 1e-15 of |peak| + 745, the largest logarithm), and then by one step of the row's
+    precision, which is more than its own rounding can raise it.
+    """
+    bound = peak + math.log(share) - 1e-6 * (1.0 + abs(peak))
+    with np.errstate(over="ignore"):  # lower than any number is low enough
+        rounded = np.nextafter(row.dtype.type(bound), row.dtype.type(-np.inf))
+    ids: IntArray = (row >= rounded).nonzero()[0]
+    return ids
+
+
 def _nucleus(ids: IntArray, weights: Float64Array, share: float) -> IntArray:
     """Indices of the fewest entries, largest first, whose sum reaches `share`; ties go to the lowest ids."""
     n = 256
@@ -173,11 +187,14 @@ def law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> D
         float(row.max()), logits
     )  # of the whole row: top-k sorts by comparing, and NaN compares with nothing
     whole = not 0 < params.top_k < row.size
-    if whole:
-        ids, values = np.arange(row.size), row.astype(np.float64)
-    else:
+    if not whole:
         ids = _largest(row, params.top_k)
         values = row[ids].astype(np.float64)
+    elif params.min_p > 0.0 and params.top_p >= 1.0:  # top-p would have to know the mass of all
+        ids = _not_far_below(row, peak, params.min_p)
+        values = row[ids].astype(np.float64)
+    else:
+        ids, values = np.arange(row.size), row.astype(np.float64, copy=row is logits)
     values -= peak
     if params.top_p < 1.0 or params.min_p > 0.0:
         # Both filters keep a prefix of the tokens by rank, so min-p may go first and spare top-p the sorting,
@@ -191,7 +208,10 @@ def law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> D
         ids, values, whole = ids[kept], values[kept], False
     probs = np.exp(values / params.temperature)
     probs /= probs.sum()
-    return Distribution.dense(probs) if whole else Distribution.on(ids, probs)
+    # Made here, finite, ids ascending: nothing to check or to copy.
+    for made in (ids, probs):
+        made.setflags(write=False)
+    return Distribution(None if whole else ids, probs)
 
 
 class RowLaws(Sequence[Distribution]):

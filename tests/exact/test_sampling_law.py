@@ -299,3 +299,40 @@ def test_picks_follow_the_law() -> None:
         counts = np.array([drawn.count(token) for token in ids.tolist()])
         assert counts.sum() == n
         assert float(((counts - n * probs) ** 2 / (n * probs)).sum()) < 26.8  # 2 degrees of freedom: p = 1.5e-6
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("peak", [0.0, 5.0, -3.0, 7e3, -6e4])
+def test_min_p_alone_keeps_to_the_last_bit_what_float64_keeps(peak: float, dtype: type) -> None:
+    """Candidates chosen in the row's own precision: one rounding too many, and a token at the edge is lost."""
+    rng = np.random.default_rng(5)
+    for min_p in (0.05, 0.3, 1.0, 1e-300, 5e-324):
+        edge = peak + math.log(min_p)
+        row = np.concatenate((edge + rng.standard_normal(60) * 10.0 ** rng.integers(-16, 1, 60), [peak] * 3, [-np.inf]))
+        row = np.minimum(row, peak).astype(dtype)
+        for shift in range(-3, 4):  # neighbours of the edge among the numbers of this precision
+            at = np.array(min(edge, peak), dtype)
+            for _ in range(abs(shift)):
+                at = np.nextafter(at, dtype(np.inf if shift > 0 else -np.inf))
+            row = np.append(row, min(at, dtype(peak)))
+        weights = np.exp(row.astype(np.float64) - float(row.max()))
+        kept = (weights >= min_p).nonzero()[0]
+        found = law(row, (), params_of(min_p=min_p))
+        assert found == Distribution.on(kept, weights[kept] / weights[kept].sum())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [params_of(), params_of(top_k=9), params_of(top_p=0.9), params_of(min_p=0.1), params_of(logit_bias={1: 2.0})],
+)
+def test_a_law_keeps_nothing_of_the_row_and_cannot_be_changed(params: SamplingParams) -> None:
+    """The row is the model's own memory: it holds something else one step later. Copies are spared, not this one."""
+    row = np.random.default_rng(6).standard_normal(2000).astype(np.float64)
+    before = row.copy()
+    found = law(row, (), params)
+    assert np.array_equal(row, before)
+    for cells in found.cells():
+        if cells is not None:
+            assert not np.shares_memory(cells, row)
+            with pytest.raises(ValueError, match="read-only"):
+                cells[0] = 0
