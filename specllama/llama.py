@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from specllama import llama_buffers
 from specllama.errors import (
     BackendError,
     ContextFull,
@@ -25,6 +26,7 @@ from specllama.errors import (
     SpecllamaError,
     UnsupportedModel,
 )
+from specllama.kernel_path import KernelPath, Matrix
 from specllama.llama_batch import SEQUENCE, BatchSlots
 from specllama.llama_ext import (
     BuildInfo,
@@ -67,6 +69,7 @@ __all__ = [
     "header",
     "load",
     "load_vocabulary",
+    "matrices",
     "memory_free",
     "memory_needed",
     "requantize",
@@ -107,6 +110,11 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
     )
 
 
+def matrices(path: Path) -> tuple[Matrix, ...]:
+    """The matrices of a model file, and which of the CPU's extra buffer types can hold each. Raises ModelFileError."""
+    return llama_buffers.matrices(header(path).parts)
+
+
 def load(path: Path, options: LoadOptions | None = None, *, progress: Progress | None = None) -> LlamaModel:
     """Load a model and open a context on it.
 
@@ -117,7 +125,8 @@ def load(path: Path, options: LoadOptions | None = None, *, progress: Progress |
     about = header(path)
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
-    native = load_model(bindings(), log, about, plan, wish, progress)
+    orders = llama_buffers.overrides(about.parts, KernelPath.of(wish))
+    native = load_model(bindings(), log, about, plan, wish, progress, orders)
     try:
         refuse_kind(native, about)
         open_context(native, log, about, plan, wish)

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specllama import library_hash
 from specllama.errors import BackendError, ModelFileError
 from specllama.llama_log import LogBook
 
@@ -77,7 +77,7 @@ def abort_callback(lib: Any) -> Any:
 
 
 @functools.cache
-def _symbol(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+def symbol(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
     """A function of libllama or the ggml libraries beside it. Raises BackendError where there is none."""
     for library in _libraries():
         with contextlib.suppress(AttributeError):
@@ -131,7 +131,9 @@ _STRING, _ARRAY = 8, 9
 _MAX_ARRAY = 4096  # per-layer arrays are short; token lists are not wanted here
 
 
-class _InitParams(ctypes.Structure):
+class GgufParams(ctypes.Structure):
+    """How a header is opened."""
+
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
@@ -152,8 +154,8 @@ def read_gguf(path: Path) -> GgufHeader:
     Raises ModelFileError where it cannot be read; `check_file` has looked at the first bytes before.
     """
     log.clear()
-    start = _symbol("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _InitParams)
-    handle = start(os.fsencode(path), _InitParams(no_alloc=True, ctx=None))
+    start = symbol("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, GgufParams)
+    handle = start(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not handle:
         raise ModelFileError(
             f"{path} is damaged: {log.reason() or 'its header cannot be read'}", hint="download it again"
@@ -162,7 +164,7 @@ def read_gguf(path: Path) -> GgufHeader:
         values, lengths = _read_keys(handle)
         return _read_tensors(handle, values, lengths)
     finally:
-        _symbol("gguf_free", None, ctypes.c_void_p)(handle)
+        symbol("gguf_free", None, ctypes.c_void_p)(handle)
 
 
 def _read_keys(handle: int) -> tuple[dict[str, Any], dict[str, int]]:
@@ -170,7 +172,7 @@ def _read_keys(handle: int) -> tuple[dict[str, Any], dict[str, int]]:
     lengths: dict[str, int] = {}
     key_type = _by_id("gguf_get_kv_type", ctypes.c_int)
     key_name = _by_id("gguf_get_key", ctypes.c_char_p)
-    for index in range(_symbol("gguf_get_n_kv", ctypes.c_int64, ctypes.c_void_p)(handle)):
+    for index in range(symbol("gguf_get_n_kv", ctypes.c_int64, ctypes.c_void_p)(handle)):
         name = key_name(handle, index).decode("utf-8", "replace")
         kind = key_type(handle, index)
         if kind == _ARRAY:
@@ -199,9 +201,9 @@ def _read_tensors(handle: int, values: dict[str, Any], lengths: dict[str, int]) 
     tensor_type = _by_id("gguf_get_tensor_type", ctypes.c_int)
     tensor_size = _by_id("gguf_get_tensor_size", ctypes.c_size_t)
     tensor_offset = _by_id("gguf_get_tensor_offset", ctypes.c_size_t)
-    n_tensors = _symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(handle)
-    data = _symbol("gguf_get_data_offset", ctypes.c_size_t, ctypes.c_void_p)(handle)
-    type_name = _symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    n_tensors = symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(handle)
+    data = symbol("gguf_get_data_offset", ctypes.c_size_t, ctypes.c_void_p)(handle)
+    type_name = symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
     by_type: dict[str, int] = {}
     end = data
     for index in range(n_tensors):
@@ -214,7 +216,7 @@ def _read_tensors(handle: int, values: dict[str, Any], lengths: dict[str, int]) 
 
 def _by_id(name: str, restype: Any) -> Callable[..., Any]:
     """A GGUF getter that takes (header, index)."""
-    return _symbol(name, restype, ctypes.c_void_p, ctypes.c_int64)
+    return symbol(name, restype, ctypes.c_void_p, ctypes.c_int64)
 
 
 # --- devices and buffer types ---------------------------------------------------------------------------------------
@@ -244,43 +246,57 @@ def devices() -> tuple[Device, ...]:
 
 
 def _device_handles() -> Iterator[int]:
-    count = _symbol("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _symbol("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    count = symbol("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = symbol("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     return (get(index) for index in range(count))
 
 
 def _device(handle: int) -> Device:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     size_p = ctypes.POINTER(ctypes.c_size_t)
-    _symbol("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
+    symbol("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
     return Device(
         name=_text_of("ggml_backend_dev_name", handle),
-        kind=_DEVICE_KINDS.get(_symbol("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle), "other"),
+        kind=_DEVICE_KINDS.get(symbol("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle), "other"),
         description=_text_of("ggml_backend_dev_description", handle),
         memory_free=free.value,
         memory_total=total.value,
     )
 
 
-def extra_buffer_types() -> tuple[str, ...]:
-    """The CPU's extra buffer types by name, such as AMX and CPU_REPACK: weights put there are stored rearranged."""
-    find = _symbol("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-    registry_of = _symbol("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
-    names: list[str] = []
-    for handle in _device_handles():
-        address = find(registry_of(handle), b"ggml_backend_dev_get_extra_bufts")
-        if _device(handle).kind == "cpu" and address:
+@dataclass(frozen=True, slots=True)
+class ExtraBuffer:
+    """One of the CPU's extra buffer types: weights put there are stored rearranged."""
+
+    name: str  # "AMX", "CPU_REPACK"
+    handle: int  # of the buffer type
+    device: int
+
+
+def extra_buffers() -> tuple[ExtraBuffer, ...]:
+    """The CPU's extra buffer types, in the order in which llama.cpp takes the first that fits."""
+    find = symbol("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    registry_of = symbol("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
+    found: list[ExtraBuffer] = []
+    for device in _device_handles():
+        address = find(registry_of(device), b"ggml_backend_dev_get_extra_bufts")
+        if _device(device).kind == "cpu" and address:
             list_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-            types = list_types(handle)
+            types = list_types(device)
             for index in range(64):  # the array ends with a null pointer
                 if not types or not types[index]:
                     break
-                names.append(_text_of("ggml_backend_buft_name", types[index]))
-    return tuple(names)
+                found.append(ExtraBuffer(_text_of("ggml_backend_buft_name", types[index]), types[index], device))
+    return tuple(found)
+
+
+def extra_buffer_types() -> tuple[str, ...]:
+    """Their names."""
+    return tuple(each.name for each in extra_buffers())
 
 
 def _text_of(function: str, handle: int) -> str:
-    text = _symbol(function, ctypes.c_char_p, ctypes.c_void_p)(handle)
+    text = symbol(function, ctypes.c_char_p, ctypes.c_void_p)(handle)
     return text.decode("utf-8", "replace") if text else ""
 
 
@@ -299,32 +315,30 @@ class BuildInfo:
     devices: tuple[Device, ...]
     extra_buffer_types: tuple[str, ...]
     gpu_offload: bool
-    fingerprint: str  # changes with the libraries (their sizes and times; reading 20 MB at every start would be slow)
+    fingerprint: str  # changes with what is in the libraries, and with nothing else
     system: str  # operating system and machine
 
 
 def build_info() -> BuildInfo:
     """Describe the installed build. Raises BackendError where it cannot be loaded."""
     lib = bindings()
-    paths = library_paths()
-    stamp = ";".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
     return BuildInfo(
         bindings=str(lib.__version__),
         llama_cpp=_optional_text("llama_version") or _optional_text("ggml_version"),
         commit=_optional_text("ggml_commit") or "unknown",
-        libraries=paths,
+        libraries=library_paths(),
         features=_parse_features(lib.llama_print_system_info().decode("utf-8", "replace")),
         devices=devices(),
         extra_buffer_types=extra_buffer_types(),
         gpu_offload=bool(lib.llama_supports_gpu_offload()),
-        fingerprint=hashlib.sha256(stamp.encode()).hexdigest()[:16],
+        fingerprint=library_hash.of(Path(lib.llama_cpp._base_path))[:16],
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
     )
 
 
 def _optional_text(function: str) -> str:
     with contextlib.suppress(BackendError):
-        text = _symbol(function, ctypes.c_char_p)()
+        text = symbol(function, ctypes.c_char_p)()
         return text.decode("utf-8", "replace") if text else ""
     return ""
 

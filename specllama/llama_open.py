@@ -43,6 +43,7 @@ class Pointers:
     in_call: bool = False  # llama.cpp is computing with them at this moment
     cancel: Cancel = field(default_factory=Cancel)  # raised: the computation stops
     callbacks: list[object] = field(default_factory=list)  # what C may still call or read
+    overrides: Any = None
 
 
 class Native:
@@ -56,14 +57,27 @@ class Native:
 
 
 def load_model(
-    lib: Any, log: LogBook, about: Header, plan: LoadPlan, options: LoadOptions, progress: Progress | None
+    lib: Any,
+    log: LogBook,
+    about: Header,
+    plan: LoadPlan,
+    options: LoadOptions,
+    progress: Progress | None,
+    overrides: Any = None,
 ) -> Native:
-    """Load the weights. Raises ModelFileError, MemoryShort, and Interrupted where `progress` said so."""
+    """Load the weights, some of them by `overrides` (see llama_buffers.py).
+
+    Raises ModelFileError, MemoryShort, and Interrupted where `progress` said so.
+    """
     params = lib.llama_model_default_params()
     params.n_gpu_layers = plan.n_gpu_layers
     params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
     params.use_extra_bufts = options.use_extra_bufts
-    return _load(lib, log, about, params, progress)
+    if overrides is not None:
+        params.tensor_buft_overrides = ctypes.addressof(overrides)
+    native = _load(lib, log, about, params, progress)
+    native.pointers.overrides = overrides  # the model keeps its parameters, and with them this address
+    return native
 
 
 def load_vocabulary_only(lib: Any, log: LogBook, about: Header) -> Native:

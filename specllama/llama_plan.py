@@ -36,6 +36,7 @@ class LoadOptions:
     type_k: str = "f16"  # see llama_memory.KV_TYPE_BYTES
     type_v: str = "f16"
     use_extra_bufts: bool = True  # let llama.cpp rearrange weights for faster kernels
+    placed: tuple[tuple[str, str], ...] = ()  # but these tensor types in these extra buffer types; see kernel_path.py
     max_block: int = 33  # longest eval: the draft and the pending token
     use_mmap: bool | None = None  # None = wherever that does not keep weights twice
 
@@ -80,6 +81,8 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     n_ubatch = min(options.n_ubatch, n_batch)
     need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, **kv)
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
+    if options.placed and n_gpu_layers:
+        raise UsageError("weights can only be placed by tensor type where no layer is on a GPU", hint="add -ngl 0")
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
     if need.total * (1.0 - on_gpu) > free:
         raise memory_short(header, int(need.total * (1.0 - on_gpu)), free, n_ctx)
@@ -151,15 +154,15 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
     """Map the file unless the CPU would keep rearranged weights beside the mapped pages: a second copy."""
     if options.use_mmap is not None:
         return options.use_mmap
-    if not options.use_extra_bufts or n_gpu_layers > header.n_layer:
+    if n_gpu_layers > header.n_layer:
         return True
-    return _rearranged_bytes(header, extra) <= _TOLERATED_COPY * header.n_weight_bytes
+    return _rearranged_bytes(header, options, extra) <= _TOLERATED_COPY * header.n_weight_bytes
 
 
-def _rearranged_bytes(header: Header, extra: tuple[str, ...]) -> int:
+def _rearranged_bytes(header: Header, options: LoadOptions, extra: tuple[str, ...]) -> int:
     """How many bytes of weights the CPU may keep in another arrangement."""
-    taken: set[str] = set()
-    for name in extra:
+    taken = {kind.lower() for kind, _ in options.placed}
+    for name in extra if options.use_extra_bufts else ():
         if name == "AMX":
             taken |= _AMX
         elif name == "CPU_REPACK":

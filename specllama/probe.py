@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 
 import platformdirs
 
-from specllama import probe_model, storage
+from specllama import library_hash, probe_model, storage
 from specllama.cpu import this_cpu
 from specllama.errors import BackendError
 
@@ -145,11 +144,9 @@ def child() -> None:
 
 @dataclass(slots=True)
 class _Cache:
-    """What was found out before: per content of the libraries and CPU. Reading 20 MB of libraries takes time, so their
-    hash in turn is remembered by their sizes and dates."""
+    """What was found out before: per content of the libraries and CPU."""
 
     path: Path
-    hashes: dict[str, str]
     results: dict[str, ProbeResult]
 
     @classmethod
@@ -158,23 +155,21 @@ class _Cache:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             results = {key: _from_json(value) for key, value in facts["results"].items()}
-            return cls(path, dict(facts["hashes"]), results)
+            return cls(path, results)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return cls(path, {}, {})
+            return cls(path, {})
 
     def key(self, folder: Path) -> str:
         """Names the build in `folder` on this CPU."""
-        look = _digest(f"{folder}\n{_look(folder)}".encode())
-        if look not in self.hashes:
-            self.hashes[look] = _digest(*(path.read_bytes() for path in _libraries(folder)))
-        return _digest(f"{_VERSION}\n{self.hashes[look]}\n{this_cpu().fingerprint}".encode())
+        text = f"{_VERSION}\n{library_hash.of(folder)}\n{this_cpu().fingerprint}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def keep(self, key: str, result: ProbeResult) -> None:
         """Write down a result, unless it is there already. Where nothing can be written, the next start asks again."""
         if key in self.results:
             return
         self.results[key] = result
-        facts = {"hashes": self.hashes, "results": {key: _to_json(value) for key, value in self.results.items()}}
+        facts = {"results": {key: _to_json(value) for key, value in self.results.items()}}
         with contextlib.suppress(OSError):
             storage.write_text(self.path, json.dumps(facts, indent=1))
 
@@ -256,23 +251,6 @@ def _signal_name(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
-
-
-def _libraries(folder: Path) -> Iterator[Path]:
-    """llama.cpp's own files, in a fixed order."""
-    if folder.is_dir():
-        yield from sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def _look(folder: Path) -> str:
-    return "\n".join(f"{path.name} {(facts := path.stat()).st_size} {facts.st_mtime_ns}" for path in _libraries(folder))
-
-
-def _digest(*pieces: bytes) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()[:32]
 
 
 def _to_json(result: ProbeResult) -> dict[str, object]:

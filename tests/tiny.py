@@ -29,10 +29,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType
+from gguf.quants import quantize
 
 if TYPE_CHECKING:
     from specllama.llama import LlamaModel
@@ -202,12 +203,14 @@ def write_model(
     chat_template: str | None = None,
     sliding_window: int | None = None,
     extra: Mapping[str, object] | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one model and return `path`.
 
     `vocabulary` defaults to `letters(n_vocab)`. `noise` mixes weights of another seed into those of `seed`: 0.0 is the
     model itself, 1.0 an unrelated one. `n_ctx` is the context the model claims to be trained for. `extra` adds or
-    overrides metadata keys (int, float, bool, str or a list of them).
+    overrides metadata keys (int, float, bool, str or a list of them). `kinds` quantises matrices: "Q4_0", "Q8_0" or
+    "IQ4_NL" by the last word of their names, such as "ffn_down"; their rows must be multiples of 32.
     """
     vocab = vocabulary or letters(n_vocab)
     shape = Shape(n_layer, n_embd, n_head, n_head_kv, n_ff, n_ctx, sliding_window, extra or {})
@@ -222,9 +225,25 @@ def write_model(
         size = columns if rows == 0 else (rows, columns)
         values = ((1.0 - noise) * base.standard_normal(size) + noise * other.standard_normal(size)) / mix
         centre = 1.0 if rows == 0 and name.endswith("norm.weight") else 0.0
-        writer.add_tensor(name, (centre + deviation * values).astype(np.float32))
+        weights = (centre + deviation * values).astype(np.float32)
+        kind = (kinds or {}).get(name.removesuffix(".weight").rpartition(".")[2])
+        if kind is None:
+            writer.add_tensor(name, weights)
+        else:
+            packed = _iq4_nl(weights) if kind == "IQ4_NL" else quantize(weights, GGMLQuantizationType[kind])
+            writer.add_tensor(name, packed, raw_dtype=GGMLQuantizationType[kind])
     _finish(writer)
     return path
+
+
+def _iq4_nl(weights: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Blocks of 32 numbers: a scale, then indices into a fixed table, two in a byte."""
+    table = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+    blocks = weights.reshape(weights.shape[0], -1, 32)
+    scale = (np.abs(blocks).max(axis=-1, keepdims=True) / 113).astype(np.float16)
+    nearest = np.abs(blocks[..., None] / scale[..., None] - table).argmin(axis=-1).astype(np.uint8)
+    packed = nearest[..., :16] | nearest[..., 16:] << 4
+    return np.concatenate([scale.view(np.uint8), packed], axis=-1).reshape(weights.shape[0], -1)
 
 
 def write_pair(folder: Path, *, noise: float = 0.05, seed: int = 1, **options: object) -> tuple[Path, Path]:

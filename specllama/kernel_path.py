@@ -1,0 +1,116 @@
+"""Kernel paths: in which arrangement a model's weights are kept, which decides what computes with them, and how fast.
+
+llama.cpp keeps a matrix as it is in the file, or rearranged in one of the CPU's extra buffer types; each has its own
+kernels, and each its own cost of a block against one row. A path is set when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specllama.errors import ConfigError
+from specllama.llama_plan import LoadOptions
+
+# A tensor type with less than this share of the weights changes nothing that could be measured.
+LEAST_SHARE = 0.05
+_WORD = re.compile(r"[\w.+-]{1,64}")  # of a name that comes from a file
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight of a model file that hidden states are multiplied with."""
+
+    name: str  # "blk.0.ffn_down.weight"
+    kind: str  # its type, such as "q4_K"
+    n_bytes: int
+    fits: tuple[str, ...]  # the extra buffer types that can hold it, as llama.cpp prefers them
+    placeable: bool = True  # False: shares its name with the token embedding, which no buffer type can hold
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPath:
+    """Where the weights go: llama.cpp's choice or as they are in the file, but for the tensor types in `placed`."""
+
+    extra_bufts: bool = True
+    placed: tuple[tuple[str, str], ...] = ()  # (tensor type, extra buffer type); the first that fits counts
+
+    @classmethod
+    def of(cls, options: LoadOptions) -> KernelPath:
+        """The path that a model loaded so takes."""
+        return cls(options.use_extra_bufts, options.placed)
+
+    def applied(self, options: LoadOptions) -> LoadOptions:
+        """`options` with this path."""
+        return replace(options, use_extra_bufts=self.extra_bufts, placed=self.placed)
+
+    @property
+    def name(self) -> str:
+        """What people call it: "rearranged weights, Q4_K in CPU_REPACK"."""
+        kinds: dict[str, list[str]] = {}
+        for kind, buffer in self.placed:
+            kinds.setdefault(buffer, []).append(kind.upper())
+        exceptions = [f"{' and '.join(several)} in {buffer}" for buffer, several in kinds.items()]
+        return ", ".join(["rearranged weights" if self.extra_bufts else "weights as in the file", *exceptions])
+
+    def buffer_of(self, matrix: Matrix) -> str:
+        """The extra buffer type that holds a matrix; empty: it stays as it is in the file."""
+        if matrix.placeable:
+            for kind, buffer in self.placed:
+                if kind == matrix.kind and buffer in matrix.fits:
+                    return buffer
+        return matrix.fits[0] if self.extra_bufts and matrix.fits else ""
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data; the name is for people."""
+        return {"name": self.name, "extra_bufts": self.extra_bufts, "placed": [list(pair) for pair in self.placed]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KernelPath:
+        """The inverse of `to_json`. Raises ConfigError."""
+        try:
+            extra_bufts, placed = data["extra_bufts"], tuple((kind, buffer) for kind, buffer in data["placed"])
+            sound = isinstance(extra_bufts, bool) and all(_WORD.fullmatch(word) for pair in placed for word in pair)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"a kernel path cannot be read: {error}") from None
+        if not sound:
+            raise ConfigError("a kernel path cannot be read: it names no tensor types and buffer types")
+        return cls(extra_bufts, placed)
+
+
+DEFAULT = KernelPath()  # llama.cpp's own choice
+AS_IN_FILE = KernelPath(extra_bufts=False)
+
+
+def candidates(matrices: Sequence[Matrix], n_bytes: int) -> tuple[KernelPath, ...]:
+    """Every path worth measuring for a file with `n_bytes` of weights, the default first, then weights as in the file.
+
+    The others differ from the default in one tensor type, the largest types first. No two put all matrices in the same
+    places; so where nothing can be rearranged, there is only the default.
+    """
+    bytes_of: dict[str, int] = {}
+    for matrix in matrices:
+        if matrix.placeable and matrix.fits:
+            bytes_of[matrix.kind] = bytes_of.get(matrix.kind, 0) + matrix.n_bytes
+    large = [kind for kind, size in bytes_of.items() if size >= LEAST_SHARE * n_bytes]
+    tried = [DEFAULT, AS_IN_FILE]
+    for kind in sorted(large, key=lambda kind: -bytes_of[kind]):
+        tried += _deviations(kind, [matrix for matrix in matrices if matrix.placeable and matrix.fits])
+    distinct: dict[tuple[str, ...], KernelPath] = {}
+    for path in tried:
+        distinct.setdefault(tuple(path.buffer_of(matrix) for matrix in matrices), path)
+    return tuple(distinct.values())
+
+
+def _deviations(kind: str, matrices: Sequence[Matrix]) -> list[KernelPath]:
+    """The paths on which only this tensor type is kept elsewhere than llama.cpp would keep it."""
+    others: dict[tuple[str, str], None] = {}  # where llama.cpp keeps the other types
+    buffers: dict[str, None] = {}  # that can hold this one
+    for matrix in matrices:
+        if matrix.kind == kind:
+            buffers.update(dict.fromkeys(matrix.fits))
+        else:
+            others[matrix.kind, matrix.fits[0]] = None
+    return [KernelPath(placed=((kind, buffer),)) for buffer in buffers] + [KernelPath(False, tuple(others))]

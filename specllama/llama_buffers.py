@@ -1,0 +1,180 @@
+"""Which weights of a file fit into which extra buffer type, asked of llama.cpp, and the orders to put them there.
+
+For llama.py alone. Nothing of a weight is read: a question takes its type and its shape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama.errors import BackendError, ModelFileError
+from specllama.kernel_path import KernelPath, Matrix
+from specllama.llama_ext import ExtraBuffer, GgufParams, bindings, extra_buffers, log, symbol
+
+# Weights that llama.cpp only ever multiplies with, in every architecture that has them. Whatever else it does with a
+# weight (look up rows, convolve) would read a rearranged one wrongly, so what is not named here is never placed.
+_IN_LAYERS = (
+    "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_gate", "attn_q_a", "attn_q_b", "attn_kv_a_mqa",
+    "attn_kv_b", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+)  # fmt: skip
+_LAYER_NAME = re.compile(rf"blk\.(\d+)\.({'|'.join(_IN_LAYERS)})\.weight")
+_HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
+_F32 = 0  # ggml's number of the type
+_N_ROWS = 512  # of the other factor; llama.cpp asks with as many
+
+
+class _ContextParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class _Override(ctypes.Structure):
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight as its file's header has it."""
+
+    name: str
+    kind: int  # ggml's number of the type
+    n_in: int  # numbers in a row
+    n_out: int  # rows
+    n_bytes: int
+
+
+def matrices(parts: Sequence[Path]) -> tuple[Matrix, ...]:
+    """The matrices of a model file in `parts`, and which extra buffer types can hold each. Raises ModelFileError."""
+    bindings()
+    buffers = extra_buffers()
+    weights = [weight for path in parts for weight in _weights(path)]
+    tied = not any(weight.name == _HEAD for weight in weights)
+    type_name = symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    return tuple(
+        Matrix(
+            name=weight.name,
+            kind=type_name(weight.kind).decode(),
+            n_bytes=weight.n_bytes,
+            fits=tuple(each.name for each in buffers if _fits(each, weight.kind, weight.n_in, weight.n_out)),
+            placeable=weight.name != _EMBEDDING,
+        )
+        for weight in weights
+        if weight.name == _HEAD or _LAYER_NAME.fullmatch(weight.name) or (tied and weight.name == _EMBEDDING)
+    )
+
+
+def overrides(parts: Sequence[Path], path: KernelPath) -> Any:
+    """What llama.cpp is told at loading: an array of patterns and buffer types, ended by nulls; None for no orders.
+
+    It has to live until the model is loaded. Raises BackendError where a buffer type is not there, or holds nothing.
+    """
+    if not path.placed:
+        return None
+    handles = {each.name: each.handle for each in extra_buffers()}
+    for kind, buffer in path.placed:
+        if buffer not in handles:
+            there = ", ".join(handles) or "none"
+            raise BackendError(
+                f"{kind.upper()} weights cannot be kept in {buffer}: this build of llama.cpp has {there} on this CPU",
+                hint="run `specllama tune` again",
+            )
+    names: dict[str, list[str]] = {}
+    found = matrices(parts)
+    for matrix in found:
+        if matrix.placeable and (buffer := path.buffer_of(matrix)) and (matrix.kind, buffer) in path.placed:
+            names.setdefault(buffer, []).append(matrix.name)
+    for kind, buffer in path.placed:
+        if not any(matrix.kind == kind and path.buffer_of(matrix) == buffer for matrix in found if matrix.placeable):
+            raise BackendError(
+                f"{parts[0].name} has no {kind.upper()} weights that {buffer} can hold",
+                hint="run `specllama tune` again",
+            )
+    orders = [(pattern, handles[buffer]) for buffer, several in names.items() for pattern in patterns(several)]
+    array = (_Override * (len(orders) + 1))()
+    for index, (pattern, handle) in enumerate(orders):
+        array[index] = _Override(pattern.encode(), handle)
+    return array
+
+
+def patterns(names: Sequence[str]) -> list[str]:
+    """Regular expressions that match these names of matrices and no others.
+
+    One for each kind of matrix: llama.cpp compiles every pattern anew for every tensor of the file.
+    """
+    layers: dict[str, list[str]] = {}
+    whole = []
+    for name in names:
+        if in_layer := _LAYER_NAME.fullmatch(name):
+            layers.setdefault(in_layer[2], []).append(in_layer[1])
+        else:
+            whole.append(f"^{re.escape(name)}$")
+    return [rf"^blk\.({'|'.join(numbers)})\.{matrix}\.weight$" for matrix, numbers in layers.items()] + whole
+
+
+def _weights(path: Path) -> Iterator[_Weight]:
+    """Every matrix of a file whose numbers are stored in blocks or in 16 bits."""
+    start = symbol("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, GgufParams)
+    context = ctypes.c_void_p()
+    log.clear()
+    header = start(os.fsencode(path), GgufParams(no_alloc=True, ctx=ctypes.addressof(context)))
+    if not header:
+        raise ModelFileError(f"{path} is damaged: {log.reason() or 'its header cannot be read'}")
+    name_of = symbol("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
+    type_of = symbol("gguf_get_tensor_type", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
+    get = symbol("ggml_get_tensor", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    n_dims = symbol("ggml_n_dims", ctypes.c_int, ctypes.c_void_p)
+    n_rows = symbol("ggml_nrows", ctypes.c_int64, ctypes.c_void_p)
+    n_numbers = symbol("ggml_nelements", ctypes.c_int64, ctypes.c_void_p)
+    n_bytes = symbol("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
+    try:
+        for index in range(symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(header)):
+            name, kind = name_of(header, index), type_of(header, index)
+            tensor = get(context, name)
+            if kind != _F32 and n_dims(tensor) == 2:
+                rows = n_rows(tensor)
+                width = n_numbers(tensor) // rows
+                yield _Weight(name.decode("utf-8", "replace"), kind, width, rows, n_bytes(tensor))
+    finally:
+        symbol("ggml_free", None, ctypes.c_void_p)(context)
+        symbol("gguf_free", None, ctypes.c_void_p)(header)
+
+
+@contextmanager
+def _room() -> Iterator[int]:
+    """A ggml context for a few tensors without data."""
+    size = 8 * symbol("ggml_tensor_overhead", ctypes.c_size_t)()
+    context = symbol("ggml_init", ctypes.c_void_p, _ContextParams)(_ContextParams(size, None, True))
+    if not context:
+        raise BackendError("llama.cpp has no memory left to describe a tensor")
+    try:
+        yield context
+    finally:
+        symbol("ggml_free", None, ctypes.c_void_p)(context)
+
+
+@functools.cache
+def _fits(buffer: ExtraBuffer, kind: int, n_in: int, n_out: int) -> bool:
+    """Can the buffer type hold a matrix of this type and shape, and multiply with it? As llama.cpp asks when loading.
+
+    The buffer is as large as the weight, but nothing is written to it, so it takes no memory worth the name.
+    """
+    new = symbol("ggml_new_tensor_2d", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    place = symbol("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    multiply = symbol("ggml_mul_mat", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    supports = symbol("ggml_backend_dev_supports_op", ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
+    with _room() as held, _room() as work:
+        weight = new(held, kind, n_in, n_out)
+        memory = place(held, buffer.handle)
+        if not memory:
+            return False
+        try:
+            return bool(supports(buffer.device, multiply(work, weight, new(work, _F32, n_in, _N_ROWS))))
+        finally:
+            symbol("ggml_backend_buffer_free", None, ctypes.c_void_p)(memory)

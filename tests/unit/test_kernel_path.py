@@ -1,0 +1,98 @@
+"""Kernel paths: which are worth measuring, what they are called, and what comes back from a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specllama.errors import ConfigError
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
+from specllama.llama_plan import LoadOptions
+
+AMX, REPACK = "AMX", "CPU_REPACK"
+# A Q4_K_M file on a CPU with AMX, and on one with AVX2 alone.
+ON_AMX = [
+    Matrix("blk.0.ffn_up.weight", "q4_K", 700, (AMX, REPACK)),
+    Matrix("blk.0.ffn_down.weight", "q6_K", 300, (AMX,)),
+    Matrix("output.weight", "q6_K", 100, (AMX,)),
+]
+ON_AVX2 = [
+    Matrix("blk.0.ffn_up.weight", "q4_K", 700, (REPACK,)),
+    Matrix("blk.0.ffn_down.weight", "q6_K", 300, ()),
+]
+
+
+def test_each_tensor_type_is_tried_in_every_buffer_that_holds_it() -> None:
+    """A path nobody measures because only everything or nothing is rearranged."""
+    assert candidates(ON_AMX, 1100) == (
+        DEFAULT,
+        AS_IN_FILE,
+        KernelPath(placed=(("q4_K", REPACK),)),
+        KernelPath(False, (("q6_K", AMX),)),
+        KernelPath(False, (("q4_K", AMX),)),
+    )
+
+
+def test_paths_that_put_every_weight_in_the_same_place_are_measured_once() -> None:
+    """Minutes of measuring the same thing under three names, and a winner among them by noise."""
+    assert candidates(ON_AVX2, 1000) == (DEFAULT, AS_IN_FILE)
+    assert candidates([ON_AVX2[1]], 300) == (DEFAULT,)
+    assert candidates([], 300) == (DEFAULT,)
+
+
+def test_a_type_with_hardly_any_weights_is_left_where_it_is() -> None:
+    """A child process for each of the four types that a file has three tensors of."""
+    few = [*ON_AVX2, Matrix("blk.0.attn_k.weight", "q4_0", 10, (REPACK,))]
+    assert candidates(few, 1010) == (DEFAULT, AS_IN_FILE, KernelPath(False, (("q4_0", REPACK),)))
+    assert [path for path in candidates(few, 1010) if path.placed == (("q4_0", AMX),)] == []
+    assert candidates(few, 100_000) == (DEFAULT, AS_IN_FILE)
+
+
+def test_a_head_that_is_the_embedding_goes_where_llama_cpp_puts_it() -> None:
+    """Two paths taken for different, or for the same, although the largest matrix of the file says otherwise."""
+    head = Matrix("token_embd.weight", "q4_K", 500, (REPACK,), placeable=False)
+    placed = KernelPath(False, (("q4_K", REPACK),))
+    assert (DEFAULT.buffer_of(head), placed.buffer_of(head), placed.buffer_of(ON_AVX2[0])) == (REPACK, "", REPACK)
+    assert candidates([head], 500) == (DEFAULT, AS_IN_FILE)
+
+
+def test_of_several_buffers_for_a_type_the_first_that_holds_the_matrix_counts() -> None:
+    """An order that llama.cpp cannot carry out, which ends the process."""
+    path = KernelPath(False, (("q4_K", AMX), ("q4_K", REPACK)))
+    assert [path.buffer_of(matrix) for matrix in (ON_AMX[0], ON_AVX2[0], ON_AMX[1])] == [AMX, REPACK, ""]
+
+
+def test_people_are_told_which_path_it_is() -> None:
+    """Two different paths of one name in a report."""
+    assert DEFAULT.name == "rearranged weights"
+    assert AS_IN_FILE.name == "weights as in the file"
+    assert KernelPath(placed=(("q4_K", REPACK),)).name == "rearranged weights, Q4_K in CPU_REPACK"
+    several = KernelPath(False, (("q4_K", AMX), ("q6_K", AMX), ("q4_0", REPACK)))
+    assert several.name == "weights as in the file, Q4_K and Q6_K in AMX, Q4_0 in CPU_REPACK"
+
+
+def test_a_path_comes_back_from_json_and_from_load_options() -> None:
+    """A tensor type lost on its way through the profile, so that another path is loaded than was measured."""
+    for path in candidates(ON_AMX, 1100):
+        assert KernelPath.from_json(json.loads(json.dumps(path.to_json()))) == path
+        assert KernelPath.of(path.applied(LoadOptions(n_ctx=99))) == path
+        assert path.applied(LoadOptions(n_ctx=99)).n_ctx == 99
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"extra_bufts": 1, "placed": []},
+        {"extra_bufts": True, "placed": 3},
+        {"extra_bufts": True, "placed": ["q4_K"]},
+        {"extra_bufts": True, "placed": [["q4_K", "\x1b[31mAMX"]]},
+        {"extra_bufts": True, "placed": [["q4_K", None]]},
+    ],
+)
+def test_a_path_with_impossible_values_is_refused(data: object) -> None:
+    """A damaged profile that ends in C, or writes to the terminal."""
+    with pytest.raises(ConfigError, match="kernel path"):
+        KernelPath.from_json(data)  # type: ignore[arg-type]
