@@ -13,10 +13,10 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from specllama import hub, llama, pairs, probe, storage
+from specllama import hub, llama, pairs, probe, profiles, storage
 from specllama.cpu import DECISIVE, Cpu, this_cpu
 from specllama.errors import ConfigError, SpecllamaError
-from specllama.llama import BuildInfo
+from specllama.llama import BuildInfo, LoadOptions
 from specllama.llama_plan import physical_cores
 from specllama.pairs import Catalog
 from specllama.probe import ProbeResult, State
@@ -90,6 +90,7 @@ def look() -> Checkup:
     findings = [about_program(), *build_findings, config, about_cache(user_cache_path("specllama"))]
     if catalog is not None:
         findings += [about_memory(catalog, memory_free), *about_models(catalog, models, disk_free)]
+        findings += _look_at_tuning(catalog, models) if build is not None else []
     return Checkup(
         findings=tuple(findings),
         cpu=cpu,
@@ -185,6 +186,16 @@ def about_models(catalog: Catalog, models: Mapping[str, Path], disk_free: int) -
     return [Finding("models", Level.NOTE, found, fetch), disk]
 
 
+def about_tuning(pair: str, found: profiles.Found) -> Finding:
+    """Has anybody measured what pays here, and which kernel paths came of it?"""
+    profile = found.profile
+    if profile is None:
+        why = f"the profile of {pair} is not used: {found.stale}" if found.stale else f"{pair} was not tuned"
+        return Finding("tuning", Level.NOTE, why, "`specllama tune` finds out what pays on this machine.")
+    paths = f"{profile.target_path.name} for the target, {profile.draft_path.name} for the draft"
+    return Finding("tuning", Level.OK, f"{pair} was tuned {profile.made[:10]}; kernel path: {paths}")
+
+
 def about_cache(folder: Path) -> Finding:
     """Can anything be kept? Without a cache every start asks everything anew, and nothing can be fetched."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
@@ -219,6 +230,16 @@ def _look_at_config() -> tuple[Catalog | None, Finding]:
     own = [str(path) for path in catalog.files[1:]]
     found = ", ".join(own) if own else f"as shipped; {pairs.user_file()} would add to it"
     return catalog, Finding("configuration", Level.OK, "; ".join([found, *catalog.notes]))
+
+
+def _look_at_tuning(catalog: Catalog, models: Mapping[str, Path]) -> list[Finding]:
+    """The default pair's profile, for the options that count where none are given."""
+    pair = catalog.pair()
+    files = [models.get(model.name) for model in (pair.target, pair.draft)]
+    if files[0] is None or files[1] is None:
+        return []
+    found = profiles.find(profiles.Subject(files[0], LoadOptions(), files[1], LoadOptions()))
+    return [about_tuning(pair.name, found)]
 
 
 def _cached(catalog: Catalog) -> dict[str, Path]:

@@ -24,7 +24,7 @@ from specllama.profiles import ClassFigures, Subject
 from specllama.storage import checksum
 from specllama.traces import Answer, Trace
 from specllama.tuner import PATH_MARGIN, Effort, figures
-from specllama.tuner_child import Job, Measured, load, open_draft, run_child
+from specllama.tuner_child import Job, Measured, Way, load, open_draft, run_child
 from specllama.tuning import CostProfile, Points
 
 # What is tried where nothing is asked for: types with quick kernels everywhere, from coarse to fine, and a vocabulary
@@ -135,7 +135,7 @@ class _Search:
 
     parent: Header
     subject: Subject  # the target, and the parent as its draft
-    extra_bufts: bool
+    way: Way
     effort: Effort
     tell: Tell
     run: Run
@@ -161,7 +161,7 @@ class _Search:
 
     def look_at_parent(self) -> Trial:
         """Measure the parent, and the target with it."""
-        job = Job(self.subject, self.extra_bufts, self.effort.seconds, self.effort.n_tokens)
+        job = Job(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)
         found = self.first = self.run(job, self.step("the draft as it is"))
         assert found.verify is not None, "nothing is out beforehand"
         self.verify = tuple((n, cost / found.verify[0][1]) for n, cost in found.verify)
@@ -200,9 +200,7 @@ class _Search:
         assert self.first is not None
         subject = replace(self.subject, draft=draft)
         threads = self.first.threads
-        return Job(
-            subject, self.extra_bufts, self.effort.seconds / 2, 0, answers=self.answers, rows=(1,), threads=threads
-        )
+        return Job(subject, self.way, self.effort.seconds / 2, 0, answers=self.answers, rows=(1,), threads=threads)
 
     def ranked_layers(self, base: Path) -> list[int]:
         """All layers, those first without which most is accepted."""
@@ -259,7 +257,7 @@ def search(
     space: Space,
     tell: Tell,
     *,
-    extra_bufts: bool,
+    way: Way,
     effort: Effort = SEARCH,
     only: Recipe | None = None,
     run: Run = run_child,
@@ -272,9 +270,7 @@ def search(
     if only is not None:
         space = Space()
     recipes = len(space.quants) + bool(space.n_vocab) + (1 + len(SHARES_DROPPED)) * space.finds_layers
-    state = _Search(
-        parent, subject, extra_bufts, effort, tell, run, n_steps=1 + recipes + bool(space.dropped) + bool(only)
-    )
+    state = _Search(parent, subject, way, effort, tell, run, n_steps=1 + recipes + bool(space.dropped) + bool(only))
     with _tidy(state):
         best = first = state.look_at_parent()
         if only is not None and state.attempt(only) is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.errors import ConfigError
-from specllama.llama_plan import LoadOptions
+from specllama.llama_plan import LoadOptions, LoadPlan
 
 # A tensor type with less than this share of the weights changes nothing that could be measured.
 LEAST_SHARE = 0.05
@@ -38,8 +38,8 @@ class KernelPath:
     placed: tuple[tuple[str, str], ...] = ()  # (tensor type, extra buffer type); the first that fits counts
 
     @classmethod
-    def of(cls, options: LoadOptions) -> KernelPath:
-        """The path that a model loaded so takes."""
+    def of(cls, options: LoadOptions | LoadPlan) -> KernelPath:
+        """The path that a model takes which is loaded so."""
         return cls(options.use_extra_bufts, options.placed)
 
     def applied(self, options: LoadOptions) -> LoadOptions:

@@ -62,6 +62,8 @@ class LoadPlan:
     n_gpu_layers: int  # the output layer counts as one
     max_block: int
     use_mmap: bool
+    use_extra_bufts: bool
+    placed: tuple[tuple[str, str], ...]
     need: MemoryNeed
     warnings: tuple[str, ...]
 
@@ -96,6 +98,8 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         n_gpu_layers=n_gpu_layers,
         max_block=min(options.max_block, n_batch),
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
+        use_extra_bufts=options.use_extra_bufts,
+        placed=options.placed,
         need=need,
         warnings=_warnings(header, options, gpu, n_ctx),
     )

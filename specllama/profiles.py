@@ -16,12 +16,13 @@ from specllama import storage
 from specllama.calibration import PRIORS, Prior
 from specllama.cpu import this_cpu
 from specllama.errors import ConfigError, ReportError
+from specllama.kernel_path import KernelPath
 from specllama.llama import LoadOptions, build_info
 from specllama.llama_plan import physical_cores
 from specllama.reports import from_plain, parsed
 from specllama.tuning import LEAST_RATE, LOOKUP, MODEL, CostProfile
 
-VERSION = 2  # of the file; another one is not read
+VERSION = 3  # of the file; another one is not read
 
 # Of the load options, those that change what a pass costs. The kernel path is not among them: it is what tuning finds.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
@@ -54,8 +55,8 @@ class Profile:
 
     made: str  # UTC, ISO 8601
     quick: bool
-    target_extra_bufts: bool  # the kernel paths: let llama.cpp rearrange the weights
-    draft_extra_bufts: bool
+    target_path: KernelPath
+    draft_path: KernelPath
     step_s: float  # T(1)
     costs: CostProfile
     classes: tuple[ClassFigures, ...]  # empty where there is no draft
@@ -85,8 +86,8 @@ class Profile:
         return {
             "made": self.made,
             "quick": self.quick,
-            "target_extra_bufts": self.target_extra_bufts,
-            "draft_extra_bufts": self.draft_extra_bufts,
+            "target_path": self.target_path.to_json(),
+            "draft_path": self.draft_path.to_json(),
             "step_s": self.step_s,
             "costs": self.costs.to_json(),
             "classes": [asdict(each) for each in self.classes],
@@ -101,15 +102,15 @@ class Profile:
             return cls(
                 made=str(data["made"]),
                 quick=bool(data["quick"]),
-                target_extra_bufts=bool(data["target_extra_bufts"]),
-                draft_extra_bufts=bool(data["draft_extra_bufts"]),
+                target_path=KernelPath.from_json(data["target_path"]),
+                draft_path=KernelPath.from_json(data["draft_path"]),
                 step_s=float(data["step_s"]),
                 costs=CostProfile.from_json(data["costs"]),
                 classes=tuple(from_plain(ClassFigures, each) for each in data["classes"]),
                 threads=None if data["threads"] is None else from_plain(Threads, data["threads"]),
                 derived=None if data["derived"] is None else Path(data["derived"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError, ConfigError) as error:
             raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None
 
 

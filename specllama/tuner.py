@@ -6,7 +6,8 @@ A child for each way, because a build can die of a kernel path, and because weig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,9 +16,11 @@ from statistics import fmean
 from specllama import traces
 from specllama.children import Tell
 from specllama.errors import BackendError, SpecllamaError
+from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.traces import Answer, Trace
-from specllama.tuner_child import Job, Measured, run_child
+from specllama.tuner_child import Job, Measured, Way, run_child
+from specllama.tuner_paths import MOST_PATHS, Paths, split
 from specllama.tuning import CostProfile, Points
 
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
@@ -29,8 +32,11 @@ PATH_MARGIN = 1.03
 # measured one after the other cannot be compared.
 MOST_DRIFT = 1.1
 
-# Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it.
+# Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it; and what a way
+# gets that is only looked at to find the best few.
 VARIANT_SHARE = 0.25
+COARSE_SHARE = 0.25
+COARSE_ROWS = (1, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +54,17 @@ THOROUGH = Effort(seconds=30.0, n_visits=2, n_tokens=96)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One kernel path, that is one layout of the weights, as one or more children measured it."""
+    """One way of loading the pair, as one or more children measured it."""
 
-    extra_bufts: bool
+    way: Way
     step_s: float  # T(1), in the fastest visit
     verify: Points | None  # in units of T(1) in the same visit: a machine that is slow for a while does not matter
     draft: Points
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        way = {"target": self.way.target.to_json(), "draft": self.way.draft.to_json()}
+        return {**way, "step_s": self.step_s, "verify": self.verify, "draft_passes": self.draft}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +102,18 @@ def _mean_points(several: Sequence[Points]) -> Points:
     return tuple((points[0][0], fmean(cost for _, cost in points)) for points in zip(*several, strict=True))
 
 
-def _merged(extra_bufts: bool, visits: Sequence[Measured]) -> Layout:
-    """What several children found about one path."""
+def _merged(way: Way, visits: Sequence[Measured]) -> Layout:
+    """What several children found about one way."""
     # Both were measured in the same rounds, so the first point of one is the unit of the other.
     units = [each.verify[0][1] if each.verify else each.step_s for each in visits]
     curves = [_scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
     drafts = [_scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
     step_s = min(each.step_s for each in visits)
-    return Layout(extra_bufts, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
+    return Layout(way, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
 
 
-def _schedule(ways: Sequence[bool], n_visits: int) -> list[tuple[bool, bool]]:
-    """(path, whether it is only a check) of every child, in turn; the first path is seen twice if others are at all."""
+def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
+    """(way, whether it is only a check) of every child, in turn; the first way is seen twice if others are at all."""
     turns = [(way, False) for _ in range(n_visits) for way in ways]
     return [*turns, (ways[0], True)] if len(ways) > 1 and n_visits == 1 else turns
 
@@ -110,107 +121,151 @@ def _schedule(ways: Sequence[bool], n_visits: int) -> list[tuple[bool, bool]]:
 class _Visits:
     """What the children told so far."""
 
-    def __init__(self, ways: Sequence[bool], run: Run) -> None:
+    def __init__(
+        self, run: Run, threads: Threads | None = None, failures: Mapping[Way, SpecllamaError] | None = None
+    ) -> None:
         self._run = run
-        self.by_way: dict[bool, list[Measured]] = {way: [] for way in ways}
-        self.failures: dict[bool, SpecllamaError] = {}
+        self.by_way: dict[Way, list[Measured]] = {}
+        self.failures = dict(failures or {})
+        self._divided: set[Way] = set()  # failed, but each of its two paths got a chance of its own
         self.traces: tuple[Trace, ...] = ()
         self.answers: tuple[Answer, ...] = ()
-        self.threads: Threads | None = None
+        self.threads = threads
         self.fastest = math.inf
 
-    def visit(self, job: Job, tell: Tell) -> None:
+    def tour(self, ways: Sequence[Way], n_visits: int, job: Job, tell: Tell) -> None:
+        """Visit every way in turn; the first one is the default."""
+        turns = deque(_schedule(ways, n_visits))
+        n_done = 0
+        while turns:
+            n_all = n_done + len(turns)
+            way, checks = turns.popleft()
+            if way not in self.failures and way not in self._divided:
+                n_tokens = 0 if self.traces or checks else job.n_tokens
+                at = n_done / n_all, 1.0 / n_all
+                self._visit(
+                    replace(job, way=way, n_tokens=n_tokens, checks=checks),
+                    lambda what, share, at=at: tell(what, at[0] + at[1] * share),  # type: ignore[misc]
+                )
+                if way in self.failures and (parts := split(way, ways[0])):
+                    del self.failures[way]
+                    self._divided.add(way)
+                    turns.extend((part, False) for part in parts for _ in range(n_visits))
+            n_done += 1
+
+    def _visit(self, job: Job, tell: Tell) -> None:
         """One child more."""
         try:
             found = self._run(replace(job, threads=self.threads, most_step_s=self.fastest * SLOWEST_PLAIN), tell)
         except SpecllamaError as error:
-            self.failures[job.extra_bufts] = error
+            self.failures[job.way] = error
             return
-        self.by_way[job.extra_bufts].append(found)
+        self.by_way.setdefault(job.way, []).append(found)
         self.traces, self.answers = self.traces or found.traces, self.answers or found.answers
         self.threads = self.threads or found.threads
         self.fastest = min(self.fastest, found.step_s)
 
     @property
-    def working(self) -> dict[bool, list[Measured]]:
-        """Of every path that can be used."""
-        return {way: found for way, found in self.by_way.items() if found and way not in self.failures}
+    def layouts(self) -> list[Layout]:
+        """Every way that can be used. Raises BackendError if none can."""
+        merged = [_merged(way, found) for way, found in self.by_way.items() if way not in self.failures]
+        if not any(layout.verify for layout in merged):
+            raise next(iter(self.failures.values()), BackendError("nothing could be measured"))
+        return merged
 
     @property
     def drift(self) -> float:
-        """By how much visits of the same path differ."""
-        steps = [[each.step_s for each in found] for found in self.by_way.values() if found]
+        """By how much visits of the same way differ."""
+        steps = [[each.step_s for each in found] for found in self.by_way.values()]
         return max(max(each) / min(each) for each in steps)
 
 
 Run = Callable[[Job, Tell], Measured]
 
 
-def measure(
-    subject: Subject,
-    ways: Sequence[bool],
-    effort: Effort,
-    tell: Tell,
-    run: Run = run_child,
-    *,
-    variants: Sequence[Path] = (),
-) -> Findings:
-    """Measure every path of `ways` (values of use_extra_bufts, the default first), then each of the `variants`.
+def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run = run_child) -> Findings:
+    """Measure every path of target and draft, or the best few of many, then the variants of the draft.
 
-    Variants are files that could be used instead of the subject's draft. Raises BackendError if no path works.
+    Raises BackendError if no path works.
     """
-    visits = _Visits(ways, run)
-    schedule = _schedule(ways, effort.n_visits)
-    n_ways = len(ways) if effort.n_visits > 1 else 1  # of every variant; in a hurry the default path alone
-    n_all = len(schedule) + VARIANT_SHARE * len(variants) * n_ways
+    visits = _Visits(run)
+    failures = [f"kernel paths by tensor type: {paths.failure}"] if paths.failure else []
+    if effort.n_visits == 1:  # in a hurry
+        paths = replace(paths.head(2), variants=paths.head(1).variants)
+    n_coarse = COARSE_SHARE * len(paths.ways) if len(paths.ways) > MOST_PATHS else 0.0
+    n_full = effort.n_visits * min(len(paths.ways), MOST_PATHS)
+    each_variant = [VARIANT_SHARE * len(several) for _, several in paths.head(MOST_PATHS).variants]
+    n_all = n_coarse + n_full + sum(each_variant)
 
-    def telling(n_before: float, share_of: float = 1.0) -> Tell:
+    def telling(n_before: float, share_of: float) -> Tell:
         return lambda what, share: tell(what, (n_before + share_of * share) / n_all)
 
-    for i, (way, checks) in enumerate(schedule):
-        if way not in visits.failures:
-            n_tokens = 0 if visits.traces or checks else effort.n_tokens
-            visits.visit(Job(subject, way, effort.seconds, n_tokens, checks=checks), telling(i))
-    merged = [_merged(way, found) for way, found in visits.working.items()]
-    if not any(layout.verify for layout in merged):
-        raise next(iter(visits.failures.values()), BackendError("nothing could be measured"))
-    failures = [f"{path_name(way)}: {error}" for way, error in visits.failures.items()]
+    if n_coarse:
+        job = Job(subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS)
+        visits.tour(paths.ways, 1, job, telling(0, n_coarse))
+        paths = _shortlist(paths, visits)
+        visits = _Visits(run, visits.threads, visits.failures)
+    job = Job(subject, paths.ways[0], effort.seconds, effort.n_tokens)
+    visits.tour(paths.ways, effort.n_visits, job, telling(n_coarse, n_full))
+    layouts = visits.layouts
+    failures += [f"{way.name}: {error}" for way, error in visits.failures.items()]
     found: list[Variant] = []
-    for i, path in enumerate(variants):
-        at = telling(len(schedule) + VARIANT_SHARE * n_ways * i, VARIANT_SHARE * n_ways)
+    for i, (path, several) in enumerate(paths.head(MOST_PATHS).variants):
+        at = telling(n_coarse + n_full + sum(each_variant[:i]), each_variant[i])
         try:
-            found.append(_measure_variant(replace(subject, draft=path), merged[:n_ways], visits, effort, at, run))
+            found.append(_measure_variant(replace(subject, draft=path), several, layouts[0], visits, effort, at, run))
         except SpecllamaError as error:
             failures.append(f"{path.stem}: {error}")
-    return Findings(tuple(merged), visits.traces, tuple(failures), visits.drift, tuple(found), visits.threads)
+    return Findings(tuple(layouts), visits.traces, tuple(failures), visits.drift, tuple(found), visits.threads)
+
+
+def _shortlist(paths: Paths, visits: _Visits) -> Paths:
+    """The paths that were best in a coarse comparison; the first ones where the machine was too busy for one."""
+    layouts = visits.layouts
+    if visits.drift > MOST_DRIFT:
+        working = Paths(
+            tuple(path for path in paths.target if any(path == layout.way.target for layout in layouts)),
+            tuple(path for path in paths.draft if any(path == layout.way.draft for layout in layouts)),
+        )
+        return replace(working.head(MOST_PATHS), variants=paths.variants)
+
+    def price(layout: Layout) -> float:
+        """The usual time of the target's passes."""
+        assert layout.verify is not None
+        return layout.step_s * math.exp(fmean(math.log(cost) for _, cost in layout.verify))
+
+    targets = _first({layout.way.target: price(layout) for layout in reversed(layouts) if layout.verify})
+    prices = {layout.way.draft: layout.step_s * layout.draft[0][1] for layout in reversed(layouts) if layout.draft}
+    return Paths(targets, _first(prices) or paths.draft[:1], paths.variants)
+
+
+def _first(prices: Mapping[KernelPath, float]) -> tuple[KernelPath, ...]:
+    """The default, where it can be used, and the cheapest others."""
+    ranked = sorted(prices, key=lambda path: (path != DEFAULT, prices[path]))
+    return tuple(ranked[:MOST_PATHS])
 
 
 def _measure_variant(
-    subject: Subject, layouts: Sequence[Layout], visits: _Visits, effort: Effort, tell: Tell, run: Run
+    subject: Subject,
+    several: Sequence[KernelPath],
+    target: Layout,
+    visits: _Visits,
+    effort: Effort,
+    tell: Tell,
+    run: Run,
 ) -> Variant:
-    """A draft on every path, judged by what the target said before."""
+    """A draft on every path of its own, judged by what the target said before."""
     assert subject.draft is not None
     found, recorded = list[Layout](), tuple[Trace, ...]()
-    for i, layout in enumerate(layouts):
-        job = Job(
-            subject,
-            layout.extra_bufts,
-            VARIANT_SHARE * effort.seconds,
-            0,
-            answers=() if recorded else visits.answers,
-            rows=(1,),
-            threads=visits.threads,
-        )
-        measured = run(job, lambda what, share, i=i: tell(what, (i + share) / len(layouts)))  # type: ignore[misc]
+    for i, path in enumerate(several):
+        way = replace(target.way, draft=path)
+        answers = () if recorded else visits.answers
+        job = Job(subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads)
+        measured = run(job, lambda what, share, i=i: tell(what, (i + share) / len(several)))  # type: ignore[misc]
         recorded = recorded or measured.traces
         # In units of T(1) in the same rounds: it does not matter how fast the machine was then.
-        found.append(replace(_merged(layout.extra_bufts, [measured]), step_s=layout.step_s, verify=None))
+        found.append(replace(_merged(way, [measured]), step_s=target.step_s, verify=None))
     return Variant(subject.draft, tuple(found), recorded)
-
-
-def path_name(extra_bufts: bool) -> str:
-    """What people call a kernel path."""
-    return "rearranged weights" if extra_bufts else "weights as in the file"
 
 
 def _costs(target: Layout, draft: Layout) -> CostProfile:
@@ -252,15 +307,15 @@ def choose(found: Findings, *, quick: bool) -> Profile:
     usable = [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest] or measured
     best: Profile | None = None
     best_score = 0.0
-    for derived, drafts, recorded in _drafts(found, {layout.extra_bufts for layout in layouts}):
+    for derived, drafts, recorded in _drafts(found):
         draft = _cheapest_draft(drafts)
         for target in usable:
             costs = _costs(target, draft)
             profile = Profile(
                 made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 quick=quick,
-                target_extra_bufts=target.extra_bufts,
-                draft_extra_bufts=draft.extra_bufts,
+                target_path=target.way.target,
+                draft_path=draft.way.draft,
                 step_s=target.step_s,
                 costs=costs,
                 classes=figures(recorded, costs, target.step_s / fastest),
@@ -274,20 +329,19 @@ def choose(found: Findings, *, quick: bool) -> Profile:
     return best
 
 
-def _drafts(found: Findings, ways: set[bool]) -> list[tuple[Path | None, Sequence[Layout], Sequence[Trace]]]:
+def _drafts(found: Findings) -> list[tuple[Path | None, Sequence[Layout], Sequence[Trace]]]:
     """(file, its layouts, its traces) of every draft, that of the subject first."""
     several = [(variant.path, variant.layouts, variant.traces) for variant in found.variants]
     return [
-        (path, own, recorded)
+        (path, layouts if found.comparable else layouts[:1], recorded)
         for path, layouts, recorded in [(None, found.layouts, found.traces), *several]
-        if (own := [layout for layout in layouts if layout.extra_bufts in ways])
     ]
 
 
 def variant_figures(found: Findings, profile: Profile) -> list[tuple[str, float, float]]:
     """(name, c, geometric mean of the classes' speeds) of every derived draft on the profile's path of the target."""
     told = []
-    target = next(layout for layout in found.layouts if layout.extra_bufts == profile.target_extra_bufts)
+    target = next(layout for layout in found.layouts if layout.way.target == profile.target_path and layout.verify)
     for variant in found.variants:
         costs = _costs(target, _cheapest_draft(variant.layouts))
         told.append((variant.path.stem, costs.draft_cost(), mean_speed(figures(variant.traces, costs))))

@@ -14,6 +14,7 @@ from specllama.children import Tell
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.errors import PromptError
+from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices
 from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
@@ -31,11 +32,26 @@ N_VERIFIED = 5  # rows of the pass by which threads for blocks are judged
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """A way of loading a pair: the kernel paths of both."""
+
+    target: KernelPath = DEFAULT
+    draft: KernelPath = DEFAULT
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        if self.target == self.draft:
+            return self.target.name
+        return f"{self.target.name} for the target, {self.draft.name} for the draft"
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What one child does."""
 
     subject: Subject
-    extra_bufts: bool  # of target and draft
+    way: Way
     seconds: float
     n_tokens: int  # of an answer to every prompt, for traces; 0 = none are wanted
     most_step_s: float = math.inf  # a target whose T(1) is longer is out: nothing more of it is measured
@@ -201,18 +217,18 @@ def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:
 def open_draft(job: Job, path: Path) -> LlamaModel:
     """Load a draft as the job wants it. Raises what `llama.load` raises."""
     assert job.subject.draft_options is not None
-    return _open(job, path, job.subject.draft_options)
+    return _open(path, job.subject.draft_options, job.way.draft)
 
 
-def _open(job: Job, path: Path, options: LoadOptions) -> LlamaModel:
-    wish = replace(options, n_ctx=N_CTX, use_extra_bufts=job.extra_bufts)
+def _open(path: Path, options: LoadOptions, kernels: KernelPath) -> LlamaModel:
+    wish = replace(kernels.applied(options), n_ctx=N_CTX)
     return llama.load(path, replace(wish, max_block=max(VERIFY_ROWS)))
 
 
 def load(job: Job) -> Bench:
     """Load what the job is about. Raises what `llama.load` raises."""
     subject = job.subject
-    target = _open(job, subject.target, subject.target_options)
+    target = _open(subject.target, subject.target_options, job.way.target)
     return Bench(job, target, None if subject.draft is None else open_draft(job, subject.draft))
 
 

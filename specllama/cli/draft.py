@@ -27,10 +27,12 @@ from specllama.derive_layers import check_dropped, refuse_undroppable
 from specllama.derive_search import Outcome, Space
 from specllama.drafts import Derived
 from specllama.errors import ConfigError, UsageError
+from specllama.kernel_path import KernelPath
 from specllama.llama import Header
 from specllama.llama_quantize import QUANTS
 from specllama.pairs import load_catalog
 from specllama.storage import meant, only_one, size_text
+from specllama.tuner_child import Way
 from specllama.tuning import N_MAX
 
 app = typer.Typer(
@@ -234,6 +236,7 @@ def _search(
     hardware = HardwareOptions(threads=options.threads)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
     loading.require_fit(setup, output)
+    path = KernelPath.of(setup.target_options)
     with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output) as status:
         drafts.sweep()
         found = derive_search.search(
@@ -241,7 +244,7 @@ def _search(
             setup.subject,
             derive_search.everything(parent) if space == Space() else space,
             status.show,
-            extra_bufts=setup.target_options.use_extra_bufts,
+            way=Way(path, path),
             effort=derive_search.QUICK if options.quick else derive_search.SEARCH,
             only=only,
         )

@@ -16,6 +16,7 @@ from specllama.cli.status import StatusLine
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.errors import ConfigError, MemoryShort, UsageError
+from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
 from specllama.model_types import Model, PairDefaults
@@ -170,16 +171,16 @@ class Setup:
         """
         assert self.draft is not None
         hardware, profile = self.hardware, self.profile
+        path = KernelPath.of(self.target_options) if profile is None else profile.draft_path
         tuned = profile.threads.draft if profile is not None and profile.threads is not None else None
         return replace(
-            self.target_options,
+            path.applied(self.target_options),
             n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
             n_threads=hardware.threads_draft or hardware.threads or tuned,
             n_threads_batch=hardware.threads_batch_draft or hardware.threads_draft or hardware.threads_batch or tuned,
             n_gpu_layers=_layers(hardware.gpu_layers_draft),
             type_k=hardware.cache_type_k_draft,
             type_v=hardware.cache_type_v_draft,
-            use_extra_bufts=self.target_options.use_extra_bufts if profile is None else profile.draft_extra_bufts,
             max_block=1 if profile is None else PROBE_TOKENS,  # a probe looks at many rows at once
         )
 
@@ -231,6 +232,10 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     profile = found.profile
     if profile is None:
         return replace(setup, stale=found.stale)
+    if reason := _out_of_reach(profile):
+        return replace(setup, stale=reason)
+    if not setup.target_options.use_extra_bufts:  # the build crashes on them, which was told
+        profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
     if profile.derived is not None and draft is not None:  # the costs are those of this one
         draft = File(llama.header(profile.derived), storage.known_checksum(profile.derived), "derived")
@@ -238,14 +243,21 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
         # A draft that could not pay if all of it were accepted is not worth the memory either.
         draft = draft if profile.draft_can_pay else None
         strategy = "lookup" if draft is None else "chain"
-    options = replace(
-        setup.target_options,
-        use_extra_bufts=setup.target_options.use_extra_bufts and profile.target_extra_bufts,
-        max_block=LONGEST_AUTO + 1,
-    )
+    options = replace(profile.target_path.applied(setup.target_options), max_block=LONGEST_AUTO + 1)
     if profile.threads is not None:
         options = replace(options, n_threads=profile.threads.decode, n_threads_batch=profile.threads.verify)
     return replace(setup, draft=draft, target_options=options, strategy=strategy, n_max=LONGEST_AUTO, profile=profile)
+
+
+def _out_of_reach(profile: Profile) -> str:
+    """Why the profile's kernel paths cannot be set here; empty where they can."""
+    wanted = {buffer for path in (profile.target_path, profile.draft_path) for _, buffer in path.placed}
+    build = llama.build_info()
+    if missing := sorted(wanted - set(build.extra_buffer_types)):
+        return f"it keeps weights in {' and '.join(missing)}, which this llama.cpp does not have here"
+    if wanted and any(device.is_gpu for device in build.devices):
+        return "it places weights by their type, as no GPU allows, and there is one now"
+    return ""
 
 
 def _usable_buffers(output: Output) -> bool:

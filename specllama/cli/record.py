@@ -11,6 +11,7 @@ import numpy as np
 import specllama
 from specllama.cli.loading import File, Models, Setup
 from specllama.events import Event, Finished, Notice, StepEvent
+from specllama.kernel_path import KernelPath
 from specllama.llama import BuildInfo, LlamaModel, build_info
 from specllama.stats import SpecStats
 from specllama.text import TextStream
@@ -49,6 +50,7 @@ def describe_model(file: File, model: LlamaModel) -> dict[str, object]:
         "n_threads": model.plan.n_threads,
         "n_threads_batch": model.plan.n_threads_batch,
         "n_gpu_layers": model.plan.n_gpu_layers,
+        "kernel_path": KernelPath.of(model.plan).name,
     }
 
 

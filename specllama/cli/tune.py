@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, llama, profiles, tuner
+from specllama import drafts, profiles, tuner, tuner_paths
 from specllama.cli import loading
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
@@ -53,7 +53,8 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
     variants = [path for path in variants if path.resolve() != subject.draft]
     with StatusLine(output) as status:
-        found = tuner.measure(subject, _ways(setup), effort, status.show, variants=variants)
+        status.show("asking for kernel paths", 0.0)
+        found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)
     for failure in found.failures:
         output.warn(f"not everything could be measured: {failure}")
     if not found.comparable:
@@ -73,9 +74,14 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         compared = [
             {"name": name, "cost": cost, "speed": speed} for name, cost, speed in tuner.variant_figures(found, profile)
         ]
-        output.data({**facts, "derived_drafts": compared, "failures": found.failures, "drift": found.drift})
+        paths = [layout.to_json() for layout in found.layouts]
+        told = {"kernel_paths": paths, "derived_drafts": compared, "failures": found.failures, "drift": found.drift}
+        output.data({**facts, **told})
     else:
         show(output, profile)
+        if output.verbose:
+            for layout in found.layouts:
+                output.line(_measured(layout))
         for sentence in _compared(found, profile):
             output.line(sentence)
         if place is not None:
@@ -84,11 +90,13 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         raise SpecllamaError(problem, hint="make room and make it writable, or set XDG_STATE_HOME; then tune again")
 
 
-def _ways(setup: loading.Setup) -> list[bool]:
-    """The kernel paths that this build has, the default first."""
-    if not setup.target_options.use_extra_bufts:
-        return [False]
-    return [True, False] if llama.build_info().extra_buffer_types else [True]
+def _measured(layout: tuner.Layout) -> str:
+    """What a pair of kernel paths came to."""
+    told = f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms"
+    if layout.verify is None:
+        return f"{told}, too slow to be the target's"
+    cost_of = dict(layout.verify)
+    return told + "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
 
 
 def _compared(found: tuner.Findings, profile: Profile) -> list[str]:
@@ -149,8 +157,10 @@ def findings(profile: Profile) -> list[str]:
     if profile.classes:
         found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass.")
         found.append(_expected(profile))
-    target, draft = tuner.path_name(profile.target_extra_bufts), tuner.path_name(profile.draft_extra_bufts)
-    found.append(f"Fastest layout: {target}" + (f" for the target, {draft} for the draft." if profile.classes else "."))
+    paths = profile.target_path.name
+    if profile.classes:
+        paths += f" for the target, {profile.draft_path.name} for the draft"
+    found.append(f"Kernel path: {paths}.")
     if (threads := profile.threads) is not None:
         several = f"{threads.decode} for one token of the target, {threads.verify} for several"
         found.append(f"Threads: {several}" + (f", {threads.draft} for the draft." if profile.classes else "."))

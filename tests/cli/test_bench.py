@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,13 @@ import pytest
 from specllama import bench as core
 from specllama import bench_plots, machine
 from specllama.bench_types import ALL, BenchReport
+from specllama.cli.bench_models import _profile_for
 from specllama.cli.bench_view import main_table
 from specllama.errors import UsageError
+from specllama.kernel_path import DEFAULT, KernelPath
+from specllama.llama import LoadOptions
+from specllama.profiles import Profile
+from specllama.tuning import CostProfile
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report
 from tests.cli.conftest import Pair, Result, Terminal, record_of
@@ -55,6 +61,27 @@ def table_of(text: str) -> list[list[str]]:
     """The cells of the first Markdown table, without its rule."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| --")]
+
+
+def test_a_profiles_kernel_path_is_for_the_draft_that_it_was_found_for() -> None:
+    """Another draft in the same sweep loaded with orders for weights that it does not have, which is an error."""
+    path = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
+    profile = Profile(
+        made="", quick=True, target_path=DEFAULT, draft_path=path, step_s=1.0, classes=(),
+        costs=CostProfile(verify=((1, 1.0),), draft=((1, 1.0),)),
+    )  # fmt: skip
+    own, other, derived = (SimpleNamespace(path=Path(name)) for name in ("own", "other", "derived"))
+    first: Any = SimpleNamespace(draft=own, target_options=LoadOptions())
+
+    def path_for(file: Any, of: Profile) -> KernelPath:
+        found = _profile_for(file, first, of)
+        assert found is not None
+        return found.draft_path
+
+    assert (path_for(own, profile), path_for(other, profile), path_for(None, profile)) == (path, DEFAULT, path)
+    of_derived = replace(profile, derived=Path("derived"))
+    assert (path_for(own, of_derived), path_for(derived, of_derived)) == (DEFAULT, path)
+    assert _profile_for(own, first, None) is None  # type: ignore[arg-type]
 
 
 def test_one_table_and_one_verdict_in_words(specllama: Run, args: list[str]) -> None:

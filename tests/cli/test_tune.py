@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from specllama import llama, profiles, tuner
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.profiles import ClassFigures, Profile, Subject
 from specllama.tuning import PROBE_TOKENS, CostProfile
@@ -29,8 +30,8 @@ DEAR = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 8.0)), draft=((1, 1.5), (2,
 PROFILE = Profile(
     made="2026-01-02T03:04:05+00:00",
     quick=False,
-    target_extra_bufts=False,
-    draft_extra_bufts=True,
+    target_path=AS_IN_FILE,
+    draft_path=DEFAULT,
     step_s=0.04,
     costs=CHEAP,
     classes=(ClassFigures("code", True, 0.9, 0.9, 5, 1.6), ClassFigures("story", False, 0.7, 0.7, 2, 1.2)),
@@ -60,6 +61,7 @@ def test_tuning_leaves_a_profile_that_the_next_answer_uses(specllama: Run, byte_
     assert told.code == 0, told.err
     assert [line.split("\t")[:2] for line in told.out.splitlines()[:2]] == [["code", "default"], ["code", "0"]]
     assert "A pass over one token takes " in told.out
+    assert "Kernel path: rearranged weights for the target, rearranged weights for the draft." in told.out
     assert "kept for `run` and `chat` in " in told.err
     used = specllama("run", *byte_pair.options, "hi", "-n", "3")
     assert used.err.startswith("tuned 20")
@@ -74,6 +76,7 @@ def test_the_json_of_tuning_is_the_profile(specllama: Run, byte_pair: Pair) -> N
     kept = json.loads(Path(facts["path"]).read_text())
     assert Profile.from_json(facts["profile"]) == Profile.from_json(kept["profile"])
     assert facts["failures"] == []
+    assert [path["target"]["name"] for path in facts["kernel_paths"]] == ["rearranged weights"]  # F32 has one alone
 
 
 def test_what_was_measured_is_shown_where_it_cannot_be_kept(
@@ -161,6 +164,30 @@ def test_the_profiles_kernel_paths_are_loaded(
     target, draft = loaded
     assert (target.use_extra_bufts, draft.use_extra_bufts) == (False, True)
     assert (target.max_block, draft.max_block) == (17, PROBE_TOKENS)
+
+
+def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
+) -> None:
+    """An answer that fails, or costs of AMX steering what runs without it, and nobody is told."""
+    keep(replace(PROFILE, draft_path=KernelPath(placed=(("q4_K", "NO_SUCH_BUFFER"),))))
+    reason = "it keeps weights in NO_SUCH_BUFFER, which this llama.cpp does not have here"
+    told = specllama("run", *pair.options, *ASK)
+    assert told.code == 0
+    assert f"note: the profile of this pair is not used: {reason}\n" in told.err
+    record = record_of(specllama("run", *pair.options, *ASK, "--json"))
+    assert record["profile"] is None
+    assert {model["kernel_path"] for model in record["models"].values()} == {"rearranged weights"}
+
+
+def test_the_record_names_the_paths_that_were_loaded(
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
+) -> None:
+    """A report that cannot be told from one of another path."""
+    keep(PROFILE)
+    models = record_of(specllama("run", *pair.options, *ASK, "--json"))["models"]
+    assert models["target"]["kernel_path"] == "weights as in the file"
+    assert models["draft"]["kernel_path"] == "rearranged weights"
 
 
 def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

@@ -13,9 +13,12 @@ from specllama.checkup import Level
 from specllama.cli.output import to_json
 from specllama.cpu import Cpu
 from specllama.errors import BackendError, ConfigError
+from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import BuildInfo, Device
 from specllama.pairs import Catalog
 from specllama.probe import ProbeResult, State
+from specllama.profiles import Found, Profile
+from specllama.tuning import CostProfile
 
 CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))
 BUILD = BuildInfo(
@@ -72,6 +75,28 @@ def test_the_fallback_needs_attention_but_is_no_failure() -> None:
     """Prevents: a slow build that nobody ever replaces."""
     finding = checkup.about_decode(ProbeResult(State.FALLBACK, False, "SIGILL", "dies with SIGILL", "build again"))
     assert (finding.level, finding.hint) == (Level.ATTENTION, "build again")
+
+
+def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
+    """Prevents: nobody being able to tell which kernels answer, or why it is slower than after tuning."""
+    profile = Profile(
+        made="2026-01-02T03:04:05+00:00",
+        quick=False,
+        target_path=KernelPath(placed=(("q4_K", "CPU_REPACK"),)),
+        draft_path=AS_IN_FILE,
+        step_s=0.04,
+        costs=CostProfile(verify=((1, 1.0),), draft=((1, 0.2),)),
+        classes=(),
+    )
+    tuned = checkup.about_tuning("coder", Found(profile))
+    assert tuned.level is Level.OK
+    assert tuned.found == (
+        "coder was tuned 2026-01-02; kernel path: rearranged weights, Q4_K in CPU_REPACK for the target, "
+        "weights as in the file for the draft"
+    )
+    for found, words in ((Found(), "coder was not tuned"), (Found(stale="the CPU changed since"), "CPU changed")):
+        finding = checkup.about_tuning("coder", found)
+        assert (finding.level, words in finding.found, "specllama tune" in finding.hint) == (Level.NOTE, True, True)
 
 
 def test_memory_is_held_against_the_default_pair(catalog: Catalog) -> None:

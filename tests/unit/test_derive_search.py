@@ -17,7 +17,7 @@ from specllama.errors import BackendError
 from specllama.llama import Header, LoadOptions
 from specllama.profiles import Subject
 from specllama.traces import Trace
-from specllama.tuner_child import Job, Measured
+from specllama.tuner_child import Job, Measured, Way
 from tests import tiny
 
 CHEAP = ((1, 0.040), (2, 0.042), (4, 0.044), (8, 0.050))
@@ -59,7 +59,7 @@ def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Out
             subject,
             space,
             lambda _what, _share: None,
-            extra_bufts=True,
+            way=Way(),
             run=child,
             **options,  # type: ignore[arg-type]
         )

@@ -12,6 +12,7 @@ import pytest
 from specllama import profiles
 from specllama.calibration import PRIORS
 from specllama.errors import ConfigError
+from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.tuning import CostProfile
@@ -23,8 +24,8 @@ STORY = ClassFigures("story", greedy=False, acceptance=0.6, confidence=0.5, n_ma
 PROFILE = Profile(
     made="2026-01-02T03:04:05+00:00",
     quick=True,
-    target_extra_bufts=False,
-    draft_extra_bufts=True,
+    target_path=AS_IN_FILE,
+    draft_path=KernelPath(placed=(("q4_K", "CPU_REPACK"),)),
     step_s=0.039,
     costs=CHEAP,
     classes=(CODE, STORY),
@@ -76,7 +77,7 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subjec
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"version": 2}', '{"version": 2, "circumstances": {}}', "[" * 100_000]
+    "text", ["", "[]", "{}", '{"version": 3}', '{"version": 3, "circumstances": {}}', "[" * 100_000]
 )
 def test_a_damaged_file_is_no_profile_and_no_error(subject: Subject, text: str) -> None:
     """A traceback at every start because a disk was full once."""
@@ -97,6 +98,8 @@ def test_a_profile_with_impossible_numbers_is_refused() -> None:
     "change",
     [
         {"step_s": 10**400},
+        {"target_path": None},
+        {"draft_path": {"extra_bufts": True, "placed": [["q4_K", ""]]}},
         {"threads": {"decode": "many", "verify": 1, "draft": 1}},
         {"classes": [{"name": "code", "greedy": True, "acceptance": "x", "confidence": 1, "n_max": 1, "speedup": 1}]},
         {"costs": {"verify": [[1, 10**400]], "draft": [[1, 0.1]]}},
@@ -112,7 +115,7 @@ def test_a_profile_with_values_of_other_kinds_is_refused(change: dict[str, objec
 def test_a_profile_of_another_version_is_not_read(subject: Subject) -> None:
     """Numbers that meant something else."""
     path = profiles.save(subject, PROFILE)
-    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
+    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
     assert "measures otherwise" in profiles.find(subject).stale
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from specllama import tuner, tuner_child
+from specllama import tuner, tuner_child, tuner_paths
 from specllama.children import Tell
 from specllama.errors import BackendError, ModelFileError
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.measure import READ_ROWS, VERIFY_ROWS
 from specllama.profiles import Subject, Threads
 from specllama.traces import Trace
 from specllama.tuner import Effort, Findings, Layout, Variant
-from specllama.tuner_child import Job, Measured, run_child
+from specllama.tuner_child import Job, Measured, Way, run_child
+from specllama.tuner_paths import Paths
 from tests import tiny
 
 SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
@@ -28,6 +30,9 @@ SECONDS = ((1, 0.04), (2, 0.05), (4, 0.055), (16, 0.1))  # by rows
 CHEAP = ((1, 1.0), (2, 1.25), (4, 1.4), (16, 2.5))  # in T(1)
 STEEP = ((1, 1.0), (2, 2.0), (4, 4.0), (16, 16.0))
 FAST, SLOW = ((1, 0.2), (2, 0.25)), ((1, 0.75), (2, 1.0))
+ON, OFF = Way(DEFAULT, DEFAULT), Way(AS_IN_FILE, AS_IN_FILE)
+BOTH = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE))
+ONE = Paths()
 EFFORT = Effort(seconds=1.0, n_visits=2, n_tokens=10)
 
 
@@ -48,8 +53,8 @@ def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
         step = 0.04 if len(jobs) < 3 else 0.06
         return Measured(step, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
 
-    found = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
-    assert [job.extra_bufts for job in jobs] == [True, False, True, False]
+    found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
+    assert [job.way for job in jobs] == [ON, OFF, ON, OFF]
     assert [job.n_tokens for job in jobs] == [10, 0, 0, 0]
     assert (found.traces, found.failures) == (TRACES, ())
     assert [layout.step_s for layout in found.layouts] == [0.04, 0.04]
@@ -66,12 +71,12 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
     def run(job: Job, _tell: Tell) -> Measured:
         nonlocal n_runs
         n_runs += 1
-        if job.extra_bufts:
+        if job.way == ON:
             raise BackendError("it died")
         return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
 
-    found = tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run)
-    assert [layout.extra_bufts for layout in found.layouts] == [False]
+    found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
+    assert [layout.way for layout in found.layouts] == [OFF]
     assert found.traces == TRACES
     assert found.failures == ("rearranged weights: it died",)
     assert n_runs == 3
@@ -80,13 +85,13 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
         raise BackendError("it died")
 
     with pytest.raises(BackendError, match="it died"):
-        tuner.measure(SUBJECT, [True, False], EFFORT, _silent, die)
+        tuner.measure(SUBJECT, BOTH, EFFORT, _silent, die)
 
 
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
     """The target's path forced upon the draft, for which it is four times as dear."""
-    profile = tuner.choose(_found(Layout(True, 0.04, CHEAP, SLOW), Layout(False, 0.041, STEEP, FAST)), quick=False)
-    assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (True, False)
+    profile = tuner.choose(_found(Layout(ON, 0.04, CHEAP, SLOW), Layout(OFF, 0.041, STEEP, FAST)), quick=False)
+    assert (profile.target_path, profile.draft_path) == (DEFAULT, AS_IN_FILE)
     assert profile.costs.draft_cost() == pytest.approx(0.2 * 0.041 / 0.04)
     greedy, sampled = profile.classes
     assert (greedy.greedy, greedy.acceptance, sampled.acceptance) == (True, pytest.approx(0.9), pytest.approx(0.8))
@@ -96,26 +101,26 @@ def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
 
 def test_a_path_on_which_plain_decoding_is_slow_is_never_chosen() -> None:
     """Blocks that are cheap only because a single row is dear: whenever drafting pauses, that would be the speed."""
-    profile = tuner.choose(_found(Layout(True, 0.04, STEEP, FAST), Layout(False, 0.08, CHEAP, FAST)), quick=False)
-    assert profile.target_extra_bufts
+    profile = tuner.choose(_found(Layout(ON, 0.04, STEEP, FAST), Layout(OFF, 0.08, CHEAP, FAST)), quick=False)
+    assert profile.target_path == DEFAULT
     assert all(each.speedup == 1.0 and each.n_max == 0 for each in profile.classes)
 
 
 def test_the_default_path_is_left_only_for_a_clear_gain() -> None:
     """Noise of a few percent deciding how models are loaded from now on."""
-    for factor, default in ((0.99, True), (0.8, False)):
-        found = _found(Layout(True, 0.04, CHEAP, FAST), Layout(False, factor * 0.04, CHEAP, FAST))
+    for factor, path in ((0.99, DEFAULT), (0.8, AS_IN_FILE)):
+        found = _found(Layout(ON, 0.04, CHEAP, FAST), Layout(OFF, factor * 0.04, CHEAP, FAST))
         profile = tuner.choose(found, quick=False)
-        assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (default, default)
+        assert (profile.target_path, profile.draft_path) == (path, path)
 
 
 def test_on_a_busy_machine_the_default_path_is_kept() -> None:
     """A path chosen because something else ran while the other one was measured."""
-    layouts = (Layout(True, 0.2, STEEP, SLOW), Layout(False, 0.04, CHEAP, FAST))
+    layouts = (Layout(ON, 0.2, STEEP, SLOW), Layout(OFF, 0.04, CHEAP, FAST))
     profile = tuner.choose(Findings(layouts, TRACES, (), drift=1.2), quick=True)
-    assert (profile.target_extra_bufts, profile.draft_extra_bufts) == (True, True)
+    assert (profile.target_path, profile.draft_path) == (DEFAULT, DEFAULT)
     assert profile.costs.draft_cost() == pytest.approx(0.75)
-    assert tuner.choose(Findings(layouts, TRACES, (), drift=1.05), quick=True).target_extra_bufts is False
+    assert tuner.choose(Findings(layouts, TRACES, (), drift=1.05), quick=True).target_path == AS_IN_FILE
 
 
 def test_one_short_visit_ends_with_a_check_of_the_first_path() -> None:
@@ -127,11 +132,11 @@ def test_one_short_visit_ends_with_a_check_of_the_first_path() -> None:
         return Measured(0.04, None if job.checks else SECONDS, () if job.checks else DRAFT_SECONDS, ())
 
     once = replace(EFFORT, n_visits=1)
-    found = tuner.measure(SUBJECT, [True, False], once, _silent, run)
-    assert [(job.extra_bufts, job.checks) for job in jobs] == [(True, False), (False, False), (True, True)]
+    found = tuner.measure(SUBJECT, BOTH, once, _silent, run)
+    assert [(job.way, job.checks) for job in jobs] == [(ON, False), (OFF, False), (ON, True)]
     assert found.layouts[0].draft[0] == (1, pytest.approx(0.2))
     jobs.clear()
-    tuner.measure(SUBJECT, [True], once, _silent, run)
+    tuner.measure(SUBJECT, ONE, once, _silent, run)
     assert [job.checks for job in jobs] == [False]
 
 
@@ -144,13 +149,13 @@ def _die(_job: Job, _tell: Tell) -> Measured:
 def test_a_child_that_dies_is_an_error_and_not_the_end() -> None:
     """Waiting for ever for a process that is no more."""
     with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
-        run_child(Job(SUBJECT, True, 1.0, 0), _silent, _die)
+        run_child(Job(SUBJECT, ON, 1.0, 0), _silent, _die)
 
 
 def test_a_child_that_cannot_says_why() -> None:
     """'It ended with code 1' where the file is simply not there."""
     with pytest.raises(ModelFileError, match="target"):
-        run_child(Job(SUBJECT, True, 1.0, 0), _silent)
+        run_child(Job(SUBJECT, ON, 1.0, 0), _silent)
 
 
 DERIVED = Path("draft+q4_0.gguf")
@@ -167,10 +172,11 @@ def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> N
         return Measured(0.04, verify, DRAFT_SECONDS, TRACES, ("answers",), threads)  # type: ignore[arg-type]
 
     once = replace(EFFORT, n_visits=1)
-    tuner.measure(SUBJECT, [True, False], EFFORT, _silent, run, variants=[DERIVED])
-    assert [job.extra_bufts for job in jobs if job.subject.draft == DERIVED] == [True, False]
+    paths = (DEFAULT, KernelPath(placed=(("q4_0", "CPU_REPACK"),)))  # its own, since its weights have other types
+    tuner.measure(SUBJECT, replace(BOTH, variants=((DERIVED, paths),)), EFFORT, _silent, run)
+    assert [job.way for job in jobs if job.subject.draft == DERIVED] == [Way(DEFAULT, path) for path in paths]
     jobs.clear()
-    found = tuner.measure(SUBJECT, [True], once, _silent, run, variants=[DERIVED])
+    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, paths),)), once, _silent, run)
     assert [job.subject.draft for job in jobs] == [Path("draft"), DERIVED]
     assert (jobs[0].threads, jobs[0].answers) == (None, ())
     assert (jobs[1].threads, jobs[1].answers, jobs[1].rows) == (threads, ("answers",), (1,))
@@ -188,13 +194,13 @@ def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_los
             raise ModelFileError("it is damaged")
         return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
 
-    found = tuner.measure(SUBJECT, [True], EFFORT, _silent, run, variants=[DERIVED])
+    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, (DEFAULT,)),)), EFFORT, _silent, run)
     assert (found.variants, found.failures) == ((), ("draft+q4_0: it is damaged",))
 
 
 def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
-    published = Layout(True, 0.04, CHEAP, SLOW)
-    variant = Variant(DERIVED, (Layout(True, 0.04, None, points),), TRACES)
+    published = Layout(ON, 0.04, CHEAP, SLOW)
+    variant = Variant(DERIVED, (Layout(ON, 0.04, None, points),), TRACES)
     return replace(_found(published), variants=(variant,), threads=Threads(1, 2, 1))
 
 
@@ -257,7 +263,9 @@ def test_real_children_measure_a_pair(tmp_path: Path) -> None:
     subject = Subject(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
     effort = Effort(seconds=0.2, n_visits=1, n_tokens=4)
-    found = tuner.measure(subject, [True, False], effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
+    paths = tuner_paths.worth_measuring(subject, [])
+    assert (paths.target, paths.draft, paths.failure) == ((DEFAULT,), (DEFAULT,), "")  # nothing of F32 is rearranged
+    found = tuner.measure(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
     assert found.failures == ()
     assert [n for n, _ in found.layouts[0].verify or ()] == list(VERIFY_ROWS)
     assert [n for n, _ in found.layouts[0].draft] == list(READ_ROWS)

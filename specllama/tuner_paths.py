@@ -1,0 +1,82 @@
+"""Which kernel paths of a target and its drafts are worth measuring, and in which pairs: one child loads two models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+from specllama import children, llama
+from specllama.children import Tell
+from specllama.errors import SpecllamaError
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
+from specllama.profiles import Subject
+from specllama.tuner_child import Way
+
+Ask = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]
+
+MOST_PATHS = 3  # of one file that are measured in full; of more, the best few of a coarse comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Of each file, the paths to be measured, the default one first."""
+
+    target: tuple[KernelPath, ...] = (DEFAULT,)
+    draft: tuple[KernelPath, ...] = (DEFAULT,)
+    variants: tuple[tuple[Path, tuple[KernelPath, ...]], ...] = ()  # derived drafts
+    failure: str = ""  # why paths by tensor type are not among them
+
+    @property
+    def ways(self) -> list[Way]:
+        """The paths of target and draft in pairs, each path at least once; the first pair is the default one."""
+        pairs = zip_longest(self.target, self.draft)
+        return [Way(target or self.target[0], draft or self.draft[0]) for target, draft in pairs]
+
+    def head(self, n: int) -> Paths:
+        """The first `n` paths of each file."""
+        short = tuple((path, several[:n]) for path, several in self.variants)
+        return Paths(self.target[:n], self.draft[:n], short, self.failure)
+
+
+def split(way: Way, default: Way) -> list[Way]:
+    """A pair of paths one by one, each beside the other model's default: of a pair that died, which one was it?"""
+    if way.target == default.target or way.draft == default.draft:
+        return []
+    return [Way(way.target, default.draft), Way(default.target, way.draft)]
+
+
+def _ask(files: Sequence[Path], tell: Tell) -> list[tuple[KernelPath, ...]]:
+    """The paths of every file, as llama.cpp says; for a child process."""
+    tell("asking for kernel paths", 0.0)
+    return [candidates(llama.matrices(path), llama.header(path).n_weight_bytes) for path in files]
+
+
+def ask_child(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
+    """The paths of every file. Asked in a child process, because a question that llama.cpp did not expect is fatal."""
+    return children.run(partial(_ask, tuple(files)), lambda _what, _share: None)
+
+
+def worth_measuring(subject: Subject, variants: Sequence[Path], ask: Ask = ask_child) -> Paths:
+    """The paths of all files that this build has, and that the subject's options leave open."""
+    own = [subject.target] if subject.draft is None else [subject.target, subject.draft]
+    several, failure = _several(subject, [*own, *variants], ask)
+    draft = several[1] if len(own) > 1 else several[0][:1]
+    return Paths(several[0], draft, tuple(zip(variants, several[len(own) :], strict=True)), failure)
+
+
+def _several(subject: Subject, files: Sequence[Path], ask: Ask) -> tuple[list[tuple[KernelPath, ...]], str]:
+    build = llama.build_info()
+    if not subject.target_options.use_extra_bufts:
+        return [(AS_IN_FILE,)] * len(files), ""
+    if not build.extra_buffer_types:
+        return [(DEFAULT,)] * len(files), ""
+    whole: list[tuple[KernelPath, ...]] = [(DEFAULT, AS_IN_FILE)] * len(files)
+    if any(device.is_gpu for device in build.devices):
+        return whole, ""  # an order for a tensor type would keep it off the GPU, and out of the memory that it shares
+    try:
+        return ask(files), ""
+    except SpecllamaError as error:
+        return whole, str(error)

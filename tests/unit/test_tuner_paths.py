@@ -1,0 +1,188 @@
+"""Tuning many kernel paths: which are asked for, which are measured in full, and what becomes of one that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import llama, tuner, tuner_paths
+from specllama.children import Tell
+from specllama.errors import BackendError
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.llama import LoadOptions
+from specllama.profiles import Subject
+from specllama.traces import Trace
+from specllama.tuner import Effort
+from specllama.tuner_child import Job, Measured, Way, child
+from specllama.tuner_paths import Paths
+from tests import tiny
+
+SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
+EFFORT = Effort(seconds=1.0, n_visits=2, n_tokens=10)
+TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100),)
+REPACKED = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
+Q6_ALONE, Q4_ALONE = KernelPath(False, (("q6_K", "AMX"),)), KernelPath(False, (("q4_K", "AMX"),))
+MANY = Paths((DEFAULT, AS_IN_FILE, REPACKED, Q6_ALONE, Q4_ALONE), (DEFAULT, AS_IN_FILE))
+WORTH = {DEFAULT: 1.0, AS_IN_FILE: 1.3, REPACKED: 0.7, Q6_ALONE: 1.02, Q4_ALONE: 0.98}  # of a block, by target path
+
+
+def _silent(_what: str, _share: float) -> None:
+    pass
+
+
+def _measured(job: Job, block: float = 1.0) -> Measured:
+    """What a child finds where blocks of the target cost `block` times the usual."""
+    verify = tuple((n, 0.04 * (1 + block * (n - 1) / 8)) for n in job.rows)
+    return Measured(0.04, None if job.checks else verify, ((1, 0.008),), TRACES if job.n_tokens else ())
+
+
+def test_target_and_draft_have_paths_of_their_own_and_each_is_measured() -> None:
+    """The draft measured on the target's tensor types only; or every path of one with every path of the other."""
+    assert MANY.ways == [
+        Way(DEFAULT, DEFAULT),
+        Way(AS_IN_FILE, AS_IN_FILE),
+        Way(REPACKED, DEFAULT),
+        Way(Q6_ALONE, DEFAULT),
+        Way(Q4_ALONE, DEFAULT),
+    ]
+    assert Paths((DEFAULT,), (DEFAULT, REPACKED)).ways == [Way(DEFAULT, DEFAULT), Way(DEFAULT, REPACKED)]
+
+
+def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> None:
+    """Half an hour of tuning because a file has four tensor types; or the best path left out unseen."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        return _measured(job, WORTH[job.way.target])
+
+    shares: list[float] = []
+    found = tuner.measure(SUBJECT, MANY, EFFORT, lambda _what, share: shares.append(share), run)
+    coarse, full = jobs[:6], jobs[6:]
+    assert [job.way for job in coarse] == [*MANY.ways, MANY.ways[0]]
+    assert {job.rows for job in coarse} == {tuner.COARSE_ROWS}
+    assert coarse[-1].checks
+    assert all(job.seconds < EFFORT.seconds and job.n_tokens == 0 for job in coarse)
+    assert [job.way.target for job in full] == [DEFAULT, REPACKED, Q4_ALONE] * 2
+    assert [layout.way.target for layout in found.layouts] == [DEFAULT, REPACKED, Q4_ALONE]
+    profile = tuner.choose(found, quick=False)
+    assert (profile.target_path, profile.draft_path) == (REPACKED, DEFAULT)
+
+
+def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
+    """The one path that was looked at in a quiet moment measured in full, and the others not."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        found = _measured(job, WORTH[job.way.target])
+        return replace(found, step_s=0.06) if job.checks else found
+
+    tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
+    assert [job.way.target for job in jobs[6:]] == [DEFAULT, AS_IN_FILE, REPACKED] * 2
+
+
+def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
+    """`tune --quick` that takes minutes."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        return _measured(job)
+
+    tuner.measure(SUBJECT, MANY, replace(EFFORT, n_visits=1), _silent, run)
+    assert [(job.way, job.checks) for job in jobs] == [(w, False) for w in MANY.ways[:2]] + [(MANY.ways[0], True)]
+
+
+def test_of_a_pair_of_paths_that_dies_each_gets_a_chance_of_its_own() -> None:
+    """A good path of the target given up because the draft's beside it crashes."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        if job.way.draft == AS_IN_FILE:
+            raise BackendError("it died")
+        return _measured(job)
+
+    both = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE))
+    found = tuner.measure(SUBJECT, both, EFFORT, _silent, run)
+    assert [layout.way for layout in found.layouts] == [Way(DEFAULT, DEFAULT), Way(AS_IN_FILE, DEFAULT)]
+    assert found.failures == ("rearranged weights for the target, weights as in the file for the draft: it died",)
+    assert [job.way for job in jobs].count(Way(AS_IN_FILE, AS_IN_FILE)) == 1
+    assert [job.way for job in jobs].count(Way(DEFAULT, AS_IN_FILE)) == 1
+
+
+def test_a_path_that_died_in_the_coarse_look_is_not_visited_again() -> None:
+    """A crash for every visit; or the dead path chosen for what it promised."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        if job.way.target == REPACKED:
+            raise BackendError("it died")
+        return _measured(job, WORTH[job.way.target])
+
+    found = tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
+    assert [job.way.target for job in jobs].count(REPACKED) == 1
+    assert found.failures == (f"{Way(REPACKED, DEFAULT).name}: it died",)
+    assert tuner.choose(found, quick=False).target_path != REPACKED
+
+
+def _abort(files: Sequence[Path], _tell: Tell) -> list[tuple[KernelPath, ...]]:
+    os.kill(os.getpid(), signal.SIGABRT)
+    raise AssertionError(f"it lives, with {files}")
+
+
+def test_a_question_that_kills_the_child_leaves_the_two_plain_paths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tuning that dies of asking what it could tune."""
+    info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=())
+    monkeypatch.setattr(llama, "build_info", lambda: info)
+    monkeypatch.setattr(tuner_paths, "_ask", _abort)
+    paths = tuner_paths.worth_measuring(SUBJECT, [Path("derived")])
+    assert paths.target == paths.draft == (DEFAULT, AS_IN_FILE)
+    assert paths.variants == ((Path("derived"), (DEFAULT, AS_IN_FILE)),)
+    assert f"code {-signal.SIGABRT}" in paths.failure
+    told = tuner.measure(SUBJECT, paths, EFFORT, _silent, lambda job, _tell: _measured(job)).failures
+    assert told == (f"kernel paths by tensor type: {paths.failure}",)
+
+
+def test_what_the_build_or_the_options_rule_out_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights rearranged although the probe saw that crash; or pulled off a GPU."""
+
+    def ask(_files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
+        raise AssertionError("nobody is to be asked")
+
+    info = llama.build_info()
+    without = replace(SUBJECT, target_options=LoadOptions(use_extra_bufts=False))
+    assert tuner_paths.worth_measuring(without, [], ask).ways == [Way(AS_IN_FILE, AS_IN_FILE)]
+    monkeypatch.setattr(llama, "build_info", lambda: replace(info, extra_buffer_types=()))
+    assert tuner_paths.worth_measuring(SUBJECT, [], ask).ways == [Way(DEFAULT, DEFAULT)]
+    gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
+    monkeypatch.setattr(llama, "build_info", lambda: replace(info, extra_buffer_types=("AMX",), devices=(gpu,)))
+    assert tuner_paths.worth_measuring(SUBJECT, [], ask).target == (DEFAULT, AS_IN_FILE)
+
+
+def test_a_placed_path_is_what_a_child_loads(tmp_path: Path) -> None:
+    """A path that is asked for and named, but lost on its way into the child."""
+    kinds = {"ffn_up": "Q4_0", "ffn_down": "IQ4_NL", "output": "Q8_0"}
+    wide = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "n_embd": 64, "n_ff": 512}
+    target = tiny.write_model(tmp_path / "target.gguf", kinds=kinds, **wide)  # type: ignore[arg-type]
+    subject = Subject(target, LoadOptions(n_threads=1))
+    if not all(matrix.fits for matrix in llama.matrices(target) if matrix.kind in ("q4_0", "iq4_nl")):
+        pytest.skip("this CPU, or this build, rearranges no Q4_0 and IQ4_NL weights")
+    paths = tuner_paths.worth_measuring(subject, [], lambda files: tuner_paths._ask(files, _silent))
+    placed = [path for path in paths.target if path.placed]
+    assert {path.placed[0][0] for path in placed} == {"q4_0", "iq4_nl"}
+    assert paths.draft == (DEFAULT,)
+    found = child(Job(subject, Way(placed[0]), 0.05, 0, rows=(1, 4)), _silent)
+    assert [n for n, _ in found.verify or ()] == [1, 4]
+    elsewhere = KernelPath(placed=(("q4_0", "NO_SUCH_BUFFER"),))
+    with pytest.raises(BackendError, match="NO_SUCH_BUFFER"):
+        child(Job(subject, Way(elsewhere), 0.05, 0), _silent)
