@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from specllama import children, drafts, llama
-from specllama.cli import tune
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, record_of
 
@@ -172,7 +171,9 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     specllama: Run, words: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anything between the parts that the stand-ins do not see; a profile that names a draft nobody loads."""
-    from specllama import derive_search, tuner
+    from specllama import derive_search, tuner, tuner_paths
+    from specllama.kernel_path import DEFAULT
+    from specllama.tuner_paths import Paths
 
     monkeypatch.setattr(derive_search, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))
     monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))
@@ -186,7 +187,10 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     facts = json.loads(specllama("draft", "list", "--json").out)
     assert facts["drafts"][0]["measurements"][0]["target"] == "target.gguf"
 
-    monkeypatch.setattr(tune, "_ways", lambda _setup: [False])
+    def one_each(_subject: object, variants: list[Path]) -> Paths:
+        return Paths(variants=tuple((path, (DEFAULT,)) for path in variants))
+
+    monkeypatch.setattr(tuner_paths, "worth_measuring", one_each)
     # Whatever the clock says of models this small, the derived one is to be taken.
     monkeypatch.setattr(tuner, "PATH_MARGIN", 0.0)
     tuned = specllama("tune", *words.options, "--quick")
