@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -115,6 +116,20 @@ class Typist:
         self._next = now + (KEY_S if self._keys else THINK_S)
 
 
+HIDDEN = ' visibility="hidden"'  # an attribute, so that a viewer without CSS knows it, too
+STILL = "@media(prefers-reduced-motion:reduce){g{animation:none!important}}"
+
+
+def stilled(svg: str) -> str:
+    """A film of an earlier version with its last frame showing where nothing plays."""
+    found = re.findall(r"@keyframes (l\d+)\{[^@#]*?([\d.]+)%,100%\{visibility:\w+\}\}", svg)
+    for name, end in found:
+        svg = svg.replace(f"#{name}{{visibility:hidden;", f"#{name}{{", 1)
+        if float(end) < 100.0:
+            svg = svg.replace(f'<g id="{name}">', f'<g id="{name}"{HIDDEN}>', 1)
+    return svg if STILL in svg or not found else svg.replace("</style>", f"{STILL}</style>", 1)
+
+
 Frame = tuple[float, tuple[str, ...]]  # second, lines
 
 
@@ -150,7 +165,11 @@ def record(command: str, n_columns: int, n_lines: int, timeout_s: float, says: l
 
 
 def film(frames: list[Frame], n_columns: int, n_lines: int, title: str) -> str:
-    """The frames as one SVG that plays in a loop; a line that stays is drawn once for as long as it stays."""
+    """The frames as one SVG that plays in a loop; a line that stays is drawn once for as long as it stays.
+
+    Where nothing plays, as in a preview or where its viewer wants no motion, the last frame is there: what is hidden is
+    hidden by itself, and what shows at the end is not.
+    """
     width, height = 2 * MARGIN + n_columns * CELL_W, BAR + n_lines * CELL_H + MARGIN
     total = frames[-1][0] + LAST_FRAME_S
     groups, rules = [], []
@@ -169,10 +188,10 @@ def film(frames: list[Frame], n_columns: int, n_lines: int, title: str) -> str:
             hidden_first = "" if start == 0 else "0%{visibility:hidden}"
             shown = f"{begin:.3f}%{{visibility:visible}}{end:.3f}%,100%{{visibility:hidden}}"
             rules.append(
-                f"@keyframes {name}{{{hidden_first}{shown}}}"
-                f"#{name}{{visibility:hidden;animation:{name} {total:.2f}s step-end infinite}}"
+                f"@keyframes {name}{{{hidden_first}{shown}}}#{name}{{animation:{name} {total:.2f}s step-end infinite}}"
             )
-            groups.append(f'<g id="{name}">{picture}</g>')
+            still = "" if following is None else HIDDEN
+            groups.append(f'<g id="{name}"{still}>{picture}</g>')
     dots = "".join(
         f'<circle cx="{MARGIN + 6 + 18 * i}" cy="17" r="5.5" fill="{fill}"/>'
         for i, fill in enumerate(("#e06c75", "#e5c07b", "#98c379"))
@@ -180,7 +199,7 @@ def film(frames: list[Frame], n_columns: int, n_lines: int, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="{FONT_SIZE}">'
-        f"<style>{''.join(rules)}</style>"
+        f"<style>{''.join(rules)}{STILL if rules else ''}</style>"
         f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>{dots}'
         f'<text x="50%" y="21" text-anchor="middle" fill="#7f8899">{html.escape(title)}</text>'
         f"{''.join(groups)}</svg>\n"

@@ -118,9 +118,13 @@ def about_decode(probed: ProbeResult) -> Finding:
     return Finding("decode", Level.ATTENTION, probed.detail, probed.hint)
 
 
+# Built from a package, llama.cpp asks git for a commit, and git answers for whatever folder that was unpacked in.
+_DIRTY = " (so the build says: of the folder it was made in, -dirty where that had changes; nothing is wrong)"
+
+
 def about_build(build: BuildInfo) -> Finding:
     """Which llama.cpp."""
-    commit = "" if build.commit == "unknown" else f", commit {build.commit}"
+    commit = "" if build.commit == "unknown" else f", commit {build.commit}{_DIRTY * build.commit.endswith('-dirty')}"
     folders = sorted({str(path.parent) for path in build.libraries})
     found = f"llama-cpp-python {build.bindings}, llama.cpp {build.llama_cpp}{commit}, in {', '.join(folders)}"
     return Finding("llama.cpp", Level.OK, found)

@@ -90,8 +90,14 @@ def mapped_rows(target: Tokenizer, draft: Tokenizer) -> tuple[tuple[Row, ...], F
     found = overlap(target, to_target)
     enough = found.used >= _TRIMMED_TOO_FAR
     note = "the draft was trimmed: it spells the other tokens for itself and never proposes them"
+    sizes = f"{target.size:,} tokens", f"{draft.size:,} of them"
+    if kept:
+        vocabulary = Row("vocabulary", Mark.PASS, *sizes, note)
+    else:
+        none = "every token that the draft kept of its parent lies outside the target's vocabulary"
+        vocabulary = Row("vocabulary", Mark.FAIL, sizes[0], "none of them", none, OWN_FAMILY)
     rows = (
-        Row("vocabulary", Mark.PASS, f"{target.size:,} tokens", f"{draft.size:,} of them", note),
+        vocabulary,
         overlap_row(found, Mark.PASS if enough else Mark.WARN, "" if enough else "trim it less: draft make --vocab"),
         _end_row(target, draft, to_target),
     )

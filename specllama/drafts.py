@@ -30,6 +30,13 @@ class Parent:
 
     path: Path
     sha256: str
+    stamp: tuple[int, ...] = ()  # size and time of change (ns) when the sum was computed; empty in older records
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when the file does, in all likelihood."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +85,7 @@ class Derived:
         return {
             "version": _VERSION,
             **facts,
-            "parent": {"path": str(self.parent.path), "sha256": self.parent.sha256},
+            "parent": {**asdict(self.parent), "path": str(self.parent.path)},
         }
 
     @classmethod
@@ -90,7 +97,7 @@ class Derived:
             return cls(
                 path=path,
                 recipe=Recipe.from_json(data["recipe"]),
-                parent=Parent(Path(str(data["parent"]["path"])), str(data["parent"]["sha256"])),
+                parent=_parent(data["parent"]),
                 n_bytes=_size(data["n_bytes"]),
                 sha256=str(data["sha256"]),
                 build=str(data["build"]),
@@ -99,6 +106,11 @@ class Derived:
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError) as error:
             raise ConfigError(f"{path.with_suffix(_RECORD)} cannot be read: {error}", hint=_MAKE_AGAIN) from None
+
+
+def _parent(data: Mapping[str, Any]) -> Parent:
+    """Raises KeyError, TypeError, ValueError."""
+    return Parent(Path(str(data["path"])), str(data["sha256"]), tuple(int(each) for each in data.get("stamp", ())))
 
 
 def _size(n_bytes: object) -> int:
@@ -127,7 +139,7 @@ def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
     derived = Derived(
         path=path,
         recipe=recipe,
-        parent=Parent(parent.resolve(), storage.checksum(parent)),
+        parent=Parent(parent.resolve(), storage.checksum(parent), _stamp(parent)),
         n_bytes=path.stat().st_size,
         sha256=storage.checksum(path),
         build=f"llama-cpp-python {build.bindings}, llama.cpp {build.llama_cpp}, {build.fingerprint}",
@@ -223,21 +235,31 @@ def discard(path: Path) -> None:
         remove(path)
 
 
-def stale(derived: Derived) -> str:
-    """Why the draft is no longer what its record says, in one sentence; empty where it is."""
+def stale(derived: Derived, *, at_once: bool = False) -> str:
+    """Why the draft is no longer what its record says, in one sentence; empty where it is.
+
+    `at_once`: without reading the parent, of which then size and time must tell; a record may name any file there is.
+    """
     try:
-        return _changed(derived)
+        return _changed(derived, at_once=at_once)
     except OSError as error:
         return f"it cannot be compared with its parent: {error.strerror}"
 
 
-def _changed(derived: Derived) -> str:
+def _changed(derived: Derived, *, at_once: bool) -> str:
     parent = derived.parent
     if derived.path.stat().st_size != derived.n_bytes:
         return "the file is not the one that was made"
     if not parent.path.is_file():
         return f"its parent {parent.path.name} is gone"
-    if storage.checksum(parent.path) != parent.sha256:
+    now = _stamp(parent.path)
+    if now == parent.stamp:
+        return ""
+    known = storage.known_checksum(parent.path)
+    if known is None and not at_once:
+        known = storage.checksum(parent.path)
+    # Another size is another file; another time alone is none, as of one that was copied.
+    if known != parent.sha256 if known else parent.stamp and now[:1] != parent.stamp[:1]:
         return f"its parent {parent.path.name} has changed since"
     return ""
 

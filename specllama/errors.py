@@ -95,5 +95,9 @@ class NumericsError(SpecllamaError):
     """NaN or infinite numbers where a probability law was expected, or a row with every token masked."""
 
 
+class AllForbidden(NumericsError):
+    """A logit bias that forbids every token there is: of the target's an error, of a draft's no draft."""
+
+
 class DraftLawError(SpecllamaError):
     """q is not the law the draft token was drawn from: q(token) = 0, or q does not sum to 1."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specllama.distribution import Distribution, Float64Array
-from specllama.errors import NumericsError, UsageError
+from specllama.errors import AllForbidden, NumericsError, UsageError
 from specllama.types import Draft, FloatArray, IntArray
 
 GREEDY_BELOW = 1e-6  # the one cut-off that decides 'greedy'
@@ -105,7 +105,7 @@ def _checked_peak(peak: float, logits: FloatArray) -> float:
     found = "every token is masked" if peak == -math.inf else f"the largest logit is {peak}"
     if math.isfinite(float(logits.max())):
         if peak == -math.inf:
-            raise NumericsError("the logit bias forbids every token", hint="forbid fewer of them (--logit-bias)")
+            raise AllForbidden("the logit bias forbids every token", hint="forbid fewer of them (--logit-bias)")
         raise NumericsError(
             f"bias and penalties leave the range of numbers: {found}", hint="use smaller biases and penalties"
         )

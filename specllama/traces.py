@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -11,6 +11,8 @@ from specllama.drafters.model import confidence_of
 from specllama.sampling import RandomChooser, SamplingParams, law
 from specllama.tuning import LEAST_RATE, CostProfile
 from specllama.types import FloatArray, LanguageModel
+
+Progress = Callable[[float], None]  # told the share that is done
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -39,7 +41,13 @@ class Answer:
 
 
 def answer(
-    target: LanguageModel, name: str, prompt: Sequence[int], *, n_tokens: int, params: SamplingParams | None = None
+    target: LanguageModel,
+    name: str,
+    prompt: Sequence[int],
+    *,
+    n_tokens: int,
+    params: SamplingParams | None = None,
+    progress: Progress = lambda share: None,
 ) -> Answer:
     """Up to `n_tokens` of the target's own, always from the same seed. The target is empty afterwards."""
     params = params or SamplingParams()
@@ -48,7 +56,8 @@ def answer(
     try:
         target.truncate(0)
         target.feed(prompt[:-1])
-        for _ in range(n_tokens):
+        for i in range(n_tokens):
+            progress(i / n_tokens)
             row = target.eval(tokens[-1:])[0]
             laws.append(law(row, tokens, params))
             greedy_laws.append(law(row, tokens, GREEDY))

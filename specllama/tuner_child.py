@@ -28,6 +28,8 @@ N_BEFORE = 128  # tokens in the KV while passes are measured
 
 # Another number of threads than the default one must be faster by this factor.
 THREAD_MARGIN = 1.03
+# How far a child is, roughly: behind loading, trying numbers of threads, and measuring passes.
+LOADED, TRIED, MEASURED = 0.1, 0.2, 0.6
 N_VERIFIED = 5  # rows of the pass by which threads for blocks are judged
 
 
@@ -143,7 +145,13 @@ class Bench:
         return Threads(plan.n_threads, plan.n_threads_batch, other.n_threads)
 
 
-def find_threads(bench: Bench, seconds: float) -> Threads:
+def _within(tell: Tell, what: str, shares: tuple[float, ...], share: float) -> None:
+    """Progress of a part of a child's work, `shares` being where of the whole it begins and ends."""
+    begin, end = shares
+    tell(what, begin + share * (end - begin))
+
+
+def find_threads(bench: Bench, seconds: float, progress: Callable[[float], None] = lambda share: None) -> Threads:
     """The best number of threads for each kind of pass: a row of the target, several of them, a row of the draft."""
     default = bench.default_threads()
     choices = [n for n in thread_choices() if n != default.decode]
@@ -160,7 +168,7 @@ def find_threads(bench: Bench, seconds: float) -> Threads:
     passes = [bench.verifying(1), bench.verifying(N_VERIFIED)]
     passes += [bench.reading(1)] if bench.draft is not None else []
     tried = [default.decode, *choices]
-    samples = interleaved([at(n, work) for work in passes for n in tried], seconds=seconds)
+    samples = interleaved([at(n, work) for work in passes for n in tried], seconds=seconds, progress=progress)
     medians = [median(each) for each in samples]
     best = [_best_of(tried, medians[index * len(tried) : (index + 1) * len(tried)]) for index in range(len(passes))]
     return Threads(best[0], best[1], best[2] if bench.draft is not None else default.draft)
@@ -184,17 +192,21 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
     bench.read()
     threads = None
     if _may_choose_threads(job.subject):
+        trying = partial(_within, tell, "trying numbers of threads", (LOADED, TRIED))
+        threads = job.threads or bench.default_threads()
         if job.threads is None and not job.checks:
-            tell("trying numbers of threads", 0.0)
-        threads = job.threads or (bench.default_threads() if job.checks else find_threads(bench, job.seconds / 5))
+            threads = find_threads(bench, job.seconds / 5, trying)
         bench.use(threads)
+    tell("measuring passes", TRIED)
     step_s = median(interleaved([bench.verifying(1)], seconds=job.seconds / 10)[0])
     if job.checks:
         return Measured(step_s, None, (), (), threads=threads)
     rows = [n for n in job.rows if n <= bench.target.caps.max_block] if step_s <= job.most_step_s else []
     read = READ_ROWS if bench.draft is not None else ()
     passes = [*map(bench.verifying, rows), *map(bench.reading, read)]
-    samples = interleaved(passes, seconds=job.seconds, progress=lambda share: tell("measuring passes", share))
+    samples = interleaved(
+        passes, seconds=job.seconds, progress=partial(_within, tell, "measuring passes", (TRIED, MEASURED))
+    )
     verify = _median_points(rows, samples[: len(rows)]) if rows else None
     reads = _median_points(read, samples[len(rows) :])
     answers = _hear(bench, tell)
@@ -209,8 +221,9 @@ def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:
     if job.answers or bench.draft is None or not job.n_tokens:
         return job.answers
     for i, (name, tokens) in enumerate(bench.prompts.items()):
-        tell("recording answers", i / len(bench.prompts))
-        found.append(traces.answer(bench.target, name, tokens, n_tokens=job.n_tokens))
+        shares = (MEASURED + (1.0 - MEASURED) * (i + end) / len(bench.prompts) for end in (0, 1))
+        recording = partial(_within, tell, "recording answers", tuple(shares))
+        found.append(traces.answer(bench.target, name, tokens, n_tokens=job.n_tokens, progress=recording))
     return tuple(found)
 
 

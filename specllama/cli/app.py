@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 try:
@@ -122,7 +123,17 @@ EXIT_CODES = ((UsageError, USAGE), (SpecllamaError, FAILED))
 _PROMPT_FLAGS = ("-p", "--prompt")  # llama.cpp's, which here is the argument itself
 
 
-def _in_our_words(error: Any) -> UsageError:
+def _pair_of(words: Sequence[str]) -> str:
+    """What stands behind --pair."""
+    for i, word in enumerate(words):
+        if word == "--pair":
+            return words[i + 1] if i + 1 < len(words) else "PAIR"
+        if word.startswith("--pair="):
+            return word.removeprefix("--pair=")
+    return "PAIR"
+
+
+def _in_our_words(error: Any, words: Sequence[str]) -> UsageError:
     """One of typer's usage errors as ours."""
     message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".")
     context = getattr(error, "ctx", None)
@@ -131,6 +142,8 @@ def _in_our_words(error: Any) -> UsageError:
     option = getattr(error, "option_name", "")
     if option in _PROMPT_FLAGS:
         hint = 'the prompt is the argument itself: specllama run "..."'
+    elif option == "--pair" and context:  # of the commands that have something to do without it, it is the argument
+        hint = f"give the pair as an argument: {context.command_path} {shlex.quote(_pair_of(words))}"
     elif near:
         hint = f"did you mean {' or '.join(near)}?"
     elif message.startswith("Got unexpected extra argument"):
@@ -181,9 +194,9 @@ def _flush_quietly() -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 ok, 1 failed, 2 wrong use, 130 interrupted."""
+    words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
         prepare_streams()
-        words = list(sys.argv[1:] if args is None else args) or ["--help"]
         with ending_in_order():
             code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
         return (code if isinstance(code, int) else OK) or _flush_quietly()
@@ -191,7 +204,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # the group's help is the whole message
             print(error.format_message(), file=sys.stderr)
             return USAGE
-        return _report(_in_our_words(error))
+        return _report(_in_our_words(error, words))
     except typer.Abort as answer:  # a question was answered with no, or with Ctrl-C
         return INTERRUPTED if isinstance(answer.__context__, KeyboardInterrupt) else FAILED
     except SpecllamaError as error:

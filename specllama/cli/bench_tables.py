@@ -137,13 +137,13 @@ def detail_lines(report: BenchReport) -> list[str]:
     tables = (  # title, columns, how many of them are words, lines
         (
             "By class of prompts (band: what the literature lets expect of the acceptance)",
-            [*where, "class", "tok/s", "speedup", "accepted", "band"],
+            [*where, "class", "t/s", "speedup", "accepted", "band"],
             3,
             list(_classes(report)),
         ),
         (
             "Where the time goes (of decoding, in %; steps and TPOT in ms, latency in s)",
-            [*where, "draft", "verify", "sampling", "KV", "other", "step", "p95", "TPOT", "latency", "prompt tok/s",
+            [*where, "draft", "verify", "sampling", "KV", "other", "step", "p95", "TPOT", "latency", "prompt t/s",
              "weights GB/s", "of memory", "RSS", *(["GPU"] if report.machine.gpus else [])],
             2,
             list(_times(report)),

@@ -81,7 +81,7 @@ def main_table(report: BenchReport, width: int | None) -> list[str]:
 
     Where it is wider than `width`, columns go until it fits, those first that say least.
     """
-    heads = ["setting", "tok/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
+    heads = ["setting", "t/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
     if several := len(report.plan.conditions) > 1:
         heads.insert(0, "temp")
     picked = {(pick.condition, pick.arm) for pick in report.picks}
@@ -201,8 +201,8 @@ def comparison_lines(found: Comparison, files: Sequence[str]) -> list[str]:
             (
                 "condition",
                 "setting",
-                "A tok/s",
-                "B tok/s",
+                "A t/s",
+                "B t/s",
                 "B / A",
                 "A speedup",
                 "B speedup",

@@ -136,7 +136,10 @@ def _history(path: Path | None) -> FileHistory:
         wanted = path is not None
 
         def load_history_strings(self) -> Iterable[str]:
-            return super().load_history_strings() if path is not None else ()
+            try:  # a generator, which fails where it is read: in the middle of the screen
+                return list(super().load_history_strings()) if path is not None else ()
+            except OSError:
+                return ()
 
         def store_string(self, string: str) -> None:
             if not self.wanted or path is None or len(string) > MAX_REMEMBERED:

@@ -32,7 +32,7 @@ def _rows(last: SpecStats, whole: SpecStats) -> Iterator[tuple[str, str, str]]:
         ("per token", lambda s: percent(s.alpha, 1)),
         ("tok/step", _length),
         ("from draft", lambda s: percent(s.from_draft)),
-        ("speed", lambda s: rate(s.decode_tok_s, "tok/s")),
+        ("speed", lambda s: rate(s.decode_tok_s, "t/s")),
         ("prompt", lambda s: str(s.n_prompt)),
         ("cached", lambda s: str(s.n_cached)),
         ("draft time", lambda s: _time(s, s.draft_s)),
@@ -79,7 +79,7 @@ def _speedup(session: ChatSession) -> str:
     if plain is None:
         return "without drafts: n/a"
     faster = f", with them {now / plain:.2f} times that" if now is not None and session.stats.n_drafted else ""
-    return f"without drafts: about {plain:.1f} tok/s{faster}"
+    return f"without drafts: about {plain:.1f} t/s{faster}"
 
 
 def _reuse(session: ChatSession) -> str:

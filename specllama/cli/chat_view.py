@@ -121,7 +121,7 @@ def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
         yield "stopped"
     elif finished.reason == "length":
         yield "cut at its limit"
-    yield rate(stats.decode_tok_s, "tok/s")
+    yield rate(stats.decode_tok_s, "t/s")
     if stats.n_drafted:
         yield f"{percent(stats.acceptance_rate, 1)} accepted ({stats.n_accepted}/{stats.n_drafted})"
     yield f"cached {reuse.n_target}, read {reuse.n_read}"

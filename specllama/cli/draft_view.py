@@ -16,6 +16,13 @@ _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
 _LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "for")
 
 
+MEASURED_WITH = (
+    "cost: of a token, in passes of the target; speed: over plain decoding with drafts everywhere. `draft make` "
+    "measured both with its own -t and llama.cpp's own kernel path; `specllama tune` measures again with the best of "
+    "both, and drafts only where it pays: its figures differ"
+)
+
+
 def draft_json(derived: Derived) -> dict[str, object]:
     """Everything known about a derived draft."""
     return {"name": derived.name, "path": derived.path, **derived.to_json(), "stale": drafts.stale(derived)}
@@ -94,6 +101,8 @@ def _where_it_pays(trial: Trial) -> str:
 def show_list(output: Output, found: Sequence[Derived]) -> None:
     """A table; what is no longer true is said below."""
     _table(output, _LIST_COLUMNS, [_list_row(each) for each in found], [False] * len(found))
+    if any(each.measurements for each in found):
+        output.note(MEASURED_WITH)
     for each in found:
         if reason := drafts.stale(each):
             output.warn(f"{each.name} is stale: {reason}", "make it again: specllama draft make")

@@ -218,7 +218,7 @@ def _say_stale(draft: File, output: Output) -> None:
     """A derived draft whose parent changed still gives the target's text, but may foresee it badly."""
     with suppress(ConfigError):  # what lies beside a model may be anybody's
         derived = drafts.read(draft.path)
-        if derived is not None and (reason := drafts.stale(derived)):
+        if derived is not None and (reason := drafts.stale(derived, at_once=True)):
             output.warn(f"{derived.name} is stale: {reason}", "make it again: specllama draft make")
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,14 @@ def in_one_line(text: str) -> str:
     return visible(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
+def wrapped(text: str, width: int) -> str:
+    """`text` in lines of at most `width` columns, broken at spaces alone, so that paths stay whole; 0 = as it is."""
+    if not width:
+        return text
+    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join("\n".join(broken) for broken in lines)
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One output stream and what may be sent to it."""
@@ -58,6 +67,14 @@ class Stream:
     def line(self, text: str) -> None:
         """Send one line; on a terminal its control characters are spelled out."""
         self.write((visible(text) if self.is_terminal else text) + "\n")
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; 0 where there is none, or it does not know."""
+        try:
+            return os.get_terminal_size(self.file.fileno()).columns if self.is_terminal else 0
+        except (OSError, ValueError):
+            return 0
 
     @property
     def is_file(self) -> bool:
@@ -132,6 +149,10 @@ class Output:
         """One line of data on stdout."""
         self.out.line(text)
 
+    def prose(self, text: str) -> None:
+        """Sentences on stdout; on a terminal they are broken between words."""
+        self.out.line(wrapped(visible(text), self.out.width) if self.out.width else text)
+
     def data(self, value: object) -> None:
         """One JSON value on one line of stdout, at once; NaN and infinity are refused, they are no JSON."""
         self.out.write(to_json(value) + "\n")
@@ -139,7 +160,7 @@ class Output:
     def note(self, text: str) -> None:
         """Something good to know, on stderr."""
         if not self.quiet:
-            self.err.line(visible(text))
+            self.err.line(wrapped(visible(text), self.err.width))
 
     def detail(self, text: str) -> None:
         """What only `--verbose` shows, on stderr."""
@@ -190,9 +211,11 @@ def _plain(value: object) -> object:
 
 def _say(stream: Stream, word: str, fg: str, text: str, hint: str) -> None:
     """`word: text` and, where there is one, `hint: hint`."""
-    lines = [stream.paint(f"{word}:", fg=fg, bold=True) + " " + visible(text)]
-    if hint:
-        lines.append(stream.paint("hint:", fg="cyan", bold=True) + " " + visible(hint))
+    lines = []
+    for label, colour, said in ((word, fg, text), ("hint", "cyan", hint)):
+        if said:
+            told = wrapped(f"{label}: {visible(said)}", stream.width)
+            lines.append(stream.paint(f"{label}:", fg=colour, bold=True) + told.removeprefix(f"{label}:"))
     stream.write("\n".join(lines) + "\n")
 
 

@@ -150,8 +150,8 @@ def _acceptance(figures: Figures) -> Iterator[Item]:
 
 def _speed(figures: Figures) -> Iterator[Item]:
     """Tokens per second now and on average."""
-    yield _labelled(rate(figures.tok_s_now, "tok/s"), "now")
-    yield _labelled(rate(figures.stats.decode_tok_s, "tok/s"), "average")
+    yield _labelled(rate(figures.tok_s_now, "t/s"), "now")
+    yield _labelled(rate(figures.stats.decode_tok_s, "t/s"), "average")
 
 
 def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
@@ -251,14 +251,12 @@ def progress(what: str, share: float, detail: str, width: int, palette: Palette)
     yield (("label", detail),)
 
 
-def summary(stats: SpecStats) -> str:
-    """The line after an answer."""
+def summary(stats: SpecStats, *, drafts: bool = True) -> str:
+    """The line after an answer; `drafts`: there was something that could draft."""
     counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
     length = stats.mean_acceptance_length
-    parts = (
-        f"Prompt: {rate(stats.prompt_tok_s, 't/s')}",
-        f"Generation: {rate(stats.decode_tok_s, 't/s')}",
-        f"Draft: {percent(stats.acceptance_rate, 1)}{counts}",
-        "n/a tok/step" if length is None else f"{length:.1f} tok/step",
-    )
+    parts = [f"Prompt: {rate(stats.prompt_tok_s, 't/s')}", f"Generation: {rate(stats.decode_tok_s, 't/s')}"]
+    if drafts:
+        parts.append(f"Draft: {percent(stats.acceptance_rate, 1)}{counts}")
+        parts.append("n/a tok/step" if length is None else f"{length:.1f} tok/step")
     return f"[ {' | '.join(parts)} ]"

@@ -170,8 +170,17 @@ def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
-            out.note(summary(finished.stats))
+            out.note(summary(finished.stats, drafts=figures.drafts))
+            if finished.reason == "length":
+                out.note(_cut(finished.stats.n_emitted, job.n_predict, models.target.n_ctx))
         return finished.reason
+
+
+def _cut(n_emitted: int, n_predict: int, n_ctx: int) -> str:
+    """Why an answer ends in the middle."""
+    if n_emitted == n_predict:
+        return f"note: the answer was cut after {n_emitted} tokens, as -n wants it"
+    return f"note: the answer was cut where the context of {n_ctx} tokens was full (--ctx-size)"
 
 
 def _view(out: Output, answer: TextStream, figures: Figures, record: Record, live: bool) -> View:

@@ -11,8 +11,15 @@ from specllama.cli.grouping import option, takes_groups
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
-from specllama.errors import SpecllamaError
+from specllama.compat_overlap import BY_TEXT
+from specllama.errors import PairError, SpecllamaError
+from specllama.pairs import OWN_FAMILY
 from specllama.profiles import ClassFigures, Profile
+
+TWO_TOKENIZERS = (
+    "pairs of two tokenizers are not tuned; `run --spec-type draft-tli` drafts with them all the same, with a fixed "
+    "--spec-draft-n-max, and `specllama bench --spec-type draft-tli` finds the best one; or " + OWN_FAMILY
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +53,24 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     # Tuned is what `auto` would load if it knew nothing.
     choice = replace(loading.choose(models, DraftOptions(), hardware, output), auto=False)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
-    loading.require_fit(setup, output)
+    try:
+        loading.require_fit(setup, output)
+    except PairError as error:
+        if not error.hint.startswith(BY_TEXT):
+            raise
+        raise PairError(str(error), hint=TWO_TOKENIZERS) from None
     subject = setup.subject
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
     variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
     variants = [path for path in variants if path.resolve() != subject.draft]
+    if options.quick and len(variants) > 1:
+        least = min(variants, key=lambda path: path.stat().st_size)
+        output.note(
+            f"note: of {len(variants)} derived drafts only the smallest is looked at ({least.stem}), to be quick; "
+            "without --quick all of them are"
+        )
+        variants = [least]
     with StatusLine(output) as status:
         status.show("asking for kernel paths", 0.0)
         found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)
@@ -83,7 +102,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             for layout in found.layouts:
                 output.line(_measured(layout))
         for sentence in _compared(found, profile):
-            output.line(sentence)
+            output.prose(sentence)
         if place is not None:
             output.note(f"kept for `run` and `chat` in {place}")
     if problem:
@@ -99,10 +118,14 @@ def _measured(layout: tuner.Layout) -> str:
     return told + "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
 
 
+# What `draft list` shows was measured in another way.
+WITH = " (measured now, with the threads and the kernel path above, drafting only where it pays)"
+
+
 def _compared(found: tuner.Findings, profile: Profile) -> list[str]:
     """The derived drafts that were looked at, and which draft is used from now on."""
     told = [
-        f"Derived draft {name}: a token costs {cost:.2f} of a pass, {speed:.2f}x on average."
+        f"Derived draft {name}: a token costs {cost:.2f} of a pass, {speed:.2f}x on average{WITH}."
         for name, cost, speed in tuner.variant_figures(found, profile)
     ]
     if told:
@@ -118,7 +141,7 @@ def show(output: Output, profile: Profile) -> None:
         for each in profile.classes:
             output.line("\t".join(_columns(each)))
     for sentence in findings(profile):
-        output.line(sentence)
+        output.prose(sentence)
     if output.verbose:
         for name, points in (("checking", profile.costs.verify), ("draft", profile.costs.draft)):
             output.line(f"{name}: " + ", ".join(f"{cost:.2f} ({n})" for n, cost in points) + "  of one pass (rows)")

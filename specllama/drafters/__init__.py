@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.lookup import LookupDrafter
-from specllama.drafters.model import ModelDrafter
+from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
 from specllama.drafters.none import NoDrafter
 from specllama.types import Drafter, DraftPolicy, LanguageModel
 
@@ -21,7 +21,8 @@ class DraftSettings:
     temperature: float | None = None  # of the draft; None = the target's
     vocab_size: int | None = None  # of the target
     policy: DraftPolicy | None = None  # decides the length within n_max; None = n_max and p_min alone
-    n_at_once: int = 0  # a draft model that has so many tokens to read lets the first step of an answer go without
+    # A draft model that has so many tokens to read lets the first step of an answer go without.
+    n_at_once: int = FIRST_TOKEN_FIRST
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from specllama.distribution import Distribution
 from specllama.drafters.policy import ConfidencePolicy
-from specllama.errors import UsageError
+from specllama.errors import AllForbidden, UsageError
 from specllama.prefix import KeptPrefix
 from specllama.sampling import SamplingParams, law
 from specllama.types import (
@@ -28,8 +28,12 @@ from specllama.types import (
     room_after,
 )
 
-# A draft prefill as long as this waits until the target's first token is out, so as not to delay it.
-PREFILL_AT_ONCE = 12
+# What the first step of an answer may let the target's first token wait for: reading so few tokens, and drafting. A
+# drafter that is made by hand drafts from its first step on where there is little to read; the program's answers never
+# wait, see `DraftSettings`.
+PREFILL_AT_ONCE, FIRST_TOKEN_FIRST = 12, 0
+
+FORBIDDEN = "the logit bias forbids every token that the draft knows: the answer goes on without drafts"
 
 # A probe of a model that holds fewer tokens than this reads some for context first: without any, no model knows a word.
 PROBE_CONTEXT = 8
@@ -95,6 +99,7 @@ class ModelDrafter:
         self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
         self._fresh = False  # no proposal yet for this answer
+        self._barred = False  # a bias forbids whatever the draft could say in this answer
         self._decisions: list[Decision] = []
         self._notice = ""
         self._noticed: set[str] = set()
@@ -109,10 +114,13 @@ class ModelDrafter:
         self._kv.rewind(tokens)
         self._said.clear()
         self._fresh = True
+        self._barred = False
         self._noticed.clear()
 
     def _cannot(self, tokens: Sequence[int]) -> str:
         """Why nothing can be drafted after `tokens`, or '' where it can."""
+        if self._barred:
+            return FORBIDDEN
         if room_after(self.model, tokens[self.model.length :]) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
         if any(token >= self.model.vocab_size for token in tokens[self.model.length :]):
@@ -129,6 +137,18 @@ class ModelDrafter:
         """Logits after each of `tokens`, over the ids that the target knows.  (len(tokens), n_vocab)"""
         rows: FloatArray = self._kv.eval(tokens)[:, : self.n_vocab]
         return rows
+
+    def _law(self, row: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution | None:
+        """q of a row; None where the settings leave the draft nothing to say, which is no error of the answer's.
+
+        A bias is the same at every step, so nothing more is asked of the model in this answer.  row: (n_vocab,)
+        """
+        try:
+            return law(row, history, params)
+        except AllForbidden:
+            self._barred = True
+            self._say(FORBIDDEN)
+            return None
 
     def _own(self, params: SamplingParams, heat: float = 1.0) -> SamplingParams:
         """The sampler settings that the draft draws with."""
@@ -194,7 +214,9 @@ class ModelDrafter:
             return
         self._kv.feed(behind[:-n_rows])
         for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
-            q = law(row, tokens[:i], params)
+            q = self._law(row, tokens[:i], params)
+            if q is None:
+                return
             acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
             planner.learn(0, confidence_of(row, q, greedy=params.greedy), acceptance)
 
@@ -218,7 +240,9 @@ class ModelDrafter:
         laws: list[Distribution] = []
         while len(drawn) < limit and (not drawn or self._may_look(len(given) + len(drawn))):
             row = self._eval((line[-1],))[0]
-            q = law(row, history + drawn, params)
+            q = self._law(row, history + drawn, params)
+            if q is None:
+                break
             confidence = confidence_of(row, q, greedy=params.greedy and self._asks_confidence)
             if not self._may_draw(len(given) + len(drawn), confidence):
                 self._undrawn = (confidence, q)

@@ -89,7 +89,7 @@ def test_one_table_and_one_verdict_in_words(specllama: Run, args: list[str]) -> 
     result = specllama(*args, "--temp", "0,0.7")
     assert result.code == 0, result.err
     table = table_of(result.out)
-    assert table[0] == ["temp", "setting", "tok/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
+    assert table[0] == ["temp", "setting", "t/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
     assert [(row[0], row[1].strip("*")) for row in table[1:]] == [
         (temperature, name) for temperature in ("0", "0.7") for name in ("plain", "K=2", "K=3")
     ]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SILENT = [part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")]
 ENDLESS = [*SILENT, *(part for token in (98, 99) for part in ("--logit-bias", f"{token}=-inf"))]
-SUMMARY = re.compile(r"\[ .*tok/s.* \]")
+SUMMARY = re.compile(r"\[ .*t/s.* \]")
 
 
 Start = Callable[..., Terminal]

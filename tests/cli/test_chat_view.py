@@ -101,10 +101,10 @@ def test_a_pipe_gets_the_answer_byte_for_byte() -> None:
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
-        (90, "[ stopped | 10.0 tok/s | 50.0 % accepted (4/8) | cached 90, read 10 | 3.0 tok/step ]"),
-        (80, "[ stopped | 10.0 tok/s | 50.0 % accepted | cached 90, read 10 | 3.0 tok/step ]"),
-        (65, "[ stopped | 10.0 tok/s | 50.0 % accepted | cached 90, read 10 ]"),
-        (40, "[ stopped | 10.0 tok/s ]"),
+        (90, "[ stopped | 10.0 t/s | 50.0 % accepted (4/8) | cached 90, read 10 | 3.0 tok/step ]"),
+        (80, "[ stopped | 10.0 t/s | 50.0 % accepted | cached 90, read 10 | 3.0 tok/step ]"),
+        (65, "[ stopped | 10.0 t/s | 50.0 % accepted | cached 90, read 10 ]"),
+        (35, "[ stopped | 10.0 t/s ]"),
         (5, "[ stopped ]"),
     ],
 )
@@ -117,4 +117,4 @@ def test_the_line_after_an_answer_is_one_line(width: int, expected: str) -> None
 def test_a_plain_answer_has_no_figures_of_drafts() -> None:
     """`n/a accepted` after every answer without drafts."""
     stats = SpecStats(n_emitted=11, n_first=1, decode_s=1.0)
-    assert turn_summary(Finished("stop", stats), Reuse(10, 0, None), 80) == "[ 10.0 tok/s | cached 0, read 10 ]"
+    assert turn_summary(Finished("stop", stats), Reuse(10, 0, None), 80) == "[ 10.0 t/s | cached 0, read 10 ]"

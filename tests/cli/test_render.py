@@ -56,8 +56,8 @@ def test_the_live_lines_show_every_figure() -> None:
     assert "56 % accepted (9/16)" in shown.replace("56.2", "56")
     assert "3.2 tok/step" in shown
     assert "k 4" in shown
-    assert "6.5 tok/s now" in shown  # 13 tokens in four steps of half a second
-    assert "5.3 tok/s average" in shown  # 8 tokens in the three steps after the first
+    assert "6.5 t/s now" in shown  # 13 tokens in four steps of half a second
+    assert "5.3 t/s average" in shown  # 8 tokens in the three steps after the first
     assert re.search(r"1 \S+ +75 % +2 \S+ +75 % +3 \S+ +50 % +4 \S+ +25 %", shown)
     assert "draft 30 %  verify 60 %  other 10 %" in shown
     assert "3 % of 4096" in shown
@@ -77,7 +77,7 @@ def test_plain_decoding_says_nothing_about_drafts() -> None:
     shown = _plain(strip(_figures([(0, 0)] * 4, drafts=False), 100, _palette()))
     assert "accepted" not in shown
     assert "drafted" not in shown
-    assert "2.0 tok/s now" in shown
+    assert "2.0 t/s now" in shown
     assert "verify 60 %" in shown
 
 
@@ -163,6 +163,11 @@ def test_the_summary_reads_as_documented() -> None:
 def test_the_summary_of_nothing_says_so() -> None:
     """A division by zero after Ctrl-C in the prompt (FIELD_CASES 44)."""
     assert summary(SpecStats()) == "[ Prompt: n/a t/s | Generation: n/a t/s | Draft: n/a | n/a tok/step ]"
+
+
+def test_plain_decoding_says_nothing_of_drafts() -> None:
+    """Prevents: "Draft: n/a | n/a tok/step" behind an answer that was not to be drafted."""
+    assert summary(SpecStats(), drafts=False) == "[ Prompt: n/a t/s | Generation: n/a t/s ]"
 
 
 def test_progress_fits_a_narrow_window() -> None:

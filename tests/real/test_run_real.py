@@ -80,7 +80,7 @@ def test_on_a_terminal_the_pair_answers_with_figures() -> None:
     """A program that works in every test but not where people use it."""
     shown = Terminal([*SPECLLAMA, "run", "--offline", "--temp", "0", "-n", "60", CODE], 90, 30, {})
     shown.wait_for(lambda t: "loading" in t.text, 120)
-    shown.wait_for(lambda t: "% accepted" in t.text and "tok/s now" in t.text, 180)
+    shown.wait_for(lambda t: "% accepted" in t.text and "t/s now" in t.text, 180)
     assert shown.finish(180) == 0
     assert "def fibonacci" in shown.text
     assert "% accepted" not in shown.text

@@ -240,6 +240,9 @@ def test_a_trimmed_draft_is_compared_through_its_map() -> None:
     row = row_of(token_rows(target, other), "token texts")
     assert row.mark is Mark.FAIL
     assert row.reason.startswith("98 of 98 token ids differ")
+    outside = replace(trimmed, entries=TEXTS[:3], vocab_map=(300, 301, 302))
+    row = row_of(token_rows(target, outside), "vocabulary")
+    assert (row.mark, row.draft) == (Mark.FAIL, "none of them"), "it has nothing to propose"
     padded = replace(trimmed, entries=[*trimmed.entries, "pad"], vocab_map=(*kept, 300))
     assert row_of(token_rows(target, padded), "token texts").mark is Mark.PASS
 

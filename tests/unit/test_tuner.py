@@ -245,7 +245,7 @@ def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeyp
     monkeypatch.setattr(
         tuner_child,
         "interleaved",
-        lambda passes, *, seconds: interleaved(passes, seconds=seconds, clock=lambda: clock[0]),
+        lambda passes, *, seconds, progress: interleaved(passes, seconds=seconds, clock=lambda: clock[0]),
     )
     monkeypatch.setattr(tuner_child, "thread_choices", lambda: (4, 2, 8))
     bench = _Threaded({4: 1.0, 2: 0.5, 8: 0.99, 16: 1.0, 32: 0.7}, clock)

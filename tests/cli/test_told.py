@@ -1,0 +1,90 @@
+"""What people are told on the way: lines that break between words, hints that lead on, answers that were cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specllama.checkup import about_build
+from specllama.cli.chat_input import _history
+from specllama.cli.output import Output, Stream, wrapped
+from specllama.llama import build_info
+from tests.cli.conftest import ENDLESS, Pair, Result
+
+Run = Callable[..., Result]
+
+
+def test_prose_breaks_between_words_and_paths_stay_whole() -> None:
+    """Prevents: "thr" at the end of a line and "eads" on the next; a path that cannot be copied."""
+    path = "/a/folder/with-a-long-name/and-another/profile.json"
+    text = f"kept for `run` and `chat` in {path} and nowhere else"
+    lines = wrapped(text, 30).split("\n")
+    assert path in lines
+    assert " ".join(lines) == text
+    assert [line for line in lines if len(line) > 30] == [path]
+    assert wrapped(text, 0) == text
+
+
+def test_notes_and_sentences_are_broken_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: line breaks in a pipe, whose reader looks for a line."""
+    from io import StringIO
+
+    out, err = StringIO(), StringIO()
+    terminal = Output(Stream(out, True, False, False, True), Stream(err, True, False, False, True))
+    monkeypatch.setattr(Stream, "width", property(lambda stream: 20 if stream.is_terminal else 0))
+    terminal.note("one two three four five six")
+    terminal.warn("one two three four five six", "seven eight nine ten")
+    terminal.prose("one two three four five six")
+    assert err.getvalue().splitlines() == [
+        "one two three four", "five six",
+        "warning: one two", "three four five six",
+        "hint: seven eight", "nine ten",
+    ]  # fmt: skip
+    assert out.getvalue().splitlines() == ["one two three four", "five six"]
+    piped = StringIO()
+    Output(Stream(piped, False, False, False, False), Stream(piped, False, False, False, False)).prose("a b " * 30)
+    assert piped.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["check", "--pair", "x"], "hint: give the pair as an argument: specllama check x\n"),
+        (["bench", "--pair=a b"], "hint: give the pair as an argument: specllama bench 'a b'\n"),
+        (["audit", "--pair"], "hint: give the pair as an argument: specllama audit PAIR\n"),
+        (["tune", "--quick", "--pair", "x"], "hint: give the pair as an argument: specllama tune x\n"),
+    ],
+)
+def test_a_pair_that_is_no_option_is_led_to_its_place(specllama: Run, words: list[str], hint: str) -> None:
+    """Prevents: "did you mean --probe?"."""
+    result = specllama(*words)
+    assert result.code == 2
+    assert hint in result.err
+
+
+def test_an_answer_that_was_cut_says_by_what(specllama: Run, pair: Pair) -> None:
+    """Prevents: half a sentence, and nobody knows whether the model meant it."""
+    args = ["run", *pair.options, "--raw", "abc", *ENDLESS]
+    assert "note: the answer was cut after 3 tokens, as -n wants it\n" in specllama(*args, "-n", "3").err
+    told = specllama(*args, "-c", "16", "-n", "-1").err
+    assert "note: the answer was cut where the context of " in told
+
+
+def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
+    """Prevents: a traceback in the middle of the screen; the file is read by a generator, after it was asked for."""
+    folder = tmp_path / "history"
+    folder.mkdir()  # no file: opening it fails whoever is asked
+    assert list(_history(folder).load_history_strings()) == []
+
+
+def test_a_dirty_commit_is_explained() -> None:
+    """Prevents: "-dirty", and the reader thinks that something is broken."""
+    from dataclasses import replace
+
+    build = build_info()
+    assert (
+        "-dirty where that had changes; nothing is wrong" in about_build(replace(build, commit="0c1e570-dirty")).found
+    )
+    assert "dirty" not in about_build(replace(build, commit="0c1e570")).found

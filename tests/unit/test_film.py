@@ -1,0 +1,50 @@
+"""`scripts/record.py`: what a film shows where nothing plays."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent.parent
+FRAMES = [(0.0, ("A", "k", "")), (1.0, ("B", "k", "x")), (2.0, ("B", "k", "y")), (3.0, ("", "k", "y"))]
+
+
+@pytest.fixture(scope="module")
+def record() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("record", REPOSITORY / "scripts" / "record.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shown(svg: str) -> set[str]:
+    """Pictures that are there without any animation; the line that never changes stands in no group."""
+    assert "visibility:hidden;animation" not in svg
+    return set(re.findall(r'<g id="l\d+">(.*?)</g>', svg))
+
+
+def test_the_last_frame_is_there_where_nothing_plays(record: ModuleType) -> None:
+    """Prevents: an empty window in previews, in print, and for those who want no motion."""
+    svg = record.film(FRAMES, 10, 3, "title")
+    assert shown(svg) == {"y"}
+    assert svg.count(record.HIDDEN) == 3
+    assert "prefers-reduced-motion" in svg
+    assert "</g>k<g" in svg
+
+
+def test_films_of_an_earlier_version_are_set_right_and_then_left_alone(record: ModuleType) -> None:
+    """Prevents: a film that can only be helped by filming again; and one that is changed each time."""
+    before = record.film(FRAMES, 10, 3, "title").replace(record.HIDDEN, "").replace(record.STILL, "")
+    before = re.sub(r"#(l\d+)\{animation", r"#\1{visibility:hidden;animation", before)
+    assert record.stilled(before) == record.film(FRAMES, 10, 3, "title")
+    for name in ("run", "chat"):
+        text = (REPOSITORY / "docs" / f"{name}.svg").read_text(encoding="utf-8")
+        assert record.stilled(text) == text
+        assert shown(text)
