@@ -52,7 +52,7 @@ class Effort:
 
 
 FULL = Effort(
-    n_prompts=6, n_tokens=16, n_contexts=10, most_branches=1500, n_enumerated=3, n_draws=300, n_runs=6, n_steps=20
+    n_prompts=6, n_tokens=16, n_contexts=10, most_branches=1000, n_enumerated=3, n_draws=300, n_runs=6, n_steps=12
 )
 QUICK = Effort(
     n_prompts=1, n_tokens=8, n_contexts=4, most_branches=300, n_enumerated=2, n_draws=100, n_runs=1, n_steps=6
