@@ -1,0 +1,241 @@
+"""Recorded answers said once more by models that only count their passes: what any setting would cost on any machine.
+
+The engine, the drafters and the controller are the program's own; only target and draft are stand-ins. The target says
+the recorded answer. The draft says the same token where the recorded one would have been accepted, and another one
+where not, each time as sure of itself as it was. A pass over n rows costs what the machine's profile says.
+
+Above temperature 0 the recorded chance of acceptance, sum of min(p, q), is drawn for every token, in several rounds. A
+looked-up token is accepted where it is the token that was said, which is the law of a point mass. Two things of `auto`
+are left out there: block verification, which accepts a little more, and the choice of the draft's temperature.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specllama.calibration import PRIORS, Prior
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.engine import Engine
+from specllama.profiles import ClassFigures, Profile
+from specllama.sampling import RandomChooser, SamplingParams
+from specllama.tuning import N_MAX, PROBE_TOKENS, CostProfile, controller
+from specllama.types import Caps, FloatArray
+
+GREEDY = SamplingParams(temperature=0.0)
+FIXED = (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15)
+LOOKUPS = (3, 7)
+N_ROUNDS = 2  # draws of what is accepted, above temperature 0
+MODEL, LOOKUP = "draft-simple", "lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One answer, and what a draft was worth at each of its tokens."""
+
+    group: str  # the class of the prompt
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    acceptance: tuple[float, ...]  # one for every token at least
+    confidence: tuple[float, ...]
+
+
+class Reader:
+    """A `LanguageModel` that says what it is told to, and counts its passes by rows.
+
+    `said` is the model that knows how far the answer has come: a probe reads the end of the text alone, so that its
+    place cannot be told from the number of tokens held.
+    """
+
+    end_tokens: frozenset[int] = frozenset()
+
+    def __init__(self, rows: FloatArray, n_prompt: int, max_block: int, said: Reader | None = None) -> None:
+        self.rows = rows  # (tokens of the answer, V)
+        self.vocab_size = rows.shape[1]
+        self.n_ctx = n_prompt + 2 * len(rows) + 64
+        self.caps = Caps(max_block=max_block)
+        self.length = 0
+        self.passes: Counter[int] = Counter()
+        self._n_prompt, self._said, self._n_fed = n_prompt, said, 0
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """As llama.cpp's: read together with the next block."""
+        self.length += len(tokens)
+        self._n_fed += len(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        self.length += len(tokens)
+        # The target reads its prompt before the clock starts; the draft's reading is within it.
+        self.passes[len(tokens) + (self._n_fed if self._said is not None else 0)] += 1
+        self._n_fed = 0
+        end = max(self.length, self._said.length if self._said is not None else 0) - self._n_prompt + 1
+        places = np.arange(end - len(tokens), end)
+        return self.rows[places.clip(0, len(self.rows) - 1)]
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        self.length = length + len(path)
+
+
+def _rows(tokens: Sequence[int], confidence: Sequence[float], n_vocab: int) -> FloatArray:
+    """Logits whose softmax gives each token its confidence and shares out the rest.  (len(tokens), n_vocab)"""
+    sure = np.clip(np.array(confidence), 2 / n_vocab, 1 - 1e-6)
+    rows = np.repeat(np.log((1 - sure) / (n_vocab - 1))[:, None], n_vocab, axis=1)
+    rows[np.arange(len(tokens)), list(tokens)] = np.log(sure)
+    return rows.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How many passes over so many rows an answer took."""
+
+    target: Mapping[int, int]
+    draft: Mapping[int, int]
+
+    def cost(self, costs: CostProfile) -> float:
+        """In T(1); plain decoding costs 1 a token."""
+        verified = sum(times * costs.verify_cost(n) for n, times in self.target.items())
+        return verified + sum(times * costs.draft_cost(n) for n, times in self.draft.items())
+
+
+def accepted(recorded: Recorded, round_: int) -> list[bool]:
+    """Which tokens the draft gets right in this round; at temperature 0 all rounds are alike."""
+    rng = random.Random(round_)
+    return [rng.random() < chance for chance in recorded.acceptance[: len(recorded.tokens)]]
+
+
+def replay(recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings) -> Passes:
+    """The answer once more, drafted so."""
+    ids = {token: i for i, token in enumerate(dict.fromkeys((*recorded.prompt, *recorded.tokens)))}
+    n_vocab, wrong = len(ids) + 2, len(ids)
+    prompt, said = [ids[token] for token in recorded.prompt], [ids[token] for token in recorded.tokens]
+    drafted = [token if fits else wrong for token, fits in zip(said, right, strict=True)]
+    target = Reader(_rows(said, [0.9] * len(said), n_vocab), len(prompt), N_MAX + 1)
+    draft = Reader(_rows(drafted, recorded.confidence[: len(said)], n_vocab), len(prompt), PROBE_TOKENS, target)
+    drafter = REGISTRY[strategy].make(draft if REGISTRY[strategy].needs_model else None, settings)
+    events = Engine(target, drafter).generate(prompt, GREEDY, RandomChooser(0), max_tokens=len(said))
+    told = [token for event in events if (token := getattr(event, "token", None)) is not None]
+    assert told == said, "a replay said something else than what was recorded"
+    return Passes(target.passes, draft.passes)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What passes cost somewhere."""
+
+    name: str
+    costs: CostProfile
+    priors: Mapping[str, Prior] = field(default_factory=lambda: PRIORS)
+
+    @property
+    def draft_can_pay(self) -> bool:
+        """As the profile says it: else the draft is not even loaded."""
+        known = ClassFigures("any", True, 1.0, 1.0, 0, 1.0)
+        return Profile(made="", quick=False, target_extra_bufts=True, draft_extra_bufts=True, step_s=1.0,
+                       costs=self.costs, classes=(known,)).draft_can_pay  # fmt: skip
+
+    @property
+    def auto(self) -> str:
+        """The strategy of `auto` here."""
+        return "chain" if self.draft_can_pay else LOOKUP
+
+    def settings(self) -> DraftSettings:
+        """A fresh controller, as a tuned pair gets it."""
+        policy = controller(self.costs, self.priors, n_max=N_MAX, heat_is_free=False)
+        return DraftSettings(n_max=N_MAX, policy=policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One class at one temperature on one machine; rates are tokens per T(1), so 1 is plain decoding."""
+
+    group: str
+    fixed: Mapping[str, float]  # by setting, plain among them
+    model: float | None  # the controller with the draft model alone; None where the draft is not even loaded
+    auto: float  # the controller as `auto` has it
+    worst: float  # of the answers, with `auto`
+
+    @property
+    def best(self) -> str:
+        """The best fixed setting in hindsight, the first of equals."""
+        return max(self.fixed, key=lambda name: self.fixed[name])
+
+    @property
+    def best_length(self) -> str:
+        """The same among lengths of the model's drafts and plain decoding."""
+        own = {name: rate for name, rate in self.fixed.items() if not name.startswith(LOOKUP)}
+        return max(own, key=lambda name: own[name])
+
+    @property
+    def share(self) -> float:
+        """`auto` over the best fixed setting."""
+        return self.auto / self.fixed[self.best]
+
+    @property
+    def model_share(self) -> float | None:
+        """The controller with the model alone over the best length."""
+        return None if self.model is None else self.model / self.fixed[self.best_length]
+
+
+class Replays:
+    """Answers of one class at one temperature, replayed; fixed settings take the same passes on every machine."""
+
+    def __init__(self, answers: Sequence[Recorded], n_rounds: int) -> None:
+        self.answers = answers
+        self.turns = [(each, accepted(each, round_)) for each in answers for round_ in range(n_rounds)]
+        self.n_tokens = sum(len(each.tokens) for each, _ in self.turns)
+        self._fixed: dict[str, list[Passes]] | None = None
+
+    def fixed(self) -> dict[str, list[Passes]]:
+        """The passes of every fixed setting."""
+        if self._fixed is None:
+            settings = [(MODEL, k) for k in FIXED] + [(LOOKUP, k) for k in LOOKUPS]
+            self._fixed = {
+                f"{LOOKUP} K = {k}" if name == LOOKUP else f"K = {k}":
+                [replay(each, right, name, DraftSettings(n_max=k)) for each, right in self.turns]
+                for name, k in settings
+            }  # fmt: skip
+        return self._fixed
+
+    def _controlled(self, here: Machine, strategy: str) -> list[float]:
+        """Rates of the controller, answer by answer."""
+        return [
+            len(each.tokens) / replay(each, right, strategy, here.settings()).cost(here.costs)
+            for each, right in self.turns
+        ]
+
+    def _whole(self, rates: Sequence[float]) -> float:
+        """The rate over all answers together."""
+        each = (len(answer.tokens) / rate for (answer, _), rate in zip(self.turns, rates, strict=True))
+        return self.n_tokens / sum(each)
+
+    def on(self, here: Machine) -> Found:
+        """What all of it comes to on one machine."""
+        fixed = {"plain": 1.0}
+        for name, passes in self.fixed().items():
+            fixed[name] = self.n_tokens / sum(each.cost(here.costs) for each in passes)
+        auto = self._controlled(here, here.auto)
+        model = self._whole(self._controlled(here, MODEL)) if here.draft_can_pay else None
+        return Found(self.answers[0].group, fixed, model, self._whole(auto), min(auto))
+
+    def alone(self, here: Machine) -> tuple[float, float]:
+        """(rate of the controller with the model alone, the worst answer's): no lookup makes good what it loses."""
+        rates = self._controlled(here, MODEL)
+        return self._whole(rates), min(rates)
+
+
+def hopeless(recorded: Recorded, acceptance: float) -> Recorded:
+    """The same answer with a made-up draft: right so rarely, as sure of itself as the recorded one."""
+    return replace(recorded, acceptance=(acceptance,) * len(recorded.tokens))
+
+
+def bounds(costs: CostProfile, drafted: Sequence[int], c: float | None = None) -> dict[int, float]:
+    """(k+1) / (k*c + T(k+1)) for every length: the most that drafts can give where all of them are accepted."""
+    c = costs.draft_cost() if c is None else c
+    return {k: (k + 1) / (k * c + costs.verify_cost(k + 1)) for k in drafted}
