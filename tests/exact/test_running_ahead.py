@@ -64,11 +64,11 @@ def test_the_answer_follows_the_targets_law_however_far_was_read_ahead(strategy:
     pair = random_pair(41, n_vocab=2, n_max=2, rule=rule)
     params = SAMPLERS[sampler]
     expected = pair.plain_law(params, 4, prompt=PROMPT)
-    for pace in (0, 1, 9):
+    for pace in (1, 9):
         assert_same_law(ahead_law(lambda pace=pace: ahead_rig(pair, strategy, worker=Paced(pace)), params, 4), expected)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_whatever_a_planner_says_reading_ahead_keeps_the_law(strategy: str, seed: int) -> None:
     """A pause, a probe, or a looked-up block between the reading and the asking."""
@@ -85,8 +85,8 @@ def test_reading_ahead_stops_where_the_draft_is_full(room: int) -> None:
     """FIELD 26: an error in the background, or cells that are missing when the answer wants them."""
     pair = random_pair(65, n_vocab=2, n_max=3, n_draft_ctx=len(PROMPT) + room)
     for strategy in ("draft-simple", "chain-tli"):
-        found = ahead_law(lambda strategy=strategy: ahead_rig(pair, strategy, worker=Paced(9)), PLAIN, 4)
-        assert_same_law(found, pair.plain_law(PLAIN, 4, prompt=PROMPT))
+        found = ahead_law(lambda strategy=strategy: ahead_rig(pair, strategy, worker=Paced(9)), PLAIN, 3)
+        assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=PROMPT))
 
 
 def test_with_threads_the_law_is_the_same() -> None:
@@ -119,7 +119,7 @@ def test_every_draw_and_decision_is_the_same_as_without_it(params: SamplingParam
 
     rigs = [rig(Paced(0), Unmoved), rig(Paced(2)), rig(Paced(9)), rig(None)]
     rng = random.Random(7)
-    for seed in range(12):
+    for seed in range(8):
         prompt = [rng.randrange(N_VOCAB - 1) for _ in range(rng.randrange(2, 10))]
         plain, *others = [told(rig, params, seed, prompt) for rig in rigs]
         assert others == [plain] * 3
@@ -153,7 +153,7 @@ def texts_at(pace: int, kind: type[WatchedAhead] = WatchedAhead) -> list[object]
     pair = good_pair()
     assert pair.draft is not None
     rig = ahead_rig(pair, worker=Paced(pace), below=WidthModel(pair.draft, N_VOCAB, n_ctx=200), kind=kind)
-    return [told(rig, WARM, seed) for seed in range(6)]
+    return [told(rig, WARM, seed) for seed in range(3)]
 
 
 @pytest.mark.parametrize("pace", PACES[1:])
@@ -187,6 +187,16 @@ class Stale(WatchedAhead):
         if self._read and len(tokens) == 1:
             tokens = (self._read[0][0],)
         return WatchedAhead.eval(self, tokens, parents)
+
+
+class StaleRow(WatchedAhead):
+    """Reads the right token and hands out the row of another: exact, since that is what is drawn from, and useless."""
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        self._settle()
+        stale = self._read[0][1] if self._read and len(tokens) == 1 else None
+        rows = WatchedAhead.eval(self, tokens, parents)
+        return rows if stale is None else stale
 
 
 class Lingering(WatchedAhead):
@@ -229,12 +239,17 @@ def caught(kind: type[WatchedAhead]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", [Stale, Lingering, Unsaid, Borrowed])
+@pytest.mark.parametrize("kind", [Stale, StaleRow, Lingering, Unsaid, Borrowed])
 def test_a_broken_reading_ahead_is_caught(kind: type[WatchedAhead]) -> None:
     """A suite that stays green whatever is broken."""
+    found = caught(kind)
+    assert found
+    print(f"{kind.__name__}: {found}")
+
+
+def test_a_sound_reading_ahead_is_not() -> None:
+    """Faults that are seen where there are none."""
     assert caught(WatchedAhead) == ""
-    assert caught(kind)
-    print(f"{kind.__name__}: {caught(kind)}")
 
 
 # ------------------------------------------------------------------------------------------- the adapter as a model
