@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from specllama.errors import SpecllamaError, UnsupportedModel
 from specllama.types import Cancel, FloatArray, Guess, LanguageModel, room_after
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
     """One reading in the background."""
 
-    stop: threading.Event
-    done: Future[None]
     length: int  # of the model's KV when it began
     busy_s: float  # of the model, then
+    stop: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
 
 
 class AheadModel:
@@ -42,6 +42,7 @@ class AheadModel:
         """`worker` runs the background readings, one after the other; None = a thread of its own."""
         self._model = model
         self._worker: Executor = worker or ThreadPoolExecutor(1, thread_name_prefix="specllama-ahead")
+        self._using = threading.Lock()  # held by the background thread for every token that it reads
         self._run: _Run | None = None
         self._read: list[tuple[int, FloatArray]] = []  # read ahead: each token with its row  (1, V)
         self._first: int | None = None  # what `run_ahead` began with, as long as it is the next token
@@ -92,21 +93,28 @@ class AheadModel:
         if n_most < 1:
             return
         self._first = first
-        stop, length, busy_s = threading.Event(), self._model.length, self._busy()
+        # Known before it begins: a Ctrl-C in between must not leave a reading that nobody stops.
+        run = self._run = _Run(self._model.length, self._busy())
         with suppress(RuntimeError):  # no thread to be had, or the program ends: then it is read when it is asked for
-            done = self._worker.submit(self._read_on, stop, first, n_most, guess)
-            self._run = _Run(stop, done, length, busy_s)
+            self._worker.submit(self._read_on, run, first, n_most, guess)
 
-    def _read_on(self, stop: threading.Event, first: int, n_most: int, guess: Guess) -> None:
+    def _read_on(self, run: _Run, first: int, n_most: int, guess: Guess) -> None:
         """The background thread."""
         token: int | None = first
-        while token is not None and not stop.is_set():
-            if len(self._read) == n_most or room_after(self._model, (token,)) < 0:
-                return
-            rows = self._model.eval((token,)).copy()  # the model's own view ends with the next token
-            rows.setflags(write=False)
-            self._read.append((token, rows))
-            token = guess(rows[0])
+        while token is not None:
+            with self._using:
+                if run.stop.is_set() or len(self._read) == n_most:
+                    return
+                try:
+                    if room_after(self._model, (token,)) < 0:
+                        return
+                    rows = self._model.eval((token,)).copy()  # the model's own view ends with the next token
+                    rows.setflags(write=False)
+                    self._read.append((token, rows))
+                    token = guess(rows[0])
+                except BaseException as error:  # told by `_settle`, in the caller's thread
+                    run.error = error
+                    return
 
     def _settle(self) -> None:
         """End what runs in the background, and bring `_read` in line with the KV, whatever happened there.
@@ -118,17 +126,16 @@ class AheadModel:
             return
         run.stop.set()
         started = perf_counter()
-        wait((run.done,))
-        waited_s = perf_counter() - started
+        with self._using:  # the token that is being read
+            waited_s = perf_counter() - started
         self._run = None
         self._hidden_s += max(self._busy() - run.busy_s - waited_s, 0.0)
         n_read = self._model.length - run.length
         if n_read > len(self._read):
             self._model.truncate(run.length + len(self._read))
         del self._read[max(n_read, 0) :]
-        error = run.done.exception()
-        if error is not None and not isinstance(error, (SpecllamaError, MemoryError)):
-            raise error
+        if run.error is not None and not isinstance(run.error, (SpecllamaError, MemoryError)):
+            raise run.error
 
     def _drop(self) -> None:
         """Nothing is ahead any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import sleep
@@ -27,16 +27,10 @@ class Paced(Executor):
         self.n_runs = 0
 
     def submit(  # type: ignore[override]
-        self, read_on: Callable[..., None], stop: threading.Event, first: int, n_most: int, guess: Guess
-    ) -> Future[None]:
+        self, read_on: Callable[..., None], run: object, first: int, n_most: int, guess: Guess
+    ) -> None:
         self.n_runs += 1
-        done: Future[None] = Future()
-        try:
-            read_on(stop, first, min(n_most, self.n_tokens), guess)
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-        return done
+        read_on(run, first, min(n_most, self.n_tokens), guess)
 
 
 class WatchedAhead(AheadModel):

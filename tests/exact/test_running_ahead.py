@@ -329,6 +329,28 @@ def test_two_threads_in_one_model_would_be_seen() -> None:
     AheadModel._settle(model)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_reading_that_begins_late_reads_nothing(error: type[BaseException]) -> None:
+    """Ctrl-C while it is being started, or a thread that cannot be had at first: nobody waits for it any more."""
+
+    class Late(Paced):
+        def submit(self, *args: object) -> None:  # type: ignore[override]
+            waiting.append(args)
+            raise error
+
+    waiting: list[tuple[object, ...]] = []
+    below = FakeModel(RandomTable(4, 45), 4)
+    model = WatchedAhead(below, worker=Late(9))
+    model.eval((0,))
+    try:
+        model.run_ahead(1, 3, argmax)
+    except KeyboardInterrupt:
+        assert error is KeyboardInterrupt
+    model.eval((2,))
+    Paced.submit(model._worker, *waiting[0])  # type: ignore[arg-type]
+    assert below.tokens == model.tokens == (0, 2)
+
+
 def test_it_cannot_be_cut_to_more_than_it_holds() -> None:
     """What was read ahead taken for what is there."""
     model = AheadModel(FakeModel(RandomTable(4, 45), 4), worker=Paced(3))
@@ -431,7 +453,6 @@ def test_a_kv_that_was_emptied_in_the_background_is_read_again() -> None:
         read_on(*args)
         if n_runs in (1, 3):
             below.truncate(0)
-            raise Interrupted("everything is gone")
 
     rig.draft._read_on = reading  # type: ignore[union-attr]
     assert rig.answer(SHORT, GREEDY, Certain(), 20)[0] == plain_greedy(rig.target.table, SHORT, 20)
