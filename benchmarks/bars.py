@@ -37,6 +37,7 @@ from specllama import llama
 from specllama.bench_prompts import BenchPrompt
 from specllama.cli.output import open_output
 from specllama.cpu import this_cpu
+from specllama.kernel_path import KernelPath
 
 LOAD_S = {"plain": 2.5, "draft": 3.5}  # their programs, for the estimate
 GUESSED = 1.5  # the time of a fixed setting over plain decoding, for the estimate
@@ -134,7 +135,7 @@ def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
         "auto_draft": None if setup.draft is None else setup.draft.path.name,
         "tuned": None if profile is None else profile.made,
         "costs": None if profile is None else profile.costs.to_json(),
-        "extra_bufts": setup.target_options.use_extra_bufts,
+        "path": KernelPath.of(setup.target_options).name,
         "plain_extra_bufts": args.plain_extra_bufts,
         "threads": here.n_threads,
         "predict": args.predict,
@@ -152,7 +153,7 @@ def report(path: Path) -> None:
     tuned = f"tuned {found['tuned']}" if found["tuned"] else "not tuned"
     print(
         f"{found['target']}, {found['predict']} tokens, {found['threads']} threads, {found['cpu']}; auto here: "
-        f"{found['auto']}, {draft} ({tuned}); llama-cpp-python {found['bindings']}, Python {found['python']}"
+        f"{found['auto']}, {draft} ({tuned}), target with {found['path']}; llama-cpp-python {found['bindings']}, Python {found['python']}"
     )
     print("\n".join([*bar_tables(runs), *arm_table(runs)]))
 

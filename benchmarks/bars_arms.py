@@ -20,6 +20,7 @@ from specllama.conversation import Conversation, Message
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.none import NoDrafter
+from specllama.kernel_path import KernelPath
 from specllama.llama import LlamaModel
 from specllama.tuning import N_MAX
 from specllama.types import Cancel, Drafter
@@ -120,8 +121,9 @@ def opened(*, with_draft: bool, plain_bufts: str) -> Iterator[Ours]:
                 assert fixed.draft is not None
                 loaded = llama.load(fixed.draft.path, fixed.draft_options(models.target.n_ctx))
                 published = in_target_ids(models.target, owned.enter_context(loaded))
-        if plain_bufts != "same" and (plain_bufts == "on") != setup.target_options.use_extra_bufts:
-            other = replace(setup.target_options, use_extra_bufts=plain_bufts == "on")
+        wanted = KernelPath(plain_bufts == "on")
+        if plain_bufts != "same" and wanted != KernelPath.of(setup.target_options):
+            other = wanted.applied(setup.target_options)
             plain = owned.enter_context(llama.load(setup.target.path, other))
         yield Ours(setup, models, published, plain, Conversation(models.target.vocab, setup.target.template))
 

@@ -21,6 +21,7 @@ import numpy as np
 from specllama.calibration import PRIORS, Prior
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.engine import Engine
+from specllama.kernel_path import KernelPath
 from specllama.profiles import ClassFigures, Profile
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import N_MAX, PROBE_TOKENS, CostProfile, controller
@@ -137,7 +138,7 @@ class Machine:
     def draft_can_pay(self) -> bool:
         """As the profile says it: else the draft is not even loaded."""
         known = ClassFigures("any", True, 1.0, 1.0, 0, 1.0)
-        return Profile(made="", quick=False, target_extra_bufts=True, draft_extra_bufts=True, step_s=1.0,
+        return Profile(made="", quick=False, target_path=KernelPath(), draft_path=KernelPath(), step_s=1.0,
                        costs=self.costs, classes=(known,)).draft_can_pay  # fmt: skip
 
     @property
