@@ -153,7 +153,8 @@ def report(path: Path) -> None:
     tuned = f"tuned {found['tuned']}" if found["tuned"] else "not tuned"
     print(
         f"{found['target']}, {found['predict']} tokens, {found['threads']} threads, {found['cpu']}; auto here: "
-        f"{found['auto']}, {draft} ({tuned}), target with {found['path']}; llama-cpp-python {found['bindings']}, Python {found['python']}"
+        f"{found['auto']}, {draft} ({tuned}), target with {found['path']}; "
+        f"llama-cpp-python {found['bindings']}, Python {found['python']}"
     )
     print("\n".join([*bar_tables(runs), *arm_table(runs)]))
 
