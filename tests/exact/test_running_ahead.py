@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -403,21 +404,23 @@ def failing_in_background(worker: Paced | None, error: BaseException) -> Rig:
     """A rig whose draft fails at every second token that is read ahead."""
     rig = ahead_rig(good_pair(), worker=worker)
     draft: WatchedAhead = rig.draft  # type: ignore[assignment]
-    read_on, in_background, n_read = draft._read_on, False, 0
+    read_on, n_read = draft._read_on, 0
+    reader = 0  # the thread that reads ahead; a thread of its own may still be leaving while the answer goes on
 
     def fail(n_call: int, name: str) -> None:
         nonlocal n_read
-        n_read += in_background and name == "eval"
-        if in_background and n_read % 2 == 0:
-            raise error
+        if reader == threading.get_ident():
+            n_read += 1
+            if n_read % 2 == 0:
+                raise error
 
     def read_and_fail(*args: object) -> None:
-        nonlocal in_background
-        in_background = True
+        nonlocal reader
+        reader = threading.get_ident()
         try:
             read_on(*args)  # type: ignore[arg-type]
         finally:
-            in_background = False
+            reader = 0
 
     draft._read_on = read_and_fail  # type: ignore[method-assign]
     draft._model.hook = fail  # type: ignore[attr-defined]
