@@ -20,7 +20,7 @@ N_ROOM = 160  # tokens behind a prompt that the audit needs
 USUAL = 60  # passes of a unit, before any was seen
 LEAST_KNOWN = 0.03  # share of the whole from which on the rest can be guessed
 # What each section takes of the whole, roughly: only the time that is left is guessed from it.
-SHARES = {"greedy answers": 0.5, "exact laws and draws": 0.3, "the KV": 0.2, "self-test": 0.3}
+SHARES = {"greedy answers": 0.25, "exact laws and draws": 0.45, "the KV": 0.3, "self-test": 0.3}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from specllama import drafts, tuner_paths
 from specllama.checkup import about_build
+from specllama.cli import loading
 from specllama.cli.chat_input import _history
+from specllama.cli.draft_view import show_list
 from specllama.cli.output import Output, Stream, wrapped
+from specllama.compat_overlap import BY_TEXT
+from specllama.errors import PairError, SpecllamaError
 from specllama.llama import build_info
 from tests.cli.conftest import ENDLESS, Pair, Result
 
@@ -29,8 +37,6 @@ def test_prose_breaks_between_words_and_paths_stay_whole() -> None:
 
 def test_notes_and_sentences_are_broken_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: line breaks in a pipe, whose reader looks for a line."""
-    from io import StringIO
-
     out, err = StringIO(), StringIO()
     terminal = Output(Stream(out, True, False, False, True), Stream(err, True, False, False, True))
     monkeypatch.setattr(Stream, "width", property(lambda stream: 20 if stream.is_terminal else 0))
@@ -81,10 +87,62 @@ def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
 
 def test_a_dirty_commit_is_explained() -> None:
     """Prevents: "-dirty", and the reader thinks that something is broken."""
-    from dataclasses import replace
-
     build = build_info()
     assert (
         "-dirty where that had changes; nothing is wrong" in about_build(replace(build, commit="0c1e570-dirty")).found
     )
     assert "dirty" not in about_build(replace(build, commit="0c1e570")).found
+
+
+def test_a_quick_tuning_looks_at_one_derived_draft_and_says_so(
+    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: twenty seconds that take minutes, because of every draft that somebody made once."""
+    derived = []
+    for name, n_bytes in (("coarse", 30), ("tiny", 10), ("fine", 20)):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(b"x" * n_bytes)
+        derived.append(SimpleNamespace(path=path))
+    monkeypatch.setattr(drafts, "children_of", lambda parent: derived if parent == pair.draft else [])
+    asked: list[list[str]] = []
+
+    def worth_measuring(_subject: object, variants: Sequence[Path]) -> object:
+        asked.append([path.stem for path in variants])
+        raise SpecllamaError("seen enough")
+
+    monkeypatch.setattr(tuner_paths, "worth_measuring", worth_measuring)
+    told = specllama("tune", *pair.options, "--quick").err
+    assert "note: of 3 derived drafts only the smallest is looked at (tiny), to be quick" in told
+    assert "derived drafts" not in specllama("tune", *pair.options).err
+    assert asked == [["tiny"], ["coarse", "tiny", "fine"]]
+
+
+def test_two_tokenizers_are_not_tuned_and_what_to_do_instead_is_said(
+    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a hint at an option that `tune` has not."""
+
+    def refuse(*_: object) -> None:
+        raise PairError("the tokenizers differ", hint=BY_TEXT)
+
+    monkeypatch.setattr(loading, "require_fit", refuse)
+    result = specllama("tune", *pair.options)
+    assert result.code == 1
+    assert "hint: pairs of two tokenizers are not tuned; `run --spec-type draft-tli` drafts with them all the same" in (
+        result.err
+    )
+
+
+def test_the_list_of_drafts_says_how_its_figures_were_measured() -> None:
+    """Prevents: 1.25x in one table and 1.08x in another for the same draft, and nobody knows why."""
+    err = StringIO()
+    output = Output(Stream(StringIO(), False, False, False, False), Stream(err, False, False, False, False))
+    show_list(output, [])
+    assert err.getvalue() == ""
+    last = SimpleNamespace(cost=0.2, speed=1.25, target="target.gguf")
+    recipe = SimpleNamespace(summary="weights in Q4_0")
+    one = SimpleNamespace(measurements=(last,), recipe=recipe, name="draft", n_bytes=1, path=Path("/nowhere"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(drafts, "stale", lambda _: "")
+        show_list(output, [one])  # type: ignore[list-item]
+    assert "`specllama tune` measures again" in err.getvalue()
