@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 from specllama import children, llama, traces
 from specllama.children import Tell
@@ -30,6 +31,7 @@ N_BEFORE = 128  # tokens in the KV while passes are measured
 THREAD_MARGIN = 1.03
 # How far a child is, roughly: behind loading, trying numbers of threads, and measuring passes.
 LOADED, TRIED, MEASURED = 0.1, 0.2, 0.6
+TELL_S = 1.0  # between two words about how far a child is
 N_VERIFIED = 5  # rows of the pass by which threads for blocks are judged
 
 
@@ -151,6 +153,20 @@ def _within(tell: Tell, what: str, shares: tuple[float, ...], share: float) -> N
     tell(what, begin + share * (end - begin))
 
 
+def _seldom(tell: Tell) -> Tell:
+    """The same, now and then: who draws on another core takes time from the pass that follows."""
+    last = -math.inf
+
+    def told(what: str, share: float) -> None:
+        nonlocal last
+        now = perf_counter()
+        if now - last >= TELL_S:
+            last = now
+            tell(what, share)
+
+    return told
+
+
 def find_threads(bench: Bench, seconds: float, progress: Callable[[float], None] = lambda share: None) -> Threads:
     """The best number of threads for each kind of pass: a row of the target, several of them, a row of the draft."""
     default = bench.default_threads()
@@ -188,7 +204,7 @@ def _may_choose_threads(subject: Subject) -> bool:
 
 def _measure(bench: Bench, tell: Tell) -> Measured:
     """Everything one child is for."""
-    job = bench.job
+    job, tell = bench.job, _seldom(tell)
     bench.read()
     threads = None
     if _may_choose_threads(job.subject):
