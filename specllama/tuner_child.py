@@ -154,14 +154,14 @@ def _within(tell: Tell, what: str, shares: tuple[float, ...], share: float) -> N
 
 
 def _seldom(tell: Tell) -> Tell:
-    """The same, now and then: who draws on another core takes time from the pass that follows."""
-    last = -math.inf
+    """The same, now and then, but for a new part: who draws on another core takes time from the pass that follows."""
+    last_s, last = -math.inf, ""
 
     def told(what: str, share: float) -> None:
-        nonlocal last
-        now = perf_counter()
-        if now - last >= TELL_S:
-            last = now
+        nonlocal last_s, last
+        now_s = perf_counter()
+        if what != last or now_s - last_s >= TELL_S:
+            last_s, last = now_s, what
             tell(what, share)
 
     return told
