@@ -17,6 +17,7 @@ from specllama import traces
 from specllama.children import Tell
 from specllama.errors import BackendError, SpecllamaError
 from specllama.kernel_path import DEFAULT, KernelPath
+from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.traces import Answer, Trace
 from specllama.tuner_child import Job, Measured, Way, run_child
@@ -32,6 +33,11 @@ PATH_MARGIN = 1.03
 # measured one after the other cannot be compared.
 MOST_DRIFT = 1.1
 
+# A block never takes less time than one row. Where it seems to, by more than noise does, the row was held up.
+PLAUSIBLE = 0.9
+
+HELD_UP = "twice a pass over one row took longer than one over several: the machine is too busy to measure anything"
+
 # Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it; and what a way
 # gets that is only looked at to find the best few.
 VARIANT_SHARE = 0.25
@@ -46,9 +52,10 @@ class Effort:
     seconds: float  # for the passes of one child
     n_visits: int  # children for each way of loading, in turn, so that a drift of the machine strikes all alike
     n_tokens: int  # generated for each class of prompts
+    rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks
 
 
-QUICK = Effort(seconds=5.0, n_visits=1, n_tokens=24)
+QUICK = Effort(seconds=5.0, n_visits=1, n_tokens=24, rows=QUICK_ROWS)
 THOROUGH = Effort(seconds=30.0, n_visits=2, n_tokens=96)
 
 
@@ -118,6 +125,12 @@ def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
     return [*turns, (ways[0], True)] if len(ways) > 1 and n_visits == 1 else turns
 
 
+def _plausible(found: Measured) -> bool:
+    """Does no block take less time than one row?"""
+    measured = [points for points in (found.verify, found.draft) if points]
+    return all(cost >= PLAUSIBLE * points[0][1] for points in measured for _, cost in points)
+
+
 class _Visits:
     """What the children told so far."""
 
@@ -155,8 +168,13 @@ class _Visits:
 
     def _visit(self, job: Job, tell: Tell) -> None:
         """One child more."""
+        job = replace(job, threads=self.threads, most_step_s=self.fastest * SLOWEST_PLAIN)
         try:
-            found = self._run(replace(job, threads=self.threads, most_step_s=self.fastest * SLOWEST_PLAIN), tell)
+            found = self._run(job, tell)
+            if not _plausible(found):
+                found = self._run(job, tell)
+            if not _plausible(found):
+                raise BackendError(HELD_UP, hint="tune again when nothing else runs")
         except SpecllamaError as error:
             self.failures[job.way] = error
             return
@@ -205,7 +223,7 @@ def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run
         visits.tour(paths.ways, 1, job, telling(0, n_coarse))
         paths = _shortlist(paths, visits)
         visits = _Visits(run, visits.threads, visits.failures)
-    job = Job(subject, paths.ways[0], effort.seconds, effort.n_tokens)
+    job = Job(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows)
     visits.tour(paths.ways, effort.n_visits, job, telling(n_coarse, n_full))
     layouts = visits.layouts
     failures += [f"{way.name}: {error}" for way, error in visits.failures.items()]

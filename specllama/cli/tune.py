@@ -28,7 +28,7 @@ class TuneOptions:
 
     title: ClassVar[str] = "Tuning"
 
-    quick: Annotated[bool, option("--quick", "Measure for about 20 seconds instead of minutes.")] = False
+    quick: Annotated[bool, option("--quick", "A short look, less than a minute where nothing else runs.")] = False
     json: Annotated[bool, option("--json", "One JSON object: the profile and where it is kept.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The findings and errors, nothing else.")] = False
     verbose: Annotated[bool, option("-v --verbose", "What every pass costs as well.")] = False

@@ -88,6 +88,26 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
         tuner.measure(SUBJECT, BOTH, EFFORT, _silent, die)
 
 
+def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_kept() -> None:
+    """A machine so busy that four rows seemed to cost a ninth of one, and a profile that promised 23 times as much."""
+    held_up = ((1, 0.4), (2, 0.05), (4, 0.05))
+    n_runs = 0
+
+    def once(job: Job, _tell: Tell) -> Measured:
+        nonlocal n_runs
+        n_runs += 1
+        verify, draft = held_up if n_runs == 1 else SECONDS, held_up if n_runs == 2 else DRAFT_SECONDS
+        return Measured(0.04, verify, draft, TRACES if job.n_tokens else ())
+
+    with pytest.raises(BackendError, match="too busy"):  # the target's blocks first, then the draft's
+        tuner.measure(SUBJECT, ONE, EFFORT, _silent, once)
+    assert n_runs == 2
+    n_runs = 2
+    found = tuner.measure(SUBJECT, ONE, EFFORT, _silent, once)
+    assert found.layouts[0].verify is not None
+    assert found.failures == ()
+
+
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
     """The target's path forced upon the draft, for which it is four times as dear."""
     profile = tuner.choose(_found(Layout(ON, 0.04, CHEAP, SLOW), Layout(OFF, 0.041, STEEP, FAST)), quick=False)
