@@ -114,7 +114,8 @@ def opened(*, with_draft: bool, plain_bufts: str) -> Iterator[Ours]:
         models = owned.enter_context(loading.load_models(setup, output, Cancel()))
         published, plain = None, models.target
         if with_draft:
-            fixed = replace(fixed, profile=setup.profile)  # its threads and the draft's kernel path
+            # Its threads, and the draft's kernel path where it is this draft's.
+            fixed = replace(fixed, profile=loading.profile_for(fixed.draft, fixed, setup.profile))
             if setup.draft is not None and fixed.draft is not None and setup.draft.path == fixed.draft.path:
                 published = models.draft
             else:

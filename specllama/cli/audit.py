@@ -221,7 +221,7 @@ def _as_run(setup: loading.Setup, out: Output, *, keep_draft: bool) -> loading.S
     if profile is None:
         return setup
     if keep_draft:
-        tuned = replace(tuned, draft=setup.draft)
+        tuned = replace(tuned, draft=setup.draft, profile=loading.profile_for(setup.draft, setup, profile))
     draft = "" if tuned.draft is None else f", with the draft {tuned.draft.path.stem}"
     out.note(f"audited is the pair as tuned {profile.made[:10]}{draft}")
     return tuned

@@ -21,9 +21,7 @@ from specllama.conversation import Conversation, Message
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY
 from specllama.errors import MemoryShort, UsageError
-from specllama.kernel_path import KernelPath
 from specllama.llama import LlamaModel, LoadOptions
-from specllama.profiles import Profile
 from specllama.sampling import SamplingParams
 from specllama.storage import meant, size_text
 from specllama.tuning import N_MAX, PROBE_TOKENS
@@ -156,7 +154,7 @@ def prepare(
         files.append(tuned.draft)
     setups = []
     for file in files:
-        profile = _profile_for(file, first, tuned.profile)
+        profile = loading.profile_for(file, first, tuned.profile)
         setup = BenchSetup(
             first.target, file, options, plain, first.strategy, N_MAX, profile, by_text=TLI in strategies
         )
@@ -166,13 +164,6 @@ def prepare(
     subject = Subject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp)
     _require_memory(subject)
     return replace(subject, setups=tuple(map(_with_sums, setups)))
-
-
-def _profile_for(file: File | None, first: Setup, profile: Profile | None) -> Profile | None:
-    """The profile as it is for a draft: its kernel path was found out for one file, and others have other weights."""
-    if profile is None or file is None or file.path == (profile.derived or (first.draft and first.draft.path)):
-        return profile
-    return replace(profile, draft_path=KernelPath.of(first.target_options))
 
 
 def _with_sums(setup: BenchSetup) -> BenchSetup:

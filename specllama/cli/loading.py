@@ -249,6 +249,17 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     return replace(setup, draft=draft, target_options=options, strategy=strategy, n_max=LONGEST_AUTO, profile=profile)
 
 
+def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Profile | None:
+    """The profile of `setup` as it is for a draft: its kernel path was found for one file, and others have other types.
+
+    Orders for weights that a file does not have are an error.
+    """
+    own = setup.draft and setup.draft.path
+    if profile is None or draft is None or draft.path == (profile.derived or own):
+        return profile
+    return replace(profile, draft_path=KernelPath.of(setup.target_options))
+
+
 def _out_of_reach(profile: Profile) -> str:
     """Why the profile's kernel paths cannot be set here; empty where they can."""
     wanted = {buffer for path in (profile.target_path, profile.draft_path) for _, buffer in path.placed}

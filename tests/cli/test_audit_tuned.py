@@ -14,6 +14,7 @@ from specllama.cli import audit as command
 from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import open_output
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import Subject
 from tests.cli.conftest import Pair, Result, record_of
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 def keep(pair: Pair, derived: Path | None) -> None:
     """Keeps a profile of the pair that chose another draft."""
     wish = LoadOptions(n_threads=1)
-    profile = replace(PROFILE, derived=derived)
+    profile = replace(PROFILE, derived=derived, draft_path=AS_IN_FILE)
     profiles.save(Subject(pair.target, wish, pair.draft, wish), profile)
 
 
@@ -35,7 +36,7 @@ def keep(pair: Pair, derived: Path | None) -> None:
 def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_is(
     pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str], named: bool
 ) -> None:
-    """Prevents: the proof is of another pair than the one that answers."""
+    """Prevents: the proof is of another pair than the one that answers; orders for weights that a named draft lacks."""
     derived = tmp_path / "cheaper.gguf"
     shutil.copy(pair.draft, derived)
     keep(pair, derived)
@@ -47,6 +48,7 @@ def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_
     assert setup.draft is not None
     assert setup.draft.path == (pair.draft if named else derived)
     assert setup.target_options.use_extra_bufts is False
+    assert KernelPath.of(setup.draft_options(64)) == (DEFAULT if named else AS_IN_FILE)
     assert setup.profile is not None
     told = capfd.readouterr().err
     assert f"audited is the pair as tuned 2026-01-02, with the draft {setup.draft.path.stem}\n" in told

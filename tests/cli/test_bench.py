@@ -16,8 +16,8 @@ import pytest
 from specllama import bench as core
 from specllama import bench_plots, machine
 from specllama.bench_types import ALL, BenchReport
-from specllama.cli.bench_models import _profile_for
 from specllama.cli.bench_view import main_table
+from specllama.cli.loading import profile_for
 from specllama.errors import UsageError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LoadOptions
@@ -74,14 +74,14 @@ def test_a_profiles_kernel_path_is_for_the_draft_that_it_was_found_for() -> None
     first: Any = SimpleNamespace(draft=own, target_options=LoadOptions())
 
     def path_for(file: Any, of: Profile) -> KernelPath:
-        found = _profile_for(file, first, of)
+        found = profile_for(file, first, of)
         assert found is not None
         return found.draft_path
 
     assert (path_for(own, profile), path_for(other, profile), path_for(None, profile)) == (path, DEFAULT, path)
     of_derived = replace(profile, derived=Path("derived"))
     assert (path_for(own, of_derived), path_for(derived, of_derived)) == (DEFAULT, path)
-    assert _profile_for(own, first, None) is None  # type: ignore[arg-type]
+    assert profile_for(own, first, None) is None  # type: ignore[arg-type]
 
 
 def test_one_table_and_one_verdict_in_words(specllama: Run, args: list[str]) -> None:
