@@ -108,9 +108,14 @@ def _deviations(kind: str, matrices: Sequence[Matrix]) -> list[KernelPath]:
     """The paths on which only this tensor type is kept elsewhere than llama.cpp would keep it."""
     others: dict[tuple[str, str], None] = {}  # where llama.cpp keeps the other types
     buffers: dict[str, None] = {}  # that can hold this one
+    ranks: dict[str, int] = {}  # of a buffer type among those that llama.cpp prefers
     for matrix in matrices:
+        for rank, buffer in enumerate(matrix.fits):
+            ranks[buffer] = max(rank, ranks.get(buffer, 0))
         if matrix.kind == kind:
             buffers.update(dict.fromkeys(matrix.fits))
         else:
             others[matrix.kind, matrix.fits[0]] = None
-    return [KernelPath(placed=((kind, buffer),)) for buffer in buffers] + [KernelPath(False, tuple(others))]
+    # Matrices of one type may differ in what holds their shapes, and the first order that fits counts.
+    ranked = tuple(sorted(others, key=lambda order: ranks[order[1]]))
+    return [KernelPath(placed=((kind, buffer),)) for buffer in buffers] + [KernelPath(False, ranked)]

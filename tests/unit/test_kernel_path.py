@@ -49,6 +49,15 @@ def test_a_type_with_hardly_any_weights_is_left_where_it_is() -> None:
     assert candidates(few, 100_000) == (DEFAULT, AS_IN_FILE)
 
 
+def test_other_types_stay_where_llama_cpp_keeps_them_whichever_shape_comes_first() -> None:
+    """An order for AMX that no weight is left for, which ends the loading, because an odd shape stood first."""
+    odd = Matrix("output.weight", "q4_0", 200, (REPACK,))  # of a shape that AMX does not take
+    usual = Matrix("blk.0.attn_q.weight", "q4_0", 200, (AMX, REPACK))
+    matrices = [odd, usual, ON_AMX[1]]
+    (path,) = (each for each in candidates(matrices, 700) if not each.extra_bufts and len(each.placed) == 2)
+    assert [path.buffer_of(matrix) for matrix in matrices] == [REPACK, AMX, ""]
+
+
 def test_a_head_that_is_the_embedding_goes_where_llama_cpp_puts_it() -> None:
     """Two paths taken for different, or for the same, although the largest matrix of the file says otherwise."""
     head = Matrix("token_embd.weight", "q4_K", 500, (REPACK,), placeable=False)
