@@ -230,8 +230,11 @@ def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run
     found: list[Variant] = []
     for i, (path, several) in enumerate(paths.head(MOST_PATHS).variants):
         at = telling(n_coarse + n_full + sum(each_variant[:i]), each_variant[i])
+        derived = replace(subject, draft=path)
         try:
-            found.append(_measure_variant(replace(subject, draft=path), several, layouts[0], visits, effort, at, run))
+            variant, failed = _measure_variant(derived, several, layouts[0], visits, effort, at, run)
+            found.append(variant)
+            failures += failed
         except SpecllamaError as error:
             failures.append(f"{path.stem}: {error}")
     return Findings(tuple(layouts), visits.traces, tuple(failures), visits.drift, tuple(found), visits.threads)
@@ -271,19 +274,29 @@ def _measure_variant(
     effort: Effort,
     tell: Tell,
     run: Run,
-) -> Variant:
-    """A draft on every path of its own, judged by what the target said before."""
+) -> tuple[Variant, list[str]]:
+    """A draft on every path of its own, judged by what the target said before; and which paths failed, and why.
+
+    Raises what the first path did if none works.
+    """
     assert subject.draft is not None
-    found, recorded = list[Layout](), tuple[Trace, ...]()
+    found, recorded, errors = list[Layout](), tuple[Trace, ...](), dict[KernelPath, SpecllamaError]()
     for i, path in enumerate(several):
         way = replace(target.way, draft=path)
         answers = () if recorded else visits.answers
         job = Job(subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads)
-        measured = run(job, lambda what, share, i=i: tell(what, (i + share) / len(several)))  # type: ignore[misc]
+        try:
+            measured = run(job, lambda what, share, i=i: tell(what, (i + share) / len(several)))  # type: ignore[misc]
+        except SpecllamaError as error:
+            errors[path] = error
+            continue
         recorded = recorded or measured.traces
         # In units of T(1) in the same rounds: it does not matter how fast the machine was then.
         found.append(replace(_merged(way, [measured]), step_s=target.step_s, verify=None))
-    return Variant(subject.draft, tuple(found), recorded)
+    if not found and errors:
+        raise next(iter(errors.values()))
+    failures = [f"{subject.draft.stem}, {path.name}: {error}" for path, error in errors.items()]
+    return Variant(subject.draft, tuple(found), recorded), failures
 
 
 def _costs(target: Layout, draft: Layout) -> CostProfile:
@@ -360,9 +373,10 @@ def variant_figures(found: Findings, profile: Profile) -> list[tuple[str, float,
     """(name, c, geometric mean of the classes' speeds) of every derived draft on the profile's path of the target."""
     told = []
     target = next(layout for layout in found.layouts if layout.way.target == profile.target_path and layout.verify)
-    for variant in found.variants:
-        costs = _costs(target, _cheapest_draft(variant.layouts))
-        told.append((variant.path.stem, costs.draft_cost(), mean_speed(figures(variant.traces, costs))))
+    for path, layouts, recorded in _drafts(found):  # those that it was chosen by
+        if path is not None:
+            costs = _costs(target, _cheapest_draft(layouts))
+            told.append((path.stem, costs.draft_cost(), mean_speed(figures(recorded, costs))))
     return told
 
 

@@ -119,7 +119,7 @@ def _measured(layout: tuner.Layout) -> str:
 
 
 # What `draft list` shows was measured in another way.
-WITH = " (measured now, with the threads and the kernel path above, drafting only where it pays)"
+WITH = " (measured now, with the threads above and on its own best kernel path, drafting only where it pays)"
 
 
 def _compared(found: tuner.Findings, profile: Profile) -> list[str]:

@@ -218,6 +218,21 @@ def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_los
     assert (found.variants, found.failures) == ((), ("draft+q4_0: it is damaged",))
 
 
+def test_a_derived_draft_that_dies_on_one_path_is_measured_on_the_others() -> None:
+    """The best draft given up because its weights crash in one arrangement."""
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        if job.subject.draft == DERIVED and job.way.draft == DEFAULT:
+            raise BackendError("it died")
+        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
+
+    variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
+    found = tuner.measure(SUBJECT, replace(ONE, variants=variants), EFFORT, _silent, run)
+    (variant,) = found.variants
+    assert ([layout.way.draft for layout in variant.layouts], variant.traces) == ([AS_IN_FILE], TRACES)
+    assert found.failures == ("draft+q4_0, rearranged weights: it died",)
+
+
 def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
     published = Layout(ON, 0.04, CHEAP, SLOW)
     variant = Variant(DERIVED, (Layout(ON, 0.04, None, points),), TRACES)
@@ -234,6 +249,15 @@ def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> Non
     ((name, cost, speed),) = tuner.variant_figures(_with_variant(FAST), same)
     assert (name, cost) == ("draft+q4_0", pytest.approx(0.2))
     assert speed > tuner.mean_speed(same.classes)
+
+
+def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None:
+    """'0.20 of a pass' of a path that nothing is loaded on."""
+    busy = replace(_with_variant(SLOW), drift=1.2)
+    two = (*busy.variants[0].layouts, Layout(Way(DEFAULT, AS_IN_FILE), 0.04, None, FAST))
+    busy = replace(busy, variants=(replace(busy.variants[0], layouts=two),))
+    ((_, cost, _),) = tuner.variant_figures(busy, tuner.choose(busy, quick=False))
+    assert cost == pytest.approx(0.75)
 
 
 class _Threaded:
