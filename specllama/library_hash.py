@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,12 +21,13 @@ _MOST = 32  # builds that are remembered: those of all folders, and of all times
 
 def of(folder: Path) -> str:
     """The hash of the files in `folder`; where it cannot be remembered, the next start reads them again."""
-    look = _digest(f"{folder}\n{_look(folder)}".encode())
+    look = _digest([f"{folder}\n{_look(folder)}".encode()])
     place = platformdirs.user_cache_path("specllama") / "builds.json"
     known = _known(place)
     found = known.get(look)
     if found is None:
-        found = _digest(*(piece for path in _libraries(folder) for piece in (path.name.encode(), path.read_bytes())))
+        # One after the other: those of a GPU build are several hundred megabytes.
+        found = _digest(piece for path in _libraries(folder) for piece in (path.name.encode(), path.read_bytes()))
         newest = {**dict(list(known.items())[1 - _MOST :]), look: found}
         with suppress(OSError):
             storage.write_text(place, json.dumps(newest, indent=1))
@@ -53,7 +54,7 @@ def _look(folder: Path) -> str:
     return "\n".join(f"{path.name} {(facts := path.stat()).st_size} {facts.st_mtime_ns}" for path in _libraries(folder))
 
 
-def _digest(*pieces: bytes) -> str:
+def _digest(pieces: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -42,6 +43,32 @@ def test_the_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     found = library_hash.of(folder)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read again"))
     assert library_hash.of(folder) == found
+
+
+def test_one_library_at_a_time_is_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of memory for the name of a build for GPUs."""
+    seen: list[str] = []
+    real = hashlib.sha256
+
+    class Heard:
+        def __init__(self) -> None:
+            self._digest = real()
+
+        def update(self, piece: bytes) -> None:
+            seen.append(piece.decode())
+            self._digest.update(piece)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    def read_bytes(path: Path) -> bytes:
+        seen.append("read")
+        return path.name.encode()[:6]
+
+    monkeypatch.setattr(hashlib, "sha256", Heard)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    library_hash.of(folder)
+    assert seen[-6:] == ["read", "libggml.so", "libggm", "read", "libllama.so", "liblla"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "[" * 100_000])
