@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,19 +70,21 @@ GROUPS = tuple(BARS[0].wanted)
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def read(path: Path) -> tuple[dict[str, Any] | None, list[Run]]:
-    """(settings, runs) of a file; what a run that was killed left half written at its end is passed over."""
-    settings, runs = None, []
-    if not path.exists():
-        return None, []
-    lines = path.read_text(encoding="utf-8").split("\n")
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; what a run that was killed left half written at its end is passed over."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     for n, line in enumerate(lines, 1):
         try:
-            row = json.loads(line) if line.strip() else {}
+            yield json.loads(line) if line.strip() else {}
         except json.JSONDecodeError:
             if n < len(lines) - 1:
                 raise SystemExit(f"{path}, line {n}, is no JSON") from None
-            continue
+
+
+def read(path: Path) -> tuple[dict[str, Any] | None, list[Run]]:
+    """(settings, runs) of a file."""
+    settings, runs = None, []
+    for row in rows_of(path):
         if row.get("kind") == "settings":
             settings = row["settings"]
         elif row.get("kind") == "run":

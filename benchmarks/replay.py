@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bars_arms import SAMPLER, SOURCES, prepared, prompts_of, published_draft
-from bars_report import append, mend
+from bars_report import append, mend, rows_of
 from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopeless
 
 from specllama import derive, drafts, llama, traces
@@ -104,13 +104,9 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """What was recorded so far; a half line at the end is passed over."""
+    """What was recorded so far; a half line at the end is passed over, `record` cuts it off before it goes on."""
     found = Recording({}, {})
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError:
-            continue  # `record` cuts it off before it goes on
+    for row in rows_of(path):
         what = row.get(row.get("kind"), {})
         if row.get("kind") == "settings":
             found.n_tokens = what["tokens"]
@@ -244,7 +240,8 @@ def machines() -> list[Machine]:
         say(f"note: there is no profile of this machine ({setup.stale or 'specllama tune leaves one'})")
         return list(ELSEWHERE)
     name = f"this machine, tuned {profile.made[:10]} (c = {profile.costs.draft_cost():.2f})"
-    return [Machine(name, profile.costs, profile.priors(greedy=True)), *ELSEWHERE]
+    here = Machine(name, profile.costs, profile.priors(greedy=True), profile.priors(greedy=False))
+    return [here, *ELSEWHERE]
 
 
 def rounds(temperature: float) -> int:
@@ -296,7 +293,7 @@ def report(args: argparse.Namespace) -> None:
               "|---|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
         told["machines"][here.name] = {"costs": here.costs.to_json(), "auto": here.auto, "cases": []}
         for temperature, each in replays:
-            seen = each.on(here)
+            seen = each.on(here.at(temperature))
             print(_row(temperature, seen, len(each.answers)), flush=True)
             told["machines"][here.name]["cases"].append({"temperature": temperature, **asdict(seen),
                                                          "best": seen.best, "share": seen.share,

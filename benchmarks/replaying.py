@@ -133,6 +133,12 @@ class Machine:
     name: str
     costs: CostProfile
     priors: Mapping[str, Prior] = field(default_factory=lambda: PRIORS)
+    warm_priors: Mapping[str, Prior] | None = None  # above temperature 0; None = the same
+
+    def at(self, temperature: float) -> Machine:
+        """What the controller begins with at a temperature."""
+        warm = temperature > 0.0 and self.warm_priors is not None
+        return replace(self, priors=self.warm_priors) if warm else self
 
     @property
     def draft_can_pay(self) -> bool:

@@ -12,6 +12,7 @@ from benchmarks import replay as recording
 from benchmarks.bars_arms import SOURCES
 from benchmarks.bars_report import append
 from benchmarks.replaying import FIXED, LOOKUP, MODEL, Machine, Recorded, Replays, accepted, bounds, hopeless, replay
+from specllama.calibration import PRIORS, Prior
 from specllama.drafters import DraftSettings
 from specllama.traces import judged, record
 from specllama.tuning import CostProfile
@@ -71,6 +72,24 @@ def test_on_a_machine_where_no_draft_can_pay_lookups_alone_draft() -> None:
     """A draft model that the program would not even load."""
     assert Machine("dear", DEAR).auto == "lookup"
     assert Machine("cheap", CHEAP).auto == "chain"
+
+
+def test_above_temperature_0_the_controller_begins_with_what_tuning_measured_there() -> None:
+    """A controller that believes of temperature 1 what was seen at 0, which `auto` does not."""
+    cold, warm = {MODEL: Prior(0.9, 0.9, 1.0)}, {MODEL: Prior(0.4, 0.4, 1.0)}
+    here = Machine("here", CHEAP, cold, warm)
+    assert (here.at(0.0).priors, here.at(1.0).priors) == (cold, warm)
+    assert Machine("elsewhere", CHEAP).at(1.0).priors == PRIORS
+
+
+def test_damage_in_the_middle_of_a_recording_is_said(tmp_path: Path) -> None:
+    """Answers that are silently left out of a table."""
+    path = tmp_path / "answers.jsonl"
+    append(path, "settings", {"tokens": 64})
+    path.write_text(path.read_text() + "half a li\n")
+    append(path, "answer", {"prompt": "a", "temperature": 0.0})
+    with pytest.raises(SystemExit, match="line 2"):
+        recording.read(path)
 
 
 def test_a_hopeless_draft_is_found_out() -> None:
