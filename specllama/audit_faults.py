@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from specllama.audit_models import Passing
 from specllama.audit_parts import Parts
 from specllama.distribution import Distribution
 from specllama.engine import Engine
@@ -23,7 +24,6 @@ from specllama.types import (
     Rule,
     Verdict,
     explanation,
-    room_after,
 )
 
 Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
@@ -191,43 +191,11 @@ class OneNumberForAll:
 # ------------------------------------------------------------------------------------------------------ broken models
 
 
-class BrokenModel:
+class BrokenModel(Passing):
     """A model that passes everything on; the parts below break one thing each."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
-        self.vocab_size = model.vocab_size
-        self.n_ctx = model.n_ctx
-        self.caps = model.caps
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """Every token that ends an answer."""
-        return self.model.end_tokens
-
-    @property
-    def length(self) -> int:
-        """Tokens now in the KV."""
-        return self.model.length
-
-    def room_after(self, tokens: Sequence[int]) -> int:
-        """Pass it on."""
-        return room_after(self.model, tokens)
-
-    def feed(self, tokens: Sequence[int]) -> None:
-        """Pass it on."""
-        self.model.feed(tokens)
-
-    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """Pass it on."""
-        return self.model.eval(tokens, parents)
-
-    def truncate(self, length: int) -> None:
-        """Pass it on."""
-        self.model.truncate(length)
-
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the KV up to the pending token and the first nodes of a chain."""
+        """Keep the KV up to the pending token and the first nodes of a chain, by cutting as this model cuts."""
         self.truncate(length + len(path))
 
 

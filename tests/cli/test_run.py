@@ -81,7 +81,7 @@ def test_quiet_leaves_nothing_on_stderr(specllama: Run, pair: Pair) -> None:
     assert specllama("run", *pair.options, "--raw", "abc", "-n", "3", "-q").err == ""
 
 
-def test_nothing_was_drafted_reads_as_n_a(specllama: Run, pair: Pair) -> None:
+def test_where_nothing_can_draft_nothing_is_said_of_drafts(specllama: Run, pair: Pair) -> None:
     """'0.0 %' or a division by zero where there was no draft (FIELD_CASES 44)."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "5", "--spec-type", "none", *ENDLESS]
     assert re.search(r"\| Generation: [\d.]+ t/s \]$", specllama(*args).err, re.MULTILINE), "and nothing of drafts"
