@@ -140,6 +140,7 @@ class _Visits:
         self._run = run
         self.by_way: dict[Way, list[Measured]] = {}
         self.failures = dict(failures or {})
+        self._held_up: dict[Way, SpecllamaError] = {}  # in a visit that does not count
         self._divided: set[Way] = set()  # failed, but each of its two paths got a chance of its own
         self.traces: tuple[Trace, ...] = ()
         self.answers: tuple[Answer, ...] = ()
@@ -147,13 +148,14 @@ class _Visits:
         self.fastest = math.inf
 
     def tour(self, ways: Sequence[Way], n_visits: int, job: Job, tell: Tell) -> None:
-        """Visit every way in turn; the first one is the default."""
+        """Visit every way in turn, the default one first. Raises BackendError where that was held up throughout."""
         turns = deque(_schedule(ways, n_visits))
         n_done = 0
         while turns:
             n_all = n_done + len(turns)
             way, checks = turns.popleft()
-            if way not in self.failures and way not in self._divided:
+            nothing_to_check = checks and way not in self.by_way
+            if way not in self.failures and way not in self._divided and not nothing_to_check:
                 n_tokens = 0 if self.traces or checks else job.n_tokens
                 at = n_done / n_all, 1.0 / n_all
                 self._visit(
@@ -165,6 +167,12 @@ class _Visits:
                     self._divided.add(way)
                     turns.extend((part, False) for part in parts for _ in range(n_visits))
             n_done += 1
+        unseen = {way: error for way, error in self._held_up.items() if way not in self.by_way}
+        if ways[0] in unseen:  # no fault of the path, and nothing to hold the others against
+            raise unseen[ways[0]]
+        self.failures |= unseen
+        # In their order, whichever was the first that was not held up.
+        self.by_way = {way: self.by_way[way] for way in (*ways, *self.by_way) if way in self.by_way}
 
     def _visit(self, job: Job, tell: Tell) -> None:
         """One child more."""
@@ -173,10 +181,11 @@ class _Visits:
             found = self._run(job, tell)
             if not _plausible(found):
                 found = self._run(job, tell)
-            if not _plausible(found):
-                raise BackendError(HELD_UP, hint="tune again when nothing else runs")
         except SpecllamaError as error:
             self.failures[job.way] = error
+            return
+        if not _plausible(found):
+            self._held_up[job.way] = BackendError(HELD_UP, hint="tune again when nothing else runs")
             return
         self.by_way.setdefault(job.way, []).append(found)
         self.traces, self.answers = self.traces or found.traces, self.answers or found.answers

@@ -100,12 +100,34 @@ def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_ke
         return Measured(0.04, verify, draft, TRACES if job.n_tokens else ())
 
     with pytest.raises(BackendError, match="too busy"):  # the target's blocks first, then the draft's
-        tuner.measure(SUBJECT, ONE, EFFORT, _silent, once)
+        tuner.measure(SUBJECT, ONE, replace(EFFORT, n_visits=1), _silent, once)
     assert n_runs == 2
     n_runs = 2
     found = tuner.measure(SUBJECT, ONE, EFFORT, _silent, once)
     assert found.layouts[0].verify is not None
     assert found.failures == ()
+
+
+@pytest.mark.parametrize(("n_held_up", "kept"), [(2, True), (4, False)])
+def test_a_default_path_that_was_held_up_is_not_given_up_for_another(n_held_up: int, kept: bool) -> None:
+    """Weights left as in the file for good, because a backup ran while the default path was measured."""
+    n_runs = 0
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        nonlocal n_runs
+        n_runs += job.way == ON
+        held_up = job.way == ON and n_runs <= n_held_up
+        return Measured(0.04, ((1, 0.4), (2, 0.05)) if held_up else SECONDS, DRAFT_SECONDS, TRACES)
+
+    if kept:
+        found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
+        assert [layout.way for layout in found.layouts] == [ON, OFF]
+        assert tuner.choose(found, quick=False).target_path == DEFAULT
+    else:
+        for effort in (EFFORT, replace(EFFORT, n_visits=1)):
+            n_runs = 0
+            with pytest.raises(BackendError, match="too busy"):
+                tuner.measure(SUBJECT, BOTH, effort, _silent, run)
 
 
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
