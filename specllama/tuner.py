@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +20,7 @@ from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.traces import Answer, Trace
-from specllama.tuner_child import Job, Measured, Way, run_child
+from specllama.tuner_child import HeldUp, Job, Measured, Run, Way, run_child, steady
 from specllama.tuner_paths import MOST_PATHS, Paths, split
 from specllama.tuning import CostProfile, Points
 
@@ -32,11 +32,6 @@ PATH_MARGIN = 1.03
 # Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
 # measured one after the other cannot be compared.
 MOST_DRIFT = 1.1
-
-# A block never takes less time than one row. Where it seems to, by more than noise does, the row was held up.
-PLAUSIBLE = 0.9
-
-HELD_UP = "twice a pass over one row took longer than one over several: the machine is too busy to measure anything"
 
 # Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it; and what a way
 # gets that is only looked at to find the best few.
@@ -125,12 +120,6 @@ def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
     return [*turns, (ways[0], True)] if len(ways) > 1 and n_visits == 1 else turns
 
 
-def _plausible(found: Measured) -> bool:
-    """Does no block take less time than one row?"""
-    measured = [points for points in (found.verify, found.draft) if points]
-    return all(cost >= PLAUSIBLE * points[0][1] for points in measured for _, cost in points)
-
-
 class _Visits:
     """What the children told so far."""
 
@@ -178,14 +167,12 @@ class _Visits:
         """One child more."""
         job = replace(job, threads=self.threads, most_step_s=self.fastest * SLOWEST_PLAIN)
         try:
-            found = self._run(job, tell)
-            if not _plausible(found):
-                found = self._run(job, tell)
+            found = steady(self._run, job, tell)
+        except HeldUp as error:
+            self._held_up[job.way] = error
+            return
         except SpecllamaError as error:
             self.failures[job.way] = error
-            return
-        if not _plausible(found):
-            self._held_up[job.way] = BackendError(HELD_UP, hint="tune again when nothing else runs")
             return
         self.by_way.setdefault(job.way, []).append(found)
         self.traces, self.answers = self.traces or found.traces, self.answers or found.answers
@@ -205,9 +192,6 @@ class _Visits:
         """By how much visits of the same way differ."""
         steps = [[each.step_s for each in found] for found in self.by_way.values()]
         return max(max(each) / min(each) for each in steps)
-
-
-Run = Callable[[Job, Tell], Measured]
 
 
 def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run = run_child) -> Findings:
@@ -295,7 +279,8 @@ def _measure_variant(
         answers = () if recorded else visits.answers
         job = Job(subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads)
         try:
-            measured = run(job, lambda what, share, i=i: tell(what, (i + share) / len(several)))  # type: ignore[misc]
+            at: Tell = lambda what, share, i=i: tell(what, (i + share) / len(several))  # type: ignore[misc]  # noqa: E731
+            measured = steady(run, job, at)
         except SpecllamaError as error:
             errors[path] = error
             continue

@@ -14,7 +14,7 @@ from specllama import children, llama, traces
 from specllama.children import Tell
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import DraftModel, in_target_ids
-from specllama.errors import PromptError
+from specllama.errors import BackendError, PromptError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices
@@ -26,6 +26,11 @@ from specllama.tuning import Points
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
+
+# A block never takes less time than one row. Where it seems to, by more than noise does, the row was held up.
+PLAUSIBLE = 0.9
+
+HELD_UP = "twice a pass over one row took longer than one over several: the machine is too busy to measure anything"
 
 # Another number of threads than the default one must be faster by this factor.
 THREAD_MARGIN = 1.03
@@ -273,3 +278,26 @@ Work = Callable[[Job, Tell], Measured]
 def run_child(job: Job, tell: Tell, work: Work = child) -> Measured:
     """Measure in a child process. Raises BackendError where it dies, and what the child raises."""
     return children.run(partial(work, job), tell)
+
+
+Run = Callable[[Job, Tell], Measured]
+
+
+def _plausible(found: Measured) -> bool:
+    """Does no block take less time than one row?"""
+    measured = [points for points in (found.verify, found.draft) if points]
+    return all(cost >= PLAUSIBLE * points[0][1] for points in measured for _, cost in points)
+
+
+class HeldUp(BackendError):
+    """Twice what a child measured cannot be."""
+
+
+def steady(run: Run, job: Job, tell: Tell) -> Measured:
+    """What a child measured, or another one where that cannot be. Raises HeldUp, and what the child raises."""
+    found = run(job, tell)
+    if not _plausible(found):
+        found = run(job, tell)
+    if not _plausible(found):
+        raise HeldUp(HELD_UP, hint="tune again when nothing else runs")
+    return found

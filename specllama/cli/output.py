@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 import sys
 import textwrap
@@ -209,12 +210,17 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+_COMMAND = re.compile(r"\b(specllama|pip) \S")  # in a hint, to be copied
+
+
 def _say(stream: Stream, word: str, fg: str, text: str, hint: str) -> None:
     """`word: text` and, where there is one, `hint: hint`."""
     lines = []
     for label, colour, said in ((word, fg, text), ("hint", "cyan", hint)):
         if said:
-            told = wrapped(f"{label}: {visible(said)}", stream.width)
+            told = f"{label}: {visible(said)}"
+            if label != "hint" or not _COMMAND.search(said):  # the terminal's own breaks are not copied, ours would be
+                told = wrapped(told, stream.width)
             lines.append(stream.paint(f"{label}:", fg=colour, bold=True) + told.removeprefix(f"{label}:"))
     stream.write("\n".join(lines) + "\n")
 

@@ -54,6 +54,15 @@ def test_notes_and_sentences_are_broken_on_a_terminal_alone(monkeypatch: pytest.
     assert piped.getvalue().count("\n") == 1
 
 
+def test_a_command_in_a_hint_is_left_whole_for_whoever_copies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: half a command in the clipboard, and the other half in the next line."""
+    err = StringIO()
+    terminal = Output(Stream(err, True, False, False, True), Stream(err, True, False, False, True))
+    monkeypatch.setattr(Stream, "width", property(lambda stream: 20))
+    terminal.warn("it was not tuned", "for figures: specllama tune -m a.gguf -md b.gguf")
+    assert err.getvalue().splitlines()[-1] == "hint: for figures: specllama tune -m a.gguf -md b.gguf"
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

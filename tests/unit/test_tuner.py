@@ -203,6 +203,26 @@ def test_a_child_that_cannot_says_why() -> None:
 DERIVED = Path("draft+q4_0.gguf")
 
 
+def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out() -> None:
+    """A draft that seems to read two tokens in a third of the time of one, chosen for it."""
+    n_held_up, n_runs = 1, 0
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        nonlocal n_runs
+        if job.subject.draft != DERIVED:
+            return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
+        n_runs += 1
+        return Measured(0.04, SECONDS[:1], ((1, 0.03), (2, 0.01)) if n_runs <= n_held_up else DRAFT_SECONDS, TRACES)
+
+    paths = replace(ONE, variants=((DERIVED, (DEFAULT,)),))
+    found = tuner.measure(SUBJECT, paths, EFFORT, _silent, run)
+    assert (n_runs, len(found.variants), found.failures) == (2, 1, ())
+    n_held_up, n_runs = 2, 0
+    found = tuner.measure(SUBJECT, paths, EFFORT, _silent, run)
+    assert (n_runs, found.variants) == (2, ())
+    assert found.failures[0].startswith("draft+q4_0: twice a pass over one row took longer")
+
+
 def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> None:
     """Answers generated anew for every draft; the target's whole curve measured again; or other threads."""
     jobs: list[Job] = []
