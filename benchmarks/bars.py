@@ -34,6 +34,7 @@ from bars_report import AUTO, PEER, PEER_PLAIN, PLAIN, Run, append, arm_table, b
 from peers import programs
 
 from specllama import llama
+from specllama.bench_plan import in_turn
 from specllama.bench_prompts import BenchPrompt
 from specllama.cli.output import open_output
 from specllama.cpu import this_cpu
@@ -63,15 +64,14 @@ def arms(temperature: float, peer_k: Sequence[int]) -> tuple[list[str], list[str
 
 def plan(groups: Sequence[str], n_prompts: int, n_swept: int, temperatures: Sequence[float],
          peer_k: Sequence[int]) -> Iterator[Cell]:  # fmt: skip
-    """Every run in its order: all classes by turns, so that a part of them is a part of each; the arms rotated."""
+    """Every run in its order: all classes by turns, so that a part of them is a part of each."""
     for i in range(n_prompts):
         for j, group in enumerate(groups):
             prompt = prompts_of(group)[i]
             for at, temperature in enumerate(temperatures):
                 main, swept = arms(temperature, peer_k)
                 turn = [*main, *(swept if i < n_swept else ())]
-                first = (i + j + at) % len(turn)
-                for arm in (*turn[first:], *turn[:first]):
+                for arm in in_turn(turn, i + j + at):
                     yield Cell(group, prompt, temperature, arm, 1 + i)
 
 

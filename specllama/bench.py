@@ -223,11 +223,10 @@ class _Bench:
         return Progress(what, share, left_s if math.isfinite(left_s) else None)
 
     def _block(self, loaded: Loaded, plan: Plan, load: int, prompt: int, repetition: int) -> Steps:
-        """One prompt: every condition, all arms of the load in turn, each time beginning with another one."""
+        """One prompt: every condition, all arms of the load in turn, each time in another order."""
         ours = [index for index, arm in enumerate(plan.arms) if arm.load == load]
         for condition in range(len(plan.conditions)):
-            turn = (prompt + condition + repetition) % len(ours)
-            for arm in ours[turn:] + ours[:turn]:
+            for arm in bench_plan.in_turn(ours, prompt + condition + repetition):
                 yield self._progress(plan, plan.arms[arm], prompt)
                 if plan.delay_s:
                     self._sleep(plan.delay_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
+from math import gcd
 from typing import Literal, Protocol, TypeVar
 
 from specllama.bench_types import Arm, Condition, Load, Plan, PlannedPrompt
@@ -17,6 +18,20 @@ LEAST_PROMPTS = 2  # one to pick by, one to confirm with
 MOST_REPETITIONS = 3  # where every prompt fits, the rest of the time repeats them
 
 N_MAX_AUTO: Literal["auto"] = "auto"
+
+
+T = TypeVar("T")
+
+
+def in_turn(items: Sequence[T], at: int) -> list[T]:
+    """All items, in another order for every `at`: each begins as often, and nobody always comes behind the same one.
+
+    Whoever always came behind the heaviest would always find the warmest machine.
+    """
+    n = len(items)
+    strides = [stride for stride in range(1, max(n, 2)) if gcd(stride, n) == 1]
+    stride = strides[at % len(strides)]
+    return [items[(at + stride * i) % n] for i in range(n)]
 
 
 class Prompt(Protocol):

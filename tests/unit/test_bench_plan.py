@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from specllama.bench_plan import Rates, Wishes, arms, conditions, fit, halves, run_seconds, spread
+from specllama.bench_plan import Rates, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
 from specllama.bench_types import Load, Plan
 
 WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), n_max=(0, 2, 4))
@@ -74,6 +74,17 @@ def test_conditions_are_crossed() -> None:
     wishes = replace(WISHES, temperatures=(0.0, 1.0), depths=(0, 512), n_prompt=(0, 256))
     found = conditions(wishes, (32, 64))
     assert len(found) == len(set(found)) == 16
+
+
+def test_everybody_begins_as_often_and_comes_behind_several_others() -> None:
+    """Auto always measured right behind the longest drafts, on a machine that they had just heated."""
+    for n in (1, 2, 3, 4, 5, 7):
+        orders = [in_turn(range(n), at) for at in range(n * (n - 1) or 1)]
+        assert all(sorted(order) == list(range(n)) for order in orders)
+        begin = [order[0] for order in orders]
+        assert {begin.count(item) for item in range(n)} == {max(n - 1, 1)}
+        before = {item: {order[order.index(item) - 1] for order in orders if order[0] != item} for item in range(n)}
+        assert all(len(others) >= min(n - 1, 2) for others in before.values())
 
 
 def test_the_first_prompts_are_of_many_classes_and_languages() -> None:
