@@ -133,11 +133,23 @@ def _pair_of(words: Sequence[str]) -> str:
     return "PAIR"
 
 
+def _command_of(words: Sequence[str]) -> str:
+    """The command that these words call, as it is typed: typer's parser does not say it with every error."""
+    command: Any = get_command(app)
+    named = ["specllama"]
+    for word in words:
+        command = command.get_command(None, word) if hasattr(command, "get_command") else None
+        if command is None:
+            break
+        named.append(word)
+    return " ".join(named)
+
+
 def _in_our_words(error: Any, words: Sequence[str]) -> UsageError:
     """One of typer's usage errors as ours."""
     message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".")
     context = getattr(error, "ctx", None)
-    hint = f"see `{context.command_path if context else 'specllama'} --help`"
+    hint = f"see `{context.command_path if context else _command_of(words)} --help`"
     near = sorted(getattr(error, "possibilities", None) or ())
     option = getattr(error, "option_name", "")
     if option in _PROMPT_FLAGS:
