@@ -24,9 +24,10 @@ T = TypeVar("T")
 
 
 def in_turn(items: Sequence[T], at: int) -> list[T]:
-    """All items, in another order for every `at`: each begins as often, and nobody always comes behind the same one.
+    """All items, in another order for every `at`: each begins as often.
 
-    Whoever always came behind the heaviest would perhaps always find the warmest machine.
+    Of three or more nobody always comes behind the same one: whoever always came behind the heaviest would
+    perhaps always find the warmest machine.
     """
     n = len(items)
     strides = [stride for stride in range(1, max(n, 2)) if gcd(stride, n) == 1]

@@ -101,7 +101,7 @@ class AuditOptions:
 
     title: ClassVar[str] = "Audit"
 
-    quick: Annotated[bool, option("--quick", "About a minute instead of several.")] = False
+    quick: Annotated[bool, option("--quick", "A minute or two instead of many.")] = False
     self_test: Annotated[
         bool, option("--self-test", "Then break the rules one by one, and see whether the audit notices each.")
     ] = False
