@@ -108,7 +108,7 @@ def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
 ) -> None:
     """Half a profile, a child that goes on measuring, or a traceback."""
     stopped = terminal("tune", *byte_pair.options)
-    stopped.wait_for(lambda t: "measuring passes" in t.text)
+    stopped.wait_for(lambda t: "%" in t.text)  # any step: a fast machine is through with one between two drawings
     stopped.interrupt()
     assert stopped.finish() == 130
     assert "Traceback" not in stopped.text
