@@ -6,9 +6,11 @@
 The default pair, eight prompts a class, temperature 0 and 1.0, one interleaved run: prompt by prompt every arm answers
 in turn, the order rotated, and every run is on the disk before the next begins, so that it can be cut into pieces
 (`--minutes`, then `--resume`). "ours auto" is what `specllama run` does here, made by the same code from the profile of
-`specllama tune`. Theirs are `llama-completion` (plain) and `llama-speculative-simple` with the published draft and a
-fixed K, same sampler, threads and build flags. Ends are forbidden, so answers have the same length, but that their last
-block may add up to K tokens; tokens per second are compared. Above temperature 0 the texts differ between programs.
+`specllama tune`; "ours plain" has the kernel path on which plain decoding was fastest there, the target being loaded
+twice where that is not auto's (`--plain-path`). Theirs are `llama-completion` (plain) and `llama-speculative-simple`
+with the published draft and a fixed K, same sampler, threads and build flags. Ends are forbidden, so answers have the
+same length, but that their last block may add up to K tokens; tokens per second are compared. Above temperature 0 the
+texts differ between programs.
 
 Decode time is everything behind the first token. In ours the draft's reading of the prompt falls in it, in theirs it
 does not; "steady" leaves our second step, where that happens, out. "ours plain" at temperature 1.0, our fixed settings
@@ -108,6 +110,9 @@ def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Nam
         f"about {sum(left) / 60:.0f} minutes")  # fmt: skip
     if here.setup.profile is None:
         say(f"note: this pair was not tuned here ({here.setup.stale or 'specllama tune does it'}): auto drafts blindly")
+    elif here.setup.profile.plain_path is None and args.plain_path == "best":
+        say("note: the profile does not say on which kernel path plain decoding is fastest, so it gets auto's; "
+            "specllama tune finds it")  # fmt: skip
     if args.estimate:
         return False
     for n, cell in enumerate(cells):
@@ -137,7 +142,7 @@ def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
         "tuned": None if profile is None else profile.made,
         "costs": None if profile is None else profile.costs.to_json(),
         "path": KernelPath.of(setup.target_options).name,
-        "plain_extra_bufts": args.plain_extra_bufts,
+        "plain_path": KernelPath.of(here.plain.plan).name,
         "threads": here.n_threads,
         "predict": args.predict,
         "cpu": this_cpu().model,
@@ -154,7 +159,8 @@ def report(path: Path) -> None:
     tuned = f"tuned {found['tuned']}" if found["tuned"] else "not tuned"
     print(
         f"{found['target']}, {found['predict']} tokens, {found['threads']} threads, {found['cpu']}; auto here: "
-        f"{found['auto']}, {draft} ({tuned}), target with {found['path']}; "
+        f"{found['auto']}, {draft} ({tuned}), target with {found['path']}; our plain decoding with "
+        f"{found.get('plain_path') or 'a path that this file does not name'}; "
         f"llama-cpp-python {found['bindings']}, Python {found['python']}"
     )
     print("\n".join([*bar_tables(runs), *arm_table(runs)]))
@@ -173,8 +179,8 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--predict", type=int, default=64)
     parser.add_argument("--peer-k", default="3,2", help="draft lengths of theirs; the first answers every prompt")
-    parser.add_argument("--plain-extra-bufts", choices=("same", "on", "off"), default="same",
-                        help="the kernel path of our plain decoding: auto's, or a faster one")  # fmt: skip
+    parser.add_argument("--plain-path", choices=("best", "same"), default="best",
+                        help="the kernel path of our plain decoding: its best one as tuned, or auto's")  # fmt: skip
     args = parser.parse_args()
     if args.report:
         report(args.report)
@@ -196,7 +202,7 @@ def main() -> None:
         published = published_draft(open_output(color="never", quiet=True))
         assert published.draft is not None
         with_draft = any(cell.arm.startswith("ours model") for cell in cells)
-        with opened(with_draft=with_draft, plain_bufts=args.plain_extra_bufts) as here:
+        with opened(with_draft=with_draft, plain_path=args.plain_path) as here:
             there = Theirs(programs(), published.target.path, published.draft.path, here.n_threads)
             now = settings(here, args)
             if then is not None and (other := difference(then, now)):

@@ -20,8 +20,7 @@ from specllama.conversation import Conversation, Message
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.none import NoDrafter
-from specllama.kernel_path import KernelPath
-from specllama.llama import LlamaModel
+from specllama.llama import LlamaModel, LoadOptions
 from specllama.tuning import N_MAX
 from specllama.types import Cancel, Drafter
 
@@ -104,9 +103,17 @@ def published_draft(output: Output) -> loading.Setup:
     return loading.prepare(choice, hardware, offline=False, output=output)
 
 
+def plain_options(setup: loading.Setup, wanted: str) -> LoadOptions:
+    """How the target is loaded for plain decoding: on the kernel path on which that was fastest when the pair was tuned
+    ("best"), or as `auto` has it ("same", and where nobody tuned).
+    """
+    path = None if setup.profile is None or wanted == "same" else setup.profile.plain_path
+    return setup.target_options if path is None else path.applied(setup.target_options)
+
+
 @contextmanager
-def opened(*, with_draft: bool, plain_bufts: str) -> Iterator[Ours]:
-    """Everything ours, loaded. `plain_bufts`: the kernel path of plain decoding: same (as auto's), on or off."""
+def opened(*, with_draft: bool, plain_path: str) -> Iterator[Ours]:
+    """Everything ours, loaded; the target twice where plain decoding has a kernel path of its own."""
     output = open_output(color="never", quiet=True)
     llama.set_log(None)
     setup, fixed = prepared(output), published_draft(output)
@@ -122,10 +129,8 @@ def opened(*, with_draft: bool, plain_bufts: str) -> Iterator[Ours]:
                 assert fixed.draft is not None
                 loaded = llama.load(fixed.draft.path, fixed.draft_options(models.target.n_ctx))
                 published = in_target_ids(models.target, owned.enter_context(loaded))
-        wanted = KernelPath(plain_bufts == "on")
-        if plain_bufts != "same" and wanted != KernelPath.of(setup.target_options):
-            other = wanted.applied(setup.target_options)
-            plain = owned.enter_context(llama.load(setup.target.path, other))
+        if (alone := plain_options(setup, plain_path)) != setup.target_options:
+            plain = owned.enter_context(llama.load(setup.target.path, alone))
         yield Ours(setup, models, published, plain, Conversation(models.target.vocab, setup.target.template))
 
 

@@ -62,6 +62,7 @@ class Profile:
     classes: tuple[ClassFigures, ...]  # empty where there is no draft
     threads: Threads | None = None  # None = as the options say
     derived: Path | None = None  # the draft that is faster here than the one it was derived from; None = that one
+    plain_path: KernelPath | None = None  # where plain decoding alone is fastest; None = made when nobody asked
 
     @property
     def draft_can_pay(self) -> bool:
@@ -93,12 +94,14 @@ class Profile:
             "classes": [asdict(each) for each in self.classes],
             "threads": None if self.threads is None else asdict(self.threads),
             "derived": None if self.derived is None else str(self.derived),
+            "plain_path": None if self.plain_path is None else self.plain_path.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
         """The inverse of `to_json`. Raises ConfigError."""
         try:
+            plain = data.get("plain_path")
             return cls(
                 made=str(data["made"]),
                 quick=bool(data["quick"]),
@@ -109,6 +112,7 @@ class Profile:
                 classes=tuple(from_plain(ClassFigures, each) for each in data["classes"]),
                 threads=None if data["threads"] is None else from_plain(Threads, data["threads"]),
                 derived=None if data["derived"] is None else Path(data["derived"]),
+                plain_path=None if plain is None else KernelPath.from_json(plain),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError, ConfigError) as error:
             raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None

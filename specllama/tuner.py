@@ -29,6 +29,9 @@ from specllama.tuning import CostProfile, Points
 SLOWEST_PLAIN = 1.05
 # Another path than the default one must promise so much more: measurements of one machine differ by as much.
 PATH_MARGIN = 1.03
+# A path on which plain decoding is slower by no more than this counts as its fastest one where the profile has chosen it:
+# what speculation is held against should be loaded and compute otherwise only for a reason.
+PLAIN_TIE = 1.01
 # Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
 # measured one after the other cannot be compared.
 MOST_DRIFT = 1.1
@@ -248,7 +251,12 @@ def _shortlist(paths: Paths, visits: _Visits) -> Paths:
         assert layout.verify is not None
         return layout.step_s * math.exp(fmean(math.log(cost) for _, cost in layout.verify))
 
+    fastest = min(layouts, key=lambda layout: layout.step_s)
+    steps = {layout.way.target: layout.step_s for layout in reversed(layouts)}
     targets = _first({layout.way.target: price(layout) for layout in reversed(layouts) if layout.verify})
+    # What plain decoding is best on is what drafts must beat, so it is measured in full as well.
+    if fastest.way.target not in targets and PLAIN_TIE * fastest.step_s < min(steps[path] for path in targets):
+        targets = (*targets[:-1], fastest.way.target)
     prices = {layout.way.draft: layout.step_s * layout.draft[0][1] for layout in reversed(layouts) if layout.draft}
     return Paths(targets, _first(prices) or paths.draft[:1], paths.variants)
 
@@ -321,6 +329,12 @@ def _cheapest_draft(layouts: Sequence[Layout]) -> Layout:
     return best
 
 
+def _plain_path(layouts: Sequence[Layout], profile: Profile) -> KernelPath:
+    """The path on which plain decoding alone was fastest."""
+    fastest = min(layouts, key=lambda layout: layout.step_s)
+    return profile.target_path if profile.step_s <= PLAIN_TIE * fastest.step_s else fastest.way.target
+
+
 def choose(found: Findings, *, quick: bool) -> Profile:
     """The profile of the best kernel paths, the target's by the geometric mean of the classes' predicted speeds.
 
@@ -351,7 +365,7 @@ def choose(found: Findings, *, quick: bool) -> Profile:
             if best is None or score > PATH_MARGIN * best_score:
                 best, best_score = profile, score
     assert best is not None, "at least one path was measured"
-    return best
+    return replace(best, plain_path=_plain_path(layouts, best))
 
 
 def _drafts(found: Findings) -> list[tuple[Path | None, Sequence[Layout], Sequence[Trace]]]:

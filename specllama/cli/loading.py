@@ -235,7 +235,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     if reason := _out_of_reach(profile):
         return replace(setup, stale=reason)
     if not setup.target_options.use_extra_bufts:  # the build crashes on them, which was told
-        profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE)
+        profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
     if profile.derived is not None and draft is not None:  # the costs are those of this one
         draft = File(llama.header(profile.derived), storage.known_checksum(profile.derived), "derived")

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from benchmarks import bars_report
+from benchmarks import bars_arms, bars_report
 from benchmarks.bars_report import AUTO, BARS, PEER_PLAIN, PLAIN, Run, append, best_peer, cell, mend, read
+from specllama.cli.loading import Setup
+from specllama.cli.options import HardwareOptions
+from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.llama import LoadOptions
+from specllama.profiles import Profile
+from specllama.tuning import CostProfile
 
 PLAIN_BAR, PEER_BAR, _ = BARS
+PROFILE = Profile(
+    made="", quick=False, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1,
+    costs=CostProfile(verify=((1, 1.0),), draft=((1, 0.2),)), classes=(),
+)  # fmt: skip
 
 
 def _run(arm: str, speed: float, prompt: str = "a", *, group: str = "code", temperature: float = 0.0) -> Run:
@@ -28,6 +40,19 @@ def test_ratios_are_taken_prompt_by_prompt_where_both_arms_ran() -> None:
     assert found.mean == pytest.approx(3.0**0.5)
     assert found.reached
     assert cell(runs, PLAIN_BAR, "story") is None
+
+
+def test_plain_decoding_gets_the_path_it_was_fastest_on_and_else_the_loaded_target() -> None:
+    """Our plain decoding held back by the path that suits drafts; or the target loaded twice for nothing."""
+    files = cast(Any, None)  # nothing is looked up in them
+    tuned = Setup(files, None, DEFAULT.applied(LoadOptions(n_threads=3)), HardwareOptions(), profile=PROFILE)
+    alone = replace(tuned, profile=replace(PROFILE, plain_path=AS_IN_FILE))
+    assert KernelPath.of(bars_arms.plain_options(alone, "best")) == AS_IN_FILE
+    assert bars_arms.plain_options(alone, "best").n_threads == 3
+    for setup, wanted in ((alone, "same"), (tuned, "best"), (replace(tuned, profile=None), "best")):
+        assert bars_arms.plain_options(setup, wanted) == tuned.target_options
+    same = replace(tuned, profile=replace(PROFILE, plain_path=DEFAULT))
+    assert bars_arms.plain_options(same, "best") == same.target_options
 
 
 def test_temperatures_and_classes_are_never_mixed() -> None:

@@ -99,6 +99,7 @@ def test_a_profile_with_impossible_numbers_is_refused() -> None:
     [
         {"step_s": 10**400},
         {"target_path": None},
+        {"plain_path": {"extra_bufts": "yes", "placed": []}},
         {"draft_path": {"extra_bufts": True, "placed": [["q4_K", ""]]}},
         {"threads": {"decode": "many", "verify": 1, "draft": 1}},
         {"classes": [{"name": "code", "greedy": True, "acceptance": "x", "confidence": 1, "n_max": 1, "speedup": 1}]},
@@ -110,6 +111,14 @@ def test_a_profile_with_values_of_other_kinds_is_refused(change: dict[str, objec
     data = json.loads(json.dumps(PROFILE.to_json()))
     with pytest.raises(ConfigError, match="profile"):
         Profile.from_json({**data, **change})
+
+
+def test_the_path_of_plain_decoding_comes_back_and_profiles_that_lack_it_still_hold() -> None:
+    """Five minutes of tuning lost to a field that answers do without; or the path lost on its way through the file."""
+    data = json.loads(json.dumps(replace(PROFILE, plain_path=AS_IN_FILE).to_json()))
+    assert Profile.from_json(data).plain_path == AS_IN_FILE
+    del data["plain_path"]
+    assert Profile.from_json(data) == PROFILE
 
 
 def test_a_profile_of_another_version_is_not_read(subject: Subject) -> None:

@@ -156,6 +156,16 @@ def test_the_default_path_is_left_only_for_a_clear_gain() -> None:
         assert (profile.target_path, profile.draft_path) == (path, path)
 
 
+def test_the_profile_names_the_path_on_which_plain_decoding_is_fastest() -> None:
+    """Speculation held against plain decoding on a path that suits drafts and slows plain decoding down."""
+    for factor, plain in ((0.96, DEFAULT), (0.995, AS_IN_FILE), (1.2, AS_IN_FILE)):
+        layouts = Layout(ON, factor * 0.04, STEEP, FAST), Layout(OFF, 0.04, CHEAP, FAST)
+        profile = tuner.choose(_found(*layouts), quick=False)
+        assert (profile.target_path, profile.plain_path) == (AS_IN_FILE, plain), factor
+    busy = replace(_found(*layouts), drift=1.2)
+    assert tuner.choose(busy, quick=False).plain_path == DEFAULT
+
+
 def test_on_a_busy_machine_the_default_path_is_kept() -> None:
     """A path chosen because something else ran while the other one was measured."""
     layouts = (Layout(ON, 0.2, STEEP, SLOW), Layout(OFF, 0.04, CHEAP, FAST))

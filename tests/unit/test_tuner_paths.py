@@ -74,6 +74,20 @@ def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> N
     assert (profile.target_path, profile.draft_path) == (REPACKED, DEFAULT)
 
 
+def test_the_path_that_plain_decoding_is_fastest_on_is_always_measured_in_full() -> None:
+    """Plain decoding on its best path never seen, because blocks are dear there: gains over it that are none."""
+    jobs: list[Job] = []
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        found = _measured(job, WORTH[job.way.target] * (2.0 if job.way.target == AS_IN_FILE else 1.0))
+        return replace(found, step_s=0.036) if job.way.target == AS_IN_FILE else found
+
+    found = tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
+    assert [job.way.target for job in jobs[6:9]] == [DEFAULT, REPACKED, AS_IN_FILE]
+    assert tuner.choose(found, quick=False).plain_path == AS_IN_FILE
+
+
 def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
     """The one path that was looked at in a quiet moment measured in full, and the others not."""
     jobs: list[Job] = []
