@@ -38,6 +38,7 @@ from peers import programs
 from specllama import llama
 from specllama.bench_plan import in_turn
 from specllama.bench_prompts import BenchPrompt
+from specllama.cli.bench_view import clock
 from specllama.cli.output import open_output
 from specllama.cpu import this_cpu
 from specllama.kernel_path import KernelPath
@@ -123,8 +124,10 @@ def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Nam
         said = answer(cell.arm, tokens, text, cell.temperature, args.predict, cell.seed)
         run = Run(group=cell.group, prompt=cell.prompt.id, temperature=cell.temperature, arm=cell.arm, **asdict(said))
         append(args.output, "run", run)
+        done_s = time.monotonic() - began
         say(f"{n + 1}/{len(cells)} {cell.prompt.id} at {cell.temperature:g}, {cell.arm}: {run.speed:.2f} t/s, "
-            f"{run.n_accepted} of {run.n_drafted} accepted")  # fmt: skip
+            f"{run.n_accepted} of {run.n_drafted} accepted; {clock(done_s)} so far, about "
+            f"{clock(done_s * sum(left[n + 1 :]) / sum(left[: n + 1]))} left")  # fmt: skip
     return True
 
 
@@ -152,14 +155,15 @@ def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
 
 
 def report(path: Path) -> None:
+    """The tables of what the file holds, be it all or a part: they say of how many prompts."""
     found, runs = read(path)
     if found is None or not runs:
         raise SystemExit(f"{path} holds no runs")
     draft = found["auto_draft"] or "no draft model"
     tuned = f"tuned {found['tuned']}" if found["tuned"] else "not tuned"
     print(
-        f"{found['target']}, {found['predict']} tokens, {found['threads']} threads, {found['cpu']}; auto here: "
-        f"{found['auto']}, {draft} ({tuned}), target with {found['path']}; our plain decoding with "
+        f"{len(runs)} runs; {found['target']}, {found['predict']} tokens, {found['threads']} threads, {found['cpu']}; "
+        f"auto here: {found['auto']}, {draft} ({tuned}), target with {found['path']}; our plain decoding with "
         f"{found.get('plain_path') or 'a path that this file does not name'}; "
         f"llama-cpp-python {found['bindings']}, Python {found['python']}"
     )
@@ -207,10 +211,10 @@ def main() -> None:
             now = settings(here, args)
             if then is not None and (other := difference(then, now)):
                 raise SystemExit(f"{args.output} was begun otherwise: {other}")
+            if args.output:
+                mend(args.output)
             if args.output and then is None:
                 append(args.output, "settings", now)
-            elif args.output:
-                mend(args.output)
             if not run_all(here, there, cells, args):
                 return
     report(args.output)

@@ -6,7 +6,7 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from specllama.conversation import Conversation, Message
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.none import NoDrafter
+from specllama.events import Event
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.stats import SpecStats
 from specllama.tuning import N_MAX
 from specllama.types import Cancel, Drafter
 
@@ -134,6 +136,31 @@ def opened(*, with_draft: bool, plain_path: str) -> Iterator[Ours]:
         yield Ours(setup, models, published, plain, Conversation(models.target.vocab, setup.target.template))
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One answer of our engine. Steady is what lies behind the second step, in which our draft reads the prompt."""
+
+    tokens: tuple[int, ...]
+    n_steady: int
+    steady_s: float
+    stats: SpecStats
+
+
+def hear(events: Iterable[Event]) -> Heard:
+    """What the events of an answer that was not cancelled come to."""
+    tokens, n_steady, steady_s, stats = list[int](), 0, 0.0, None
+    for event in events:
+        if isinstance(event, TokenEvent):
+            tokens.append(event.token)
+            n_steady += event.step >= 2
+        elif isinstance(event, StepEvent) and event.step >= 2:
+            steady_s += event.step_s
+        elif isinstance(event, Finished):
+            stats = event.stats
+    assert stats is not None, "the engine's last event is always Finished"
+    return Heard(tuple(tokens), n_steady, steady_s, stats)
+
+
 def ours(here: Ours, arm: str, tokens: Sequence[int], temperature: float, n_predict: int, seed: int) -> Said:
     """One answer of `n_predict` tokens: ends are forbidden. The target may hold the prompt already, no draft does."""
     target = here.plain if arm == "ours plain" else here.models.target
@@ -142,21 +169,12 @@ def ours(here: Ours, arm: str, tokens: Sequence[int], temperature: float, n_pred
             draft.truncate(0)
     params = replace(SAMPLER, temperature=temperature, logit_bias=dict.fromkeys(target.end_tokens, -math.inf))
     drafter = here.drafter(arm, greedy=params.greedy)
-    said: list[int] = []
-    n_steady, steady_s = 0, 0.0
-    events = Engine(target, drafter, rule=RULE).generate(tokens, params, RandomChooser(seed), max_tokens=n_predict)
-    for event in events:
-        if isinstance(event, TokenEvent):
-            said.append(event.token)
-            n_steady += event.step >= 2
-        elif isinstance(event, StepEvent) and event.step >= 2:
-            steady_s += event.step_s
-        elif isinstance(event, Finished):
-            stats = event.stats
+    engine = Engine(target, drafter, rule=RULE)
+    said = hear(engine.generate(tokens, params, RandomChooser(seed), max_tokens=n_predict))
     drafter.close()
-    text = b"".join(target.vocab.piece(token) for token in said).decode("utf-8", "replace")
-    return Said(stats.n_emitted - stats.n_first, stats.decode_s, n_steady, steady_s, stats.n_drafted,
-                stats.n_accepted, text, tuple(said))  # fmt: skip
+    text, stats = b"".join(map(target.vocab.piece, said.tokens)).decode("utf-8", "replace"), said.stats
+    return Said(stats.n_emitted - stats.n_first, stats.decode_s, said.n_steady, said.steady_s, stats.n_drafted,
+                stats.n_accepted, text, said.tokens)  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- theirs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,15 +71,33 @@ GROUPS = tuple(BARS[0].wanted)
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line as `append` writes it; None for anything else."""
+    try:
+        row = json.loads(line)
+        return row if isinstance(row[row["kind"]], dict) else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file with their ends."""
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file; what a run that was killed left half written at its end is passed over."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    """The rows of a file. A last line that is none was torn when a run was killed: it is passed over, and said so.
+
+    Raises SystemExit for any other.
+    """
+    lines = _lines(path)
     for n, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError:
-            if n < len(lines) - 1:
-                raise SystemExit(f"{path}, line {n}, is no JSON") from None
+        if (row := _row(line)) is not None:
+            yield row
+        elif n == len(lines):
+            print(f"note: {path}, line {n}, was torn and does not count", file=sys.stderr)
+        else:
+            raise SystemExit(f"{path}, line {n}, is no row of JSON")
 
 
 def read(path: Path) -> tuple[dict[str, Any] | None, list[Run]]:
@@ -88,15 +107,24 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[Run]]:
         if row.get("kind") == "settings":
             settings = row["settings"]
         elif row.get("kind") == "run":
-            runs.append(Run(**{**row["run"], "tokens": tuple(row["run"]["tokens"])}))
+            try:
+                runs.append(Run(**{**row["run"], "tokens": tuple(row["run"]["tokens"])}))
+            except (TypeError, KeyError):
+                raise SystemExit(f"{path} holds a run of another version: {row['run']}") from None
     return settings, runs
 
 
 def mend(path: Path) -> None:
-    """Cut off the half of a line at the end, so that the next one begins on a line of its own."""
-    data = path.read_bytes()
-    if not data.endswith(b"\n"):
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
+    """Cut off a torn line at the end; and let the next one begin on a line of its own."""
+    lines = _lines(path)
+    if not lines:
+        return
+    with path.open("r+b") as file:  # never written anew: all that was measured is in it
+        if _row(lines[-1]) is None:
+            file.truncate(sum(map(len, lines[:-1])))
+        elif not lines[-1].endswith(b"\n"):
+            file.seek(0, 2)
+            file.write(b"\n")
 
 
 def append(path: Path, kind: str, what: Run | Mapping[str, Any]) -> None:

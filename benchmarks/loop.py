@@ -23,10 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from bars_arms import hear
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, Finished, RandomChooser, SamplingParams, StepEvent, TokenEvent, hub, llama, probe
+from specllama import Engine, RandomChooser, SamplingParams, hub, llama, probe
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.pairs import load_catalog
@@ -49,22 +50,14 @@ class Timing:
 def ours(engine: Engine, tokens: list[int], n_predict: int, *, may_end: bool = True) -> Timing:
     """One greedy answer from an empty KV; where it may not end it has `n_predict` tokens."""
     engine.target.truncate(0)
-    answer: list[int] = []
-    n_steady, steady_s = 0, 0.0
     bias = {} if may_end else dict.fromkeys(engine.target.end_tokens, float("-inf"))
     params = SamplingParams(temperature=0.0, logit_bias=bias)
-    for event in engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict):
-        if isinstance(event, TokenEvent):
-            answer.append(event.token)
-            n_steady += event.step >= 2
-        elif isinstance(event, StepEvent) and event.step >= 2:
-            steady_s += event.step_s
-        elif isinstance(event, Finished):
-            stats = event.stats
+    said = hear(engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict))
     assert isinstance(engine.target, llama.LlamaModel)
-    text = b"".join(engine.target.vocab.piece(token) for token in answer)
-    whole = len(answer) / (stats.prompt_s + stats.decode_s)
-    return Timing(n_steady / steady_s if steady_s else 0.0, whole, stats.prompt_s, text, stats.acceptance_rate)
+    text, stats = b"".join(map(engine.target.vocab.piece, said.tokens)), said.stats
+    whole = len(said.tokens) / (stats.prompt_s + stats.decode_s)
+    decode = said.n_steady / said.steady_s if said.steady_s else 0.0
+    return Timing(decode, whole, stats.prompt_s, text, stats.acceptance_rate)
 
 
 def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_predict: int, n_threads: int) -> Timing:

@@ -104,7 +104,7 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """What was recorded so far; a half line at the end is passed over, `record` cuts it off before it goes on."""
+    """What was recorded so far; a torn line at the end is passed over, `record` cuts it off before it goes on."""
     found = Recording({}, {})
     for row in rows_of(path):
         what = row.get(row.get("kind"), {})
@@ -183,12 +183,11 @@ def record(args: argparse.Namespace) -> None:
     setup, published = prepared(output), published_draft(output)
     assert published.draft is not None
     found = read(path)
+    mend(path)
     if found.n_tokens is None:
         append(path, "settings", {"tokens": args.tokens, "target": setup.target.path.name})
     elif found.n_tokens != args.tokens:
         raise SystemExit(f"{path} was begun with --tokens {found.n_tokens}")
-    else:
-        mend(path)
     plan = [each for each in everything(args.classes.split(","), args.prompts) if each[0].key not in found.answers]
     with loading.load_models(replace(setup, draft=None), output, Cancel()) as models:
         target, finished = models.target, True

@@ -29,8 +29,8 @@ from specllama.tuning import CostProfile, Points
 SLOWEST_PLAIN = 1.05
 # Another path than the default one must promise so much more: measurements of one machine differ by as much.
 PATH_MARGIN = 1.03
-# A path on which plain decoding is slower by no more than this counts as its fastest one where the profile has chosen it:
-# what speculation is held against should be loaded and compute otherwise only for a reason.
+# The path that was chosen counts as plain decoding's fastest one where it is slower by no more than this: what
+# drafting is held against should be loaded in another way only for a reason.
 PLAIN_TIE = 1.01
 # Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
 # measured one after the other cannot be compared.

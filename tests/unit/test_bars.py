@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,12 +11,14 @@ import pytest
 
 from benchmarks import bars_arms, bars_report
 from benchmarks.bars_report import AUTO, BARS, PEER_PLAIN, PLAIN, Run, append, best_peer, cell, mend, read
+from specllama import Engine, RandomChooser, SamplingParams, StepEvent
 from specllama.cli.loading import Setup
 from specllama.cli.options import HardwareOptions
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import Profile
 from specllama.tuning import CostProfile
+from tests.fakes import FakeModel, random_laws, table_of
 
 PLAIN_BAR, PEER_BAR, _ = BARS
 PROFILE = Profile(
@@ -94,6 +97,54 @@ def test_a_file_that_was_cut_off_within_a_line_is_gone_on_with(tmp_path: Path) -
     mend(path)
     append(path, "run", _run(PLAIN, 5))
     assert read(path)[1] == [_run(AUTO, 10), _run(PLAIN, 5)]
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"kind": "run", "ru\n', b"\0" * 40, b"[1]\n", b"7\n", b'{"text": "\xe3\x81', b'{"kind": "run"}\n', b"\n"]
+)
+def test_a_last_line_that_is_no_row_is_told_and_does_not_stop_what_follows(
+    torn: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours of runs that cannot be gone on with, because the disk was full for one line or the power went."""
+    path = tmp_path / "runs.jsonl"
+    append(path, "settings", {"predict": 64})
+    append(path, "run", _run(AUTO, 10))
+    with path.open("ab") as file:
+        file.write(torn)
+    assert read(path)[1] == [_run(AUTO, 10)]
+    told = capsys.readouterr().err
+    assert "line 3, was torn" in told
+    assert told.count("\n") == 1
+    mend(path)
+    append(path, "run", _run(PLAIN, 5))
+    assert read(path)[1] == [_run(AUTO, 10), _run(PLAIN, 5)]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    """A run that counts as done and is cut off all the same, so that nobody ever makes it."""
+    path = tmp_path / "runs.jsonl"
+    append(path, "run", _run(AUTO, 10))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert read(path)[1] == [_run(AUTO, 10)]
+    mend(path)
+    append(path, "run", _run(PLAIN, 5))
+    assert read(path)[1] == [_run(AUTO, 10), _run(PLAIN, 5)]
+    mend(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_steady_part_of_an_answer_begins_behind_the_second_step() -> None:
+    """The draft's reading of the prompt counted as decoding, or tokens of one step with the time of another."""
+    model = FakeModel(table_of(random_laws(5, 1)), 5, n_ctx=64)
+    events = list(
+        Engine(model).generate([0, 1], SamplingParams(logit_bias={0: -math.inf}), RandomChooser(0), max_tokens=7)
+    )
+    heard = bars_arms.hear(events)
+    assert len(heard.tokens) == 7
+    assert heard.n_steady == 5
+    assert heard.steady_s == sum(event.step_s for event in events if isinstance(event, StepEvent) and event.step >= 2)
+    assert heard.stats.n_emitted == 7
 
 
 def test_damage_in_the_middle_of_a_file_is_said(tmp_path: Path) -> None:
