@@ -51,6 +51,12 @@ def command(shown: Terminal, text: str, seen: str) -> None:
     shown.wait_for(lambda t: seen in t.text and t.text.endswith("\n>>>"))
 
 
+def goes_on(shown: Terminal) -> None:
+    """Wait for some lines more of an answer."""
+    n_before = len(shown.text)
+    shown.wait_for(lambda t: "% accepted" in t.text and len(t.text) > n_before + 1000)
+
+
 def history(tmp_path: Path) -> Path:
     return tmp_path / "state" / "specllama" / "chat_history"
 
@@ -83,14 +89,14 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat: Start, tmp_path: Path) 
     shown.interrupt()
     pressed = time.monotonic()
     shown.wait_for(lambda t: "[ stopped | " in t.text)
-    assert time.monotonic() - pressed < 0.5  # 0.2 s, and some for a machine that is busy otherwise
+    assert time.monotonic() - pressed < shown.at_once_s
     shown.wait_for(lambda t: t.text.endswith("\n>>>"))
     command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
     turn = json.loads((tmp_path / "talk.json").read_text())["messages"][1]
     assert turn["finish_reason"] == "cancelled"
     assert len(turn["content"]) > 10
     shown.interrupt()
-    shown.wait_for(lambda t: "(Ctrl-D or /exit leaves; Ctrl-C stops an answer)" in t.text)
+    shown.wait_for(lambda t: t.text.endswith("(Ctrl-D or /exit leaves; Ctrl-C stops an answer)\n>>>"))
     command(shown, "/set predict 5", "predict is 5")
     ask(shown, "go on", 2)
     shown.child.sendeof()
@@ -105,11 +111,11 @@ def test_ctrl_c_in_a_long_prefill_is_back_at_once(chat: Start, tmp_path: Path) -
     shown.child.send("sum it up\r")
     shown.wait_for(lambda t: "reading the prompt" in t.text)
     shown.read(0.4)
-    shown.wait_for(lambda t: "reading the prompt" in t.text, 2)  # it is drawn anew ten times a second
+    shown.wait_for(lambda t: "reading the prompt" in t.text)  # it is drawn anew ten times a second
     shown.interrupt()
     pressed = time.monotonic()
     shown.wait_for(lambda t: "stopped before the first word" in t.text)
-    assert time.monotonic() - pressed < 0.5  # 0.2 s, and some for a machine that is busy otherwise
+    assert time.monotonic() - pressed < shown.at_once_s
     command(shown, "/clear", "the conversation is empty")
     ask(shown, "hello")
 
@@ -134,8 +140,7 @@ def test_the_line_is_completed_remembered_and_edited(chat: Start, tmp_path: Path
     shown = chat("-n", "3", *ENDLESS)
     shown.child.send("/set par\t top-\t")
     shown.wait_for(lambda t: ">>> /set parameter top-" in t.text)
-    shown.child.send("k 5\r")
-    shown.wait_for(lambda t: "top-k is 5" in t.text)
+    command(shown, "k 5", "top-k is 5")
     ask(shown, "remember me")
     command(shown, "/set nohistory", "messages are not written")
     ask(shown, "a secret", 2)
@@ -162,7 +167,7 @@ def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: P
     shown.wait_for(lambda t: ">>> draft edited" in t.text)
     ask(shown, "")
     shown.child.send("/edit\r")
-    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == 2)
+    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == 2 and t.text.endswith("\n>>>"))
     command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
     assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "draft edited edited"
     assert not history(tmp_path).exists()
@@ -210,13 +215,15 @@ def test_a_dumb_terminal_gets_plain_lines(chat: Start) -> None:
 def test_a_window_that_is_resized_in_the_middle_of_an_answer_keeps_it_whole(chat: Start, tmp_path: Path) -> None:
     """Words in two halves, rests of the figures, or an answer shown twice after the window changed its size."""
     space = tiny.token_id(tiny.ascii_level(), "Ġ")
-    shown = chat("-n", "2000", "--logit-bias", f"{space}=3", *ENDLESS, "--temp", "1", columns=70, rows=20)
+    shown = chat("-c", "90000", "--logit-bias", f"{space}=3", *ENDLESS, "--temp", "1", columns=70, rows=20)
     shown.child.send("hello\r")
+    goes_on(shown)
     for columns in (45, 90):
-        n_seen = len(shown.raw)
-        shown.wait_for(lambda t, n_seen=n_seen: "% accepted" in t.text and len(t.raw) > n_seen + 3000)
         shown.display.resize(columns=columns)
         shown.child.setwinsize(20, columns)
+        shown.read(0.2)  # what was written for the window as it was
+        goes_on(shown)
+    shown.interrupt()
     shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
     command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
     answer = json.loads((tmp_path / "talk.json").read_text())["messages"][1]["content"]

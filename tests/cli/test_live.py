@@ -87,15 +87,15 @@ def test_without_live_figures_the_answer_just_streams(terminal: Start, pair: Pai
 
 def test_a_window_that_is_resized_keeps_the_answer_whole(terminal: Start, pair: Pair) -> None:
     """Lines of the answer that vanish when the window shrinks (the text is sent once, whatever the size)."""
-    shown = terminal(*_long(pair, "-n", "1500"), columns=90, rows=30)
+    shown = terminal(*_long(pair, "-n", "2500"), columns=90, rows=30)
     for columns, rows in ((40, 12), (100, 8), (25, 5)):
-        shown.wait_for(lambda t: "accepted" in t.text or "ccepted" in t.text)
+        shown.wait_for(lambda t: "ccepted" in t.text)
         shown.child.setwinsize(rows, columns)
         shown.display.resize(lines=rows, columns=columns)
         shown.read(0.15)
     assert shown.finish() == 0
     text = re.sub(rb"\x1b(\[[\d;?]*[A-Za-z]|[78D])", b"", shown.raw)
-    assert len(re.findall(rb"[a-i]", text.split(b"[ Prompt")[0])) >= 1500
+    assert len(re.findall(rb"[a-i]", text.split(b"[ Prompt")[0])) >= 2500
 
 
 def test_ctrl_c_keeps_what_was_said_and_ends_with_130(terminal: Start, pair: Pair) -> None:
@@ -105,7 +105,7 @@ def test_ctrl_c_keeps_what_was_said_and_ends_with_130(terminal: Start, pair: Pai
     shown.interrupt()
     started = time.monotonic()
     assert shown.finish() == 130
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10 * shown.at_once_s
     lines = shown.display.text_lines
     assert len("".join(line for line in lines if re.fullmatch("[a-i]+", line))) > 10
     assert not any("accepted" in line or "Traceback" in line or "^C" in line for line in lines)
@@ -119,11 +119,11 @@ def test_ctrl_c_in_a_long_prompt_is_back_within_a_second(terminal: Start, pair: 
     shown = terminal("run", *pair.options, "--raw", "-f", str(prompt), "-c", "190000", "-n", "5", *ENDLESS)
     shown.wait_for(lambda t: "reading the prompt" in t.text)
     shown.read(0.3)
-    assert "reading the prompt" in shown.text
+    shown.wait_for(lambda t: "reading the prompt" in t.text)
     shown.interrupt()
     started = time.monotonic()
     assert shown.finish() == 130
-    assert time.monotonic() - started < 2  # a second, and one for a machine that is busy otherwise
+    assert time.monotonic() - started < max(2.0, 2 * shown.at_once_s)  # a second, and one for a machine that is busy
     assert not shown.text
 
 

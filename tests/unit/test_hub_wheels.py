@@ -207,14 +207,14 @@ def test_two_processes_do_not_write_the_same_file(pip: Pip, watch: Watch) -> Non
     with storage.only_one(FILE, watch):
         other = threading.Thread(target=lambda: fetched.append(hub.fetch(joined(), watch=watch)))
         other.start()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not watch.notes and time.monotonic() < deadline:
             time.sleep(0.01)
         assert watch.notes == [f"another specllama is working on {FILE}: waiting for it"]
         assert pip.asked == []
         storage.models_dir().mkdir(parents=True, exist_ok=True)
         destination().write_bytes(BODY)  # what the first one brings
-    other.join(5)
+    other.join(60)
     assert [item.source for item in fetched] == [hub.CACHE]
     assert pip.asked == [], "the second takes what the first has brought"
 
