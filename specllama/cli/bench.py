@@ -32,11 +32,12 @@ from specllama.cli.bench_options import (
 from specllama.cli.bench_view import clock, comparison_lines, csv_lines, event_lines, report_lines
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
+from specllama.cli.keyboard import silent_keyboard
 from specllama.cli.output import Output, open_output, to_json
 from specllama.cli.plot import UNICODE, signs_for
 from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
-from specllama.cli.terminal import silent_keyboard, size_of
+from specllama.cli.terminal import size_of
 from specllama.cli.worker import Worker, interruptible
 from specllama.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.llama import build_info

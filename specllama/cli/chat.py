@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -20,6 +21,7 @@ from specllama.cli.chat_rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_
 from specllama.cli.chatting import Chat, Wish, fitted, greeting, open_models, said_to_leave
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.grouping import option, takes_groups
+from specllama.cli.keyboard import Keyboard, held_keyboard
 from specllama.cli.options import (
     DraftOptions,
     HardwareOptions,
@@ -68,25 +70,27 @@ def chat(
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
     settings = _settings(sampling, drafting)
-    cancel = Cancel()
-    try:
-        opened = open_models(Wish(models, drafting, hardware), out, cancel)
-    except Interrupted:
-        raise typer.Exit(INTERRUPTED) from None
-    settings = fitted(settings, opened)
-    say_profile(opened.setup, out)
-    if opened.choice.auto and out.out.is_terminal:
-        hint_at_tuning(opened.setup, models, out)
-    talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel)
-    try:
-        talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
-        if conversation.load:
-            perform(talk, f"/load {conversation.load}")
-        source = _source(out, conversation)
-        with kept_on_hangup(talk, wanted=conversation.history and sys.stdin.isatty()):
-            code = _converse(talk, source)
-    finally:
-        talk.close()
+    with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
+        early = keyboard.early() if keyboard is not None else ""
+        cancel = Cancel()
+        try:
+            opened = open_models(Wish(models, drafting, hardware), out, cancel, keyboard)
+        except Interrupted:
+            raise typer.Exit(INTERRUPTED) from None
+        settings = fitted(settings, opened)
+        say_profile(opened.setup, out)
+        if opened.choice.auto and out.out.is_terminal:
+            hint_at_tuning(opened.setup, models, out)
+        talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel, keyboard)
+        try:
+            talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
+            if conversation.load:
+                perform(talk, f"/load {conversation.load}")
+            source = _source(out, conversation, keyboard, early)
+            with kept_on_hangup(talk, wanted=conversation.history and sys.stdin.isatty()):
+                code = _converse(talk, source)
+        finally:
+            talk.close()
     if code:
         raise typer.Exit(code)
 
@@ -103,14 +107,22 @@ def _settings(sampling: SamplingOptions, drafting: DraftOptions) -> Settings:
     )
 
 
-def _source(out: Output, options: ChatOptions) -> Source:
-    """An editor where a person sits at a terminal that can be steered, else lines."""
+def _has_editor(out: Output) -> bool:
+    """True where a person sits at a terminal that can be steered."""
+    at_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return at_terminal and out.out.steerable and out.format == "human"
+
+
+def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early: str) -> Source:
+    """An editor, which begins with what was typed `early`, or lines."""
     if sys.stdin is None or sys.stdin.closed:
         raise UsageError("stdin is closed, so nothing can be asked", hint="start it in a terminal, or pipe messages in")
-    at_terminal = sys.stdin.isatty()
-    if at_terminal and out.out.steerable and out.format == "human":
+    if _has_editor(out):
         path: Path | None = user_state_path("specllama") / "chat_history" if options.history else None
-        return Editor(path, complete)
+        editor = Editor(path, complete, keyboard)
+        editor.type(early)
+        return editor
+    at_terminal = sys.stdin.isatty()
     return Lines(sys.stdin, out if at_terminal and out.format == "human" and not out.quiet else None)
 
 

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -67,7 +68,8 @@ def _edit(chat: Chat, rest: str) -> None:
     text = unquoted(rest)
     if not text:
         if _editor():
-            text = _edited(turns[-1].user)
+            with nullcontext() if chat.keyboard is None else chat.keyboard.lent():
+                text = _edited(turns[-1].user)
         elif chat.source is not None and chat.source.edits:
             chat.prefilled, chat.edits_last = turns[-1].user, True
             return

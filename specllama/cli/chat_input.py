@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from specllama.cli.keyboard import Keyboard
 from specllama.cli.output import Output
 from specllama.cli.prompting import MAX_BYTES
 from specllama.errors import UsageError
@@ -99,10 +100,11 @@ class Editor:
 
     edits = True
 
-    def __init__(self, history: Path | None, complete: Complete) -> None:
+    def __init__(self, history: Path | None, complete: Complete, keyboard: Keyboard | None = None) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.shortcuts import CompleteStyle
 
+        self._keyboard = keyboard
         self._history = _history(history)
         self._session: PromptSession[str] = PromptSession(
             message=PROMPT,
@@ -121,7 +123,22 @@ class Editor:
 
     def read(self, start: str = "") -> str:
         """See `Source`."""
-        return self._session.prompt(default=start)
+        try:
+            return self._session.prompt(default=start)
+        finally:
+            if self._keyboard is not None:
+                self._keyboard.hold()
+
+    def type(self, keys: str) -> None:
+        """As if a person pressed these keys at the next prompt, before any other."""
+        from prompt_toolkit.input.typeahead import store_typeahead
+        from prompt_toolkit.input.vt100_parser import Vt100Parser
+        from prompt_toolkit.key_binding import KeyPress
+
+        pressed: list[KeyPress] = []
+        parser = Vt100Parser(pressed.append)
+        parser.feed_and_flush(keys)
+        store_typeahead(self._session.app.input, pressed)
 
     def remember(self, *, wanted: bool) -> None:
         """Whether messages go into the history on disk from now on."""

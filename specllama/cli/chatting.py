@@ -17,11 +17,12 @@ from specllama.cli import loading
 from specllama.cli.chat_input import Source
 from specllama.cli.chat_view import ChatView, Look, turn_summary
 from specllama.cli.ending import handling, leave_at_once
+from specllama.cli.keyboard import Keyboard, silent_keyboard
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output, say_error
 from specllama.cli.record import CHAT_SCHEMA, Record, begin
 from specllama.cli.render import Figures, codes_of
-from specllama.cli.terminal import silent_keyboard, size_of
+from specllama.cli.terminal import size_of
 from specllama.cli.view import EventView, View
 from specllama.cli.worker import Worker
 from specllama.drafters import REGISTRY, DraftSettings
@@ -63,7 +64,7 @@ class Opened:
         return {"target": self.setup.target.path.name, "draft": draft.path.name if draft else None}
 
 
-def open_models(wish: Wish, output: Output, cancel: Cancel) -> Opened:
+def open_models(wish: Wish, output: Output, cancel: Cancel, keyboard: Keyboard | None = None) -> Opened:
     """Choose, fetch, check and load; everything that can fail early does. Raises as `loading` does."""
     choice = loading.choose(wish.models, wish.drafting, wish.hardware, output)
     setup = loading.prepare(choice, wish.hardware, offline=wish.models.offline, output=output)
@@ -72,7 +73,7 @@ def open_models(wish: Wish, output: Output, cancel: Cancel) -> Opened:
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
     loading.require_fit(setup, output)
-    with stoppable(cancel, lambda: None):
+    with stoppable(cancel, (lambda: None) if keyboard is None else keyboard.restore):
         models = loading.load_models(setup, output, cancel)
     models.watch(cancel)
     return Opened(wish, choice, setup, models)
@@ -152,8 +153,17 @@ def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
 class Chat:
     """The state of one `specllama chat`: what the commands act on."""
 
-    def __init__(self, output: Output, opened: Opened, settings: Settings, system: str, cancel: Cancel) -> None:
+    def __init__(
+        self,
+        output: Output,
+        opened: Opened,
+        settings: Settings,
+        system: str,
+        cancel: Cancel,
+        keyboard: Keyboard | None = None,
+    ) -> None:
         self.output = output
+        self.keyboard = keyboard
         self.opened = opened
         self.cancel = cancel
         self.look = Look()
@@ -230,7 +240,7 @@ class Chat:
         figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
         record = Record(self.header())
         finished: Finished | None = None
-        with silent_keyboard(output.out) as restore, stoppable(self.cancel, restore):
+        with silent_keyboard(output.out) as restore, stoppable(self.cancel, self._given_back(restore)):
             view = self._view(answer, figures, record)
             self.answering = True
             with Worker(events, self.cancel) as worker:
@@ -251,6 +261,10 @@ class Chat:
         self.interrupted = finished.reason == "cancelled"
         self.kept = session.turns is not turns
         self._after(finished)
+
+    def _given_back(self, restore: Callable[[], None]) -> Callable[[], None]:
+        """What leaves the terminal as the chat found it."""
+        return restore if self.keyboard is None else self.keyboard.restore
 
     def _view(self, answer: TextStream, figures: Figures, record: Record) -> View:
         if self.output.format == "jsonl":
@@ -339,7 +353,7 @@ class Chat:
 
     def _open(self, wish: Wish) -> None:
         self.cancel.clear()
-        opened = open_models(wish, self.output, self.cancel)
+        opened = open_models(wish, self.output, self.cancel, self.keyboard)
         self._stack.enter_context(opened.models)
         settings = fitted(self.session.settings, opened)
         self.session.attach(opened.models.target, opened.models.draft, settings)

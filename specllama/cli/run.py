@@ -14,6 +14,7 @@ from specllama import llama
 from specllama.cli import loading
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
+from specllama.cli.keyboard import silent_keyboard
 from specllama.cli.options import (
     DraftOptions,
     HardwareOptions,
@@ -26,7 +27,6 @@ from specllama.cli.output import Output, open_output
 from specllama.cli.prompting import prompt_tokens, read_prompt, require_known, require_room
 from specllama.cli.record import Record, begin
 from specllama.cli.render import Figures, summary
-from specllama.cli.terminal import silent_keyboard
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.cli.view import AnswerView, EventView, RecordView, View
 from specllama.cli.worker import Worker, interruptible

@@ -7,11 +7,10 @@ them away, and the text is never written twice.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.cells import get_character_cell_size
 
@@ -160,42 +159,3 @@ class Screen:
             self._text.write("".join(str(piece) for piece in pieces if piece.text))
             self._column = column_after(plain, self._column, width)
             self._line = (self._line + plain).rpartition("\n")[2]
-
-
-@contextlib.contextmanager
-def silent_keyboard(screen: Stream) -> Iterator[Callable[[], None]]:
-    """While text streams onto `screen`, what is typed does not appear in it; yields what ends this at once.
-
-    Nothing changes where `screen` is no terminal: its reader, a pager perhaps, may have the keyboard.
-    """
-    restore: Callable[[], None] = _nothing
-    if screen.is_terminal:
-        with contextlib.suppress(ImportError, ValueError, OSError):
-            restore = _without_echo(screen.file.fileno())
-    try:
-        yield restore
-    finally:
-        restore()
-
-
-def _nothing() -> None:
-    """Nothing to restore."""
-
-
-def _in_foreground(fd: int) -> bool:
-    """True where this process may change the terminal; a background job that tries is stopped."""
-    return os.tcgetpgrp(fd) == os.getpgrp()
-
-
-def _without_echo(fd: int) -> Callable[[], None]:
-    """Switch the echo of a terminal off; returns what switches it on again."""
-    import termios
-
-    def change(settings: list[Any]) -> None:
-        with contextlib.suppress(termios.error, OSError):
-            if _in_foreground(fd):
-                termios.tcsetattr(fd, termios.TCSADRAIN, settings)
-
-    before: list[Any] = termios.tcgetattr(fd)
-    change([*before[:3], before[3] & ~termios.ECHO, *before[4:]])
-    return lambda: change(before)

@@ -159,7 +159,7 @@ class Terminal:
         self._stream.feed(data)
 
     def _show_frame(self) -> None:
-        """Take in what came, up to the end of the first frame in it: what stood there for a moment only is seen, too."""
+        """Take in what came, up to the end of the first frame in it, so that none is overlooked."""
         frame, end, self._came = self._came.partition(END_FRAME.encode())
         self._show(frame + end)
 
