@@ -10,7 +10,7 @@ try:
     import traceback
     from collections.abc import Sequence
     from dataclasses import dataclass
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher, get_close_matches
     from importlib import import_module
     from typing import Annotated, Any
 
@@ -120,6 +120,7 @@ _TyperUsageError: Any = typer.BadParameter.__bases__[0]
 # The first row that fits decides; the message is the error's own, see `say_error`.
 EXIT_CODES = ((UsageError, USAGE), (SpecllamaError, FAILED))
 
+ALIKE = 0.7  # names that share no more may mean anything; 1 = the same
 _PROMPT_FLAGS = ("-p", "--prompt")  # llama.cpp's, which here is the argument itself
 
 
@@ -145,13 +146,19 @@ def _command_of(words: Sequence[str]) -> str:
     return " ".join(named)
 
 
+def _resembles(typed: str, name: str) -> bool:
+    """May `name` have been meant? Its dashes, which every name has, do not count."""
+    typed, name = typed.strip("-"), name.strip("-")
+    return name.startswith(typed) or SequenceMatcher(None, typed, name).ratio() >= ALIKE
+
+
 def _in_our_words(error: Any, words: Sequence[str]) -> UsageError:
     """One of typer's usage errors as ours."""
     message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".")
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path if context else _command_of(words)} --help`"
-    near = sorted(getattr(error, "possibilities", None) or ())
     option = getattr(error, "option_name", "")
+    near = [name for name in sorted(getattr(error, "possibilities", None) or ()) if _resembles(option, name)]
     if option in _PROMPT_FLAGS:
         hint = 'the prompt is the argument itself: specllama run "..."'
     elif option == "--pair" and context:  # of the commands that have something to do without it, it is the argument

@@ -7,13 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 
-from specllama import drafts, llama, storage
+from specllama import llama, storage
 from specllama.bench_job import Loaded
 from specllama.bench_plan import N_PREDICT, Wishes
 from specllama.bench_types import Arm, Load
 from specllama.cli import loading
 from specllama.cli.bench_options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
 from specllama.cli.loading import File, Setup
+from specllama.cli.naming import named
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.record import describe_model
@@ -23,7 +24,7 @@ from specllama.drafters import REGISTRY
 from specllama.errors import MemoryShort, UsageError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.sampling import SamplingParams
-from specllama.storage import meant, size_text
+from specllama.storage import size_text
 from specllama.tuning import N_MAX, PROBE_TOKENS
 from specllama.types import Cancel, DraftPolicy, LanguageModel
 
@@ -106,7 +107,7 @@ def _strategies(asked: Sequence[str], *, has_draft: bool) -> tuple[str, ...]:
         if name == "auto":
             name = "draft-simple" if has_draft else "lookup"
         if REGISTRY[name].needs_model and not has_draft:
-            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md FILE or -hfd USER/REPO")
+            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
         found.append(name)
     return tuple(dict.fromkeys(found))
 
@@ -147,8 +148,7 @@ def prepare(
     options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
     files = [first.draft]
     for name in extra[1:]:
-        wished = drafts.named(name) or meant(name)
-        files.append(loading.bring(wished, offline=models.offline, output=output))
+        files.append(loading.bring(named(name, draft=True), offline=models.offline, output=output))
     n_swept = len(files) if first.draft is not None else 0
     if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
         files.append(tuned.draft)

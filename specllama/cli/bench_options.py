@@ -27,8 +27,8 @@ class BenchModels(PairOptions):
         list[str] | None,
         option(
             "-md --model-draft",
-            "The draft, a GGUF file with the target's vocabulary; repeatable, to compare drafts.",
-            metavar="FILE",
+            "The draft: a file, a model or pair, a derived draft, or user/repo[:quant]; repeatable, to compare drafts.",
+            metavar="MODEL",
             also="--draft-model --spec-draft-model",
         ),
     ] = None  # type: ignore[assignment]  # several drafts instead of one

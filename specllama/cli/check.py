@@ -17,7 +17,8 @@ from specllama.cli.check_view import show_report
 from specllama.cli.codes import FAILED, USAGE
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
-from specllama.cli.loading import N_CTX, Choice, Wanted, choose
+from specllama.cli.loading import N_CTX, Choice, choose
+from specllama.cli.naming import Wanted
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import Output, forget_stdout, open_output
 from specllama.cli.values import strategies
@@ -147,5 +148,8 @@ def _wanted(models: PairOptions, hardware: HardwareOptions, output: Output) -> t
     """Target, draft, and the context that is asked for or suits them. Raises UsageError and ConfigError."""
     choice = choose(models, DraftOptions(), hardware, output)
     if choice.draft is None:
-        raise UsageError("a target is given but no draft", hint="add -md FILE or -hfd USER/REPO")
+        given = models.model or models.hf_repo
+        raise UsageError(
+            f"a target is given ({given}) but no draft, expected both", hint="add -md MODEL or -hfd USER/REPO"
+        )
     return choice.target, choice.draft, choice.n_ctx

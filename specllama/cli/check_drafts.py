@@ -7,8 +7,9 @@ from dataclasses import asdict
 from functools import partial
 
 from specllama import llama
-from specllama.cli.check_files import look_at, named
+from specllama.cli.check_files import look_at
 from specllama.cli.fetching import watching
+from specllama.cli.naming import named
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output, in_one_line
 from specllama.draft_search import Found, Look, files_in, folders_here, rank, repos_for

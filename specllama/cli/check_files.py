@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specllama import hub
-from specllama.cli.loading import Wanted
+from specllama.cli.naming import Wanted
 from specllama.hub_headers import header_only
 from specllama.model_types import Model
-from specllama.pairs import load_catalog
-from specllama.storage import FetchWatch, meant
+from specllama.storage import FetchWatch
 
 
 @contextmanager
@@ -26,13 +25,3 @@ def look_at(wanted: Wanted, *, offline: bool = False, watch: FetchWatch | None =
         return
     with header_only(model, offline=offline, watch=watch) as path:
         yield path
-
-
-def named(text: str) -> Wanted:
-    """What a person means by one word: a file, a pair's target, a model, or a repository. Raises ConfigError."""
-    path, catalog = meant(text), load_catalog()
-    if path.exists() or (text.endswith(".gguf") and ":" not in text):
-        return path
-    if text in catalog.pairs:
-        return catalog.pairs[text].target
-    return text if "/" in text else catalog.model(text)

@@ -11,13 +11,12 @@ import typer
 
 from specllama import derive, derive_search, drafts
 from specllama.cli import draft_view, loading
-from specllama.cli.check_files import named
 from specllama.cli.check_probe import warn_of_noise
 from specllama.cli.draft_values import layers, n_tokens, quants
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
-from specllama.cli.loading import Wanted
 from specllama.cli.models import Json, Quiet
+from specllama.cli.naming import Wanted, named
 from specllama.cli.options import Color, HardwareOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
@@ -30,6 +29,7 @@ from specllama.errors import ConfigError, UsageError
 from specllama.kernel_path import KernelPath
 from specllama.llama import Header
 from specllama.llama_quantize import QUANTS
+from specllama.model_types import Model
 from specllama.pairs import load_catalog
 from specllama.storage import meant, only_one, size_text
 from specllama.tuner_child import Way
@@ -162,14 +162,9 @@ def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
     if what is None or what in catalog.pairs:
         pair = catalog.pair(what)
         return pair.draft, target or pair.target
-    if (derived := drafts.named(what)) is not None:
-        return derived, target
-    path = meant(what)
-    if path.exists() or (what.endswith(".gguf") and ":" not in what):
-        return path, target
-    if "/" in what:
-        return what, target
-    model = catalog.model(what)
+    model = named(what, draft=True)
+    if not isinstance(model, Model):
+        return model, target
     targets = [pair.target for pair in catalog.pairs.values() if pair.draft == model]
     own = [model for pair in catalog.pairs.values() if pair.target == model]
     return model, target or next(iter([*targets, *own]), None)

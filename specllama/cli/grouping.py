@@ -57,6 +57,13 @@ def _parameters(group: type) -> Iterator[inspect.Parameter]:
         )
 
 
+def _spoken(ctx: typer.Context, name: str) -> str:
+    """What a parameter is called on the command line: PAIR is an argument of some commands, an option of others."""
+    param = next(each for each in ctx.command.params if each.name == name)
+    long_name = next((each for each in param.opts if each.startswith("--")), "")
+    return long_name or getattr(param, "metavar", None) or name.upper()
+
+
 def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     """`values` without what a flag overrules; raises UsageError where two options exclude each other.
 
@@ -70,7 +77,7 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
             settled.update({name: None if settled[name] is not True else False for name in given if name not in typed})
         excluded = typed or given
         if len(excluded) > 1:
-            first, second = (f"--{name.replace('_', '-')}" for name in excluded[:2])
+            first, second = (_spoken(ctx, name) for name in excluded[:2])
             raise UsageError(f"{first} and {second} exclude each other: {reason}", hint="leave one of them out")
     return settled
 
@@ -84,9 +91,10 @@ def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
     for param in ctx.command.params:
         if param.name in _MAY_BE_EMPTY or values.get(param.name or "") != "":
             continue
-        longest = max(param.opts, key=lambda name: (name.startswith("--"), -len(name)))
-        name = longest if longest.startswith("-") else longest.upper()
-        raise UsageError(f"{name} is empty", hint="an unset shell variable? leave it out to get the default")
+        raise UsageError(
+            f"{_spoken(ctx, param.name or '')} is empty",
+            hint="an unset shell variable? leave it out to get the default",
+        )
 
 
 def takes_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,10 +6,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from specllama import drafts, llama, probe, profiles, storage
 from specllama.cli.fetching import fetch_with_progress
+from specllama.cli.naming import Wanted, named
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
@@ -19,19 +20,17 @@ from specllama.errors import ConfigError, MemoryShort, UsageError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
-from specllama.model_types import Model, PairDefaults
+from specllama.model_types import PairDefaults
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
 from specllama.profiles import Profile, Subject
 from specllama.running_ahead import AheadModel
-from specllama.storage import meant, size_text
+from specllama.storage import size_text
 from specllama.tuning import N_MAX as LONGEST_AUTO
 from specllama.tuning import PROBE_TOKENS, controller
 from specllama.types import Cancel, Drafter, DraftPolicy
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
-
-Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `user/repo[:quant]`
 
 
 # ----------------------------------------------------------------------------------------------------------- choosing
@@ -53,14 +52,16 @@ class Choice:
 
 def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions, output: Output) -> Choice:
     """What the options ask for. Raises UsageError and ConfigError."""
-    target: Wanted | None = meant(models.model) if models.model else models.hf_repo
-    draft: Wanted | None = models.hf_repo_draft
-    if models.model_draft:
-        draft = drafts.named(models.model_draft) or meant(models.model_draft)
+    target: Wanted | None = named(models.model) if models.model else models.hf_repo
+    given = models.model_draft or models.hf_repo_draft
+    if target is None and given:
+        raise UsageError(
+            f"a draft is given ({given}) but no target, expected both",
+            hint="say which target it is for: -m MODEL or -hf USER/REPO",
+        )
+    draft: Wanted | None = named(models.model_draft, draft=True) if models.model_draft else models.hf_repo_draft
     defaults = PairDefaults()
     if target is None:
-        if draft is not None:
-            raise UsageError("a draft is given but no target", hint="add -m FILE or -hf USER/REPO")
         catalog = load_catalog()
         for note in catalog.notes:
             output.note(f"note: {note}")
@@ -92,7 +93,7 @@ def _strategy(spec_type: str, *, has_draft: bool) -> str:
     names = spec_type.split(",")
     for name in names:
         if REGISTRY[name].needs_model and not has_draft:
-            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md FILE or -hfd USER/REPO")
+            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
     drafting = [name for name in names if name != "none"]
     with_model = [name for name in drafting if REGISTRY[name].needs_model]
     return "chain" if with_model and "lookup" in drafting else next(iter(drafting), "none")

@@ -65,13 +65,15 @@ class ModelOptions:
     pair: Annotated[
         str | None, option("--pair", "A pair by name; `specllama models list` shows them.", metavar="NAME")
     ] = None
-    model: Annotated[str | None, option("-m --model", "The target, a GGUF file.", metavar="FILE")] = None
+    model: Annotated[
+        str | None, option("-m --model", "The target: a file, a model or pair, or user/repo[:quant].", metavar="MODEL")
+    ] = None
     model_draft: Annotated[
         str | None,
         option(
             "-md --model-draft",
-            "The draft, a GGUF file with the target's vocabulary.",
-            metavar="FILE",
+            "The draft: a file, a model or pair, a derived draft, or user/repo[:quant].",
+            metavar="MODEL",
             also="--draft-model --spec-draft-model",
         ),
     ] = None
@@ -82,10 +84,7 @@ class ModelOptions:
     hf_repo_draft: Annotated[
         str | None,
         option(
-            "-hfd --hf-repo-draft",
-            "The draft from the Hub.",
-            metavar="USER/REPO[:QUANT]",
-            also="--spec-draft-hf -hfrd",
+            "-hfd --hf-repo-draft", "The draft from the Hub.", metavar="USER/REPO[:QUANT]", also="--spec-draft-hf -hfrd"
         ),
     ] = None
     offline: Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")] = False

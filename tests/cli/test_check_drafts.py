@@ -124,7 +124,7 @@ def test_the_hub_is_searched_for_smaller_models_of_the_family(
         (["--draft-for", "{target}", "-md", "x"], "names the target itself"),
         (["--draft-for", "{target}", "--scan", "/nowhere"], "is no folder"),
         (["--draft-for", "{target}", "--scan", ".", "--hub"], "exclude each other"),
-        (["--draft-for", "nothing"], "there is no model named"),
+        (["--draft-for", "nothing"], "there is no file, pair or model named"),
         (["--draft-for", "{recurrent}"], "cannot roll its memory back"),
         (["--scan", "."], "--draft-for TARGET"),
     ],

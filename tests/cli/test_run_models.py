@@ -71,7 +71,7 @@ def _never(*_args: object, **_options: object) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "error"),
     [
-        (["-md", "{draft}", "--raw", "abc"], 2, "a draft is given but no target"),
+        (["-md", "{draft}", "--raw", "abc"], 2, "but no target, expected both"),
         (["-m", "{target}", "--spec-type", "draft-simple", "--raw", "abc"], 2, "needs a draft model"),
         (["-m", "{target}", "-md", "{foreign}", "--raw", "abc"], 1, "the draft does not fit the target"),
         (["-m", "{target}", "-md", "{missing}", "--raw", "abc"], 1, "missing.gguf"),

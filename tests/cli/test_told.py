@@ -79,6 +79,21 @@ def test_a_pair_that_is_no_option_is_led_to_its_place(specllama: Run, words: lis
     assert hint in result.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("--bogus", "see `specllama run --help`"),
+        ("--verbos", "did you mean --verbose?"),
+        ("--tempp", "did you mean --temp?"),
+        ("--ctx", "did you mean --ctx-size?"),
+    ],
+)
+def test_only_an_option_that_may_have_been_meant_is_suggested(specllama: Run, typed: str, hint: str) -> None:
+    """`--bogus`: did you mean `--verbose`? As if the program knew better, and was wrong."""
+    told = specllama("run", typed, "hi")
+    assert (told.code, told.err) == (2, f"error: no such option: {typed}\nhint: {hint}\n")
+
+
 def test_an_answer_that_was_cut_says_by_what(specllama: Run, pair: Pair) -> None:
     """Prevents: half a sentence, and nobody knows whether the model meant it."""
     args = ["run", *pair.options, "--raw", "abc", *ENDLESS]

@@ -1,0 +1,47 @@
+"""What a person means by one word: a file, a model or pair of the catalog, a derived draft, or a repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+from specllama import drafts
+from specllama.errors import ConfigError
+from specllama.model_types import Model
+from specllama.pairs import load_catalog
+from specllama.storage import meant
+
+Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `user/repo[:quant]`
+
+_BEGINS_A_PATH = ("/", "./", "../", "~")
+
+
+def _is_path(text: str) -> bool:
+    """True for what is a file here, or can be nothing but the name of one."""
+    return (
+        meant(text).is_file()
+        or text.startswith(_BEGINS_A_PATH)
+        or "\\" in text
+        or (text.endswith(".gguf") and ":" not in text)
+    )
+
+
+def named(text: str, *, draft: bool = False) -> Wanted:
+    """The model that `text` names; of a pair its target, or its `draft`. Raises ConfigError.
+
+    A file that is here goes before a name, and a draft that was derived here before both.
+    """
+    if draft and (derived := drafts.named(text)) is not None:
+        return derived
+    if _is_path(text):
+        return meant(text)
+    catalog = load_catalog()
+    try:
+        return catalog.resolve(text)[-1 if draft else 0]
+    except ConfigError as error:
+        if "/" in text:
+            return text
+        if meant(text).exists():  # a folder: the loader says so
+            return meant(text)
+        what = "file, pair, model or derived draft" if draft else "file, pair or model"
+        raise ConfigError(f"there is no {what} named {text!r}", hint=error.hint) from None
