@@ -94,14 +94,14 @@ def in_target_ids(
     while the target verifies; None = where they are `on_other_devices`. Raises ModelFileError for a damaged map, and
     PairError where the two have no token in common.
     """
-    speaking = _translated(target, draft, by_text=by_text)
+    found = speaking(target, draft, by_text=by_text)
     if on_other_devices(target, draft) if ahead is None else ahead:
-        return AheadModel(speaking)
-    return speaking
+        return AheadModel(found)
+    return found
 
 
-def _translated(target: LlamaModel, draft: LlamaModel, *, by_text: bool) -> LlamaModel | TranslatedModel:
-    """See `in_target_ids`."""
+def speaking(target: LlamaModel, draft: LlamaModel, *, by_text: bool) -> LlamaModel | TranslatedModel:
+    """`in_target_ids` of a draft that never reads ahead."""
     if by_text:
         to_target = _text_map(target, draft)
     elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:

@@ -15,6 +15,7 @@ from platformdirs import user_state_path
 from specllama import storage
 from specllama.calibration import PRIORS, Prior
 from specllama.cpu import this_cpu
+from specllama.drafters import TRANSLATED
 from specllama.errors import ConfigError, ReportError
 from specllama.kernel_path import KernelPath
 from specllama.llama import LoadOptions, build_info
@@ -23,6 +24,8 @@ from specllama.reports import from_plain, parsed
 from specllama.tuning import LEAST_RATE, LOOKUP, MODEL, CostProfile
 
 VERSION = 3  # of the file; another one is not read
+
+SIMPLE, LOOKUP_ALONE = "draft-simple", "lookup"  # strategies, beside `TRANSLATED`
 
 # Of the load options, those that change what a pass costs. The kernel path is not among them: it is what tuning finds.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
@@ -62,6 +65,7 @@ class Profile:
     classes: tuple[ClassFigures, ...]  # empty where there is no draft
     threads: Threads | None = None  # None = as the options say
     derived: Path | None = None  # the draft that is faster here than the one it was derived from; None = that one
+    strategy: str = SIMPLE  # whose drafts were measured; see `Subject`
     plain_path: KernelPath | None = None  # where plain decoding alone is fastest; None = made when nobody asked
 
     @property
@@ -94,6 +98,7 @@ class Profile:
             "classes": [asdict(each) for each in self.classes],
             "threads": None if self.threads is None else asdict(self.threads),
             "derived": None if self.derived is None else str(self.derived),
+            "strategy": self.strategy,
             "plain_path": None if self.plain_path is None else self.plain_path.to_json(),
         }
 
@@ -112,6 +117,7 @@ class Profile:
                 classes=tuple(from_plain(ClassFigures, each) for each in data["classes"]),
                 threads=None if data["threads"] is None else from_plain(Threads, data["threads"]),
                 derived=None if data["derived"] is None else Path(data["derived"]),
+                strategy=str(data.get("strategy", SIMPLE)),  # older files knew no other one
                 plain_path=None if plain is None else KernelPath.from_json(plain),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError, ConfigError) as error:
@@ -126,13 +132,19 @@ class Subject:
     target_options: LoadOptions
     draft: Path | None = None
     draft_options: LoadOptions | None = None
+    by_text: bool = False  # the draft's tokens are the target's where their texts are the same, whatever their ids
+
+    @property
+    def strategy(self) -> str:
+        """Whose drafts are measured; `chain` drafts like either, and looks up besides."""
+        return LOOKUP_ALONE if self.draft is None else TRANSLATED if self.by_text else SIMPLE
 
     @property
     def key(self) -> str:
         """Names the profile."""
         facts = [str(self.target.resolve()), _wish(self.target_options)]
         if self.draft is not None and self.draft_options is not None:
-            facts += [str(self.draft.resolve()), _wish(self.draft_options)]
+            facts += [str(self.draft.resolve()), _wish(self.draft_options), *(["by text"] if self.by_text else [])]
         return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
@@ -151,6 +163,11 @@ class Found:
 def path_of(subject: Subject) -> Path:
     """Where the profile is kept. It took minutes to find out, so it is state and no cache."""
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
+
+
+def kept(subject: Subject) -> bool:
+    """Was it tuned at all, whether or not the profile still holds?"""
+    return path_of(subject).is_file()
 
 
 def _circumstances(subject: Subject, derived: Path | None) -> dict[str, object]:

@@ -73,6 +73,10 @@ class TranslatedModel:
         """How many of the target's tokens the draft can propose."""
         return int(self._draft_ids.size)
 
+    def n_cells(self, tokens: Sequence[int]) -> int:
+        """How many of the draft's own tokens spell `tokens`."""
+        return sum(len(self._spell(token)) for token in tokens)
+
     @property
     def busy_s(self) -> float:
         """Seconds spent so far inside the draft's own calls, where it counts them."""

@@ -21,8 +21,9 @@ from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.traces import Answer, Trace
 from specllama.tuner_child import HeldUp, Job, Measured, Run, Way, run_child, steady
+from specllama.tuner_findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled
 from specllama.tuner_paths import MOST_PATHS, Paths, split
-from specllama.tuning import CostProfile, Points
+from specllama.tuning import CostProfile
 
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
 # whenever drafting pauses, that would be the speed.
@@ -32,9 +33,6 @@ PATH_MARGIN = 1.03
 # The path that was chosen counts as plain decoding's fastest one where it is slower by no more than this: what
 # drafting is held against should be loaded in another way only for a reason.
 PLAIN_TIE = 1.01
-# Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
-# measured one after the other cannot be compared.
-MOST_DRIFT = 1.1
 
 # Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it; and what a way
 # gets that is only looked at to find the best few.
@@ -57,66 +55,6 @@ QUICK = Effort(seconds=5.0, n_visits=1, n_tokens=24, rows=QUICK_ROWS)
 THOROUGH = Effort(seconds=30.0, n_visits=2, n_tokens=96)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One way of loading the pair, as one or more children measured it."""
-
-    way: Way
-    step_s: float  # T(1), in the fastest visit
-    verify: Points | None  # in units of T(1) in the same visit: a machine that is slow for a while does not matter
-    draft: Points
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        way = {"target": self.way.target.to_json(), "draft": self.way.draft.to_json()}
-        return {**way, "step_s": self.step_s, "verify": self.verify, "draft_passes": self.draft}
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A draft that could be used instead, as its children measured it."""
-
-    path: Path
-    layouts: tuple[Layout, ...]  # without target
-    traces: tuple[Trace, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What all children together found."""
-
-    layouts: tuple[Layout, ...]
-    traces: tuple[Trace, ...]
-    failures: tuple[str, ...]  # paths and drafts that cannot be used, and why
-    drift: float  # by how much visits of the same path differ; 1 = not at all
-    variants: tuple[Variant, ...] = ()
-    threads: Threads | None = None  # all was measured with; None = as the options say
-
-    @property
-    def comparable(self) -> bool:
-        """Was the machine quiet enough to compare paths that were measured one after the other?"""
-        return self.drift <= MOST_DRIFT
-
-
-def _scaled(points: Points, factor: float) -> Points:
-    return tuple((n, cost * factor) for n, cost in points)
-
-
-def _mean_points(several: Sequence[Points]) -> Points:
-    """The mean of several measurements of the same rows."""
-    return tuple((points[0][0], fmean(cost for _, cost in points)) for points in zip(*several, strict=True))
-
-
-def _merged(way: Way, visits: Sequence[Measured]) -> Layout:
-    """What several children found about one way."""
-    # Both were measured in the same rounds, so the first point of one is the unit of the other.
-    units = [each.verify[0][1] if each.verify else each.step_s for each in visits]
-    curves = [_scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
-    drafts = [_scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
-    step_s = min(each.step_s for each in visits)
-    return Layout(way, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
-
-
 def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
     """(way, whether it is only a check) of every child, in turn; the first way is seen twice if others are at all."""
     turns = [(way, False) for _ in range(n_visits) for way in ways]
@@ -137,6 +75,7 @@ class _Visits:
         self.traces: tuple[Trace, ...] = ()
         self.answers: tuple[Answer, ...] = ()
         self.threads = threads
+        self.n_spelled: float | None = None  # once there are answers to count in
         self.fastest = math.inf
 
     def tour(self, ways: Sequence[Way], n_visits: int, job: Job, tell: Tell) -> None:
@@ -168,7 +107,8 @@ class _Visits:
 
     def _visit(self, job: Job, tell: Tell) -> None:
         """One child more."""
-        job = replace(job, threads=self.threads, most_step_s=self.fastest * SLOWEST_PLAIN)
+        most_step_s = self.fastest * SLOWEST_PLAIN
+        job = replace(job, threads=self.threads, most_step_s=most_step_s, n_spelled=self.n_spelled)
         try:
             found = steady(self._run, job, tell)
         except HeldUp as error:
@@ -180,15 +120,17 @@ class _Visits:
         self.by_way.setdefault(job.way, []).append(found)
         self.traces, self.answers = self.traces or found.traces, self.answers or found.answers
         self.threads = self.threads or found.threads
+        if found.answers:
+            self.n_spelled = found.n_spelled
         self.fastest = min(self.fastest, found.step_s)
 
     @property
     def layouts(self) -> list[Layout]:
         """Every way that can be used. Raises BackendError if none can."""
-        merged = [_merged(way, found) for way, found in self.by_way.items() if way not in self.failures]
-        if not any(layout.verify for layout in merged):
+        found_all = [merged(way, found) for way, found in self.by_way.items() if way not in self.failures]
+        if not any(layout.verify for layout in found_all):
             raise next(iter(self.failures.values()), BackendError("nothing could be measured"))
-        return merged
+        return found_all
 
     @property
     def drift(self) -> float:
@@ -233,7 +175,16 @@ def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run
             failures += failed
         except SpecllamaError as error:
             failures.append(f"{path.stem}: {error}")
-    return Findings(tuple(layouts), visits.traces, tuple(failures), visits.drift, tuple(found), visits.threads)
+    return Findings(
+        layouts=tuple(layouts),
+        traces=visits.traces,
+        failures=tuple(failures),
+        drift=visits.drift,
+        variants=tuple(found),
+        threads=visits.threads,
+        strategy=subject.strategy,
+        n_spelled=visits.n_spelled or 1.0,
+    )
 
 
 def _shortlist(paths: Paths, visits: _Visits) -> Paths:
@@ -282,19 +233,21 @@ def _measure_variant(
     """
     assert subject.draft is not None
     found, recorded, errors = list[Layout](), tuple[Trace, ...](), dict[KernelPath, SpecllamaError]()
+    n_spelled: float | None = None
     for i, path in enumerate(several):
         way = replace(target.way, draft=path)
         answers = () if recorded else visits.answers
         job = Job(subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads)
+        job = replace(job, n_spelled=n_spelled)  # its own, not that of the draft that it was derived from
         try:
             at: Tell = lambda what, share, i=i: tell(what, (i + share) / len(several))  # type: ignore[misc]  # noqa: E731
             measured = steady(run, job, at)
         except SpecllamaError as error:
             errors[path] = error
             continue
-        recorded = recorded or measured.traces
+        recorded, n_spelled = recorded or measured.traces, measured.n_spelled
         # In units of T(1) in the same rounds: it does not matter how fast the machine was then.
-        found.append(replace(_merged(way, [measured]), step_s=target.step_s, verify=None))
+        found.append(replace(merged(way, [measured]), step_s=target.step_s, verify=None))
     if not found and errors:
         raise next(iter(errors.values()))
     failures = [f"{subject.draft.stem}, {path.name}: {error}" for path, error in errors.items()]
@@ -304,7 +257,7 @@ def _measure_variant(
 def _costs(target: Layout, draft: Layout) -> CostProfile:
     """In units of the target's T(1)."""
     assert target.verify is not None
-    points = _scaled(draft.draft, draft.step_s / target.step_s)
+    points = scaled(draft.draft, draft.step_s / target.step_s)
     # Without a draft nothing is ever asked of its costs; they have to be something.
     return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
 
@@ -360,6 +313,7 @@ def choose(found: Findings, *, quick: bool) -> Profile:
                 classes=figures(recorded, costs, target.step_s / fastest),
                 threads=found.threads,
                 derived=derived,
+                strategy=found.strategy,
             )
             score = _score(profile, fastest)
             if best is None or score > PATH_MARGIN * best_score:

@@ -13,7 +13,7 @@ from time import perf_counter
 from specllama import children, llama, traces
 from specllama.children import Tell
 from specllama.conversation import Conversation, Message
-from specllama.draft_model import DraftModel, in_target_ids
+from specllama.draft_model import speaking
 from specllama.errors import BackendError, PromptError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
@@ -22,7 +22,8 @@ from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading
 from specllama.profiles import Subject, Threads
 from specllama.sample_prompts import sample_prompts
 from specllama.traces import Answer, Trace
-from specllama.tuning import Points
+from specllama.translated import TranslatedModel
+from specllama.tuning import Points, cost_at
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
@@ -68,6 +69,7 @@ class Job:
     answers: tuple[Answer, ...] = ()  # judge the draft by these, which another child heard
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
     threads: Threads | None = None  # found by another child; None = try some, unless the subject says how many
+    n_spelled: float | None = None  # as another child counted it; None = count
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,12 @@ class Measured:
 
     step_s: float  # T(1), measured before everything else
     verify: Points | None  # None: T(1) alone was reason enough, or all that was asked for
-    draft: Points  # empty where there is none
+    draft: Points  # by tokens of the target, however many of the draft's they are; empty where there is none
     traces: tuple[Trace, ...]
     answers: tuple[Answer, ...] = ()  # behind the traces
     threads: Threads | None = None  # measured with; None = those of the subject
     noise: float = 0.0  # width of the middle half of a pass's times, as a share of their median; the usual pass's
+    n_spelled: float = 1.0  # of the draft's own tokens to one of the target's, in the answers; or in the prompts
 
 
 def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
@@ -101,14 +104,38 @@ def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> P
     return tuple((n, median(each)) for n, each in zip(rows, samples, strict=True))
 
 
+def _n_cells(draft: LlamaModel | TranslatedModel, tokens: Sequence[int]) -> int:
+    """How many of its own tokens a draft reads `tokens` as."""
+    return draft.n_cells(tokens) if isinstance(draft, TranslatedModel) else len(tokens)
+
+
+def _known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[int]:
+    """As many tokens that the draft has as one of its own, as all that it drafts are; any where there are none."""
+    known = [token for token in text if _n_cells(draft, (token,)) == 1] or list(text)
+    return (known * -(-len(text) // len(known)))[: len(text)]
+
+
+def by_tokens(cells: Points, n_spelled: float) -> Points:
+    """Costs by tokens of the target, each read as so many of the draft's, from those by the draft's own tokens.
+
+    A drafted token is always one of the draft's, the token that was emitted before it may be several. Every pass is
+    charged with the usual number, so a draft is never thought cheaper than it is.
+    """
+    if n_spelled == 1.0:  # as it was measured, to the last bit
+        return cells
+    return tuple((n, cost_at(cells, n * n_spelled)) for n, _ in cells)
+
+
 class Bench:
     """A target and a draft as one child has them, with some text read."""
 
     def __init__(self, job: Job, target: LlamaModel, draft: LlamaModel | None) -> None:
         self.job = job
         self.target = target
-        self.draft: DraftModel | None = None if draft is None else in_target_ids(target, draft)
+        self.draft: LlamaModel | TranslatedModel | None = None
         self._own_draft = draft
+        if draft is not None:
+            self.put(draft)
         n_known = target.vocab_size if self.draft is None else min(target.vocab_size, self.draft.vocab_size)
         self.prompts = _prompts(target, job.n_tokens, n_known)
         text = [token for tokens in self.prompts.values() for token in tokens]
@@ -117,7 +144,7 @@ class Bench:
 
     def put(self, draft: LlamaModel) -> None:
         """Take another draft."""
-        self.draft, self._own_draft = in_target_ids(self.target, draft), draft
+        self.draft, self._own_draft = speaking(self.target, draft, by_text=self.job.subject.by_text), draft
 
     def judge(self, by: Answer) -> tuple[Trace, Trace]:
         """The draft judged by an answer."""
@@ -138,7 +165,14 @@ class Bench:
     def reading(self, n_rows: int) -> Pass:
         """A pass of the draft."""
         assert self.draft is not None
-        return reading(self.draft, N_BEFORE, self.rest[:n_rows])
+        return reading(self.draft, N_BEFORE, _known(self.draft, self.rest)[:n_rows])
+
+    def n_spelled(self, answers: Sequence[Answer]) -> float:
+        """How many of its own tokens the draft reads one of the target's as, in what the target says."""
+        if self.draft is None:
+            return 1.0
+        said = [token for each in answers for token in each.tokens] or [*self.before, *self.rest]
+        return _n_cells(self.draft, said) / len(said)
 
     def use(self, threads: Threads) -> None:
         """Compute with so many threads from now on."""
@@ -231,9 +265,10 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
     verify = _median_points(rows, samples[: len(rows)]) if rows else None
     reads = _median_points(read, samples[len(rows) :])
     answers = _hear(bench, tell)
+    n_spelled = job.n_spelled or bench.n_spelled(answers)
     found = tuple(trace for each in answers for trace in bench.judge(each)) if bench.draft is not None else ()
     noise = median(map(spread, samples)) if samples else 0.0
-    return Measured(step_s, verify, reads, found, answers, threads, noise)
+    return Measured(step_s, verify, by_tokens(reads, n_spelled), found, answers, threads, noise, n_spelled)
 
 
 def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:

@@ -46,7 +46,7 @@ HEAT_SUPPORT = 512  # laws on more tokens than this are not worth the time
 Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
 
 
-def _cost_at(points: Points, n: int) -> float:
+def cost_at(points: Points, n: float) -> float:
     """The cost of n rows, on straight lines between the measured points; behind the last one its slope goes on."""
     if len(points) == 1:
         return points[0][1] * n
@@ -92,11 +92,11 @@ class CostProfile:
 
     def verify_cost(self, n: int) -> float:
         """T(n)/T(1)."""
-        return _cost_at(self.verify, n)
+        return cost_at(self.verify, n)
 
     def draft_cost(self, n: int = 1) -> float:
         """One pass of the draft over n rows; that over one row is the c of the cost model."""
-        return _cost_at(self.draft, n)
+        return cost_at(self.draft, n)
 
     def to_json(self) -> dict[str, object]:
         """Lists of [rows, cost]."""

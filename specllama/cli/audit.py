@@ -33,16 +33,16 @@ from specllama.cli.status import StatusLine
 from specllama.cli.values import real, strategies, whole, word
 from specllama.cli.worker import Worker, interruptible
 from specllama.cpu import this_cpu
-from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
 from specllama.llama_plan import physical_cores
+from specllama.profiles import SIMPLE
 from specllama.types import Cancel, Rule
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken
 RULES = tuple(rule.value for rule in Rule)
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
-TRANSLATED = "draft-tli"
 
 
 def _rules(name: str, text: object) -> tuple[str, ...]:
@@ -152,8 +152,7 @@ def audit(
     names = _wanted(drafting.spec_type)
     choice = loading.choose(models, _for_loading(names, drafting), hardware, out)
     setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
-    if not choice.by_text:  # nothing is measured of drafts across tokenizers
-        setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
+    setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
     # Blocks as long as those of greedy answers, and of the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
@@ -227,11 +226,11 @@ def _as_run(setup: loading.Setup, out: Output, *, keep_draft: bool) -> loading.S
     return tuned
 
 
-def _strategies(names: tuple[str, ...] | None, *, has_draft: bool) -> tuple[str, ...]:
-    """The strategies to audit: plain decoding, and drafts of another tokenizer, only where they were named."""
+def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, by_text: bool) -> tuple[str, ...]:
+    """The strategies to audit; plain decoding only where it was named."""
     if names is not None:
         return names
-    usual = (name for name in REGISTRY if name not in ("none", TRANSLATED))
+    usual = (name for name in REGISTRY if name not in ("none", SIMPLE if by_text else TRANSLATED))
     return tuple(name for name in usual if has_draft or not REGISTRY[name].needs_model)
 
 
@@ -278,7 +277,7 @@ def _audit(
             draft=draft,
             prompts=prompts,
             params=sampling.params,
-            strategies=_strategies(names, has_draft=draft is not None),
+            strategies=_strategies(names, has_draft=draft is not None, by_text=setup.by_text),
             rules=tuple(Rule(name) for name in drafting.verify_rule),
             drafting=DraftSettings(
                 n_max=drafting.spec_draft_n_max, p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp

@@ -20,15 +20,15 @@ from specllama.cli.output import Output
 from specllama.cli.record import describe_model
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import in_target_ids
-from specllama.drafters import REGISTRY
+from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.errors import MemoryShort, UsageError
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.profiles import LOOKUP_ALONE, SIMPLE
 from specllama.sampling import SamplingParams
 from specllama.storage import size_text
 from specllama.tuning import N_MAX, PROBE_TOKENS
 from specllama.types import Cancel, DraftPolicy, LanguageModel
 
-TLI = "draft-tli"  # drafts of another tokenizer; all drafts are taken for such, or none
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
 _LEAST_BLOCK = 17  # rows that costs are measured up to
 
@@ -100,12 +100,12 @@ def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, 
     return max(default, wanted)
 
 
-def _strategies(asked: Sequence[str], *, has_draft: bool) -> tuple[str, ...]:
+def _strategies(asked: Sequence[str], *, has_draft: bool, by_text: bool) -> tuple[str, ...]:
     """The strategies by name. Raises UsageError where one lacks a draft."""
     found = []
     for name in asked:
         if name == "auto":
-            name = "draft-simple" if has_draft else "lookup"
+            name = LOOKUP_ALONE if not has_draft else TRANSLATED if by_text else SIMPLE
         if REGISTRY[name].needs_model and not has_draft:
             raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
         found.append(name)
@@ -130,7 +130,7 @@ def prepare(
     names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
     lengths = [n for n in drafting.spec_draft_n_max if n != "auto"]
     longest = max([*lengths, 1])
-    if TLI in names and set(names) - {TLI}:
+    if TRANSLATED in names and set(names) - {TRANSLATED}:  # all drafts are translated, or none
         raise UsageError(
             "--spec-type draft-tli takes the drafts for those of another tokenizer, the others for the target's own",
             hint="compare them in two benchmarks, then: specllama bench compare A.json B.json",
@@ -139,7 +139,7 @@ def prepare(
     choice = loading.choose(one, wanted, plain, output)
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
     first = loading.prepare(choice, plain, offline=models.offline, output=output)
-    strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None)
+    strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, by_text=first.by_text)
     tuned = first
     if "auto" in drafting.spec_draft_n_max:
         tuned = loading.tuned(first, any_strategy=True)
@@ -155,9 +155,7 @@ def prepare(
     setups = []
     for file in files:
         profile = loading.profile_for(file, first, tuned.profile)
-        setup = BenchSetup(
-            first.target, file, options, plain, first.strategy, N_MAX, profile, by_text=TLI in strategies
-        )
+        setup = BenchSetup(first.target, file, options, plain, first.strategy, N_MAX, profile, by_text=first.by_text)
         loading.require_fit(setup, output)
         setups.append(setup)
     auto_strategy = tuned.strategy if tuned.profile is not None else ""

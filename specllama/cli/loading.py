@@ -15,7 +15,7 @@ from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.draft_model import DraftModel, in_target_ids
-from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.errors import ConfigError, MemoryShort, UsageError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
@@ -23,7 +23,7 @@ from specllama.llama_header import refuse_architecture
 from specllama.model_types import PairDefaults
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
-from specllama.profiles import Profile, Subject
+from specllama.profiles import SIMPLE, Profile, Subject
 from specllama.running_ahead import AheadModel
 from specllama.storage import size_text
 from specllama.tuning import N_MAX as LONGEST_AUTO
@@ -71,16 +71,15 @@ def choose(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
     auto, any_strategy = asked == "auto", drafting.spec_type == "auto"
     n_max = (defaults.n_max or N_MAX) if isinstance(asked, str) else asked
     strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"
-    by_text = "draft-tli" in drafting.spec_type.split(",")
+    by_text = TRANSLATED in drafting.spec_type.split(",")
     return Choice(
         target,
         draft if REGISTRY[strategy].needs_model else None,
         strategy,
         n_ctx=next(n for n in (hardware.ctx_size, defaults.n_ctx, N_CTX) if n is not None),
         n_max=n_max,
-        # Whoever names a confidence to stop at has decided how far to draft; whoever wants no drafts, too. And nothing
-        # is measured of drafts across tokenizers.
-        auto=auto and not drafting.spec_draft_p_min and (any_strategy or strategy != "none") and not by_text,
+        # Whoever names a confidence to stop at has decided how far to draft; whoever wants no drafts, too.
+        auto=auto and not drafting.spec_draft_p_min and (any_strategy or strategy != "none"),
         any_strategy=any_strategy,
         by_text=by_text,
     )
@@ -156,7 +155,8 @@ class Setup:
         """What a profile is of."""
         draft = self.draft
         options = None if draft is None else self.draft_options(self.target_options.n_ctx)
-        return Subject(self.target.path, self.target_options, draft.path if draft else None, options)
+        path = draft.path if draft else None
+        return Subject(self.target.path, self.target_options, path, options, self.by_text and draft is not None)
 
     def policy(self, *, greedy: bool, draft_temp: float | None) -> DraftPolicy | None:
         """What decides how far to draft in one answer or chat; None = the longest draft and the confidence alone."""
@@ -209,6 +209,8 @@ def prepare(choice: Choice, hardware: HardwareOptions, *, offline: bool, output:
         max_block=(choice.n_max if choice.strategy != "none" else 0) + 1,
     )
     setup = Setup(target, draft, options, hardware, choice.strategy, choice.n_max, by_text=choice.by_text)
+    if choice.any_strategy and not choice.by_text:
+        setup = _by_text_if_tuned(setup)
     if choice.auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
     _require_memory(setup)
@@ -221,6 +223,15 @@ def _say_stale(draft: File, output: Output) -> None:
         derived = drafts.read(draft.path)
         if derived is not None and (reason := drafts.stale(derived, at_once=True)):
             output.warn(f"{derived.name} is stale: {reason}", "make it again: specllama draft make")
+
+
+def _by_text_if_tuned(setup: Setup) -> Setup:
+    """The setup, its draft translated by text without being asked where the pair was tuned so, and only so.
+
+    Whoever tuned a pair of two tokenizers wants it to be used; whoever did not is told that it does not fit.
+    """
+    other = replace(setup, by_text=True, strategy=TRANSLATED if setup.strategy == SIMPLE else setup.strategy)
+    return other if not profiles.kept(setup.subject) and profiles.kept(other.subject) else setup
 
 
 def tuned(setup: Setup, *, any_strategy: bool) -> Setup:

@@ -8,18 +8,16 @@ from typing import Annotated, ClassVar
 from specllama import drafts, profiles, tuner, tuner_paths
 from specllama.cli import loading
 from specllama.cli.grouping import option, takes_groups
+from specllama.cli.loading import Setup
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
+from specllama.cli.values import word
 from specllama.compat_overlap import BY_TEXT
+from specllama.drafters import TRANSLATED
 from specllama.errors import PairError, SpecllamaError
-from specllama.pairs import OWN_FAMILY
 from specllama.profiles import ClassFigures, Profile
-
-TWO_TOKENIZERS = (
-    "pairs of two tokenizers are not tuned; `run --spec-type draft-tli` drafts with them all the same, with a fixed "
-    "--spec-draft-n-max, and `specllama bench --spec-type draft-tli` finds the best one; or " + OWN_FAMILY
-)
+from specllama.tuner_findings import Findings, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +26,15 @@ class TuneOptions:
 
     title: ClassVar[str] = "Tuning"
 
+    spec_type: Annotated[
+        str,
+        option(
+            "--spec-type",
+            f"Strategy to tune for: {TRANSLATED} for a draft of another tokenizer, auto for what fits.",
+            metavar="NAME",
+            check=word("auto", TRANSLATED),
+        ),
+    ] = "auto"
     quick: Annotated[bool, option("--quick", "A short look, less than a minute where nothing else runs.")] = False
     json: Annotated[bool, option("--json", "One JSON object: the profile and where it is kept.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The findings and errors, nothing else.")] = False
@@ -51,17 +58,13 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         verbose=options.verbose,
     )
     # Tuned is what `auto` would load if it knew nothing.
-    choice = replace(loading.choose(models, DraftOptions(), hardware, output), auto=False)
-    setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
-    try:
-        loading.require_fit(setup, output)
-    except PairError as error:
-        if not error.hint.startswith(BY_TEXT):
-            raise
-        raise PairError(str(error), hint=TWO_TOKENIZERS) from None
-    subject = setup.subject
+    choice = loading.choose(models, DraftOptions(spec_type=options.spec_type), hardware, output)
+    setup = loading.prepare(replace(choice, auto=False), hardware, offline=models.offline, output=output)
+    subject = _fitting(setup, output).subject
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
+    if subject.by_text:  # drafts that were derived from the target speak its ids
+        parents.pop()
     variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
     variants = [path for path in variants if path.resolve() != subject.draft]
     if options.quick and len(variants) > 1:
@@ -95,12 +98,14 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         ]
         paths = [layout.to_json() for layout in found.layouts]
         told = {"kernel_paths": paths, "derived_drafts": compared, "failures": found.failures, "drift": found.drift}
-        output.data({**facts, **told})
+        output.data({**facts, **told, "draft_tokens_per_token": found.n_spelled})
     else:
         show(output, profile)
         if output.verbose:
             for layout in found.layouts:
                 output.line(_measured(layout))
+            if profile.strategy == TRANSLATED:
+                output.prose(f"The draft reads {found.n_spelled:.2f} tokens of its own for one of the target's.")
         for sentence in _compared(found, profile):
             output.prose(sentence)
         if place is not None:
@@ -109,7 +114,21 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         raise SpecllamaError(problem, hint="make room and make it writable, or set XDG_STATE_HOME; then tune again")
 
 
-def _measured(layout: tuner.Layout) -> str:
+def _fitting(setup: Setup, output: Output) -> Setup:
+    """The pair as it fits: by the texts of the tokens where their ids tell nothing. Raises PairError."""
+    try:
+        loading.require_fit(setup, output)
+    except PairError as error:
+        if not error.hint.startswith(BY_TEXT):
+            raise
+        setup = replace(setup, by_text=True)
+        loading.require_fit(setup, output)
+    if setup.by_text:
+        output.note(f"tuned for {TRANSLATED}: the draft has a tokenizer of its own and drafts tokens that both have")
+    return setup
+
+
+def _measured(layout: Layout) -> str:
     """What a pair of kernel paths came to."""
     told = f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms"
     if layout.verify is None:
@@ -122,7 +141,7 @@ def _measured(layout: tuner.Layout) -> str:
 WITH = " (measured now, with the threads above and on its own best kernel path, drafting only where it pays)"
 
 
-def _compared(found: tuner.Findings, profile: Profile) -> list[str]:
+def _compared(found: Findings, profile: Profile) -> list[str]:
     """The derived drafts that were looked at, and which draft is used from now on."""
     told = [
         f"Derived draft {name}: a token costs {cost:.2f} of a pass, {speed:.2f}x on average{WITH}."
@@ -178,7 +197,8 @@ def findings(profile: Profile) -> list[str]:
         f"{costs.verify_cost(4):.2f} times as long, one over eight {costs.verify_cost(8):.2f} times."
     ]
     if profile.classes:
-        found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass.")
+        spelled = ", what it is spelled with included" if profile.strategy == TRANSLATED else ""
+        found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass{spelled}.")
         found.append(_expected(profile))
     paths = profile.target_path.name
     if profile.classes:

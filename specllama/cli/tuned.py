@@ -7,17 +7,19 @@ import shlex
 from specllama.cli.loading import Setup
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output
+from specllama.drafters import TRANSLATED
 from specllama.profiles import Profile
 
 
 def expectation(profile: Profile) -> str:
     """What drafts are expected to do here, in a few words."""
     speeds = [each.speedup for each in profile.classes]
+    by = f" with {TRANSLATED}" if profile.strategy == TRANSLATED else ""
     if not profile.draft_can_pay:
         return "the draft costs more here than it can save, so only lookups draft"
     if max(speeds) <= 1.0:
-        return "plain decoding is fastest here, drafts are tried now and then"
-    return f"{min(speeds):.2f} to {max(speeds):.2f} times plain decoding expected"
+        return f"plain decoding is fastest here, drafts{by} are tried now and then"
+    return f"{min(speeds):.2f} to {max(speeds):.2f} times plain decoding expected{by}"
 
 
 def say_profile(setup: Setup, output: Output) -> None:
@@ -45,13 +47,14 @@ def hint_at_tuning(setup: Setup, models: ModelOptions, output: Output) -> None:
         output.note(f"note: the profile of this pair is not used: {setup.stale}")
     elif setup.draft is None:
         return
-    output.note(f"hint: `{tune_command(models)}` finds out what pays on this machine")
+    output.note(f"hint: `{tune_command(models, by_text=setup.by_text)}` finds out what pays on this machine")
 
 
-def tune_command(models: ModelOptions) -> str:
+def tune_command(models: ModelOptions, *, by_text: bool = False) -> str:
     """What to type to tune these models."""
     words = ["specllama", "tune"]
     named = (("-m", models.model), ("-hf", models.hf_repo), ("-md", models.model_draft), ("-hfd", models.hf_repo_draft))
     for flag, value in named:
         words += [flag, value] if value else []
+    words += ["--spec-type", TRANSLATED] if by_text else []
     return shlex.join([*words, *([models.pair] if models.pair else [])])

@@ -50,7 +50,7 @@ def _make_model_drafter(model: LanguageModel | None, settings: DraftSettings) ->
 def _make_tli_drafter(model: LanguageModel | None, settings: DraftSettings) -> ModelDrafter:
     """The same drafter: a `TranslatedModel` is the whole difference."""
     drafter = _make_model_drafter(model, settings)
-    drafter.name = "draft-tli"
+    drafter.name = TRANSLATED
     return drafter
 
 
@@ -64,11 +64,13 @@ def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) ->
     return ChainDrafter(_make_model_drafter(model, settings), _make_lookup_drafter(model, settings))
 
 
+TRANSLATED = "draft-tli"  # its draft has a tokenizer of its own
+
 REGISTRY: dict[str, Strategy] = {
     "draft-simple": Strategy(True, "a smaller model drafts by sampling", _make_model_drafter),
     "lookup": Strategy(False, "copies what followed the same words earlier in the text", _make_lookup_drafter),
     "chain": Strategy(True, "lookup where it matches, the smaller model elsewhere", _make_chain_drafter),
-    "draft-tli": Strategy(True, "a smaller model of another tokenizer drafts the tokens both have", _make_tli_drafter),
+    TRANSLATED: Strategy(True, "a smaller model of another tokenizer drafts the tokens both have", _make_tli_drafter),
     "none": Strategy(False, "plain decoding", lambda _model, _settings: NoDrafter()),
 }
 

@@ -12,12 +12,10 @@ import pytest
 
 from specllama import drafts, tuner_paths
 from specllama.checkup import about_build
-from specllama.cli import loading
 from specllama.cli.chat_input import _history
 from specllama.cli.draft_view import show_list
 from specllama.cli.output import Output, Stream, wrapped
-from specllama.compat_overlap import BY_TEXT
-from specllama.errors import PairError, SpecllamaError
+from specllama.errors import SpecllamaError
 from specllama.llama import build_info
 from tests.cli.conftest import ENDLESS, Pair, Result
 
@@ -139,22 +137,6 @@ def test_a_quick_tuning_looks_at_one_derived_draft_and_says_so(
     assert "note: of 3 derived drafts only the smallest is looked at (tiny), to be quick" in told
     assert "derived drafts" not in specllama("tune", *pair.options).err
     assert asked == [["tiny"], ["coarse", "tiny", "fine"]]
-
-
-def test_two_tokenizers_are_not_tuned_and_what_to_do_instead_is_said(
-    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: a hint at an option that `tune` has not."""
-
-    def refuse(*_: object) -> None:
-        raise PairError("the tokenizers differ", hint=BY_TEXT)
-
-    monkeypatch.setattr(loading, "require_fit", refuse)
-    result = specllama("tune", *pair.options)
-    assert result.code == 1
-    assert "hint: pairs of two tokenizers are not tuned; `run --spec-type draft-tli` drafts with them all the same" in (
-        result.err
-    )
 
 
 def test_the_list_of_drafts_says_how_its_figures_were_measured() -> None:

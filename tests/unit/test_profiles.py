@@ -74,6 +74,25 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subjec
     for wish in (LoadOptions(n_ctx=99), LoadOptions(max_block=5), LoadOptions(use_extra_bufts=False)):
         assert replace(subject, target_options=wish).key == subject.key
     assert replace(subject, draft=None).key != subject.key
+    assert replace(subject, by_text=True).key != subject.key
+    assert [each.strategy for each in (subject, replace(subject, by_text=True), replace(subject, draft=None))] == [
+        "draft-simple",
+        "draft-tli",
+        "lookup",
+    ]
+
+
+def test_a_profile_says_whose_drafts_it_is_about(subject: Subject) -> None:
+    """Costs of a draft in its own tokens for one that is translated; a profile from before that is thrown away."""
+    by_text = replace(subject, by_text=True)
+    assert not profiles.kept(by_text)
+    path = profiles.save(by_text, replace(PROFILE, strategy="draft-tli"))
+    assert profiles.kept(by_text)
+    assert not profiles.kept(subject)
+    assert profiles.find(by_text) == profiles.Found(replace(PROFILE, strategy="draft-tli"))
+    record = json.loads(path.read_text())
+    del record["profile"]["strategy"]
+    assert Profile.from_json(record["profile"]) == PROFILE
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.engine import Engine
+from specllama.events import StepEvent
 from specllama.sampling import SamplingParams
 from specllama.stats import expected_tokens
-from specllama.traces import Trace, best_length, record
+from specllama.traces import Trace, answer, best_length, judged, record
 from specllama.tuning import CostProfile
-from specllama.types import Caps
-from tests.fakes import FakeModel, random_laws, table_of
+from specllama.types import Caps, Chooser
+from tests.enumeration import law_of
+from tests.exact.translating import WatchedDraft
+from tests.fakes import FakeModel, RandomTable, random_laws, table_of
 
 FLAT = CostProfile(verify=((1, 1.0), (2, 1.0), (9, 1.0)), draft=((1, 0.1), (2, 0.1)))
 STEEP = CostProfile(verify=((1, 1.0), (2, 2.0), (9, 9.0)), draft=((1, 0.7), (2, 0.7)))
@@ -58,3 +63,21 @@ def test_a_draft_that_is_the_target_is_worth_everything_and_another_one_less() -
             assert all(0.0 <= chance <= 1.0 for chance in (*trace.acceptance, *trace.confidence))
         assert (sampled.greedy, greedy.greedy) == (False, True)
         assert target.length == draft.length == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_of_another_tokenizer_is_worth_what_the_engine_accepts_of_it(temperature: float) -> None:
+    """Acceptance that is judged over tokens the draft does not have, or behind a text that is spelled otherwise."""
+    params = SamplingParams(temperature=temperature, top_k=4, top_p=0.95, min_p=0.0)
+    table, prompt = RandomTable(6, 17), [1, 3, 4, 0]
+    by = answer(FakeModel(table, 6), "code", prompt, n_tokens=9, params=params)
+    trace, _ = judged(WatchedDraft(6), by)
+    assert set(by.tokens) & {1, 4, 5}, "some that the draft has to spell"
+    for i, chance in enumerate(trace.acceptance):
+
+        def accepted(choose: Chooser, said: tuple[int, ...] = by.tokens[:i]) -> int:
+            drafter = REGISTRY["draft-tli"].make(WatchedDraft(6), DraftSettings(n_max=1, vocab_size=6, n_at_once=99))
+            events = Engine(FakeModel(table, 6), drafter).generate([*prompt, *said], params, choose, max_tokens=2)
+            return next(event.accepted for event in events if isinstance(event, StepEvent))
+
+        assert law_of(accepted).get(1, 0.0) == pytest.approx(chance, abs=1e-12)

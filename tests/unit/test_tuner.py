@@ -17,11 +17,14 @@ from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.measure import READ_ROWS, VERIFY_ROWS
 from specllama.profiles import Subject, Threads
-from specllama.traces import Trace
-from specllama.tuner import Effort, Findings, Layout, Variant
-from specllama.tuner_child import Job, Measured, Way, run_child
+from specllama.sampling import SamplingParams
+from specllama.traces import Answer, Trace
+from specllama.tuner import Effort
+from specllama.tuner_child import Bench, Job, Measured, Way, by_tokens, run_child
+from specllama.tuner_findings import Findings, Layout, Variant
 from specllama.tuner_paths import Paths
 from tests import tiny
+from tests.exact.translating import WatchedDraft
 
 SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
@@ -310,6 +313,44 @@ def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None
     busy = replace(busy, variants=(replace(busy.variants[0], layouts=two),))
     ((_, cost, _),) = tuner.variant_figures(busy, tuner.choose(busy, quick=False))
     assert cost == pytest.approx(0.75)
+
+
+def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
+    """A draft of another tokenizer that seems cheaper than it is: some tokens of the target are several of its own."""
+    cells = ((1, 0.2), (2, 0.3), (8, 0.9), (32, 3.3))
+    expected = ((1, 0.25), (2, 0.4), (8, 1.3), (32, 4.9))
+    assert [n for n, _ in by_tokens(cells, 1.5)] == [n for n, _ in expected]
+    assert [cost for _, cost in by_tokens(cells, 1.5)] == pytest.approx([cost for _, cost in expected])
+    assert by_tokens(cells, 1.0) == cells
+    draft = WatchedDraft(6, n_ctx=400)
+    bench = object.__new__(Bench)
+    bench.draft, bench.rest, bench.before = draft, [1, 4, 0, 5, 3, 1, 4, 4] * 4, [0] * 128
+    draft.feed(bench.before)
+    assert bench.n_spelled([Answer("code", (), (0, 1, 4, 5), 6, SamplingParams(), (), ())]) == 2.0
+    assert bench.n_spelled([]) == pytest.approx((128 + 4 * (2 + 3 + 1 + 2 + 1 + 2 + 3 + 3)) / 160)
+    for n_rows in READ_ROWS:
+        draft.fake.calls.clear()
+        bench.reading(n_rows)()
+        assert sum(len(call.tokens) for call in draft.fake.calls if call.name in ("feed", "eval")) == n_rows
+
+
+def test_spellings_are_counted_once_in_what_the_target_says() -> None:
+    """Visits of the same way that differ because one counted in the prompts; or a variant's spelling for all."""
+    jobs: list[Job] = []
+    subject = replace(SUBJECT, by_text=True)
+
+    def run(job: Job, _tell: Tell) -> Measured:
+        jobs.append(job)
+        answers = ("said",) if job.n_tokens or job.answers else ()
+        n_spelled = job.n_spelled or (1.25 if answers else 1.0)
+        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES, answers, n_spelled=n_spelled)  # type: ignore[arg-type]
+
+    variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
+    found = tuner.measure(subject, replace(BOTH, variants=variants), EFFORT, _silent, run)
+    assert [job.n_spelled for job in jobs] == [None, 1.25, 1.25, 1.25, None, 1.25]
+    assert (found.n_spelled, found.strategy) == (1.25, "draft-tli")
+    assert tuner.choose(found, quick=False).strategy == "draft-tli"
+    assert tuner.choose(_found(Layout(ON, 0.04, CHEAP, FAST)), quick=False).strategy == "draft-simple"
 
 
 class _Threaded:

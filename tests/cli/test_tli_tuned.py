@@ -1,0 +1,130 @@
+"""Pairs of two tokenizers that were tuned: `run`, `chat`, `bench` and `audit` draft by text without being asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama import profiles, tuner, tuner_child
+from specllama.cli import audit as audit_command
+from specllama.llama import LoadOptions
+from specllama.profiles import Profile, Subject
+from tests.cli.conftest import Pair, Result, record_of
+from tests.cli.test_audit import LITTLE, NARROW
+from tests.cli.test_tli import own_home, strangers  # noqa: F401  # fixtures
+from tests.cli.test_tune import DEAR, HINT, PROFILE
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., Result]
+ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3"]
+BY_TEXT = replace(PROFILE, strategy="draft-tli")
+
+
+def kept(pair: Pair, profile: Profile, *, by_text: bool = True) -> Path:
+    """Keeps a profile of the pair as `Pair.options` load it."""
+    wish = LoadOptions(n_threads=1)
+    return profiles.save(Subject(pair.target, wish, pair.draft, wish, by_text), profile)
+
+
+def test_tuning_by_text_leaves_a_profile_that_says_so_and_that_answers_use(
+    specllama: Run,
+    strangers: Pair,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents: a refusal of pairs that `run` can draft with, or a profile that the next answer does not find."""
+    monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.1, n_visits=1, n_tokens=4))
+    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes of some hundred microseconds, on a busy machine
+    told = specllama("tune", *strangers.options, "--quick")
+    assert told.code == 0, told.err
+    assert "tuned for draft-tli: the draft has a tokenizer of its own" in told.err
+    assert " of a pass, what it is spelled with included." in told.out
+    record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
+    assert record["profile"]["strategy"] == "draft-tli"
+    found = record_of(specllama("tune", *strangers.options, "--quick", "--json", "--spec-type", "draft-tli"))
+    assert found["profile"]["strategy"] == "draft-tli"
+    assert found["draft_tokens_per_token"] >= 1.0
+    kept(strangers, PROFILE, by_text=False)  # of the pair as it is: never the one for this
+    assert (
+        record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))["profile"]
+        == (found["profile"])
+    )
+
+
+def test_the_text_is_the_targets_own_and_the_draft_drafts_as_tuned(
+    specllama: Run,
+    strangers: Pair,  # noqa: F811
+) -> None:
+    """Prevents: costs of one way of drafting that steer another, or a translation that changes what is said."""
+    kept(strangers, BY_TEXT)
+    args = ["run", *strangers.options, *ASK, "--temp", "0"]
+    plain = record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]
+    for more, strategy in ([], "chain"), (["--spec-type", "draft-tli"], "draft-tli"):
+        record = record_of(specllama(*args, *more, "--json"))
+        assert record["settings"]["spec_type"] == strategy
+        assert record["settings"]["draft_n_max_auto"]
+        assert record["acceptance"]["drafted"] > 0
+        assert record["text"] == plain
+    assert "times plain decoding expected with draft-tli" in specllama(*args).err.splitlines()[0]
+    fixed = record_of(specllama(*args, "--draft-max", "3", "--json"))
+    assert (fixed["settings"]["spec_type"], fixed["settings"]["draft_n_max"]) == ("draft-tli", 3)
+    chat = specllama("chat", *strangers.options, "-n", "8", "--jsonl", stdin=b'{"message": "hello"}\n')
+    assert chat.code == 0, chat.err
+    assert '"strategy": "draft-tli"' in chat.out
+    named = specllama(*args, "--spec-type", "draft-simple")
+    assert (named.code, named.out) == (1, "")
+
+
+def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+    """Prevents: memory and time for a draft that tuning knew to be too dear; or one that was named, and is missing."""
+    kept(strangers, replace(BY_TEXT, costs=DEAR))
+    record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
+    assert record["settings"]["spec_type"] == "lookup"
+    assert record["models"]["draft"] is None
+    named = record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))
+    assert named["models"]["draft"] is not None
+    assert named["acceptance"]["drafted"] == 0
+
+
+def test_a_stale_profile_is_named_and_the_pair_goes_on_with_a_fixed_length(
+    specllama: Run,
+    strangers: Pair,  # noqa: F811
+) -> None:
+    """Prevents: 'does not fit' where it did yesterday, because llama.cpp was built anew."""
+    path = kept(strangers, BY_TEXT)
+    record = json.loads(path.read_text())
+    record["circumstances"]["the CPU"] = "another"
+    path.write_text(json.dumps(record))
+    told = specllama("run", *strangers.options, *ASK)
+    assert told.code == 0
+    assert "note: the profile of this pair is not used: the CPU changed since\n" in told.err
+    assert HINT in told.err
+    assert "--spec-type draft-tli`" in told.err
+    settings = record_of(specllama("run", *strangers.options, *ASK, "--json"))["settings"]
+    assert (settings["spec_type"], settings["draft_n_max_auto"]) == ("draft-tli", False)
+
+
+def test_bench_and_audit_take_the_pair_as_answers_do(
+    specllama: Run,
+    strangers: Pair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents: a benchmark or a proof of another way of drafting than the one that answers."""
+    kept(strangers, BY_TEXT)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"category": "code", "turns": ["the heat of the heather"]}\n' * 3)
+    bench = ["bench", *strangers.options, "--prompts", str(prompts), "-n", "8", "--spec-draft-n-max", "2,auto"]
+    found = specllama(*bench, "-r", "1", "--budget", "none", "--temp", "0", "--format", "json")
+    assert found.code == 0, found.err
+    arms = json.loads(found.out)["plan"]["arms"]
+    assert {arm["spec_type"] for arm in arms} == {"none", "draft-tli", "chain"}
+    monkeypatch.setattr(audit_command, "QUICK", LITTLE)
+    audit = record_of(specllama("audit", *strangers.options, *NARROW, "--quick", "--json"))
+    assert audit["passed"]
+    assert audit["settings"]["strategies"] == ["lookup", "chain", "draft-tli"]
+    assert audit["tuned"]["made"] == PROFILE.made
