@@ -19,6 +19,7 @@ from specllama.storage import read_bytes, write_text
 SCHEMA = "specllama.chat"
 VERSION = 1
 _REASONS = get_args(Reason)
+_EXPECTED = "expected is what `/save FILE` wrote in a chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,19 @@ def load(path: Path) -> Saved:
     try:
         text = read_bytes(path).decode("utf-8")
     except OSError as error:
-        raise ConversationError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConversationError(
+            f"{path} cannot be read: {error.strerror}", hint="" if path.exists() else "is the name right?"
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConversationError(f"{path} is damaged: byte {error.start} is not UTF-8 text") from None
+        reason = f"byte {error.start} is not UTF-8 text"
+        raise ConversationError(f"{path} is damaged, or no saved chat: {reason}", hint=_EXPECTED) from None
     try:
         return _saved(parsed(text))
     except json.JSONDecodeError as error:
-        raise ConversationError(f"{path} is damaged: line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except ValueError as error:
-        raise ConversationError(f"{path} is damaged: {error}") from None
-    except _Wrong as error:
-        raise ConversationError(f"{path} is damaged: {error}") from None
+        reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
+    except (ValueError, _Wrong) as error:
+        reason = str(error)
+    raise ConversationError(f"{path} is damaged, or no saved chat: {reason}", hint=_EXPECTED)
 
 
 class _Wrong(Exception):

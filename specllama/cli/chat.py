@@ -12,11 +12,11 @@ from typing import Annotated, ClassVar
 import typer
 from platformdirs import user_state_path
 
-from specllama import llama
+from specllama import chat_file, llama
 from specllama.cli.app import told
 from specllama.cli.chat_commands import is_command, perform
 from specllama.cli.chat_complete import complete
-from specllama.cli.chat_input import Editor, Lines, Source, unquoted
+from specllama.cli.chat_input import Editor, Lines, Source, bare, unquoted
 from specllama.cli.chat_rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_kept
 from specllama.cli.chatting import Chat, Wish, fitted, greeting, open_models, said_to_leave
 from specllama.cli.codes import FAILED, INTERRUPTED
@@ -36,6 +36,7 @@ from specllama.drafters import DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
 from specllama.reports import parsed
 from specllama.settings import Settings
+from specllama.storage import meant
 from specllama.types import Cancel, Rule
 
 
@@ -70,6 +71,8 @@ def chat(
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
     settings = _settings(sampling, drafting)
+    if conversation.load:
+        chat_file.load(meant(bare(conversation.load)))  # before models are loaded in vain
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
         early = keyboard.early() if keyboard is not None else ""
         cancel = Cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -9,11 +10,18 @@ import typer
 from specllama.checkup import Checkup, Level, look
 from specllama.cli.grouping import option
 from specllama.cli.options import Color
-from specllama.cli.output import Output, open_output
+from specllama.cli.output import Output, open_output, visible, wrapped
+from specllama.cli.terminal import size_of
 
 # Sign, word and colour say the same thing; each is enough by itself.
 _SIGNS = {Level.OK: ("✓", "+"), Level.NOTE: ("·", "-"), Level.ATTENTION: ("!", "!")}
 _COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.ATTENTION: "yellow"}
+
+_GAP = "  "
+_HINT = "hint:"
+_LEAST_WIDTH = 20  # of the last column, in windows that have no room for it
+_COMMAND = re.compile(r"`[^`]+`")
+_NO_BREAK = "\u00a0"
 
 
 def doctor(
@@ -34,24 +42,34 @@ def doctor(
 
 
 def _draw(output: Output, checkup: Checkup) -> None:
-    """A table, hints below what they are about."""
-    from rich.table import Table
-    from rich.text import Text
+    """A table, hints below what they are about.
 
-    signs = 0 if output.out.encodes("✓·") else 1
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    A path, or a command in a hint, is never broken; one that is longer than a line is left to the terminal, whose
+    breaks are not copied, as ours would be.
+    """
+    stream = output.out
+    signs = 0 if stream.encodes("✓·") else 1
+    n_level = max(len(f"{_SIGNS[level][signs]} {level.value}") for level in {each.level for each in checkup.findings})
+    n_name = max(len(finding.name) for finding in checkup.findings)
+    indent = n_level + n_name + 2 * len(_GAP)
+    width = max((size_of(stream)[0]) - indent, _LEAST_WIDTH)
     for finding in checkup.findings:
-        found = Text(finding.found)
-        if finding.hint:
-            found.append("\nhint: ", style="bold cyan").append(finding.hint, style="default")
-        level = f"{_SIGNS[finding.level][signs]} {finding.level.value}"
-        table.add_row(Text(level, style=_COLOURS[finding.level]), Text(finding.name, style="bold"), found)
-    output.out_console().print(table)
+        sign = f"{_SIGNS[finding.level][signs]} {finding.level.value}".ljust(n_level)
+        begin = (stream.paint(sign, fg=_COLOURS[finding.level]), stream.paint(finding.name.ljust(n_name), bold=True))
+        first, *rest = _lines(finding.found, width)
+        stream.write(_GAP.join((*begin, first)) + "\n")
+        for line in [*rest, *(_lines(f"{_HINT} {finding.hint}", width) if finding.hint else ())]:
+            # What is too long for its column begins further left, if that keeps it whole.
+            margin = " " * max(indent - max(len(line) - width, 0), 0)
+            stream.write(margin + line.replace(_HINT, stream.paint(_HINT, fg="cyan", bold=True), 1) + "\n")
     output.line()
     output.line(_conclusion(checkup))
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """`text`, broken at spaces alone, and never within a command."""
+    whole = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), visible(text))
+    return wrapped(whole, width).replace(_NO_BREAK, " ").split("\n")
 
 
 def _write(output: Output, checkup: Checkup) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specllama import chat_file, llama
+from specllama.cli import chat as command
 from specllama.cli import chat_complete
 from specllama.cli.chatting import FREE_SHARE, LONGEST_DRAFT
 from specllama.cli.prompting import MAX_BYTES
@@ -161,7 +162,24 @@ def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path: Path) -> None:
     assert "the last message was: hello" in second.err
     path.write_text(path.read_text()[:-40])
     damaged = chat(f"/load {path}", "hello")
-    assert "is damaged: line " in damaged.err
+    assert "is damaged, or no saved chat: line " in damaged.err
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "hint"),
+    [("a text", "is damaged, or no saved chat: line 1", "/save FILE"), (None, "cannot be read", "is the name right?")],
+)
+def test_what_is_no_conversation_is_told_before_models_are_loaded(
+    specllama: Run, talker: Pair, monkeypatch: pytest.MonkeyPatch, text: str | None, told: str, hint: str
+) -> None:
+    """Two gigabytes loaded for a file with a wrong name; an error that does not say what is wanted."""
+    monkeypatch.setattr(command, "open_models", lambda *_: pytest.fail("models were loaded"))
+    if text is not None:
+        Path("talk.txt").write_text(text)
+    result = specllama("chat", *talker.options, "--load", "talk.txt")
+    assert result.code == 1
+    assert f"error: talk.txt {told}" in result.err
+    assert hint in result.err.partition("hint: ")[2]
 
 
 def test_a_conversation_of_a_pair_opens_without_its_draft(chat, specllama: Run, talker: Pair, tmp_path: Path) -> None:
@@ -297,5 +315,5 @@ def test_every_command_has_a_help_text(chat) -> None:
 
     result = chat("/help", *(f"/help {command.names[0]}" for command in COMMANDS))
     assert result.code == 0
-    for command in COMMANDS:
-        assert result.out.count(command.usage) >= 2
+    for each in COMMANDS:
+        assert result.out.count(each.usage) >= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,25 @@ def test_json_is_one_object_with_the_same_exit_code(
     }
     assert report["cpu"]["features"] == ["AVX2", "FMA"]
     assert report["models"] == {"a": "/a.gguf"}
+
+
+def test_a_path_that_is_longer_than_its_column_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a path or a command that cannot be copied, because it was cut in the middle of a word."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(doctor, "size_of", lambda _: (50, 24))
+    path = "/a/folder/with/a/long/name/that/goes/on/and/on"
+    hint = "some words come first, then `specllama run --and -m a/path` with others behind it"
+    file = Terminal()
+    doctor._draw(
+        Output(stream_of(file), stream_of(file)), checkup_of(GOOD, Finding("long", Level.NOTE, f"in {path}", hint))
+    )
+    lines = re.sub("\x1b\\[[0-9;]*m", "", file.getvalue()).splitlines()
+    indent = " " * lines[0].index("went well")
+    assert lines[1].endswith("in")
+    assert lines[2] == path.rjust(50)
+    assert any("`specllama run --and -m a/path`" in line for line in lines)
+    assert lines[3].startswith(f"{indent}hint: some words")
+    assert all(line.startswith(indent[:-2]) for line in lines[3:-2])
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])

@@ -386,7 +386,7 @@ def test_a_damaged_file_is_refused_with_the_place(chat, tmp_path: Path, change, 
     _damage(path, change)
     with pytest.raises(ConversationError) as caught:
         chat_file.load(path)
-    assert str(caught.value).startswith(f"{path} is damaged: ")
+    assert str(caught.value).startswith(f"{path} is damaged, or no saved chat: ")
     assert place in str(caught.value)
 
 
@@ -405,9 +405,10 @@ def test_a_file_that_is_no_json_is_refused_with_the_place(tmp_path: Path, data: 
     """A message that says no more than that something is wrong."""
     path = tmp_path / "talk.json"
     path.write_bytes(data)
-    with pytest.raises(ConversationError, match="is damaged") as caught:
+    with pytest.raises(ConversationError, match="is damaged, or no saved chat") as caught:
         chat_file.load(path)
     assert place in str(caught.value)
+    assert "/save" in caught.value.hint
 
 
 def test_a_failed_save_leaves_the_old_file(chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
