@@ -21,6 +21,7 @@ from specllama.reports import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
+MOST_RECORDS = 512  # of a kind: more than anybody has models, and a megabyte or two
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
 # A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -235,7 +236,35 @@ def remember(kind: str, value: object, *paths: Path) -> None:
         return
     record = {"paths": [str(path) for path in paths], "stamps": _stamps(paths), "value": value}
     with suppress(OSError):
-        write_text(_record_of(kind, paths), json.dumps(record))
+        place = _record_of(kind, paths)
+        write_text(place, json.dumps(record))
+        _forget_some(place.parent)
+
+
+def _forget_some(folder: Path) -> None:
+    """Keep what is remembered bounded: what is about files that are gone goes first, then what is oldest."""
+    records = list(folder.glob("*.json"))
+    if len(records) <= MOST_RECORDS:
+        return
+    ages = {path: status.st_mtime_ns for path in records if (status := _status(path)) is not None}
+    spare = sorted(ages, key=lambda path: (not _is_of_nothing(path), ages[path]))
+    for path in spare[: -MOST_RECORDS // 2]:
+        path.unlink(missing_ok=True)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:  # another process was faster
+        return None
+
+
+def _is_of_nothing(record: Path) -> bool:
+    """True for a record that nobody can use any more."""
+    try:
+        return not all(os.path.exists(path) for path in parsed(record.read_text(encoding="utf-8"))["paths"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def known_checksum(path: Path) -> str | None:

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
+from platformdirs import user_cache_path
+
+# What is too large for every session to have its own; the rest of a cache is what programs found out for themselves.
+SHARED = ("specllama/models", "huggingface")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def places_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that somebody keeps on this machine decides what tests see, or grows by them; model files are shared."""
+    theirs, ours = user_cache_path(), tmp_path_factory.mktemp("places")
+    for name in SHARED:
+        (ours / "cache" / name).parent.mkdir(parents=True, exist_ok=True)
+        if (theirs / name).is_dir():
+            (ours / "cache" / name).symlink_to(theirs / name)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("cache", "config", "state"):
+            patch.setenv(f"XDG_{name.upper()}_HOME", str(ours / name))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

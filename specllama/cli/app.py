@@ -17,7 +17,7 @@ try:
     import typer
     from typer.main import get_command
 
-    from specllama.cli.codes import FAILED, INTERRUPTED, OK, USAGE
+    from specllama.cli.codes import FAILED, INTERRUPTED, OK, READER_GONE, USAGE
     from specllama.cli.command import CONTEXT, Group, adopt, write_commands
     from specllama.cli.ending import ending_in_order
     from specllama.cli.output import forget_stdout, prepare_streams, say_error
@@ -201,24 +201,21 @@ def _report(error: SpecllamaError) -> int:
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
-def _flush_quietly() -> int:
-    """Empty stdout; where its reader has gone, leave nothing for the interpreter to complain about."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        forget_stdout()
-        return FAILED
-    return OK
+def _unheard() -> int:
+    """The reader of stdout has gone: no error, but not all was said. The interpreter is left nothing to complain of."""
+    forget_stdout()
+    return READER_GONE
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 ok, 1 failed, 2 wrong use, 130 interrupted."""
+    """Run the command line and return its exit code: 0 ok, 1 failed, 2 wrong use, 130 interrupted, 141 unheard."""
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
         prepare_streams()
         with ending_in_order():
             code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
-        return (code if isinstance(code, int) else OK) or _flush_quietly()
+            sys.stdout.flush()
+        return code if isinstance(code, int) else OK
     except _TyperUsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the group's help is the whole message
             print(error.format_message(), file=sys.stderr)
@@ -231,10 +228,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:  # shell completion, or what typer makes of a reader that has gone
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return _unheard()
         return leaving.code if isinstance(leaving.code, int) else FAILED
     except BrokenPipeError:
-        forget_stdout()
-        return FAILED
+        return _unheard()
     except Exception as error:
         return _report(told(error))
 

@@ -14,13 +14,13 @@ from specllama.cli.check_drafts import find_drafts
 from specllama.cli.check_files import look_at
 from specllama.cli.check_probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check_view import show_report
-from specllama.cli.codes import FAILED, USAGE
+from specllama.cli.codes import FAILED
 from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.loading import N_CTX, Choice, choose
 from specllama.cli.naming import Wanted
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
-from specllama.cli.output import Output, forget_stdout, open_output
+from specllama.cli.output import Output, open_output
 from specllama.cli.values import strategies
 from specllama.errors import UsageError
 from specllama.llama import LoadOptions
@@ -98,8 +98,7 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
         else:
             fits = _check(models, hardware, options, output)
     except BrokenPipeError:  # nobody heard the answer
-        forget_stdout()
-        raise typer.Exit(USAGE) from None
+        raise
     except Exception as error:  # whatever it is, exit code 1 would mean that the draft does not fit
         known = told(error)
         raise UsageError(str(known), hint=known.hint) from error

@@ -198,7 +198,22 @@ def test_a_reader_that_leaves_early_is_no_error(pair: Pair) -> None:
         os.close(reader)
         _, err = process.communicate(timeout=60)
     assert err == b""
-    assert process.returncode == 1
+    assert process.returncode == 141
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "args", [["--help"], ["models", "list"], ["check", "-m", "T", "-md", "D"], ["doctor", "--json"]]
+)
+def test_a_reader_that_is_gone_is_told_alike_by_every_command(pair: Pair, args: list[str]) -> None:
+    """`check ... | head -1` that exits as if the draft did not fit, and `models list | head -1` as if it had failed."""
+    paths = {"T": str(pair.target), "D": str(pair.draft)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "specllama", *(paths.get(arg, arg) for arg in args)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.slow

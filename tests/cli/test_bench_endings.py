@@ -78,7 +78,7 @@ def test_lines_that_nobody_takes_still_leave_a_report_in_the_file(
     monkeypatch.setattr(command.Output, "line", line)
     file = tmp_path / "report.json"
     found = specllama(*args, "--format", "jsonl", "-o", str(file))
-    assert found.code == 1
+    assert found.code == 141
     kept = BenchReport.from_json(json.loads(file.read_text()))
     assert len(kept.runs) >= N_RUNS
     assert kept.partial.startswith("its lines could not be written")

@@ -40,12 +40,6 @@ def path_of(name: str) -> Path:
     pytest.skip(told)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def untuned(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No profile that somebody's `specllama tune` left on this machine decides what these tests see."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-
-
 @pytest.fixture(scope="session")
 def model_file() -> Callable[[str], Path]:
     """A function from a model's name to its file."""

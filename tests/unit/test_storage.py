@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path, user_config_path, user_state_path
 
 from specllama import storage
 
@@ -41,6 +42,30 @@ def test_a_folder_is_refused_as_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(IsADirectoryError):
             storage.write_text(folder, "text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_remembered_is_bounded_and_files_that_are_gone_go_first(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that grows for as long as there are new files; a large model's sum lost to files that are long gone."""
+    monkeypatch.setattr(storage, "MOST_RECORDS", 8)
+    files = [tmp_path / f"file{i}" for i in range(9)]
+    for i, file in enumerate(files):
+        file.write_text("text")
+        storage.remember("things", i, file)
+        os.utime(storage._record_of("things", [file]), (i, i))
+        if i in (5, 6, 7):
+            file.unlink()
+    assert [storage.recall("things", file) for file in (files[0], *files[2:5])] == [None, 2, 3, 4]
+    assert storage.recall("things", files[8]) == 8
+    assert len(list(storage._record_of("things", files).parent.iterdir())) == 4
+
+
+def test_tests_have_a_cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hundreds of records about files of tests in the cache of whoever ran them, and a profile that decides a test."""
+    ours = tmp_path_factory.getbasetemp()
+    for place in (user_cache_path("specllama"), user_state_path("specllama"), user_config_path("specllama")):
+        assert place.is_relative_to(ours), place
 
 
 def test_a_home_of_nobody_is_a_name_like_others() -> None:
