@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -141,15 +141,18 @@ def _run(
     target.empty()
     if draft is not None:
         draft.empty()
-    drafter = subject.drafter(combination.strategy, draft, int(random.integers(2, LONGEST + 1)))
-    engine = subject.parts.engine(target, Watching(drafter, along.see), rule=combination.rule)
+    n_max = int(random.integers(2, LONGEST + 1))
     choose = subject.parts.choose(int(random.integers(2**32)))
     # An answer that ends would leave a short pattern.
     endless = {**subject.params.logit_bias, **dict.fromkeys(target.end_tokens, -math.inf)}
     params = replace(subject.params, logit_bias=endless)
-    events = engine.generate(prompt.tokens, params, choose, max_tokens=-1, cancel=subject.cancel)
     n_done, said = 0, list(prompt.tokens)
-    with closing(cast("Generator[Event, None, None]", events)), closing(drafter):
+    with ExitStack() as stack:
+        drafter = subject.drafter(combination.strategy, stack.enter_context(subject.reading(draft)), n_max)
+        stack.enter_context(closing(drafter))
+        engine = subject.parts.engine(target, Watching(drafter, along.see), rule=combination.rule)
+        events = engine.generate(prompt.tokens, params, choose, max_tokens=-1, cancel=subject.cancel)
+        stack.enter_context(closing(cast("Generator[Event, None, None]", events)))
         for event in events:
             if isinstance(event, TokenEvent):
                 said.append(event.token)

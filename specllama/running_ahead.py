@@ -32,7 +32,8 @@ class _Run:
 class AheadModel:
     """`model`, and in its KV possibly a few tokens more that were read ahead; a `LanguageModel` and a `RunsAhead`.
 
-    Invariants: the KV holds the `length` tokens that were asked for, then those of `_read`, and nothing else. The
+    Invariants: the KV holds the `length` tokens that were asked for, then those of `_read`, and nothing else; where it
+    is not as long as it was left, somebody else used the model, and `_read` is worth nothing. The
     background thread runs only between `run_ahead` and the next call of anything: every method waits for it first, at
     most for the one token that it is reading. And which tokens are read alone, which decides the last bits of their
     logits, does not depend on how far it came: the same seed gives the same text at any speed.
@@ -45,11 +46,17 @@ class AheadModel:
         self._using = threading.Lock()  # held by the background thread for every token that it reads
         self._run: _Run | None = None
         self._read: list[tuple[int, FloatArray]] = []  # read ahead: each token with its row  (1, V)
+        self._end = 0  # length of the KV behind them
         self._first: int | None = None  # what `run_ahead` began with, as long as it is the next token
         self._hidden_s = 0.0  # time inside the model that nobody waited for
         self.vocab_size = model.vocab_size
         self.n_ctx = model.n_ctx
         self.caps = replace(model.caps, tree=False)
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model itself, for whoever does without reading ahead; then `leave` comes first."""
+        return self._model
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -123,17 +130,22 @@ class AheadModel:
         """
         run = self._run
         if run is None:
+            # A Ctrl-C that comes when a cut returns looks like somebody else's use, too.
+            if self._read and self._model.length != self._end:
+                self._forget()
             return
         run.stop.set()
         started = perf_counter()
         with self._using:  # the token that is being read
             waited_s = perf_counter() - started
-        self._run = None
-        self._hidden_s += max(self._busy() - run.busy_s - waited_s, 0.0)
+        hidden_s = max(self._busy() - run.busy_s - waited_s, 0.0)
         n_read = self._model.length - run.length
         if n_read > len(self._read):
             self._model.truncate(run.length + len(self._read))
         del self._read[max(n_read, 0) :]
+        self._end = self._model.length
+        self._hidden_s += hidden_s
+        self._run = None  # last: where a Ctrl-C comes before, the next call does all of it again
         if run.error is not None and not isinstance(run.error, (SpecllamaError, MemoryError)):
             raise run.error
 
@@ -141,7 +153,11 @@ class AheadModel:
         """Nothing is ahead any more."""
         if self._read:
             self._model.truncate(self._model.length - len(self._read))
-            self._read.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The KV no longer holds what was read ahead."""
+        self._read.clear()
         self._first = None
 
     # ----------------------------------------------------------------------------------------- what any model can do
@@ -177,8 +193,7 @@ class AheadModel:
             raise ValueError(f"cannot truncate {held} tokens to {length}")
         if length < held:
             self._model.truncate(length)
-            self._read.clear()
-            self._first = None
+            self._forget()
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Of the last eval keep the KV up to `length` (the pending token) and the nodes of `path`."""
@@ -194,6 +209,14 @@ class AheadModel:
         watch = getattr(self._model, "watch", None)
         if watch is not None:
             watch(cancel)
+
+    def leave(self) -> None:
+        """End the thread, and leave the model open with what was asked for, and no more. Nothing is read ahead then."""
+        try:
+            self._settle()
+            self._drop()
+        finally:
+            self._worker.shutdown()
 
     def close(self) -> None:
         """End the thread, and free the model where it can be freed. Closing twice does nothing."""

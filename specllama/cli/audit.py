@@ -37,6 +37,7 @@ from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.errors import Interrupted, SpecllamaError, UsageError
 from specllama.llama_plan import physical_cores
 from specllama.profiles import SIMPLE
+from specllama.running_ahead import AheadModel
 from specllama.types import Cancel, Rule
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken
@@ -311,6 +312,7 @@ def _about(setup: loading.Setup, models: loading.Models, subject: Subject, optio
         "versions": versions(llama.build_info()),
         "machine": _machine(),
         "tuned": _tuned(setup),
+        "reads_ahead": isinstance(models.draft, AheadModel),
         "models": {
             "target": describe_model(setup.target, models.target),
             "draft": describe_model(setup.draft, models.loaded_draft) if setup.draft and models.loaded_draft else None,

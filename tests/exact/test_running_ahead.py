@@ -363,6 +363,81 @@ def test_it_cannot_be_cut_to_more_than_it_holds() -> None:
     assert model.length == 2
 
 
+class CutOff(FakeModel):
+    """Ctrl-C arrives when a cut returns: it is carried out, and the caller does not get to know."""
+
+    interrupts = False
+
+    def truncate(self, length: int) -> None:
+        FakeModel.truncate(self, length)
+        if self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("cut", ["drop", "truncate", "settle"])
+def test_a_ctrl_c_while_it_cuts_leaves_no_row_for_a_token_that_is_gone(cut: str) -> None:
+    """Rows of a KV that is no more: a length below nothing, and a draft that fails from then on."""
+    table = RandomTable(4, 45)
+    below = CutOff(table, 4)
+    model = WatchedAhead(below, worker=Paced(9))
+    likely = argmax(model.eval((0, 1)))
+    if cut == "settle":  # a reading that got further than it knows
+
+        def fail(row: FloatArray) -> int:
+            below.feed((3,))
+            raise BackendError("the test says so")
+
+        model.run_ahead(likely, 5, fail)
+    else:
+        model.run_ahead(likely, 5, argmax)
+    below.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        if cut == "drop":
+            model.eval(((likely + 1) % 4,))
+        elif cut == "truncate":
+            model.truncate(1)
+        else:
+            assert model.length
+    assert model.length == (1 if cut == "truncate" else 2)
+    model.truncate(1)
+    assert np.array_equal(model.eval((2,))[0], table((0, 2)))
+    assert model.tokens == (0, 2)
+
+
+def test_what_somebody_else_did_with_the_model_is_not_taken_for_its_own() -> None:
+    """Two adapters of one draft, or a draft that was emptied: a row of another text, or a length below nothing."""
+    table = RandomTable(4, 45)
+    below = FakeModel(table, 4)
+    ahead, other = (WatchedAhead(below, worker=Paced(9)) for _ in range(2))
+    likely = argmax(ahead.eval((0, 1)))
+    ahead.run_ahead(likely, 5, argmax)
+    assert ahead.length == 2
+    below.truncate(0)
+    assert ahead.length == 0
+    assert np.array_equal(ahead.eval((likely,))[0], table((likely,)))
+    ahead.run_ahead(argmax(table((likely,))), 5, argmax)
+    assert ahead.length == 1
+    other.truncate(0)
+    other.eval((3, 3))
+    assert ahead.tokens == other.tokens == (3, 3)
+
+
+def test_who_leaves_it_finds_the_model_open_and_with_what_was_asked_for() -> None:
+    """A draft that is looked at afterwards, with tokens in it that nobody said; or a thread that stays."""
+    below = FakeModel(RandomTable(4, 45), 4)
+    for worker in (Paced(9), None):
+        model = AheadModel(below, worker=worker)
+        model.truncate(0)
+        model.run_ahead(argmax(model.eval((0, 1))), 5, argmax)
+        model.leave()
+        assert model.model is below
+        assert below.tokens == (0, 1)
+        model.run_ahead(2, 3, argmax)  # nobody is there to do it
+        assert (model.length, np.array_equal(model.eval((2,))[0], below.table((0, 1, 2)))) == (2, True)
+    assert not any("specllama-ahead" in thread.name for thread in threading.enumerate())
+
+
 # ------------------------------------------------------------------------------------------------- when things go wrong
 
 
