@@ -116,6 +116,7 @@ def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Nam
             "specllama tune finds it")  # fmt: skip
     if args.estimate:
         return False
+    runs_began = time.monotonic()
     for n, cell in enumerate(cells):
         if time.monotonic() - began + left[n] > 60 * args.minutes:
             say(f"{len(cells) - n} runs are left, about {sum(left[n:]) / 60:.0f} minutes: go on with --resume")
@@ -124,7 +125,7 @@ def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Nam
         said = answer(cell.arm, tokens, text, cell.temperature, args.predict, cell.seed)
         run = Run(group=cell.group, prompt=cell.prompt.id, temperature=cell.temperature, arm=cell.arm, **asdict(said))
         append(args.output, "run", run)
-        done_s = time.monotonic() - began
+        done_s = time.monotonic() - runs_began
         say(f"{n + 1}/{len(cells)} {cell.prompt.id} at {cell.temperature:g}, {cell.arm}: {run.speed:.2f} t/s, "
             f"{run.n_accepted} of {run.n_drafted} accepted; {clock(done_s)} so far, about "
             f"{clock(done_s * sum(left[n + 1 :]) / sum(left[: n + 1]))} left")  # fmt: skip

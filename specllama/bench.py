@@ -14,6 +14,7 @@ from specllama import bench_insight, bench_plan, bench_stats, bench_verdict, mac
 from specllama.bench_answer import Answerer, Speed, speed
 from specllama.bench_insight import Said
 from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps, following
+from specllama.bench_pace import pace
 from specllama.bench_plan import Rates
 from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import Sizes
@@ -22,12 +23,11 @@ from specllama.errors import Interrupted, PromptError
 from specllama.measure import measuring_costs
 from specllama.types import Cancel, LanguageModel, room_after
 
-N_WARM_UP, N_HURRIED = 16, 8  # tokens of every arm before anything counts; with a small budget
-COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # of the budget, for measuring what passes cost; for every load and draft
+MOST_COSTS_S = 12.0  # for measuring what passes cost, however much time there is
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0
 OVERRUN = 1.1  # of the budget that may be spent before the plan is cut short
-N_COST_TOKENS = 128  # text that passes are measured with, half of it before them
-HURRIED_S = 180.0  # a budget below this is a small one
+N_COST_TOKENS, N_HURRIED_TOKENS = 128, 32  # text that passes are measured with, half of it before them
+WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 3  # of the budget, if that is enough for so many tokens of every arm
 NOTE_TOKENS = 96  # by which the notes before a prompt may be longer than they should be
 
 COSTS = "measuring what passes cost"
@@ -44,7 +44,7 @@ class _Bench:
         self._started = clock()
         self._runs_began = self._runs_ended = self._started
         self._loading_s = self._costs_s = self._warm_up_s = 0.0  # before the first counted run
-        self._hurried = self.wishes.budget_s is not None and self.wishes.budget_s < HURRIED_S
+        self._pace = pace(self.wishes.budget_s)
         self._stack = ExitStack()
         self._at: int | None = None  # the load whose models are open
         self._loaded: Loaded | None = None
@@ -106,7 +106,7 @@ class _Bench:
 
         Raises PromptError where none does.
         """
-        longest = max(self.wishes.n_predict or bench_plan.N_PREDICT)
+        longest = max(self.wishes.n_predict or [n for n, _ in self._pace.lengths])
         fitting = []
         for prompt in bench_plan.spread(self.job.prompts):
             n = len(loaded.tokens(prompt.turns[0]))
@@ -120,7 +120,7 @@ class _Bench:
                 f"no prompt and its answer fit a context of {loaded.target.n_ctx} tokens",
                 hint="ask for a longer one (--ctx-size), or for shorter answers (-n)",
             )
-        return fitting
+        return sorted(fitting, key=lambda each: each[1]) if self._pace.hasty else fitting
 
     def _measure_costs(self, loaded: Loaded, load: int) -> Steps:
         """T(n), and the costs of every draft."""
@@ -128,17 +128,20 @@ class _Bench:
         n_known = min(model.vocab_size for model in (loaded.target, *loaded.drafts))
         known = [token for token in text if token < n_known]
         drafts: Sequence[LanguageModel | None] = loaded.drafts or (None,)
-        seconds = self._budget(COSTS_SHARE, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
+        seconds = self._budget(self._pace.costs_share, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
+        n_most = N_HURRIED_TOKENS if self._pace.hurried else N_COST_TOKENS
         for index, draft in enumerate(drafts):
             yield Progress(COSTS, index / len(drafts))
-            n = min(N_COST_TOKENS, loaded.target.n_ctx, draft.n_ctx if draft else N_COST_TOKENS)
+            n = min(n_most, loaded.target.n_ctx, draft.n_ctx if draft else n_most)
             tokens = (known * (n // len(known) + 1))[:n] if known else []
             while draft is not None and tokens and room_after(draft, tokens) < 0:  # it may spell them with several
                 tokens.pop()
             if len(tokens) < 2:
                 return
             costs = yield from following(
-                measuring_costs(loaded.target, draft, tokens, seconds=seconds, hurried=self._hurried),
+                measuring_costs(
+                    loaded.target, draft, tokens, seconds=seconds, hurried=self._pace.hurried, clock=self._clock
+                ),
                 lambda share, index=index: Progress(COSTS, (index + share) / len(drafts)),  # type: ignore[misc]
             )
             self._costs.append(
@@ -151,12 +154,19 @@ class _Bench:
                 )
             )
 
+    def _n_warm_up(self, load: int) -> int:
+        """Tokens of every arm of a load, by what one is known to take; fewer on a machine too slow for the budget."""
+        step_s = next((each.step_s for each in self._costs if each.load == load), 0.0)
+        most_s = self._budget(WARM_UP_SHARE, math.inf) / len(self._arms)
+        n_fit = self._pace.n_warm_up if step_s * self._pace.n_warm_up <= most_s else int(most_s / step_s)
+        return max(n_fit, LEAST_WARM_UP)
+
     def _warm_up(self, loaded: Loaded, load: int) -> Steps:
         """A short answer of every arm, which does not count; but it tells how fast things go."""
         shortest = min(self._fitting, key=lambda each: each[1])[0]
         question = self._answerer.question(loaded, shortest, self._warm_condition)
-        n_predict = N_HURRIED if self._hurried else N_WARM_UP
         arms = [arm for arm in self._arms if arm.load == load]
+        n_predict = self._n_warm_up(load)
         for index, arm in enumerate(arms):
 
             def told(share: float, name: str = arm.name, index: int = index) -> Progress:
@@ -205,7 +215,8 @@ class _Bench:
             decode_tok_s=[each.decode_tok_s for each in known],
             draft_read_s=[each.draft_read_s for each in known],
         )
-        insight_s = self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
+        # In haste nothing is put aside for it: it gets what is left.
+        insight_s = 0.0 if self._pace.hasty else self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
         return bench_plan.fit(self.wishes, self._fitting, rates, self._left_s() - insight_s)
 
     # ------------------------------------------------------------------------------------------------- the counted runs
@@ -271,7 +282,9 @@ class _Bench:
             return
         began = self._clock()
         most_s = min(self._budget(INSIGHT_SHARE, MOST_INSIGHT_S), self._left_s())
-        if most_s <= 0.0:
+        # One answer is read by both models at least, as slowly as the prompts were.
+        n_least = min((len(said.prompt) + len(said.answer) for said in self._said.values()), default=0)
+        if most_s <= 2.0 * n_least / self._rates[self._arms[0].name].prefill_tok_s:
             return
         by_temperature: dict[float, int] = {}
         for index, condition in enumerate(plan.conditions):

@@ -8,12 +8,10 @@ from itertools import product, zip_longest
 from math import gcd
 from typing import Literal, Protocol, TypeVar
 
+from specllama.bench_pace import pace
 from specllama.bench_types import Arm, Condition, Load, Plan, PlannedPrompt
 from specllama.drafters import REGISTRY
 
-# Lengths of an answer that are tried where none was asked for: the longest with which so many prompts fit the budget.
-N_PREDICT = (128, 64, 32)
-ENOUGH_PROMPTS = 12
 LEAST_PROMPTS = 2  # one to pick by, one to confirm with
 MOST_REPETITIONS = 3  # where every prompt fits, the rest of the time repeats them
 
@@ -78,6 +76,7 @@ class Wishes:
     fixed_length: bool = True
     delay_s: float = 0.0
     budget_s: float | None = None
+    left_out: str = ""  # what is not compared because the budget is small, for the report
 
 
 # --------------------------------------------------------------------------------------------------------------- matrix
@@ -202,9 +201,11 @@ def _said(wishes: Wishes, n_prompts: int, n_there: int, n_repetitions: int, n_pr
     length = f"{'exactly' if wishes.fixed_length else 'at most'} {tokens} tokens an answer"
     if wishes.budget_s is None:
         return f"no budget: {what}, {length}"
+    saved = "; ".join(filter(None, (pace(wishes.budget_s).said, wishes.left_out)))
+    haste = f" (to save time: {saved})" if saved else ""
     if expected_s > spare_s:
-        return f"{what}, {length}: the least there can be, and more than the budget of {wishes.budget_s:.0f} s"
-    return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s"
+        return f"{what}, {length}: the least there can be, and more than the budget of {wishes.budget_s:.0f} s{haste}"
+    return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s{haste}"
 
 
 def fit(wishes: Wishes, prompts: Sequence[tuple[Prompt, int]], rates: Rates, left_s: float) -> Plan:
@@ -214,12 +215,13 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[Prompt, int]], rates: Rates, lef
     """
     n_there = len(prompts)
     most = min(wishes.n_prompts or n_there, n_there)
-    lengths = [n for _, n in prompts[:most]]
+    n_tokens = [n for _, n in prompts[:most]]
     wanted = wishes.n_repetitions or 1
-    for n_predict in [wishes.n_predict] if wishes.n_predict else [(n,) for n in N_PREDICT]:
-        seconds = _seconds(wishes, rates, n_predict, lengths)
+    lengths = pace(wishes.budget_s).lengths
+    for n_predict, enough in [(wishes.n_predict, 0)] if wishes.n_predict else [((n,), enough) for n, enough in lengths]:
+        seconds = _seconds(wishes, rates, n_predict, n_tokens)
         n = most if wishes.budget_s is None else _n_that_fit([wanted * each for each in seconds], left_s)
-        if n >= min(ENOUGH_PROMPTS, most):
+        if n >= min(enough, most):
             break
     n = max(n, min(LEAST_PROMPTS, most))
     once_s = sum(seconds[:n])
@@ -248,5 +250,5 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[Prompt, int]], rates: Rates, lef
 
 def for_warming_up(wishes: Wishes) -> tuple[tuple[Arm, ...], Condition]:
     """All arms, and the cheapest condition."""
-    cheapest = conditions(wishes, wishes.n_predict or N_PREDICT[-1:])[0]
+    cheapest = conditions(wishes, wishes.n_predict or (pace(wishes.budget_s).lengths[-1][0],))[0]
     return arms(wishes), replace(cheapest, n_depth=0, n_prompt=0)

@@ -79,12 +79,22 @@ def ratio_of(ratios: Ratios) -> float:
     return math.exp(sum(sum(each) / len(each) for each in ratios) / len(ratios))
 
 
+def _student(n: int) -> float:
+    """The 97.5 % point of Student's t for the mean of n samples (Cornish-Fisher: 1 % too low for three, then less)."""
+    z, v = 1.959964, n - 1
+    terms = (z**3 + z) / (4 * v), (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    more = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    most = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    return z + sum(terms) + more + most
+
+
 def interval(ratios: Ratios) -> Interval | None:
     """The ratio with its confidence interval; None where nothing was paired.
 
-    A percentile bootstrap over prompts, and over the repetitions within each. Few samples make it too narrow by
-    sqrt((n-1)/n), which is taken back. One or two prompts say nothing about others, however often they are repeated:
-    then there is a ratio without an interval.
+    A percentile bootstrap over prompts, and over the repetitions within each. Few samples make it too narrow, by
+    sqrt((n-1)/n) and by what their own spread is not known, as in Student's t; both are taken back (of three prompts it
+    would hold in 82 of 100 cases, not in 95). One or two prompts say nothing about others, however often they are
+    repeated: then there is a ratio without an interval.
     """
     if not ratios:
         return None
@@ -98,7 +108,8 @@ def interval(ratios: Ratios) -> Interval | None:
     drawn = random.integers(0, len(ratios), means.shape)
     resampled = means[drawn, np.arange(N_RESAMPLES)].mean(0)
     n = len(ratios)
-    low, high = value + (np.percentile(resampled, (2.5, 97.5)) - value) * math.sqrt(n / (n - 1))
+    wider = math.sqrt(n / (n - 1)) * _student(n) / _student(10**9)
+    low, high = value + (np.percentile(resampled, (2.5, 97.5)) - value) * wider
     return Interval(math.exp(value), math.exp(min(low, value)), math.exp(max(high, value)), n_pairs)
 
 

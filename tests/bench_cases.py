@@ -143,7 +143,7 @@ class Stage:
     """Fake models that a whole benchmark runs on; `now` is a clock that every evaluation moves on."""
 
     now: float = 0.0
-    eval_s: float = 0.0
+    eval_s: float = 0.001
     load_s: float = 0.0
     opened: list[int] = field(default_factory=list)
     models: list[FakeModel] = field(default_factory=list)

@@ -16,6 +16,8 @@ import typer
 from specllama import bench as core
 from specllama import bench_compare, bench_plots, llama, machine, storage
 from specllama.bench_job import Event, Job, Progress
+from specllama.bench_pace import pace
+from specllama.bench_plan import N_MAX_AUTO
 from specllama.bench_prompts import BenchPrompt, built_in, read
 from specllama.bench_types import BenchReport, Plan, Run
 from specllama.bench_verdict import verdict
@@ -75,6 +77,7 @@ def bench(
         raise UsageError(
             f"got unexpected extra argument ({models.files[0]})", hint="`specllama bench compare A.json B.json`?"
         )
+    lengths_asked = drafting.spec_draft_n_max is not None
     drafting, sampling = _swept(drafting, sampling, runs)
     target = _Target.of(options)
     if options.plots is not None:
@@ -82,6 +85,8 @@ def bench(
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)
+    if not lengths_asked and wishes.auto_strategy and pace(runs.budget).hasty:
+        wishes = replace(wishes, n_max=(0, N_MAX_AUTO), left_out="no setting but auto")
     llama.set_log(None)
     job = Job(
         wishes=wishes,
@@ -120,7 +125,7 @@ def bench(
 
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
     """The options with what is compared where nobody said: less where there is little time for it."""
-    hurried = runs.budget is not None and runs.budget < core.HURRIED_S
+    hurried = pace(runs.budget).hurried
     if drafting.spec_draft_n_max is None:
         drafting = replace(drafting, spec_draft_n_max=(0, 4, AUTO) if hurried else (0, 2, 4, 8, AUTO))
     if sampling.temp is None:

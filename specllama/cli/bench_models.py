@@ -9,7 +9,8 @@ from itertools import product
 
 from specllama import llama, storage
 from specllama.bench_job import Loaded
-from specllama.bench_plan import N_PREDICT, Wishes
+from specllama.bench_pace import LONGEST
+from specllama.bench_plan import Wishes
 from specllama.bench_types import Arm, Load
 from specllama.cli import loading
 from specllama.cli.bench_options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
@@ -95,7 +96,7 @@ def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, 
     """Tokens of context: what was asked for, or enough for the longest prompt and answer."""
     if hardware.ctx_size is not None:
         return hardware.ctx_size
-    longest = max(sampling.predict or N_PREDICT)
+    longest = max(sampling.predict or (LONGEST,))
     wanted: int = max(runs.depth) + max(runs.prompt_length) + longest + ROOM_FOR_PROMPTS
     return max(default, wanted)
 

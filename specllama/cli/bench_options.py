@@ -45,7 +45,8 @@ class BenchDrafting(DraftOptions):
         option(
             "--spec-draft-n-max",
             f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto; 0 is plain decoding, which always takes part; auto "
-            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m]",
+            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m, "
+            "0,auto where it is below 90s]",
             metavar="N,...",
             check=several(longest_draft),
             also="--draft-max --draft --draft-n --num-draft-tokens",
@@ -94,7 +95,8 @@ class BenchSampling(SamplingOptions):
         Any,
         option(
             "-n --predict",
-            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, as the budget allows]",
+            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, as the budget allows; "
+            "32, 16 or 8 where it is below 90s]",
             metavar="N,...",
             check=several(whole(8)),
             also="--max-tokens --n-predict --n-gen",

@@ -189,7 +189,7 @@ def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
 def test_several_loads_have_the_same_prompts_where_the_budget_ends() -> None:
     """The load that comes last is never measured."""
     stage = Stage(eval_s=0.01)
-    job = stage.job(asked(8), budget_s=3.0, n_max=(2,), loads=(Load(n_threads=1), Load(n_threads=2)), n_repetitions=1)
+    job = stage.job(asked(8), budget_s=2.0, n_max=(2,), loads=(Load(n_threads=1), Load(n_threads=2)), n_repetitions=1)
     _, runs, report = parts(stage.events(job))
     prompts = [{run.prompt for run in runs if run.arm == arm} for arm in range(4)]
     assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
