@@ -41,6 +41,11 @@ class LoadOptions:
     use_mmap: bool | None = None  # None = wherever that does not keep weights twice
 
 
+def placeable(options: LoadOptions, *, has_gpu: bool) -> bool:
+    """May weights be placed by tensor type? No layer may be on a GPU: an order would keep weights off it."""
+    return not has_gpu or options.n_gpu_layers == 0
+
+
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
     """What the installed build can offload to."""

@@ -39,6 +39,7 @@ PLAIN_TIE = 1.01
 VARIANT_SHARE = 0.25
 COARSE_SHARE = 0.25
 COARSE_ROWS = (1, 4, 8)
+THREADS_SHARE = 0.2  # beside them, what choosing the numbers of threads gets, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,21 @@ THOROUGH = Effort(seconds=30.0, n_visits=2, n_tokens=96)
 
 
 def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
-    """(way, whether it is only a check) of every child, in turn; the first way is seen twice if others are at all."""
+    """(way, whether it is only a check) of every child, in turn; the first of several at the end, too."""
     turns = [(way, False) for _ in range(n_visits) for way in ways]
-    return [*turns, (ways[0], True)] if len(ways) > 1 and n_visits == 1 else turns
+    return [*turns, (ways[0], True)] if len(ways) > 1 else turns
+
+
+def _rising(tell: Tell) -> Tell:
+    """The same, but for a share that was passed already: a child that begins anew has lost nothing of what was done."""
+    most = 0.0
+
+    def told(what: str, share: float) -> None:
+        nonlocal most
+        most = max(most, share)
+        tell(what, most)
+
+    return told
 
 
 class _Visits:
@@ -81,23 +94,25 @@ class _Visits:
     def tour(self, ways: Sequence[Way], n_visits: int, job: Job, tell: Tell) -> None:
         """Visit every way in turn, the default one first. Raises BackendError where that was held up throughout."""
         turns = deque(_schedule(ways, n_visits))
-        n_done = 0
+        done = 0.0
         while turns:
-            n_all = n_done + len(turns)
+            width = (1.0 - done) / len(turns)
             way, checks = turns.popleft()
             nothing_to_check = checks and way not in self.by_way
             if way not in self.failures and way not in self._divided and not nothing_to_check:
                 n_tokens = 0 if self.traces or checks else job.n_tokens
-                at = n_done / n_all, 1.0 / n_all
                 self._visit(
                     replace(job, way=way, n_tokens=n_tokens, checks=checks),
-                    lambda what, share, at=at: tell(what, at[0] + at[1] * share),  # type: ignore[misc]
+                    lambda what, share, at=(done, width): tell(what, at[0] + at[1] * share),  # type: ignore[misc]
                 )
                 if way in self.failures and (parts := split(way, ways[0])):
                     del self.failures[way]
                     self._divided.add(way)
+                    # The last one, which checks, stays the last one.
+                    turns.rotate(1)
                     turns.extend((part, False) for part in parts for _ in range(n_visits))
-            n_done += 1
+                    turns.rotate(-1)
+            done += width
         unseen = {way: error for way, error in self._held_up.items() if way not in self.by_way}
         if ways[0] in unseen:  # no fault of the path, and nothing to hold the others against
             raise unseen[ways[0]]
@@ -144,10 +159,11 @@ def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run
 
     Raises BackendError if no path works.
     """
-    visits = _Visits(run)
+    visits, tell = _Visits(run), _rising(tell)
     failures = [f"kernel paths by tensor type: {paths.failure}"] if paths.failure else []
     if effort.n_visits == 1:  # in a hurry
         paths = replace(paths.head(2), variants=paths.head(1).variants)
+    threads_s = THREADS_SHARE * effort.seconds  # however short the look of the child that finds them
     n_coarse = COARSE_SHARE * len(paths.ways) if len(paths.ways) > MOST_PATHS else 0.0
     n_full = effort.n_visits * min(len(paths.ways), MOST_PATHS)
     each_variant = [VARIANT_SHARE * len(several) for _, several in paths.head(MOST_PATHS).variants]
@@ -157,11 +173,11 @@ def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run
         return lambda what, share: tell(what, (n_before + share_of * share) / n_all)
 
     if n_coarse:
-        job = Job(subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS)
+        job = Job(subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS, threads_s=threads_s)
         visits.tour(paths.ways, 1, job, telling(0, n_coarse))
         paths = _shortlist(paths, visits)
         visits = _Visits(run, visits.threads, visits.failures)
-    job = Job(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows)
+    job = Job(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows, threads_s=threads_s)
     visits.tour(paths.ways, effort.n_visits, job, telling(n_coarse, n_full))
     layouts = visits.layouts
     failures += [f"{way.name}: {error}" for way, error in visits.failures.items()]

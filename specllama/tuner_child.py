@@ -70,6 +70,7 @@ class Job:
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
     threads: Threads | None = None  # found by another child; None = try some, unless the subject says how many
     n_spelled: float | None = None  # as another child counted it; None = count
+    threads_s: float = 1.0  # for trying them
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
         trying = partial(_within, tell, "trying numbers of threads", (LOADED, TRIED))
         threads = job.threads or bench.default_threads()
         if job.threads is None and not job.checks:
-            threads = find_threads(bench, job.seconds / 5, trying)
+            threads = find_threads(bench, job.threads_s, trying)
         bench.use(threads)
     tell("measuring passes", TRIED)
     step_s = median(interleaved([bench.verifying(1)], seconds=job.seconds / 10)[0])

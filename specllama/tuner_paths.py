@@ -12,6 +12,7 @@ from specllama import children, llama
 from specllama.children import Tell
 from specllama.errors import SpecllamaError
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
+from specllama.llama_plan import placeable
 from specllama.profiles import Subject
 from specllama.tuner_child import Way
 
@@ -74,9 +75,13 @@ def _several(subject: Subject, files: Sequence[Path], ask: Ask) -> tuple[list[tu
     if not build.extra_buffer_types:
         return [(DEFAULT,)] * len(files), ""
     whole: list[tuple[KernelPath, ...]] = [(DEFAULT, AS_IN_FILE)] * len(files)
-    if any(device.is_gpu for device in build.devices):
-        return whole, ""  # an order for a tensor type would keep it off the GPU, and out of the memory that it shares
+    has_gpu = any(device.is_gpu for device in build.devices)
+    options = [subject.target_options] + [subject.draft_options or subject.target_options] * (len(files) - 1)
+    asked = [placeable(each, has_gpu=has_gpu) for each in options]
+    if not any(asked):
+        return whole, ""
     try:
-        return ask(files), ""
+        found = iter(ask([file for file, wanted in zip(files, asked, strict=True) if wanted]))
     except SpecllamaError as error:
         return whole, str(error)
+    return [next(found) if wanted else both for both, wanted in zip(whole, asked, strict=True)], ""

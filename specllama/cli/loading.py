@@ -20,6 +20,7 @@ from specllama.errors import ConfigError, MemoryShort, UsageError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
+from specllama.llama_plan import placeable
 from specllama.model_types import PairDefaults
 from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
@@ -244,7 +245,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     profile = found.profile
     if profile is None:
         return replace(setup, stale=found.stale)
-    if reason := _out_of_reach(profile):
+    if reason := _out_of_reach(profile, setup):
         return replace(setup, stale=reason)
     if not setup.target_options.use_extra_bufts:  # the build crashes on them, which was told
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
@@ -272,13 +273,16 @@ def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Pr
     return replace(profile, draft_path=KernelPath.of(setup.target_options))
 
 
-def _out_of_reach(profile: Profile) -> str:
+def _out_of_reach(profile: Profile, setup: Setup) -> str:
     """Why the profile's kernel paths cannot be set here; empty where they can."""
     wanted = {buffer for path in (profile.target_path, profile.draft_path) for _, buffer in path.placed}
     build = llama.build_info()
     if missing := sorted(wanted - set(build.extra_buffer_types)):
         return f"it keeps weights in {' and '.join(missing)}, which this llama.cpp does not have here"
-    if wanted and any(device.is_gpu for device in build.devices):
+    has_gpu = any(device.is_gpu for device in build.devices)
+    loads = [(profile.target_path, setup.target_options)]
+    loads += [(profile.draft_path, setup.draft_options(setup.target_options.n_ctx))] if setup.draft is not None else []
+    if any(path.placed and not placeable(options, has_gpu=has_gpu) for path, options in loads):
         return "it places weights by their type, as no GPU allows, and there is one now"
     return ""
 

@@ -8,11 +8,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specllama import llama, profiles, tuner, tuner_child
+from specllama.cli import loading
+from specllama.cli.options import HardwareOptions
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.profiles import ClassFigures, Profile, Subject
@@ -179,6 +182,26 @@ def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
     record = record_of(specllama("run", *pair.options, *ASK, "--json"))
     assert record["profile"] is None
     assert {model["kernel_path"] for model in record["models"].values()} == {"rearranged weights"}
+
+
+def test_a_path_by_tensor_type_holds_where_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-ngl 0` on a machine with a GPU: a profile that tuning makes and no answer uses; or weights kept off the GPU."""
+    gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
+    info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
+    monkeypatch.setattr(llama, "build_info", lambda: info)
+    placed = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
+    draft: Any = SimpleNamespace(header=SimpleNamespace(n_ctx_train=0))
+    for target_path, draft_path, layers, draft_layers, holds in (
+        (placed, placed, 0, "0", True),
+        (placed, DEFAULT, 0, "auto", True),
+        (DEFAULT, placed, 0, "auto", False),
+        (placed, DEFAULT, "auto", "0", False),
+        (DEFAULT, AS_IN_FILE, "auto", "auto", True),
+    ):
+        hardware = HardwareOptions(gpu_layers_draft=draft_layers)
+        setup = loading.Setup(draft, draft, LoadOptions(n_gpu_layers=layers), hardware)  # type: ignore[arg-type]
+        profile = replace(PROFILE, target_path=target_path, draft_path=draft_path)
+        assert (loading._out_of_reach(profile, setup) == "") == holds
 
 
 def test_the_record_names_the_paths_that_were_loaded(

@@ -57,8 +57,8 @@ def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
         return Measured(step, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
 
     found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
-    assert [job.way for job in jobs] == [ON, OFF, ON, OFF]
-    assert [job.n_tokens for job in jobs] == [10, 0, 0, 0]
+    assert [(job.way, job.checks) for job in jobs] == [*[(way, False) for way in (ON, OFF, ON, OFF)], (ON, True)]
+    assert [job.n_tokens for job in jobs] == [10, 0, 0, 0, 0]
     assert (found.traces, found.failures) == (TRACES, ())
     assert [layout.step_s for layout in found.layouts] == [0.04, 0.04]
     assert found.drift == pytest.approx(1.5)
@@ -178,8 +178,8 @@ def test_on_a_busy_machine_the_default_path_is_kept() -> None:
     assert tuner.choose(Findings(layouts, TRACES, (), drift=1.05), quick=True).target_path == AS_IN_FILE
 
 
-def test_one_short_visit_ends_with_a_check_of_the_first_path() -> None:
-    """A quick tuning that cannot know whether the machine was quiet; or one that checks where there is no choice."""
+def test_every_tuning_begins_and_ends_with_the_default_path_where_there_are_others() -> None:
+    """A tuning that cannot know whether the machine was quiet; or one that checks where there is no choice."""
     jobs: list[Job] = []
 
     def run(job: Job, _tell: Tell) -> Measured:
@@ -347,7 +347,7 @@ def test_spellings_are_counted_once_in_what_the_target_says() -> None:
 
     variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
     found = tuner.measure(subject, replace(BOTH, variants=variants), EFFORT, _silent, run)
-    assert [job.n_spelled for job in jobs] == [None, 1.25, 1.25, 1.25, None, 1.25]
+    assert [job.n_spelled for job in jobs] == [None, 1.25, 1.25, 1.25, 1.25, None, 1.25]
     assert (found.n_spelled, found.strategy) == (1.25, "draft-tli")
     assert tuner.choose(found, quick=False).strategy == "draft-tli"
     assert tuner.choose(_found(Layout(ON, 0.04, CHEAP, FAST)), quick=False).strategy == "draft-simple"

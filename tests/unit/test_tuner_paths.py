@@ -68,7 +68,10 @@ def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> N
     assert {job.rows for job in coarse} == {tuner.COARSE_ROWS}
     assert coarse[-1].checks
     assert all(job.seconds < EFFORT.seconds and job.n_tokens == 0 for job in coarse)
-    assert [job.way.target for job in full] == [DEFAULT, REPACKED, Q4_ALONE] * 2
+    assert [job.way.target for job in full] == [*[DEFAULT, REPACKED, Q4_ALONE] * 2, DEFAULT]
+    assert full[-1].checks
+    assert {job.threads_s for job in jobs} == {tuner.THREADS_SHARE * EFFORT.seconds}
+    assert shares == sorted(shares)
     assert [layout.way.target for layout in found.layouts] == [DEFAULT, REPACKED, Q4_ALONE]
     profile = tuner.choose(found, quick=False)
     assert (profile.target_path, profile.draft_path) == (REPACKED, DEFAULT)
@@ -98,7 +101,7 @@ def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
         return replace(found, step_s=0.06) if job.checks else found
 
     tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
-    assert [job.way.target for job in jobs[6:]] == [DEFAULT, AS_IN_FILE, REPACKED] * 2
+    assert [job.way.target for job in jobs[6:]] == [*[DEFAULT, AS_IN_FILE, REPACKED] * 2, DEFAULT]
 
 
 def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
@@ -129,6 +132,27 @@ def test_of_a_pair_of_paths_that_dies_each_gets_a_chance_of_its_own() -> None:
     assert found.failures == ("rearranged weights for the target, weights as in the file for the draft: it died",)
     assert [job.way for job in jobs].count(Way(AS_IN_FILE, AS_IN_FILE)) == 1
     assert [job.way for job in jobs].count(Way(DEFAULT, AS_IN_FILE)) == 1
+    assert jobs[-1].checks
+
+
+def test_progress_never_goes_back_where_a_pair_is_divided_or_a_child_begins_anew() -> None:
+    """A bar that jumps from 60 % to 40 %: is it stuck, did it start again?"""
+    shares: list[float] = []
+    n_runs = 0
+
+    def run(job: Job, tell: Tell) -> Measured:
+        nonlocal n_runs
+        n_runs += 1
+        tell("measuring passes", 0.9)
+        if job.way.draft == AS_IN_FILE:
+            raise BackendError("it died")
+        return replace(_measured(job), draft=((1, 0.02), (2, 0.001)) if n_runs == 1 else ((1, 0.008),))  # held up once
+
+    both = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE), ((Path("derived"), (DEFAULT,)),))
+    tuner.measure(SUBJECT, both, EFFORT, lambda _what, share: shares.append(share), run)
+    assert shares == sorted(shares)
+    assert len(set(shares)) >= n_runs - 1
+    assert 0.9 < shares[-1] <= 1.0
 
 
 def test_a_path_that_died_in_the_coarse_look_is_not_visited_again() -> None:
@@ -181,6 +205,30 @@ def test_what_the_build_or_the_options_rule_out_is_not_asked_for(monkeypatch: py
     gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
     monkeypatch.setattr(llama, "build_info", lambda: replace(info, extra_buffer_types=("AMX",), devices=(gpu,)))
     assert tuner_paths.worth_measuring(SUBJECT, [], ask).target == (DEFAULT, AS_IN_FILE)
+
+
+def test_what_stays_off_the_gpu_is_placed_by_type_and_what_goes_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-ngl 0` on a machine with a GPU, tuned as if the layers were on it; or a draft's weights pulled off it."""
+    gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
+    info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
+    monkeypatch.setattr(llama, "build_info", lambda: info)
+    on_cpu, derived, asked = LoadOptions(n_gpu_layers=0), Path("derived"), list[Path]()
+
+    def ask(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
+        asked.extend(files)
+        return [(DEFAULT, REPACKED)] * len(files)
+
+    both = replace(SUBJECT, target_options=on_cpu, draft_options=on_cpu)
+    paths = tuner_paths.worth_measuring(both, [derived], ask)
+    assert (paths.target, paths.draft, paths.variants[0][1]) == ((DEFAULT, REPACKED),) * 3
+    assert asked == [Path("target"), Path("draft"), derived]
+    asked.clear()
+    one = tuner_paths.worth_measuring(replace(both, draft_options=LoadOptions()), [derived], ask)
+    assert (one.target, one.draft) == ((DEFAULT, REPACKED), (DEFAULT, AS_IN_FILE))
+    assert one.variants == ((derived, (DEFAULT, AS_IN_FILE)),)
+    assert asked == [Path("target")]
+    other = tuner_paths.worth_measuring(replace(both, target_options=LoadOptions()), [], ask)
+    assert (other.target, other.draft) == ((DEFAULT, AS_IN_FILE), (DEFAULT, REPACKED))
 
 
 def test_a_placed_path_is_what_a_child_loads(tmp_path: Path) -> None:
