@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,20 +23,32 @@ N_MAX = 16  # longest draft
 LEAST_RATE = 1.02
 
 # A model that does not pay is probed: it reads the end of the text and is asked what it would have said there. The
-# first probe comes early, because little is known by then. After a probe in vain the gap is twice as long, and more by
-# so many tokens per T(1) that a probe costs: all of them where R was a tenth below 1, fewer where it failed narrowly.
+# first probe comes early if the model is believed to pay. After a probe in vain the gap is twice as long; and the gap
+# is longer by so many tokens per T(1) that a probe costs: all of them where R is a tenth below what it must be, fewer
+# where it fails narrowly.
 FIRST_GAP = 8
+DOUBTFUL_GAP = 20
 LAST_GAP = 512
 GAP_GROWTH = 2
 GAP_PER_PROBE_COST = 192.0
 CLEAR_FAILURE = 0.1
+LEAST_TO_PROBE = 1.05  # so many times the rival's rate the model must promise for its gap to stay short
 PROBE_TOKENS = 24
 
-# Catching up is an investment. It must be earned back within this many tokens at least; and a model of which fewer than
-# so many samples are known is probed before more than this is spent on it (in T(1); a long prompt costs tens).
-HORIZON = 128
+# Catching up is an investment. Nobody knows how long an answer will be, so it must be earned back within a few tokens,
+# or within as many as it was missed for: then what it costs is never much more than what was lost by waiting. The
+# gain is believed by half, for it was looked at because it seemed large. A model of which fewer than so many samples
+# are known is probed before more than this is spent on it (in T(1); a long prompt costs tens).
+HORIZON = 32
+BELIEVED = 0.5
 LEAST_KNOWN = 4.0
-BLIND_INVESTMENT = 1.5
+BLIND_INVESTMENT = 0.5
+
+# What a model's draft competes with where nothing is looked up: not one plain token, for a lookup may find something
+# behind it. So many steps are taken together; older stretches fade, and so much at plain speed is believed beforehand.
+STRETCH = 3
+ALONE_FADE = 0.96
+ALONE_PRIOR = 6.0  # T(1)
 
 # Draft temperatures tried, in units of the draft's own. Another one must be so much better to be changed to.
 HEATS = (1.0, 0.7)
@@ -140,6 +153,34 @@ class _Thermostat:
             self.heat = best
 
 
+class _Alone:
+    """How fast lookups alone would be in this text: from the steps that they would have made of what was said."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[bool, int, float]] = deque(maxlen=STRETCH)  # without a draft, tokens, cost in T(1)
+        self._n_behind, self._cost_behind = 0.0, 0.0  # of stretches that begin without a draft, faded
+        self._n, self._n_bare = 0.0, 0.0  # tokens in all, tokens of steps without a draft, faded
+
+    def add(self, n_given: int, n_emitted: int, cost: float) -> None:
+        """One step more."""
+        self._n = self._n * ALONE_FADE + n_emitted
+        self._n_bare = self._n_bare * ALONE_FADE + (0 if n_given else n_emitted)
+        self._steps.append((not n_given, n_emitted, cost))
+        if len(self._steps) == STRETCH and self._steps[0][0]:
+            self._n_behind = self._n_behind * ALONE_FADE + sum(step[1] for step in self._steps)
+            self._cost_behind = self._cost_behind * ALONE_FADE + sum(step[2] for step in self._steps)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per T(1) from a place on where nothing is looked up, over the next few steps."""
+        return (self._n_behind + ALONE_PRIOR) / (self._cost_behind + ALONE_PRIOR)
+
+    @property
+    def bare(self) -> float:
+        """Share of the tokens that lookups leave to plain decoding: only these can a model make cheaper."""
+        return (self._n_bare + ALONE_PRIOR) / (self._n + ALONE_PRIOR)
+
+
 @dataclass(slots=True)
 class _Step:
     """What was planned and answered since the last verification."""
@@ -166,6 +207,8 @@ class Controller:
     P(n+1) + ... + P(m) > R * (cost of drafting m-n more + T(m+1) - T(n+1)); what is spent already does not count.
     Candidates are the head of what a lookup offers, the model's own draft, and the model's behind that head.
 
+    Where nothing is looked up, a draft of the model competes with what lookups alone make of the next few steps.
+
     Only stored costs and past verifications enter, and nothing after a token was drawn: the text is exact, and the
     same seed gives the same text. A model that does not pay is neither evaluated nor fed; see the constants above for
     how it is probed, and how it comes back.
@@ -190,8 +233,10 @@ class Controller:
         self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
         self._thermostat = _Thermostat(heats)
         self._step: _Step | None = None
-        self._n_idle = 0  # tokens emitted since the model last drafted or was probed
-        self._gap = FIRST_GAP  # idle tokens before the next probe
+        self._alone = _Alone()
+        self._n_unused = 0  # tokens emitted since the model last drafted
+        self._n_idle = 0  # tokens emitted since it last drafted or was probed
+        self._gap: int | None = None  # idle tokens before the next probe; None until the model is first thought of
         self._probed = False  # a probe was ordered, and its outcome not judged yet
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
@@ -226,13 +271,16 @@ class Controller:
     def _with_model(self, without: Plan, chances: Sequence[float], hazards: Sequence[float], lag: int) -> Plan:
         """The plan with the model drawing, or being probed, where that is better than the plan `without` it."""
         n_given, rate = self._best_model(chances, hazards)
-        pays = rate > LEAST_RATE
-        if pays and rate > without.rate and self._worth_catching_up(lag, rate, without.rate):
+        rival = max(without.rate, self._alone.rate)
+        pays = rate > LEAST_RATE * rival
+        if pays and self._worth_catching_up(lag, rate, rival):
             return Plan(n_given, len(hazards) - n_given, heat=self._thermostat.heat, rate=rate)
+        failed_by = min(max(LEAST_TO_PROBE - rate / rival, 0.0) / CLEAR_FAILURE, 1.0)
+        longer = int(failed_by * GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS))
+        if self._gap is None:
+            self._gap = min(FIRST_GAP + longer, DOUBTFUL_GAP)
         if self._probed:  # in vain
-            clarity = min(max(1.0 - rate, 0.0) / CLEAR_FAILURE, 1.0)
-            longer = clarity * GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS)
-            self._gap, self._probed = min(GAP_GROWTH * self._gap + int(longer), LAST_GAP), False
+            self._gap, self._probed = min(GAP_GROWTH * self._gap + longer, LAST_GAP), False
         elif self._n_idle >= self._gap and not (pays and self._is_known()):
             self.calibration.age(MODEL, self._n_idle)
             self._n_idle, self._probed = 0, True
@@ -261,12 +309,13 @@ class Controller:
         """Was the model seen at work lately?"""
         return self.calibration.n_known(MODEL) >= LEAST_KNOWN
 
-    def _worth_catching_up(self, lag: int, rate: float, rate_without: float) -> bool:
-        """Does it pay to read `lag` tokens, if the model saves as much per token for the tokens to come?"""
+    def _worth_catching_up(self, lag: int, rate: float, rival: float) -> bool:
+        """Does it pay to read `lag` tokens, for `rate` instead of the `rival` one wherever nothing is looked up?"""
         cost = self.costs.draft_cost(lag + 1) - self._draft
         if cost > BLIND_INVESTMENT and not self._is_known():
             return False
-        return cost <= max(HORIZON, self._n_idle) * (1.0 / rate_without - 1.0 / rate)
+        n_tokens = max(HORIZON, BELIEVED * self._n_unused) * self._alone.bare
+        return cost <= n_tokens * (1.0 / rival - 1.0 / rate)
 
     def look(self, depth: int) -> bool:
         """May the model be evaluated for token `depth`? The evaluation is among the costs, the confidence unknown."""
@@ -309,18 +358,28 @@ class Controller:
         """See `Planner.learn`."""
         self.calibration.learn(MODEL, depth, confidence, acceptance)
 
+    def alone(self, offer: Sequence[float]) -> int:
+        """See `Planner.alone`."""
+        return self._best_offer([self.calibration.at(LOOKUP, confidence) for confidence in offer[: self.n_max]])[0]
+
+    def learn_alone(self, n_given: int, n_emitted: int) -> None:
+        """See `Planner.learn_alone`."""
+        self._alone.add(n_given, n_emitted, self._verify[n_given])
+
     def observe(self, seen: Observation) -> None:
         """Learn which tokens were accepted. A rejection tells of one token; of those behind it nothing is known."""
         step, self._step = self._step, None
         n_accepted = len(seen.verdict.path)
         self._n_idle += n_accepted + 1
+        self._n_unused += n_accepted + 1
         if step is None or seen.draft.parents is not None:
             return
         n_drafted = min(len(seen.draft.tokens), len(step.drafted))
         for depth, (source, confidence) in enumerate(step.drafted[: min(n_accepted + 1, n_drafted)]):
             self.calibration.learn(source, depth, confidence, float(depth < n_accepted))
         if step.plan.n_drawn and n_drafted > step.plan.n_given:
-            self._n_idle, self._gap, self._probed = 0, FIRST_GAP, False
+            self._n_unused = self._n_idle = 0
+            self._gap, self._probed = FIRST_GAP, False
             self._thermostat.observe(seen, step.plan.n_given)
 
 

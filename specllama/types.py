@@ -190,6 +190,14 @@ class Planner(DraftPolicy, Protocol):
         """A token of the draft model that was not submitted would have been accepted with a chance of `acceptance`."""
         ...
 
+    def alone(self, offer: Sequence[float]) -> int:
+        """How many of the offered tokens would be taken if there were no draft model?  offer: see `plan`."""
+        ...
+
+    def learn_alone(self, n_given: int, n_emitted: int) -> None:
+        """Without a draft model a step would have checked `n_given` offered tokens, and emitted `n_emitted`."""
+        ...
+
 
 class Drafter(Protocol):
     """Proposes tokens. It may be told to draft nothing, and it hears of every verification."""

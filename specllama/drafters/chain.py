@@ -8,7 +8,7 @@ from specllama.distribution import Distribution
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.sampling import SamplingParams
-from specllama.types import Chooser, Draft, DraftReport, FloatArray, Observation
+from specllama.types import Chooser, Draft, DraftReport, FloatArray, Observation, Planner
 
 
 class ChainDrafter:
@@ -26,6 +26,8 @@ class ChainDrafter:
         """`model`'s policy decides for both; a `Planner` does it by expected gain. `lookup`'s own is not asked."""
         self.model = model
         self.lookup = lookup
+        if isinstance(model.policy, Planner):
+            lookup.tell_alone(model.policy)
 
     @property
     def busy_s(self) -> float:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from specllama.drafters.alone import LookupsAlone
 from specllama.drafters.policy import ConfidencePolicy
 from specllama.drafters.suffix import Continuation, Match, SuffixIndex
 from specllama.errors import UsageError
@@ -95,6 +96,7 @@ class LookupDrafter:
         self._text: list[int] = []  # what is indexed
         self._n_prompt = 0  # of the present answer; the tokens behind it are the target's own words
         self._record = _Record()
+        self._alone: LookupsAlone | None = None
         self._decisions: list[Decision] = []
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -102,11 +104,19 @@ class LookupDrafter:
         if common_prefix(self._text, tokens) < len(self._text):
             self._index, self._text = SuffixIndex(), []
         self._n_prompt = len(tokens)
+        if self._alone is not None:
+            self._alone.begin()
+
+    def tell_alone(self, planner: Planner) -> None:
+        """Let `planner` know what lookups alone would have made of every answer."""
+        self._alone = LookupsAlone(planner)
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Index what is new in `tokens`; False while there is more of it than one step may read."""
         for token in tokens[len(self._text) : len(self._text) + INDEXED_AT_ONCE]:
             if len(self._text) >= self._n_prompt:
+                if self._alone is not None:
+                    self._alone.say(token, lambda: list(self._guesses(self.n_max)))
                 self._learn(token)
             self._index.append(token)
             self._text.append(token)
@@ -122,8 +132,11 @@ class LookupDrafter:
 
     def offer(self, tokens: Sequence[int], limit: int) -> Iterator[Guess]:
         """At most `limit` guesses of what follows `tokens`, each given that those before it are right."""
-        if not self.follow(tokens):
-            return
+        if self.follow(tokens):
+            yield from self._guesses(limit)
+
+    def _guesses(self, limit: int) -> Iterator[Guess]:
+        """`offer` behind the text that is indexed."""
         match = self._index.match()
         at_end = True
         for _ in range(min(limit, TOKENS_PER_MATCHED * match.length)):

@@ -67,6 +67,13 @@ class Moody:
         assert 0.0 < confidence <= 1.0
         self.seen.append(round(acceptance, 6))
 
+    def alone(self, offer: Sequence[float]) -> int:
+        return self._die(len(offer) + 1)
+
+    def learn_alone(self, n_given: int, n_emitted: int) -> None:
+        assert 0 < n_emitted <= n_given + 1
+        self.seen.append((n_given, n_emitted))
+
     def observe(self, seen: Observation) -> None:
         self.seen.append((seen.verdict.path, seen.verdict.next_token))
 

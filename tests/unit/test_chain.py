@@ -31,6 +31,7 @@ class Scripted:
         self.looks = looks
         self.asked: list[tuple[int, int, int | None]] = []  # limit, tokens offered, lag
         self.learned: list[tuple[int, float, float]] = []
+        self.learned_alone: list[tuple[int, int]] = []
         self.n_observed = 0
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
@@ -45,6 +46,12 @@ class Scripted:
 
     def learn(self, depth: int, confidence: float, acceptance: float) -> None:
         self.learned.append((depth, confidence, acceptance))
+
+    def alone(self, offer: Sequence[float]) -> int:
+        return len(offer)
+
+    def learn_alone(self, n_given: int, n_emitted: int) -> None:
+        self.learned_alone.append((n_given, n_emitted))
 
     def observe(self, seen: Observation) -> None:
         self.n_observed += 1

@@ -14,6 +14,8 @@ from specllama.distribution import Distribution
 from specllama.errors import ConfigError
 from specllama.stats import expected_speedup
 from specllama.tuning import (
+    BELIEVED,
+    DOUBTFUL_GAP,
     FIRST_GAP,
     LAST_GAP,
     LOOKUP,
@@ -318,7 +320,7 @@ def test_a_model_that_does_not_pay_rests_and_is_probed_ever_more_rarely() -> Non
     probes = [i for i, plan in enumerate(pass_time(controller, 1500)) if plan.probe]
     assert all(plan == Plan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
     gaps = [later - earlier for earlier, later in pairwise((0, *probes))]
-    assert gaps[0] == FIRST_GAP
+    assert gaps[0] == DOUBTFUL_GAP
     assert all(later >= min(2 * earlier, LAST_GAP) for earlier, later in pairwise(gaps))
 
 
@@ -353,6 +355,56 @@ def test_catching_up_must_be_earned_back() -> None:
     assert controller.plan(8, lag=900).n_drawn == 0
 
 
+def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:
+    """A long prompt that is never read, however long the answer becomes, or read for an answer of ten tokens."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 40.0)))
+    controller = Controller(profile, calibration=known(0.9))
+    n_before = next(i for i, plan in enumerate(pass_time(controller, 400, lag=600)) if plan.n_drawn)
+    rate = best_length(known(0.9), profile, 8)[1]
+    assert n_before * BELIEVED * (1 - 1 / rate) == pytest.approx(profile.draft_cost(600 + n_before), rel=0.1)
+
+
+def follow_lookups(controller: Controller, *steps: tuple[int, int]) -> None:
+    """What lookups alone would have made of a text, many times over: (drafted, emitted) step by step."""
+    for _ in range(100):
+        for n_given, n_emitted in steps:
+            controller.learn_alone(n_given, n_emitted)
+
+
+def test_the_model_must_be_better_than_what_lookups_make_of_the_same_stretch() -> None:
+    """A draft that is paid for, of tokens that a lookup had found for nothing one step later."""
+    profile = costs(((1, 1.0), (2, 1.3), (9, 1.6)), 0.2)
+    rate = best_length(known(0.7), profile, 8)[1]
+    controller = Controller(profile, calibration=known(0.7))
+    assert controller.plan(8, lag=0).n_drawn > 0
+    follow_lookups(controller, (0, 1), (8, 9), (8, 9))
+    assert 19 / 4.2 > rate > 1.02
+    assert controller.plan(8, lag=0).n_drawn == 0
+    controller = Controller(profile, calibration=known(0.7))
+    follow_lookups(controller, (8, 9), *([(0, 1)] * 40))
+    assert controller.plan(8, lag=0).n_drawn > 0, "in a stretch where lookups find nothing it is as good as before"
+
+
+def test_catching_up_is_earned_back_only_where_nothing_is_looked_up() -> None:
+    """A long prompt read by a model for the few words between two copies."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 40.0)))
+    lag = 260
+    controller = Controller(profile, calibration=known(0.9))
+    assert controller.plan(8, lag=lag).n_drawn > 0
+    follow_lookups(controller, (0, 1), (8, 1), (8, 1), (8, 9), (8, 9), (8, 9))
+    assert controller.plan(8, lag=lag).n_drawn == 0
+    assert controller.plan(8, lag=0).n_drawn > 0
+
+
+def test_a_model_that_is_believed_to_pay_is_probed_first() -> None:
+    """A probe that costs two tokens, of a draft that is known to be too slow, in every short answer."""
+    slow = CostProfile(verify=((1, 1.0), (2, 1.6), (9, 2.2)), draft=((1, 0.45), (2, 0.5), (1001, 200.0)))
+    quick = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 20.0)))
+    for profile, gap in ((slow, DOUBTFUL_GAP), (quick, FIRST_GAP)):
+        probes = [i for i, plan in enumerate(pass_time(Controller(profile), 60, lag=800)) if plan.probe]
+        assert probes[0] == gap
+
+
 def test_a_drafter_that_knows_no_plans_is_answered_by_the_same_rule() -> None:
     """The fixed seam alone: go_on and observe, asked by a drafter that evaluates first."""
     eager, hopeless = Controller(FLAT, calibration=known(0.9)), Controller(HOPELESS, calibration=known(0.05))
@@ -361,12 +413,12 @@ def test_a_drafter_that_knows_no_plans_is_answered_by_the_same_rule() -> None:
         n += 1
     assert n == best_length(known(0.9), FLAT)[0]
     answers = []
-    for _ in range(FIRST_GAP + 2):
+    for _ in range(DOUBTFUL_GAP + 2):
         answers.append(hopeless.go_on(0, 0.9))
         if answers[-1]:
             assert not hopeless.go_on(1, 0.9), "a probe of one token"
         hopeless.observe(seen(int(answers[-1]), 0))
-    assert answers == [i == FIRST_GAP for i in range(FIRST_GAP + 2)]
+    assert answers == [i == DOUBTFUL_GAP for i in range(DOUBTFUL_GAP + 2)]
     assert isinstance(eager, Planner)
 
 

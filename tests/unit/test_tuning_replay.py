@@ -238,7 +238,7 @@ def test_a_draft_that_becomes_good_is_taken_up_again() -> None:
 
 # ------------------------------------------------------------------------------- the real drafter in the real engine
 
-N_VOCAB = 8
+N_VOCAB = N_PROMPT + N_TOKENS + 64  # a token says where it stands, also to a draft that was shown the end alone
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -253,11 +253,12 @@ def _models(trace: Trace) -> tuple[FakeModel, FakeModel]:
     """A target that counts, and a draft that counts with it where the trace accepts and one ahead where it does not."""
 
     def target(history: History) -> FloatArray:
-        return _row(len(history) % N_VOCAB, 0.9)
+        return _row(history[-1] + 1, 0.9)
 
     def draft(history: History) -> FloatArray:
-        i = min(max(len(history) - N_PROMPT, 0), len(trace.accepted) - 1)
-        return _row((len(history) + (not trace.accepted[i])) % N_VOCAB, max(trace.confidence[i], 0.2))
+        after = history[-1] + 1
+        i = min(max(after - N_PROMPT, 0), len(trace.accepted) - 1)
+        return _row(after + (not trace.accepted[i]), max(trace.confidence[i], 0.2))
 
     return FakeModel(target, N_VOCAB, n_ctx=400), FakeModel(draft, N_VOCAB, n_ctx=400)
 
@@ -281,11 +282,11 @@ def test_the_real_drafter_costs_what_the_replay_says(scenario: str, at_least: fl
     found = trace(5, SCENARIOS[scenario])
     target, draft = _models(found)
     engine = Engine(target, ModelDrafter(draft, n_max=16, policy=Controller(costs)))
-    prompt = [i % N_VOCAB for i in range(N_PROMPT)]
+    prompt = range(N_PROMPT)
     events = list(engine.generate(prompt, GREEDY, RandomChooser(0), max_tokens=N_TOKENS))
     assert isinstance(events[-1], Finished)
     tokens = [event.token for event in events if isinstance(event, TokenEvent)]
-    assert tokens == [i % N_VOCAB for i in range(N_PROMPT, N_PROMPT + N_TOKENS)]
+    assert tokens == list(range(N_PROMPT, N_PROMPT + N_TOKENS))
     cost = _cost(target, draft, costs)
     assert N_TOKENS / cost >= at_least
     assert cost == pytest.approx(N_TOKENS * Replay(Controller(costs), found, costs).run(), rel=0.01)
