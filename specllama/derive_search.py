@@ -13,7 +13,6 @@ from statistics import fmean
 
 from specllama import children, derive, drafts, llama, traces
 from specllama.children import Tell
-from specllama.cpu import this_cpu
 from specllama.derive import Recipe
 from specllama.derive_layers import ALIKE
 from specllama.drafts import Derived, Measurement
@@ -321,11 +320,10 @@ def _without_layers(state: _Search, best: Trial) -> Trial:
 
 def measurement(subject: Subject, outcome: Outcome, trial: Trial) -> Measurement:
     """What is kept of a trial."""
-    cpu = this_cpu()
     return Measurement(
         target=subject.target.name,
         target_sha256=checksum(subject.target),
-        cpu=f"{cpu.model} {cpu.fingerprint}",
+        cpu=drafts.cpu_here(),
         made=drafts.now(),
         step_s=outcome.step_s,
         cost=trial.costs.draft_cost(),

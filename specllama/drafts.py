@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from platformdirs import user_cache_path
 
 from specllama import storage
+from specllama.cpu import this_cpu
 from specllama.derive import MAKE_ROOM, Recipe
 from specllama.errors import ConfigError, ReportError
 from specllama.llama import build_info
@@ -22,6 +23,8 @@ from specllama.reports import from_plain, parsed
 
 _VERSION = 1  # of the record
 _MODEL, _RECORD = ".gguf", ".json"
+MAKE: Final = "make"
+TUNE: Final = "tune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ class Measurement:
     made: str  # UTC, ISO 8601
     step_s: float  # T(1) of the target
     cost: float  # c, of one drafted token, in T(1)
-    speed: float  # predicted, over plain decoding, with drafts of the best length of at least one token
-    parent_cost: float  # the same two of the parent
-    parent_speed: float
+    speed: (
+        float  # predicted, over plain decoding; by MAKE with drafts everywhere, by TUNE with some only where they pay
+    )
+    parent_cost: float | None  # the same two of the parent; None where it was not measured
+    parent_speed: float | None
     classes: tuple[ClassFigures, ...]
+    by: Literal["make", "tune"] = MAKE  # which command measured, each in its own way (see docs/drafts.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +155,24 @@ def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
     return derived
 
 
+def cpu_here() -> str:
+    """What a measurement calls this machine."""
+    cpu = this_cpu()
+    return f"{cpu.model} {cpu.fingerprint}"
+
+
 def now() -> str:
     """UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def measured(derived: Derived, measurement: Measurement) -> Derived:
-    """Keep a measurement with the draft; one for the same target and CPU goes."""
-    same = (measurement.target_sha256, measurement.cpu)
-    others = [each for each in derived.measurements if (each.target_sha256, each.cpu) != same]
+    """Keep a measurement with the draft, the last; one of the same kind for the same target and CPU goes."""
+
+    def kind(each: Measurement) -> tuple[str, str, str]:
+        return each.by, each.target_sha256, each.cpu
+
+    others = [each for each in derived.measurements if kind(each) != kind(measurement)]
     derived = replace(derived, measurements=(*others, measurement))
     _save(derived)
     return derived

@@ -347,14 +347,27 @@ def _drafts(found: Findings) -> list[tuple[Path | None, Sequence[Layout], Sequen
     ]
 
 
-def variant_figures(found: Findings, profile: Profile) -> list[tuple[str, float, float]]:
-    """(name, c, geometric mean of the classes' speeds) of every derived draft on the profile's path of the target."""
-    told = []
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A draft on the profile's path of the target."""
+
+    path: Path | None  # None = the subject's own
+    cost: float  # c
+    classes: tuple[ClassFigures, ...]
+
+    @property
+    def speed(self) -> float:
+        """The geometric mean of the classes' speeds."""
+        return mean_speed(self.classes)
+
+
+def judged(found: Findings, profile: Profile) -> list[Judged]:
+    """Every draft by what it was chosen by, that of the subject first."""
     target = next(layout for layout in found.layouts if layout.way.target == profile.target_path and layout.verify)
-    for path, layouts, recorded in _drafts(found):  # those that it was chosen by
-        if path is not None:
-            costs = _costs(target, _cheapest_draft(layouts))
-            told.append((path.stem, costs.draft_cost(), mean_speed(figures(recorded, costs))))
+    told = []
+    for path, layouts, recorded in _drafts(found):
+        costs = _costs(target, _cheapest_draft(layouts))
+        told.append(Judged(path, costs.draft_cost(), figures(recorded, costs)))
     return told
 
 

@@ -13,13 +13,13 @@ from specllama.drafts import Derived
 from specllama.storage import size_text
 
 _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
-_LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "for")
+_LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "by", "for")
 
 
 MEASURED_WITH = (
-    "cost: of a token, in passes of the target; speed: over plain decoding with drafts everywhere. `draft make` "
-    "measured both with its own -t and llama.cpp's own kernel path; `specllama tune` measures again with the best of "
-    "both, and drafts only where it pays: its figures differ"
+    "cost: of a token, in passes of the target; speed: over plain decoding. By make: as `draft make` measured, with "
+    "its own -t and llama.cpp's own kernel path, and drafts everywhere; by tune: as `specllama tune` measured, with "
+    "the best threads and paths, and drafts only where they pay. The two differ; the last is shown"
 )
 
 
@@ -110,7 +110,7 @@ def show_list(output: Output, found: Sequence[Derived]) -> None:
 
 def _list_row(derived: Derived) -> tuple[str, ...]:
     last = derived.measurements[-1] if derived.measurements else None
-    figures = (f"{last.cost:.2f}", f"{last.speed:.2f}x", last.target) if last else ("", "", "not measured")
+    figures = (f"{last.cost:.2f}", f"{last.speed:.2f}x", last.by, last.target) if last else ("", "", "", "not measured")
     return (derived.name, size_text(derived.n_bytes), derived.recipe.summary, *figures)
 
 

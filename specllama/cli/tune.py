@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, profiles, tuner, tuner_paths
+from specllama import drafts, profiles, tuner, tuner_paths, tuner_records
 from specllama.cli import loading
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.loading import Setup
@@ -91,10 +91,16 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         place = profiles.save(subject, profile)
     except OSError as error:  # what took minutes is shown all the same
         problem = f"the profile cannot be kept in {profiles.path_of(subject)}: {error.strerror}"
+    try:
+        tuner_records.keep(subject, found, profile)
+    except SpecllamaError as error:
+        output.warn(f"what the derived drafts are worth is not kept for `draft list`: {error}", error.hint)
     if options.json:
         facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
         compared = [
-            {"name": name, "cost": cost, "speed": speed} for name, cost, speed in tuner.variant_figures(found, profile)
+            {"name": each.path.stem, "cost": each.cost, "speed": each.speed}
+            for each in tuner.judged(found, profile)
+            if each.path is not None
         ]
         paths = [layout.to_json() for layout in found.layouts]
         told = {"kernel_paths": paths, "derived_drafts": compared, "failures": found.failures, "drift": found.drift}
@@ -137,15 +143,16 @@ def _measured(layout: Layout) -> str:
     return told + "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
 
 
-# What `draft list` shows was measured in another way.
+# What `draft make` measured was measured in another way.
 WITH = " (measured now, with the threads above and on its own best kernel path, drafting only where it pays)"
 
 
 def _compared(found: Findings, profile: Profile) -> list[str]:
     """The derived drafts that were looked at, and which draft is used from now on."""
     told = [
-        f"Derived draft {name}: a token costs {cost:.2f} of a pass, {speed:.2f}x on average{WITH}."
-        for name, cost, speed in tuner.variant_figures(found, profile)
+        f"Derived draft {each.path.stem}: a token costs {each.cost:.2f} of a pass, {each.speed:.2f}x on average{WITH}."
+        for each in tuner.judged(found, profile)
+        if each.path is not None
     ]
     if told:
         told.append(f"Used from now on: {profile.derived.stem if profile.derived else 'the draft as published'}.")

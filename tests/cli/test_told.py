@@ -145,10 +145,10 @@ def test_the_list_of_drafts_says_how_its_figures_were_measured() -> None:
     output = Output(Stream(StringIO(), False, False, False, False), Stream(err, False, False, False, False))
     show_list(output, [])
     assert err.getvalue() == ""
-    last = SimpleNamespace(cost=0.2, speed=1.25, target="target.gguf")
+    last = SimpleNamespace(cost=0.2, speed=1.25, target="target.gguf", by="tune")
     recipe = SimpleNamespace(summary="weights in Q4_0")
     one = SimpleNamespace(measurements=(last,), recipe=recipe, name="draft", n_bytes=1, path=Path("/nowhere"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(drafts, "stale", lambda _: "")
         show_list(output, [one])  # type: ignore[list-item]
-    assert "`specllama tune` measures again" in err.getvalue()
+    assert "by tune: as `specllama tune` measured" in err.getvalue()

@@ -58,6 +58,9 @@ def test_provenance_comes_back_as_it_was_kept(derived: Derived, parent: Path) ->
     assert [each.speed for each in again.measurements] == [1.6]
     other = drafts.measured(again, replace(MEASUREMENT, cpu="another"))
     assert len(other.measurements) == 2
+    both = drafts.measured(other, replace(MEASUREMENT, by=drafts.TUNE, parent_cost=None))
+    assert [each.by for each in both.measurements] == ["make", "make", "tune"]
+    assert drafts.read(derived.path) == both
 
 
 def test_drafts_are_found_by_name_and_by_parent(derived: Derived, parent: Path, tmp_path: Path) -> None:

@@ -301,9 +301,9 @@ def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> Non
     assert better.costs.draft_cost() == pytest.approx(0.2)
     same = tuner.choose(_with_variant(tuple((n, 0.99 * cost) for n, cost in SLOW)), quick=False)
     assert same.derived is None
-    ((name, cost, speed),) = tuner.variant_figures(_with_variant(FAST), same)
-    assert (name, cost) == ("draft+q4_0", pytest.approx(0.2))
-    assert speed > tuner.mean_speed(same.classes)
+    own, derived = tuner.judged(_with_variant(FAST), same)
+    assert (own.path, derived.path, derived.cost) == (None, DERIVED, pytest.approx(0.2))
+    assert derived.speed > own.speed == tuner.mean_speed(same.classes)
 
 
 def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None:
@@ -311,8 +311,8 @@ def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None
     busy = replace(_with_variant(SLOW), drift=1.2)
     two = (*busy.variants[0].layouts, Layout(Way(DEFAULT, AS_IN_FILE), 0.04, None, FAST))
     busy = replace(busy, variants=(replace(busy.variants[0], layouts=two),))
-    ((_, cost, _),) = tuner.variant_figures(busy, tuner.choose(busy, quick=False))
-    assert cost == pytest.approx(0.75)
+    _, derived = tuner.judged(busy, tuner.choose(busy, quick=False))
+    assert derived.cost == pytest.approx(0.75)
 
 
 def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
@@ -392,7 +392,7 @@ def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeyp
 
 
 @pytest.mark.slow
-def test_real_children_measure_a_pair(tmp_path: Path) -> None:
+def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything between the parts that the stand-ins above do not see, such as data that cannot be sent."""
     options = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096}
     target, draft = tiny.write_pair(tmp_path, **options)
@@ -400,6 +400,7 @@ def test_real_children_measure_a_pair(tmp_path: Path) -> None:
     subject = Subject(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
     effort = Effort(seconds=0.2, n_visits=1, n_tokens=4)
+    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes this short are spoiled by any other program
     paths = tuner_paths.worth_measuring(subject, [])
     assert (paths.target, paths.draft, paths.failure) == ((DEFAULT,), (DEFAULT,), "")  # nothing of F32 is rearranged
     found = tuner.measure(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))

@@ -1,0 +1,33 @@
+"""What a tuning found out about derived drafts, kept beside each of them."""
+
+from __future__ import annotations
+
+from specllama import drafts, tuner
+from specllama.drafts import Measurement
+from specllama.profiles import Profile, Subject
+from specllama.storage import checksum
+from specllama.tuner_findings import Findings
+
+
+def keep(subject: Subject, found: Findings, profile: Profile) -> None:
+    """Keep what each derived draft was worth; one that went meanwhile is left alone. Raises ConfigError, DiskFull."""
+    own, *others = tuner.judged(found, profile)
+    for each in others:
+        derived = None if each.path is None or not each.path.is_file() else drafts.read(each.path)
+        if derived is None:
+            continue
+        has_own = subject.draft is not None and derived.parent.path == subject.draft.resolve()
+        measurement = Measurement(
+            target=subject.target.name,
+            target_sha256=checksum(subject.target),
+            cpu=drafts.cpu_here(),
+            made=profile.made,
+            step_s=profile.step_s,
+            cost=each.cost,
+            speed=each.speed,
+            parent_cost=own.cost if has_own else None,
+            parent_speed=own.speed if has_own else None,
+            classes=each.classes,
+            by=drafts.TUNE,
+        )
+        drafts.measured(derived, measurement)
