@@ -141,13 +141,22 @@ class AheadModel:
         hidden_s = max(self._busy() - run.busy_s - waited_s, 0.0)
         n_read = self._model.length - run.length
         if n_read > len(self._read):
-            self._model.truncate(run.length + len(self._read))
+            self._cut_back(run.length + len(self._read))
         del self._read[max(n_read, 0) :]
         self._end = self._model.length
         self._hidden_s += hidden_s
         self._run = None  # last: where a Ctrl-C comes before, the next call does all of it again
         if run.error is not None and not isinstance(run.error, (SpecllamaError, MemoryError)):
             raise run.error
+
+    def _cut_back(self, length: int) -> None:
+        """Drop a token that was read without a row. A model that refuses, as a closed one does, tells it once."""
+        try:
+            self._model.truncate(length)
+        except SpecllamaError:
+            self._run = None
+            self._forget()
+            raise
 
     def _drop(self) -> None:
         """Nothing is ahead any more."""
@@ -219,9 +228,10 @@ class AheadModel:
             self._worker.shutdown()
 
     def close(self) -> None:
-        """End the thread, and free the model where it can be freed. Closing twice does nothing."""
+        """End the thread, and free the model where it can be freed. Closing twice, or after the model, does nothing."""
         try:
-            self._settle()
+            with suppress(SpecllamaError):
+                self._settle()
         finally:
             self._worker.shutdown()
             close = getattr(self._model, "close", None)

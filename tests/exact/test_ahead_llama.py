@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,19 @@ def test_the_cancel_flag_and_closing_end_what_runs_in_the_background(talkers: Ti
                 assert np.allclose(model.eval([3]), fresh_row(talkers.draft, [1, 2, 3]), rtol=0.0, atol=1e-4)
             model.close()
             model.close()
+
+
+def test_a_model_that_is_closed_while_it_reads_ends_the_reading(talkers: Tiny) -> None:
+    """Memory that is freed under a running pass, a hang, or an error out of the closing."""
+    for n_round in range(20):
+        loaded = tiny.load(talkers.draft.path)
+        model = AheadModel(loaded)
+        model.eval([1, 2])
+        model.run_ahead(3, 200, argmax)
+        if n_round % 2:
+            threading.Event().wait(0.001 * n_round / 4)
+        loaded.close()
+        model.close()
 
 
 def fresh_row(model: LlamaModel, tokens: list[int]) -> FloatArray:

@@ -423,6 +423,36 @@ def test_what_somebody_else_did_with_the_model_is_not_taken_for_its_own() -> Non
     assert ahead.tokens == other.tokens == (3, 3)
 
 
+def test_a_model_that_was_closed_under_it_is_told_once_and_can_be_closed() -> None:
+    """An error out of the closing of models that hides why they are closed; or one that comes with every call."""
+
+    class Closed(FakeModel):
+        closed = False
+
+        def truncate(self, length: int) -> None:
+            if self.closed:
+                raise BackendError("draft.gguf was closed")
+            FakeModel.truncate(self, length)
+
+    for told in (False, True):
+        below = Closed(RandomTable(4, 45), 4)
+        model = AheadModel(below, worker=Paced(9))
+        model.eval((0, 1))
+
+        def fail(row: FloatArray, below: Closed = below) -> int:
+            below.feed((3,))  # a pass that was carried out, and then could not hand out its row
+            below.closed = True
+            raise BackendError("draft.gguf was closed")
+
+        model.run_ahead(2, 5, fail)
+        if told:
+            with pytest.raises(BackendError, match="was closed"):
+                assert model.length
+            assert model.length == 4, "as much as the KV holds: whoever knows better reads it anew"
+        model.close()
+        model.close()
+
+
 def test_who_leaves_it_finds_the_model_open_and_with_what_was_asked_for() -> None:
     """A draft that is looked at afterwards, with tokens in it that nobody said; or a thread that stays."""
     below = FakeModel(RandomTable(4, 45), 4)

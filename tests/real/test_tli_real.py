@@ -15,10 +15,13 @@ from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.engine import Engine
 from specllama.events import Finished, StepEvent
-from specllama.llama import LlamaModel, load_vocabulary
+from specllama.llama import LlamaModel, LoadOptions, load_vocabulary
 from specllama.model_facts import read_tokenizer
+from specllama.profiles import Subject
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.token_map import NO_TOKEN, Speller, map_by_text
+from specllama.traces import acceptance
+from specllama.tuner_child import Job, Way, child
 from specllama.types import FloatArray
 from tests.real.conftest import DRAFT, SMALL, WINDOWED
 
@@ -95,3 +98,16 @@ def test_a_draft_of_another_family_is_accepted_and_leaves_no_trace(open_model: C
         again = target.eval(replaced)
         np.testing.assert_allclose(again[:n_reached], rows[:n_reached], atol=1e-2)
         target.keep(target.length - len(tokens) + 1, range(step.accepted))
+
+
+def test_tuning_finds_what_such_a_draft_costs_and_is_worth(model_file: Callable[[str], Path]) -> None:
+    """A spelling that is not counted, or tokens that the draft does not have taken for rejected guesses of it."""
+    wish = LoadOptions(n_threads=2)
+    subject = Subject(model_file(DRAFT), wish, model_file(SMALL), wish, by_text=True)
+    found = child(Job(subject, Way(), 2.0, 12, rows=(1, 4)), lambda _what, _share: None)
+    assert found.verify is not None
+    assert 1.02 < found.n_spelled < 1.4
+    assert 0.05 < found.draft[0][1] / found.verify[0][1] < 1.5
+    accepted = [acceptance([trace]) for trace in found.traces]
+    assert len(accepted) == 8
+    assert 0.3 < sum(accepted) / len(accepted) < 0.95
