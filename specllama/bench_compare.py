@@ -13,6 +13,7 @@ from specllama.reports import to_plain
 
 # Settings that say where models come from, which is told by their sums, or how much was measured.
 _OF_NO_INTEREST = {"pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "budget", "repetitions", "n_prompts"}
+_OF_THE_MOMENT = ("memory_bytes_s", "load")  # measured of the machine, so never twice the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +73,44 @@ def _keyed(report: BenchReport) -> Mapping[tuple[str, Condition], Row]:
     return {(report.plan.arms[row.arm].name, report.plan.conditions[row.condition]): row for row in report.rows_of(ALL)}
 
 
+def _text(value: object) -> str:
+    """A value as people read it."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None or value == "" else str(value)
+
+
+def _models(report: BenchReport) -> list[object]:
+    """The sums of its files, or their names."""
+    return [each.get("sha256") or each.get("file") for each in (report.target, *report.drafts)]
+
+
+def _warning(a: BenchReport, b: BenchReport) -> str:
+    """What is not the same, where that may be why they differ: a sentence, empty where all of it is."""
+    machines = [(each.cpu, each.n_cores, each.n_threads, each.memory, each.gpus) for each in (a.machine, b.machine)]
+    several = {
+        "two machines": machines[0] != machines[1],
+        "other versions": a.versions != b.versions,
+        "different models": _models(a) != _models(b),
+    }
+    named = [name for name, differs in several.items() if differs]
+    return f" Mind that the reports are of {' and '.join(named)}." if named else ""
+
+
 def _differences(a: BenchReport, b: BenchReport) -> list[str]:
     """What is not the same in both."""
     found = []
 
     def note(what: str, mine: object, other: object) -> None:
         if mine != other:
-            found.append(f"{what}: {mine} against {other}")
+            found.append(f"{what}: {_text(mine)} against {_text(other)}")
 
     for key in dict.fromkeys([*a.versions, *b.versions]):
         note(key, a.versions.get(key), b.versions.get(key))
     for field in fields(a.machine):
-        if field.name not in ("memory_bytes_s", "load"):
+        if field.name not in _OF_THE_MOMENT:
             note(field.name, asdict(a.machine)[field.name], asdict(b.machine)[field.name])
-    files = [[each.get("sha256") or each.get("file") for each in (one.target, *one.drafts)] for one in (a, b)]
-    note("models", *(", ".join(map(str, each)) for each in files))
+    note("models", _models(a), _models(b))
     note("answers of a fixed length", a.plan.fixed_length, b.plan.fixed_length)
     for key in dict.fromkeys([*a.settings, *b.settings]):
         if key not in _OF_NO_INTEREST:
@@ -149,5 +173,5 @@ def compare(a: BenchReport, b: BenchReport) -> Comparison:
         only_a=missing(mine, theirs, a),
         only_b=missing(theirs, mine, b),
         differences=tuple(_differences(a, b)),
-        verdict=_verdict(rows),
+        verdict=_verdict(rows) + _warning(a, b),
     )

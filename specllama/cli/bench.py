@@ -101,6 +101,7 @@ def bench(
         command=shlex.join(["specllama", *sys.argv[1:]]),
         settings=_settings(models, runs, drafting, sampling, hardware),
         versions=versions(build_info()),
+        warnings=(subject.without_auto,) if subject.without_auto else (),
     )
     cancel = Cancel()
     try:

@@ -19,6 +19,7 @@ from specllama.cli.naming import named
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.record import describe_model
+from specllama.cli.tuned import tune_command
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED
@@ -52,6 +53,7 @@ class Subject:
     n_swept: int  # drafts that were asked for; one more is the profile's own
     auto_strategy: str  # with what a profile's controller drafts; empty where no profile is used
     draft_temp: float | None
+    without_auto: str = ""  # why `auto`, which was wished for, takes no part
 
     @property
     def target(self) -> File:
@@ -113,6 +115,14 @@ def _strategies(asked: Sequence[str], *, has_draft: bool, by_text: bool) -> tupl
     return tuple(dict.fromkeys(found))
 
 
+def _without_auto(tuned: Setup, models: ModelOptions) -> str:
+    """Why nothing decides how far to draft; empty where a profile does."""
+    if tuned.profile is not None:
+        return ""
+    reason = f"the profile of this pair is not used: {tuned.stale}" if tuned.stale else "this pair was not tuned here"
+    return f"auto takes no part, for {reason} (`{tune_command(models)}`)"
+
+
 def prepare(
     models: BenchModels, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware, runs: BenchRuns,
     output: Output,
@@ -141,11 +151,12 @@ def prepare(
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
     first = loading.prepare(choice, plain, offline=models.offline, output=output)
     strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, by_text=first.by_text)
-    tuned = first
+    tuned, without_auto = first, ""
     if "auto" in drafting.spec_draft_n_max:
         tuned = loading.tuned(first, any_strategy=True)
-        if tuned.stale:
-            output.note(f"note: the profile of this pair is not used: {tuned.stale}")
+        without_auto = _without_auto(tuned, one)
+        if without_auto:
+            output.note(f"note: {without_auto}")
     options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
     files = [first.draft]
     for name in extra[1:]:
@@ -160,7 +171,7 @@ def prepare(
         loading.require_fit(setup, output)
         setups.append(setup)
     auto_strategy = tuned.strategy if tuned.profile is not None else ""
-    subject = Subject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp)
+    subject = Subject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp, without_auto)
     _require_memory(subject)
     return replace(subject, setups=tuple(map(_with_sums, setups)))
 

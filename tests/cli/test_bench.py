@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from specllama import bench as core
-from specllama import bench_plots, machine
+from specllama import bench_plots, machine, profiles
+from specllama.bench_compare import compare
 from specllama.bench_types import ALL, BenchReport
 from specllama.cli.bench_view import main_table
 from specllama.cli.loading import profile_for
 from specllama.errors import UsageError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LoadOptions
-from specllama.profiles import Profile
+from specllama.profiles import ClassFigures, Profile
 from specllama.tuning import CostProfile
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report
@@ -217,6 +218,41 @@ def test_auto_takes_part_only_with_a_profile(specllama: Run, args: list[str]) ->
     assert [arm.name for arm in report.plan.arms] == ["plain", "K=2"]
 
 
+def test_why_auto_takes_no_part_is_one_line_and_in_the_report(
+    specllama: Run, args: list[str], byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table without `auto`, and nobody knows why; or a line in a benchmark that never wished for it."""
+    found = specllama(*args[:-4], "--spec-draft-n-max", "auto,2", "-r", "1", "--format", "json")
+    reason = "auto takes no part, for this pair was not tuned here (`specllama tune -m "
+    (line,) = (line for line in found.err.splitlines() if "tuned" in line)
+    assert line.startswith(f"note: {reason}")
+    assert any(warning.startswith(reason) for warning in record_of(found)["warnings"])
+    monkeypatch.setattr(profiles, "find", lambda subject: profiles.Found(stale="the CPU changed since"))
+    stale = specllama(*args[:-4], "--spec-draft-n-max", "auto,2", "-r", "1")
+    assert "note: auto takes no part, for the profile of this pair is not used: the CPU changed since (" in stale.err
+    assert "- warning: auto takes no part, for the profile of this pair is not used" in stale.out
+    assert "takes no part" not in specllama(*args).err
+
+
+def test_in_haste_a_tuned_pair_is_measured_as_answers_use_it(
+    specllama: Run, args: list[str], byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of 30 seconds spent on a fixed length that no answer uses; or a wish for one that is not heard."""
+    costs = CostProfile(verify=((1, 1.0), (17, 1.5)), draft=((1, 0.05), (2, 0.06)))
+    seen = ClassFigures("code", greedy=True, acceptance=0.9, confidence=0.9, n_max=4, speedup=1.5)
+    profile = Profile(made="2026-01-01", quick=True, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1,
+                      costs=costs, classes=(seen,))  # fmt: skip
+    monkeypatch.setattr(profiles, "find", lambda subject: profiles.Found(profile))
+    bare = [*args[: args.index("--spec-draft-n-max")], "-r", "1", "--budget", "20", "--format", "json"]
+    report = BenchReport.from_json(record_of(specllama(*bare)))
+    assert [arm.name for arm in report.plan.arms] == ["plain", "auto"]
+    assert report.plan.note.endswith("a short warm-up; no setting but auto)")
+    assert report.spent is not None
+    asked = BenchReport.from_json(record_of(specllama(*bare, "--spec-draft-n-max", "2,auto")))
+    assert [arm.name for arm in asked.plan.arms] == ["plain", "K=2", "auto"]
+    assert "no setting but auto" not in asked.plan.note
+
+
 def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None:
     """A sweep that is named in the table and never carried out."""
     words = [
@@ -344,8 +380,25 @@ def test_two_reports_are_set_side_by_side(specllama: Run, reports: list[str], tm
     assert "B is faster than A in 3 of 3 settings" in found.out
     assert [row[4].split()[0] for row in table_of(found.out)[1:]] == ["2.00"] * 3
     assert "- not the same: llama_cpp: one against another" in found.out
+    assert found.out.rstrip().endswith("Mind that the reports are of other versions.**")
     record = json.loads(specllama("bench", "compare", reports[0], str(twice), "--format", "json").out)
     assert [row["ratio"]["value"] for row in record["rows"]] == pytest.approx([2.0] * 3)
+
+
+def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
+    """A program called slower because the other report is of a faster laptop, or of a smaller model."""
+    a = report()
+    faster = replace(a, machine=replace(a.machine, cpu="another CPU", features=("AVX9",), load=0.5, memory_bytes_s=1.0))
+    found = compare(a, faster)
+    assert found.verdict.endswith(" Mind that the reports are of two machines.")
+    assert found.differences[:2] == (f"cpu: {a.machine.cpu} against another CPU",
+                                     f"features: {', '.join(a.machine.features) or 'none'} against AVX9")  # fmt: skip
+    other = replace(faster, versions={**a.versions, "specllama": "9"}, target={"file": "x", "sha256": "cc"})
+    assert compare(a, other).verdict.endswith(
+        " Mind that the reports are of two machines and other versions and different models."
+    )
+    again = replace(a, machine=replace(a.machine, load=0.5, memory_bytes_s=1.0, power="battery"))
+    assert "Mind" not in compare(a, again).verdict
 
 
 @pytest.mark.parametrize(
