@@ -345,6 +345,7 @@ class _Bench:
             warm_up_s=self._warm_up_s,
             runs_s=end - self._runs_began,
             insight_s=self._clock() - end,
+            arms_s=tuple(sum(run.latency_s for run in self._runs if run.arm == arm) for arm in range(len(self._arms))),
         )
 
     def _everything(self) -> Steps:

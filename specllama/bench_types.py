@@ -288,6 +288,7 @@ class Spent:
     warm_up_s: float
     runs_s: float  # and what lies between them: pauses, other loads
     insight_s: float  # looking at what was accepted
+    arms_s: tuple[float, ...] = ()  # of runs_s, the answers of every arm of the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,10 @@ def test_a_report_says_what_the_time_went_into() -> None:
     (line,) = (line for line in report_lines(report, UNICODE, full=False) if " spent of a budget of 20 s, " in line)
     assert "50 s of loading not counted" in line
     assert f" on {len(report.runs)} runs" in line
+    data = report.to_json()
+    assert BenchReport.from_json(data) == report
+    del data["spent"]["arms_s"]  # as a version before wrote it
+    assert BenchReport.from_json(data).spent is not None
 
 
 def test_measuring_costs_and_warming_up_say_how_far_they_are() -> None:

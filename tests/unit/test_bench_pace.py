@@ -72,6 +72,8 @@ def test_a_small_budget_holds_on_fast_and_on_slow_machines(
     assert spent is not None
     whole_s = spent.costs_s + spent.warm_up_s + spent.runs_s + spent.insight_s
     assert whole_s <= 1.1 * budget_s + max(run.latency_s for run in report.runs)
+    assert len(spent.arms_s) == len(report.plan.arms)
+    assert sum(spent.arms_s) == pytest.approx(spent.runs_s)
     told = {(run.prompt, run.arm) for run in report.runs}
     assert {prompt for prompt, arm in told if arm == 0} == {prompt for prompt, arm in told if arm == 1}
     if budget_s / step_s > 200:  # else the machine is too slow for more than to see that it is
