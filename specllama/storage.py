@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO, Any, Protocol
 
 from platformdirs import user_cache_path
@@ -128,17 +129,38 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def rescued(text: str, suffix: str) -> Path | None:
+    """`text` in a new file among the temporary ones, where its own place takes none; None if not even there."""
+    try:
+        with NamedTemporaryFile("w", encoding="utf-8", prefix="specllama-", suffix=suffix, delete=False) as file:
+            path = Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+    except OSError:
+        return None
+    return path
+
+
 # --------------------------------------------------------------------------------------------------------------- room
 
 
-def check_room(folder: Path, n_bytes: int, what: str) -> None:
+def check_room(
+    folder: Path,
+    n_bytes: int,
+    what: str,
+    hint: str = "make room (`specllama models remove` helps), or set XDG_CACHE_HOME or HF_HOME to a larger disk",
+) -> None:
     """Raise DiskFull if `n_bytes` more do not fit on the disk of `folder`, which need not exist yet."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
     if n_bytes > free:
         raise DiskFull(
             f"{what} needs {size_text(n_bytes)}, the disk of {there} has {size_text(free)} left",
-            hint="make room (`specllama models remove` helps), or set XDG_CACHE_HOME or HF_HOME to a larger disk",
+            hint=hint,
         )
 
 

@@ -392,5 +392,7 @@ def _deliver(report: AuditReport, form: str, file: str | None, out: Output) -> N
         storage.write_text(Path(file), text + "\n")
     except OSError as error:
         out.line(text)  # minutes of work are not thrown away
-        raise SpecllamaError(f"--output {file} cannot be written: {error.strerror}") from None
+        raise SpecllamaError(
+            f"--output {file} cannot be written: {error.strerror}", hint="the report is on stdout instead"
+        ) from None
     out.line(sentence(report))

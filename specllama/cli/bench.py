@@ -216,10 +216,17 @@ class _Target:
         """The full report, in one step."""
         if self.path is None:
             return
+        text = "\n".join(_lines(report, self.format)) + "\n"
         try:
-            storage.write_text(self.path, "\n".join(_lines(report, self.format)) + "\n")
+            storage.write_text(self.path, text)
         except OSError as error:
-            raise ReportError(f"{self.path} cannot be written: {error.strerror}") from error
+            place = storage.rescued(text, f".{self.format}")
+            if place is None:  # what took minutes is not thrown away
+                output.line(text)
+            raise ReportError(
+                f"{self.path} cannot be written: {error.strerror}",
+                hint=f"the full report is {'above' if place is None else f'in {place}'}; make room, then move it",
+            ) from error
         output.note(f"the full report is in {self.path}")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, profiles, tuner, tuner_paths, tuner_records
+from specllama import drafts, profiles, storage, tuner, tuner_paths, tuner_records
 from specllama.cli import loading
+from specllama.cli.app import told
+from specllama.cli.fetching import watching
 from specllama.cli.grouping import option, takes_groups
 from specllama.cli.loading import Setup
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
@@ -18,6 +20,10 @@ from specllama.drafters import TRANSLATED
 from specllama.errors import PairError, SpecllamaError
 from specllama.profiles import ClassFigures, Profile
 from specllama.tuner_findings import Findings, Layout
+
+_LOCK = "tuning"  # two at a time would measure each other
+N_PROFILE_BYTES = 20_000  # more than any has
+ELSEWHERE = "make room and make it writable, or set XDG_STATE_HOME; then tune again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     choice = loading.choose(models, DraftOptions(spec_type=options.spec_type), hardware, output)
     setup = loading.prepare(replace(choice, auto=False), hardware, offline=models.offline, output=output)
     subject = _fitting(setup, output).subject
+    storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", hint=ELSEWHERE)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
     if subject.by_text:  # drafts that were derived from the target speak its ids
@@ -74,7 +81,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             "without --quick all of them are"
         )
         variants = [least]
-    with StatusLine(output) as status:
+    with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output) as status:
         status.show("asking for kernel paths", 0.0)
         found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)
     for failure in found.failures:
@@ -93,8 +100,8 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         problem = f"the profile cannot be kept in {profiles.path_of(subject)}: {error.strerror}"
     try:
         tuner_records.keep(subject, found, profile)
-    except SpecllamaError as error:
-        output.warn(f"what the derived drafts are worth is not kept for `draft list`: {error}", error.hint)
+    except (SpecllamaError, OSError) as error:
+        output.warn(f"what the derived drafts are worth is not kept for `draft list`: {told(error)}", told(error).hint)
     if options.json:
         facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
         compared = [
@@ -103,8 +110,8 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             if each.path is not None
         ]
         paths = [layout.to_json() for layout in found.layouts]
-        told = {"kernel_paths": paths, "derived_drafts": compared, "failures": found.failures, "drift": found.drift}
-        output.data({**facts, **told, "draft_tokens_per_token": found.n_spelled})
+        seen = {"kernel_paths": paths, "derived_drafts": compared, "failures": found.failures, "drift": found.drift}
+        output.data({**facts, **seen, "draft_tokens_per_token": found.n_spelled})
     else:
         show(output, profile)
         if output.verbose:
@@ -117,7 +124,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         if place is not None:
             output.note(f"kept for `run` and `chat` in {place}")
     if problem:
-        raise SpecllamaError(problem, hint="make room and make it writable, or set XDG_STATE_HOME; then tune again")
+        raise SpecllamaError(problem, hint=ELSEWHERE)
 
 
 def _fitting(setup: Setup, output: Output) -> Setup:

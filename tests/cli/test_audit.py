@@ -69,6 +69,16 @@ def test_the_json_report_says_what_decided_it(specllama: Run, short_pair: Pair, 
     assert json.loads(file.read_text())["settings"]["strategies"] == ["lookup"]
 
 
+def test_a_full_disk_behind_output_costs_no_report(specllama: Run, short_pair: Pair, tmp_path: Path) -> None:
+    """Ten minutes of auditing thrown away because one disk was full."""
+    (tmp_path / "report.md").symlink_to("/dev/full")
+    args = ["audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "lookup", "-o", "report.md"]
+    result = specllama(*args)
+    assert result.code == 1
+    assert "error: --output report.md cannot be written: No space left on device\nhint: the report is on" in result.err
+    assert result.out.startswith("# Audit\n\n**Exact")
+
+
 def test_a_broken_program_exits_with_one(specllama: Run, short_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exit code that a script cannot use."""
     monkeypatch.setattr(Engine, "_verify", staticmethod(accepts_everything))

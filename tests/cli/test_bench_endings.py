@@ -6,13 +6,15 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 
 from specllama import bench as core
-from specllama import machine
+from specllama import machine, storage
 from specllama.bench_types import BenchReport
 from specllama.errors import NumericsError
 from tests.bench_cases import MACHINE
@@ -83,6 +85,30 @@ def test_lines_that_nobody_takes_still_leave_a_report_in_the_file(
     assert len(kept.runs) >= N_RUNS
     assert kept.partial.startswith("its lines could not be written")
     assert kept.verdict.startswith("This is a part of what was planned: its lines could not be written")
+
+
+@pytest.mark.parametrize("room_elsewhere", [True, False])
+def test_a_full_disk_behind_output_costs_no_report(
+    specllama: Run, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_elsewhere: bool
+) -> None:
+    """Prevents: an hour of runs thrown away because one disk was full."""
+    elsewhere = partial(NamedTemporaryFile, dir=tmp_path / ("" if room_elsewhere else "nowhere"))
+    monkeypatch.setattr(storage, "NamedTemporaryFile", elsewhere)
+    (tmp_path / "report.json").symlink_to("/dev/full")
+    found = specllama(*args, "-o", "report.json")
+    assert found.code == 1
+    message, hint = found.err.splitlines()[-2:]
+    assert message == "error: report.json cannot be written: No space left on device"
+    if room_elsewhere:
+        (kept,) = tmp_path.glob("specllama-*.json")
+        assert hint == f"hint: the full report is in {kept}; make room, then move it"
+        text = kept.read_text()
+    else:
+        assert hint == "hint: the full report is above; make room, then move it"
+        text = next(line for line in found.out.splitlines() if line.startswith("{"))
+    kept_report = BenchReport.from_json(json.loads(text))
+    assert len(kept_report.runs) == kept_report.plan.n_runs > N_RUNS
+    assert "plain" in found.out
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from specllama import llama, profiles, tuner, tuner_child
+from specllama import llama, profiles, storage, tuner, tuner_child
 from specllama.cli import loading
 from specllama.cli.options import HardwareOptions
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
@@ -106,6 +108,31 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(
     assert "A pass over one token takes " in told.out
     assert "the profile cannot be kept in " in told.err
     assert "kept for `run`" not in told.err
+
+
+def test_a_disk_without_room_for_the_profile_is_told_before_minutes_of_measuring(
+    specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five minutes of measuring for a profile that cannot be kept."""
+    monkeypatch.setattr(tuner, "measure", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    told = specllama("tune", *byte_pair.options, "--quick")
+    assert (told.code, told.out) == (1, "")
+    assert "error: the profile needs 20 kB, the disk of " in told.err
+    assert "XDG_STATE_HOME" in told.err.partition("hint: ")[2]
+
+
+def test_two_tunings_at_once_go_one_after_the_other(specllama: Run, byte_pair: Pair) -> None:
+    """Two programs that measure each other, and profiles that are wrong for as long as the models live."""
+    words = ["tune", *byte_pair.options, "--quick"]
+    with storage.only_one("tuning", storage.Silent()):
+        other = subprocess.Popen([sys.executable, "-c", CALM, *words], stderr=subprocess.PIPE, text=True)
+        assert other.stderr is not None
+        assert other.stderr.readline() == "another specllama is working on tuning: waiting for it\n"
+        assert other.poll() is None
+    _, err = other.communicate(timeout=120)
+    assert (other.returncode, "kept for `run` and `chat` in " in err) == (0, True)
+    assert record_of(specllama("run", *byte_pair.options, "hi", "-n", "3", "--json"))["profile"] is not None
 
 
 def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) -> None:
