@@ -13,11 +13,12 @@ import pytest
 from specllama import audit, audit_greedy, audit_kv, audit_self_test
 from specllama.audit_faults import FAULTS, AtOnce, Fault, Miscounting
 from specllama.audit_kv import Along
-from specllama.audit_law import END, distance
+from specllama.audit_law import END, Distance, distance
 from specllama.audit_models import Recorded, Remembered, again, n_dropped
-from specllama.audit_parts import Effort, Parts, Prompt, Subject
+from specllama.audit_parts import Combination, Effort, Parts, Prompt, Subject
 from specllama.audit_reference import target_law
-from specllama.audit_types import KV_BOUND, LAW_BOUND, AuditReport
+from specllama.audit_sampling import Place
+from specllama.audit_types import KV_BOUND, LAW_BOUND, AuditReport, LawRow
 from specllama.distribution import Distribution
 from specllama.drafters import DraftSettings
 from specllama.running_ahead import AheadModel
@@ -156,6 +157,21 @@ def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("specllama.audit_self_test.FAULTS", (harmless,))
     report = report_of(subject(), replace(LEAST, n_contexts=1), self_test=True)
     assert report.bugs == [f"self-test: not caught: {harmless.name}"]
+
+
+def test_a_fault_that_one_context_cannot_show_is_looked_for_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`not caught` for a draft that the target hardly agrees with: whatever is wrong with what it has accepted."""
+    measured: list[str] = []
+
+    def measure(self: Place, combination: Combination, effort: Effort) -> LawRow:
+        measured.append(self.context.name)
+        tv = 0.1 if len(measured) % 3 == 0 else 0.0
+        return LawRow("draft-simple", "block", 1, 0, 1, 1, 2, 9, Distance(tv, tv, tv, tv))
+
+    monkeypatch.setattr(Place, "measure", measure)
+    fault = next(each for each in FAULTS if each.section == "law")
+    assert [row.caught for row in audit_self_test.catch_all(subject(), (fault,))] == [True]
+    assert len(set(measured)) == 3
 
 
 def test_without_a_draft_model_lookups_are_audited_and_the_faults_that_they_can_show() -> None:
