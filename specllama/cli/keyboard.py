@@ -122,11 +122,11 @@ def held_keyboard(file: TextIO, screen: Stream) -> Iterator[Keyboard | None]:
     keyboard: Keyboard | None = None
     with contextlib.suppress(ImportError, ValueError, OSError):
         keyboard = Keyboard(file, screen)
-        keyboard.hold()
     if keyboard is None:
         yield None
         return
     try:
+        keyboard.hold()
         yield keyboard
     except BaseException:
         keyboard.restore(and_forget=True)
