@@ -120,7 +120,7 @@ def _without_auto(tuned: Setup, models: ModelOptions) -> str:
     if tuned.profile is not None:
         return ""
     reason = f"the profile of this pair is not used: {tuned.stale}" if tuned.stale else "this pair was not tuned here"
-    return f"auto takes no part, for {reason} (`{tune_command(models)}`)"
+    return f"auto takes no part, for {reason} (`{tune_command(models, by_text=tuned.by_text)}`)"
 
 
 def prepare(

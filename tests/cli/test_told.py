@@ -12,8 +12,10 @@ import pytest
 
 from specllama import drafts, tuner_paths
 from specllama.checkup import about_build
+from specllama.cli.bench_models import _without_auto
 from specllama.cli.chat_input import _history
 from specllama.cli.draft_view import show_list
+from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output, Stream, wrapped
 from specllama.errors import SpecllamaError
 from specllama.llama import build_info
@@ -152,3 +154,10 @@ def test_the_list_of_drafts_says_how_its_figures_were_measured() -> None:
         patched.setattr(drafts, "stale", lambda _: "")
         show_list(output, [one])  # type: ignore[list-item]
     assert "by tune: as `specllama tune` measured" in err.getvalue()
+
+
+@pytest.mark.parametrize(("by_text", "told"), [(True, "-md b.gguf --spec-type draft-tli`)"), (False, "-md b.gguf`)")])
+def test_a_benchmark_without_auto_says_how_the_pair_is_tuned_as_it_drafts(by_text: bool, told: str) -> None:
+    """Prevents: a tuning of the pair by its ids, after which a benchmark of draft-tli asks for the same again."""
+    setup = SimpleNamespace(profile=None, stale="", by_text=by_text)
+    assert _without_auto(setup, ModelOptions(model="a.gguf", model_draft="b.gguf")).endswith(told)  # type: ignore[arg-type]
