@@ -130,6 +130,15 @@ def test_the_models_cache_follows_whoever_proposed() -> None:
     assert [lag for _, _, lag in planner.asked] == [8, 0, 2]
 
 
+def test_the_planner_hears_what_lookups_alone_would_have_made_of_the_answer() -> None:
+    """A model that is held against plain decoding alone, because nobody told what the lookups find."""
+    planner = Scripted(Plan(n_drawn=1))
+    drafter = chain_of(planner)
+    drafter.propose([*TOKENS, 4, 5, 9, 9], 8, GREEDY, RandomChooser(0))
+    (n_given, n_emitted), bare = planner.learned_alone
+    assert (n_given > 3, n_emitted, bare) == (True, 3, (0, 1)), "4 and 5 were right; 9 stood nowhere before"
+
+
 def test_the_planner_is_told_what_is_offered_and_how_far_the_model_lags() -> None:
     """A choice between sources by what one of them would cost in another situation."""
     planner = Scripted()
