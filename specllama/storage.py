@@ -22,7 +22,7 @@ from specllama.reports import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
-MOST_RECORDS = 512  # of a kind: more than anybody has models, and a megabyte or two
+MOST_RECORDS = 512  # of a kind: more than anybody has models; a few kB each, but a map between two vocabularies 1 MB
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
 # A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}

@@ -18,14 +18,14 @@ LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the cali
 
 N_MAX = 16  # longest draft
 
-# A plan with the model must promise this rate, in tokens per T(1). What lies between it and 1 is within the error of
-# the estimates: drafting there earns next to nothing and costs whenever the estimate was too kind.
+# A plan with the model must promise so many times the rate of what it competes with, be that plain decoding. What lies
+# between is within the error of the estimates: it earns next to nothing and costs whenever they were too kind.
 LEAST_RATE = 1.02
 
 # A model that does not pay is probed: it reads the end of the text and is asked what it would have said there. The
 # first probe comes early if the model is believed to pay. After a probe in vain the gap is twice as long; and the gap
-# is longer by so many tokens per T(1) that a probe costs: all of them where R is a tenth below what it must be, fewer
-# where it fails narrowly.
+# is longer by so many tokens per T(1) that a probe costs: all of them where R falls short of LEAST_TO_PROBE by a tenth
+# of its rival's rate or more, fewer where it fails narrowly.
 FIRST_GAP = 8
 DOUBTFUL_GAP = 20
 LAST_GAP = 512
@@ -207,7 +207,8 @@ class Controller:
     P(n+1) + ... + P(m) > R * (cost of drafting m-n more + T(m+1) - T(n+1)); what is spent already does not count.
     Candidates are the head of what a lookup offers, the model's own draft, and the model's behind that head.
 
-    Where nothing is looked up, a draft of the model competes with what lookups alone make of the next few steps.
+    A draft of the model competes with the lookup's, and with what lookups alone make of a few steps from a place on
+    where they draft nothing.
 
     Only stored costs and past verifications enter, and nothing after a token was drawn: the text is exact, and the
     same seed gives the same text. A model that does not pay is neither evaluated nor fed; see the constants above for
