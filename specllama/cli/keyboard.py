@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TextIO
 
+from specllama.cli.ending import handling
 from specllama.cli.output import Stream
 from specllama.errors import SpecllamaError
 
@@ -62,7 +66,7 @@ class Keyboard:
     """A terminal's keyboard that is held: every key waits as it is, for an editor that reads keys.
 
     A terminal that makes lines of them would turn Enter into a newline, and keep Ctrl-D and the like for itself.
-    Ctrl-C is heard all the same.
+    Ctrl-C and Ctrl-Z are heard all the same.
     """
 
     def __init__(self, file: TextIO, screen: Stream) -> None:
@@ -70,6 +74,7 @@ class Keyboard:
         import termios
 
         self._screen = screen
+        self._is_lent = False
         self._fd = file.fileno()
         try:
             self._before: list[Any] = termios.tcgetattr(self._fd)
@@ -88,7 +93,8 @@ class Keyboard:
         self._say(PASTE_AS_ONE)
 
     def _say(self, code: str) -> None:
-        with contextlib.suppress(OSError, ValueError, SpecllamaError):  # it may be gone
+        # It may be gone; and a signal may have come in the middle of writing to it.
+        with contextlib.suppress(OSError, ValueError, SpecllamaError, RuntimeError):
             self._screen.write(code)
 
     def early(self) -> str:
@@ -110,10 +116,36 @@ class Keyboard:
     def lent(self) -> Iterator[None]:
         """Another program reads meanwhile, and finds the terminal as it was."""
         self.restore()
+        self._is_lent = True
         try:
             yield
         finally:
+            self._is_lent = False
             self.hold()
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Ctrl-Z: the shell finds the terminal as it was, and this process finds it as it is now when it goes on."""
+        import termios
+
+        now: list[Any] | None = None
+        if not self._is_lent:
+            with contextlib.suppress(termios.error, OSError):
+                now = termios.tcgetattr(self._fd)
+                self.restore()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+        signal.signal(number, self.stop)  # it goes on
+        if now is not None:
+            _set(self._fd, now)
+            self._say(PASTE_AS_ONE)
+
+    @contextlib.contextmanager
+    def stopping_in_order(self) -> Iterator[None]:
+        """Inside, `stop` hears Ctrl-Z, where that would stop the process."""
+        is_ours = threading.current_thread() is threading.main_thread()
+        numbers = [signal.SIGTSTP] if is_ours and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL else []
+        with handling(numbers, self.stop):
+            yield
 
 
 @contextlib.contextmanager
@@ -127,7 +159,8 @@ def held_keyboard(file: TextIO, screen: Stream) -> Iterator[Keyboard | None]:
         return
     try:
         keyboard.hold()
-        yield keyboard
+        with keyboard.stopping_in_order():
+            yield keyboard
     except BaseException:
         keyboard.restore(and_forget=True)
         raise

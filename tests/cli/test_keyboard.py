@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +18,18 @@ from specllama.cli.output import Stream
 termios = pytest.importorskip("termios")
 
 
-def test_a_ctrl_c_while_the_keyboard_is_being_taken_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell that shows no letter any more, because Ctrl-C came in the moment that a chat began."""
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A terminal that this process may change."""
+    monkeypatch.setattr(keyboard, "_in_foreground", lambda _fd: True)
     other, ours = os.openpty()
+    yield ours
+    os.close(ours)
+    os.close(other)
+
+
+def test_a_ctrl_c_while_the_keyboard_is_being_taken_gives_it_back(ours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that shows no letter any more, because Ctrl-C came in the moment that a chat began."""
     shown = io.StringIO()
     take, before = keyboard._set, termios.tcgetattr(ours)
 
@@ -26,11 +39,53 @@ def test_a_ctrl_c_while_the_keyboard_is_being_taken_gives_it_back(monkeypatch: p
         monkeypatch.setattr(keyboard, "_set", take)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keyboard, "_in_foreground", lambda _fd: True)
     monkeypatch.setattr(keyboard, "_set", interrupted)
-    with os.fdopen(ours, "rb", buffering=0) as file, os.fdopen(other, "rb"):
-        screen = Stream(shown, True, True, True, True)
-        with pytest.raises(KeyboardInterrupt), keyboard.held_keyboard(file, screen):  # type: ignore[arg-type]
-            pass
-        assert termios.tcgetattr(ours) == before
+    with pytest.raises(KeyboardInterrupt), keyboard.held_keyboard(*terminal(ours, shown)):
+        pass
+    assert termios.tcgetattr(ours) == before
     assert shown.getvalue() == keyboard.PASTE_AS_TYPED
+
+
+def terminal(fd: int, shown: io.StringIO) -> tuple[Any, Stream]:
+    return SimpleNamespace(fileno=lambda: fd), Stream(shown, True, True, True, True)
+
+
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
+    ours: int, monkeypatch: pytest.MonkeyPatch, is_lent: bool
+) -> None:
+    """A shell in which Enter ends no line, because a chat was stopped; or an editor whose settings a chat changes."""
+    shown, before, stopped = io.StringIO(), termios.tcgetattr(ours), list[Any]()
+    monkeypatch.setattr(signal, "raise_signal", lambda _number: stopped.append(termios.tcgetattr(ours)))
+    old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        with keyboard.held_keyboard(*terminal(ours, shown)) as held:
+            assert held is not None
+            stop = signal.getsignal(signal.SIGTSTP)
+            assert callable(stop)
+            with held.lent() if is_lent else nullcontext():
+                now, said = termios.tcgetattr(ours), shown.getvalue()
+                stop(signal.SIGTSTP, None)
+                assert signal.getsignal(signal.SIGTSTP) == stop
+                assert (stopped, termios.tcgetattr(ours)) == ([before], now)
+                added = "" if is_lent else keyboard.PASTE_AS_TYPED + keyboard.PASTE_AS_ONE
+                assert shown.getvalue() == said + added
+        assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTSTP, old)
+    assert termios.tcgetattr(ours) == before
+
+
+def test_a_screen_that_is_being_written_to_keeps_nobody_from_giving_the_terminal_back(ours: int) -> None:
+    """A third Ctrl-C in the middle of a line, after which the process neither leaves nor goes on."""
+
+    class Busy(io.StringIO):
+        def write(self, text: str) -> int:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+
+    before = termios.tcgetattr(ours)
+    held = keyboard.Keyboard(*terminal(ours, Busy()))
+    held.hold()
+    assert termios.tcgetattr(ours) != before
+    held.restore()
+    assert termios.tcgetattr(ours) == before
