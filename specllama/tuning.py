@@ -33,6 +33,9 @@ GAP_GROWTH = 2
 GAP_PER_PROBE_COST = 192.0
 CLEAR_FAILURE = 0.1
 LEAST_TO_PROBE = 1.05  # so many times the rival's rate the model must promise for its gap to stay short
+# Where lookups are so much faster than plain decoding and than what the model promises, it is hardly worth asking, and a
+# short answer has no time to make good what a probe costs: meanwhile the gap is so many times as long.
+COPIED_FROM, COPIED_GAPS = 1.1, 4
 PROBE_TOKENS = 24
 
 # Catching up is an investment. Nobody knows how long an answer will be, so it must be earned back within a few tokens,
@@ -282,11 +285,16 @@ class Controller:
             self._gap = min(FIRST_GAP + longer, DOUBTFUL_GAP)
         if self._probed:  # in vain
             self._gap, self._probed = min(GAP_GROWTH * self._gap + longer, LAST_GAP), False
-        elif self._n_idle >= self._gap and not (pays and self._is_known()):
+        elif self._n_idle >= self._wait(rate, rival) and not (pays and self._is_known()):
             self.calibration.age(MODEL, self._n_idle)
             self._n_idle, self._probed = 0, True
             return Plan(without.n_given, probe=PROBE_TOKENS, heat=self._thermostat.heat, rate=without.rate)
         return without
+
+    def _wait(self, rate: float, rival: float) -> int:
+        """Idle tokens before the next probe."""
+        gap, copied = self._gap or FIRST_GAP, rival > COPIED_FROM and rate < rival / COPIED_FROM
+        return min(COPIED_GAPS * gap, LAST_GAP) if copied else gap
 
     def _best_model(self, chances: Sequence[float], hazards: Sequence[float]) -> tuple[int, float]:
         """(tokens of the offer to take first: all or none, rate) with at least one token of the model."""
