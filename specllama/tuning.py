@@ -33,8 +33,8 @@ GAP_GROWTH = 2
 GAP_PER_PROBE_COST = 192.0
 CLEAR_FAILURE = 0.1
 LEAST_TO_PROBE = 1.05  # so many times the rival's rate the model must promise for its gap to stay short
-# Where lookups are so much faster than plain decoding and than what the model promises, it is hardly worth asking, and a
-# short answer has no time to make good what a probe costs: meanwhile the gap is so many times as long.
+# Where lookups are so much faster than plain decoding and than what the model promises, a probe is hardly worth it; a
+# short answer has no time to make good what it costs. Meanwhile the gap is so many times as long.
 COPIED_FROM, COPIED_GAPS = 1.1, 4
 PROBE_TOKENS = 24
 
