@@ -16,7 +16,7 @@ from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
-from specllama.errors import ConfigError, MemoryShort, UsageError
+from specllama.errors import ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
@@ -382,6 +382,8 @@ def load_models(setup: Setup, output: Output, cancel: Cancel) -> Models:
             owned.enter_context(draft)
             speaking = in_target_ids(target_model, draft, by_text=setup.by_text)
             owned.callback(speaking.close)
+        if cancel.is_set():  # behind the last progress: nobody else would look before the first answer
+            raise Interrupted("loading was stopped on request")
         models = Models(target_model, speaking, draft, owned.pop_all())
     for role, model in (("target", target_model), ("draft", draft)):
         if model is not None:
