@@ -165,7 +165,7 @@ def _in_our_words(error: Any, words: Sequence[str]) -> UsageError:
         hint = f"give the pair as an argument: {context.command_path} {shlex.quote(_pair_of(words))}"
     elif near:
         hint = f"did you mean {' or '.join(near)}?"
-    elif message.startswith("Got unexpected extra argument"):
+    elif message.startswith("Got unexpected extra argument") and context is not None and context.info_name == "run":
         hint = "put a prompt of several words in quotes"
     elif message.startswith("No such command"):
         word = message.partition("'")[2].partition("'")[0]

@@ -109,6 +109,7 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["run", "--tmep", "1", "x"], "no such option: --tmep", "--temp"),
         (["run", "-p", "x"], "no such option: -p", "the prompt is the argument itself"),
         (["run", "x", "y"], "got unexpected extra argument", "in quotes"),
+        (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),
         (["draft", "make", "--quant"], "option '--quant' requires an argument", "see `specllama draft make --help`"),
         (["run", "--temp", "x", "y"], "--temp is x", ""),
