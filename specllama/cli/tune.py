@@ -41,7 +41,7 @@ class TuneOptions:
             check=word("auto", TRANSLATED),
         ),
     ] = "auto"
-    quick: Annotated[bool, option("--quick", "A short look, less than a minute where nothing else runs.")] = False
+    quick: Annotated[bool, option("--quick", "A short look, about a minute where nothing else runs.")] = False
     json: Annotated[bool, option("--json", "One JSON object: the profile and where it is kept.")] = False
     quiet: Annotated[bool, option("-q --quiet", "The findings and errors, nothing else.")] = False
     verbose: Annotated[bool, option("-v --verbose", "What every pass costs as well.")] = False
