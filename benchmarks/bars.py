@@ -36,11 +36,11 @@ from bars_report import AUTO, PEER, PEER_PLAIN, PLAIN, Run, append, arm_table, b
 from peers import programs
 
 from specllama import llama
+from specllama.base.cpu import this_cpu
 from specllama.bench_plan import in_turn
 from specllama.bench_prompts import BenchPrompt
 from specllama.cli.bench_view import clock
 from specllama.cli.output import open_output
-from specllama.cpu import this_cpu
 from specllama.kernel_path import KernelPath
 
 LOAD_S = {"plain": 2.5, "draft": 3.5}  # their programs, for the estimate

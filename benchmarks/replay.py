@@ -33,6 +33,7 @@ from bars_report import append, mend, rows_of
 from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopeless
 
 from specllama import derive, drafts, llama, traces
+from specllama.base.disk import meant
 from specllama.bench_prompts import BenchPrompt
 from specllama.cli import loading
 from specllama.cli.output import open_output
@@ -41,7 +42,6 @@ from specllama.derive import Recipe
 from specllama.distribution import Distribution
 from specllama.draft_model import in_target_ids
 from specllama.llama import LlamaModel
-from specllama.storage import meant
 from specllama.traces import GREEDY, Answer
 from specllama.tuning import PROBE_TOKENS, CostProfile, Points
 from specllama.types import Cancel

@@ -9,9 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.distribution import Distribution
-    from specllama.engine import Engine
-    from specllama.errors import (
+    from specllama.base.errors import (
         BackendError,
         ChecksumMismatch,
         ConfigError,
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
         UnsupportedModel,
         UsageError,
     )
+    from specllama.distribution import Distribution
+    from specllama.engine import Engine
     from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
     from specllama.sampling import RandomChooser, SamplingParams
     from specllama.stats import SpecStats

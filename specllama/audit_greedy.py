@@ -16,9 +16,9 @@ from specllama.audit_models import Op, Recorded, again, held
 from specllama.audit_parts import Combination, Effort, Prompt, Subject
 from specllama.audit_reference import adjusted
 from specllama.audit_types import Difference, GreedyRun
+from specllama.base.errors import Interrupted
 from specllama.drafters.none import NoDrafter
 from specllama.engine import Engine
-from specllama.errors import Interrupted
 from specllama.events import Finished, TokenEvent
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.stats import SpecStats

@@ -14,9 +14,9 @@ from specllama.audit_models import Change, Recorded, again, held, n_dropped
 from specllama.audit_parts import Combination, Effort, Prompt, Subject, Watching
 from specllama.audit_types import KV_BOUND as KV_BOUND
 from specllama.audit_types import DrawRow, KvRow
+from specllama.base.errors import ContextFull, Interrupted
 from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
 from specllama.distribution import Distribution
-from specllama.errors import ContextFull, Interrupted
 from specllama.events import Event, Finished, StepEvent, TokenEvent
 from specllama.types import FloatArray, LanguageModel, Observation
 

@@ -7,9 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from specllama.base.errors import Interrupted
 from specllama.engine import Engine
 from specllama.enumeration import law_of
-from specllama.errors import Interrupted
 from specllama.events import Event, Finished, StepEvent, TokenEvent
 from specllama.sampling import SamplingParams
 from specllama.types import Cancel, Chooser

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from specllama.base.errors import Interrupted
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.engine import Engine
-from specllama.errors import Interrupted
 from specllama.running_ahead import AheadModel
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.types import (

@@ -13,11 +13,11 @@ from specllama.audit_models import Remembered
 from specllama.audit_parts import Combination, Effort, Prompt, Subject, Watching
 from specllama.audit_reference import target_law
 from specllama.audit_types import DrawRow, LawRow
+from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_law
 from specllama.drafters.none import NoDrafter
 from specllama.engine import Engine
 from specllama.enumeration import ContractBroken, TooManyBranches
-from specllama.errors import Interrupted, SpecllamaError
 from specllama.events import Finished, TokenEvent
 from specllama.sampling import RandomChooser
 from specllama.types import Drafter, Observation

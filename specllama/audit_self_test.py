@@ -13,7 +13,7 @@ from specllama.audit_models import Remembered
 from specllama.audit_parts import Effort, Subject
 from specllama.audit_sampling import BROKEN, Place
 from specllama.audit_types import FaultRow, LawRow
-from specllama.errors import Interrupted
+from specllama.base.errors import Interrupted
 
 MINIMAL = Effort(
     n_prompts=1, n_tokens=8, n_contexts=8, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=6

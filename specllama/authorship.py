@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from specllama.errors import TemplateError
+from specllama.base.errors import TemplateError
 from specllama.template import HINT
 
 _FIRST_STAND_IN, _LAST_STAND_IN = 0x100000, 0x10FFFD  # a plane for private use: no tokenizer means anything by it

@@ -11,6 +11,7 @@ from time import perf_counter
 from time import sleep as real_sleep
 
 from specllama import bench_insight, bench_plan, bench_stats, bench_verdict, machine
+from specllama.base.errors import Interrupted, PromptError
 from specllama.bench_answer import Answerer, Speed, speed
 from specllama.bench_insight import Said
 from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps, following
@@ -19,7 +20,6 @@ from specllama.bench_plan import Rates
 from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import Sizes
 from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
-from specllama.errors import Interrupted, PromptError
 from specllama.measure import measuring_costs
 from specllama.types import Cancel, LanguageModel, room_after
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
+from specllama.base.errors import Interrupted
 from specllama.bench_job import Job, Loaded
 from specllama.bench_prompts import BenchPrompt
 from specllama.bench_synthetic import SyntheticChooser
@@ -16,7 +17,6 @@ from specllama.bench_texts import notes
 from specllama.bench_types import Arm, Condition
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.engine import Engine
-from specllama.errors import Interrupted
 from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.prefix import KeptPrefix
 from specllama.sampling import RandomChooser, SamplingParams

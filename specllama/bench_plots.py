@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama import bench_charts
+from specllama.base.errors import ReportError, UsageError
 from specllama.bench_charts import BarPanel, Mark, Panel
 from specllama.bench_types import BenchReport
-from specllama.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from specllama.errors import PromptError, UsageError
-from specllama.storage import read_bytes
+from specllama.base.disk import read_bytes
+from specllama.base.errors import PromptError, UsageError
 
 # The classes differ in how predictable their answers are, and so in how much of a draft is accepted. The prompts were
 # written for this program and are under its licence: prompts/<class>.jsonl, in English, Japanese and Chinese by turns,

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specllama.errors import ReportError
-from specllama.reports import from_plain, require_schema, to_plain
+from specllama.base.errors import ReportError
+from specllama.base.jsonable import from_plain, require_schema, to_plain
 from specllama.stats import SpecStats
 from specllama.tuning import CostProfile
 

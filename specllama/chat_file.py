@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from specllama import settings as setting_table
-from specllama.errors import ConversationError, UsageError
+from specllama.base.disk import read_bytes, write_text
+from specllama.base.errors import ConversationError, UsageError
+from specllama.base.jsonable import parsed
 from specllama.events import Reason
-from specllama.reports import parsed
 from specllama.session import ChatSession, Turn
 from specllama.settings import MAX_SEED, Settings
-from specllama.storage import read_bytes, write_text
 
 SCHEMA = "specllama.chat"
 VERSION = 1

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from specllama import hub, llama, pairs, probe, profiles, storage
-from specllama.cpu import DECISIVE, Cpu, this_cpu
-from specllama.errors import ConfigError, SpecllamaError
+from specllama import hub, llama, pairs, probe, profiles
+from specllama.base import disk as storage
+from specllama.base.cpu import DECISIVE, Cpu, this_cpu
+from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.llama import BuildInfo, LoadOptions
 from specllama.llama_plan import physical_cores
 from specllama.pairs import Catalog

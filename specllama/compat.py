@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from specllama.errors import PairError
+from specllama.base.errors import PairError
 
 RULE = (
     "A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both "

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from specllama.authorship import Rendering, SpecialTexts, tell_apart
-from specllama.errors import PromptError, TemplateError
+from specllama.base.errors import PromptError, TemplateError
 from specllama.template import ChatTemplate, TemplateOverrun
 
 ROLES = ("system", "user", "assistant")

@@ -11,16 +11,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specllama import children, gguf_rewrite, llama, storage
-from specllama.children import Tell
+from specllama import gguf_rewrite, llama
+from specllama.base import child as children
+from specllama.base import disk as storage
+from specllama.base.child import Tell
+from specllama.base.disk import size_text
+from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageError
 from specllama.derive_layers import check_dropped, without_layers
 from specllama.derive_vocab import MULTIPLE, kept_tokens, with_vocabulary
 from specllama.draft_model import VOCAB_MAP
-from specllama.errors import BackendError, DiskFull, ModelFileError, UsageError
 from specllama.llama_header import Header, refuse_architecture
 from specllama.llama_quantize import QUANTS, quant_of
 from specllama.model_facts import n_params, read_tokenizer
-from specllama.storage import size_text
 
 MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from specllama import gguf_rewrite
-from specllama.errors import UnsupportedModel, UsageError
+from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.gguf_rewrite import Source, Tensor
 from specllama.llama_header import Header
 

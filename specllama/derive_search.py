@@ -11,16 +11,17 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from specllama import children, derive, drafts, llama, traces
-from specllama.children import Tell
+from specllama import derive, drafts, llama, traces
+from specllama.base import child as children
+from specllama.base.child import Tell
+from specllama.base.disk import checksum
+from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import Recipe
 from specllama.derive_layers import ALIKE
 from specllama.drafts import Derived, Measurement
-from specllama.errors import ConfigError, SpecllamaError
 from specllama.llama_header import Header
 from specllama.model_facts import read_tokenizer
 from specllama.profiles import ClassFigures, Subject
-from specllama.storage import checksum
 from specllama.traces import Answer, Trace
 from specllama.tuner import PATH_MARGIN, Effort, figures
 from specllama.tuner_child import Job, Measured, Way, load, open_draft, run_child

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specllama.errors import DraftLawError, NumericsError
+from specllama.base.errors import DraftLawError, NumericsError
 from specllama.types import FloatArray, IntArray
 
 Float64Array = npt.NDArray[np.float64]

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from specllama import storage
-from specllama.errors import ModelFileError, PairError
+from specllama.base import disk as storage
+from specllama.base.errors import ModelFileError, PairError
 from specllama.llama import LlamaModel, build_info
 from specllama.llama_file import walk_file
 from specllama.running_ahead import AheadModel

@@ -13,13 +13,13 @@ from typing import Any, Final, Literal
 
 from platformdirs import user_cache_path
 
-from specllama import storage
-from specllama.cpu import this_cpu
+from specllama.base import disk as storage
+from specllama.base.cpu import this_cpu
+from specllama.base.errors import ConfigError, ReportError
+from specllama.base.jsonable import from_plain, parsed
 from specllama.derive import MAKE_ROOM, Recipe
-from specllama.errors import ConfigError, ReportError
 from specllama.llama import build_info
 from specllama.profiles import ClassFigures
-from specllama.reports import from_plain, parsed
 
 _VERSION = 1  # of the record
 _MODEL, _RECORD = ".gguf", ".json"

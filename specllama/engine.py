@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.drafters.none import NoDrafter
-from specllama.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.prefix import KeptPrefix
 from specllama.sampling import RowLaws, SamplingParams

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from specllama.errors import ModelFileError
+from specllama.base.errors import ModelFileError
 from specllama.gguf_walk import Walked
 from specllama.llama_file import walk_file
 from specllama.types import IntArray

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from specllama import hub_cache, storage, wheels
-from specllama.errors import (
+from specllama import hub_cache, wheels
+from specllama.base import disk as storage
+from specllama.base.disk import FetchWatch, Silent, checksum, work
+from specllama.base.errors import (
     ChecksumMismatch,
     DiskFull,
     DownloadError,
@@ -29,7 +31,6 @@ from specllama.inventory import Wanted, all_here, find, wanted_files
 from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
 from specllama.pins import Pin, forgotten, set_pin
 from specllama.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
-from specllama.storage import FetchWatch, Silent, checksum, work
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specllama import gguf_walk, hub, hub_cache, storage
-from specllama.errors import DownloadError, ModelFileError, SourceUnavailable
+from specllama import gguf_walk, hub, hub_cache
+from specllama.base import disk as storage
+from specllama.base.disk import FetchWatch, Silent, work
+from specllama.base.errors import DownloadError, ModelFileError, SourceUnavailable
 from specllama.gguf_walk import Read, Unsound
 from specllama.inventory import Wanted, wanted_files
 from specllama.model_types import HubSource, Model
-from specllama.storage import FetchWatch, Silent, work
 
 # Enough for the header of a later part of a split model; most others need two or three steps more.
 FIRST_BYTES, STEP_BYTES = 1 << 20, 3 << 20

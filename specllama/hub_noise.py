@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from specllama.errors import DownloadError
-from specllama.storage import FetchWatch
+from specllama.base.disk import FetchWatch
+from specllama.base.errors import DownloadError
 
 _RETRYING = re.compile(r"Trying to resume|Retrying in")
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama import hub_cache, storage
+from specllama import hub_cache
+from specllama.base import disk as storage
 from specllama.model_types import HubSource, Model, ModelFile, PathSource, Source, WheelSource
 from specllama.pins import pins
 from specllama.repo_files import split_names

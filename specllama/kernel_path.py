@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.errors import ConfigError
+from specllama.base.errors import ConfigError
 from specllama.llama_plan import LoadOptions, LoadPlan
 
 # A tensor type with less than this share of the weights changes nothing that could be measured.

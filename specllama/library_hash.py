@@ -13,8 +13,8 @@ from pathlib import Path
 
 import platformdirs
 
-from specllama import storage
-from specllama.reports import parsed
+from specllama.base import disk as storage
+from specllama.base.jsonable import parsed
 
 _MOST = 32  # builds that are remembered: those of all folders, and of all times somebody compiled into them
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from specllama import llama_buffers
-from specllama.errors import (
+from specllama.base.errors import (
     BackendError,
     ContextFull,
     Interrupted,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.errors import BackendError, ModelFileError
+from specllama.base.errors import BackendError, ModelFileError
 from specllama.kernel_path import KernelPath, Matrix
 from specllama.llama_ext import ExtraBuffer, GgufParams, bindings, extra_buffers, log, symbol
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama import library_hash
-from specllama.errors import BackendError, ModelFileError
+from specllama.base.errors import BackendError, ModelFileError
 from specllama.llama_log import LogBook
 
 log = LogBook()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from specllama.errors import ModelFileError, UnsupportedModel
+from specllama.base.errors import ModelFileError, UnsupportedModel
 
 # llama.cpp asserts these, and a failed assertion ends the process.
 _MAX_LAYERS = 512

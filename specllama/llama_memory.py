@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from specllama.errors import MemoryShort, UsageError
+from specllama.base.errors import MemoryShort, UsageError
 from specllama.llama_header import Header
 
 # Bytes per number in a KV cache: quantised types store blocks of 32 numbers with a scale (and a minimum).

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, sleep
 from typing import Any
 
-from specllama.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
+from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.llama_header import Header, cannot_roll_back, not_left_to_right, refuse_architecture
 from specllama.llama_log import LogBook
 from specllama.llama_plan import LoadOptions, LoadPlan

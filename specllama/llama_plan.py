@@ -9,7 +9,7 @@ from typing import Literal
 
 import psutil
 
-from specllama.errors import UsageError
+from specllama.base.errors import UsageError
 from specllama.llama_header import Header
 from specllama.llama_memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.errors import BackendError, UsageError
+from specllama.base.errors import BackendError, UsageError
 from specllama.llama_header import Header
 from specllama.llama_log import LogBook
 from specllama.llama_open import Progress

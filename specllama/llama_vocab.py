@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from specllama.errors import PromptError
+from specllama.base.errors import PromptError
 
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _MAX_TEXT_BYTES = 2**31 - 1  # lengths are 32-bit in llama.cpp

@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 import psutil
 
+from specllama.base.cpu import this_cpu
 from specllama.bench_types import Machine
-from specllama.cpu import this_cpu
 from specllama.llama import build_info
 from specllama.llama_plan import physical_cores
 

@@ -8,7 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from specllama import llama, storage
+from specllama import llama
+from specllama.base import disk as storage
 from specllama.draft_model import read_vocab_map
 from specllama.gguf_walk import Walked
 from specllama.llama_file import walk_file

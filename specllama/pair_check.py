@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama import llama, storage
+from specllama import llama
+from specllama.base import disk as storage
 from specllama.compat import CompatReport, Row
 from specllama.compat_models import Machine, Side, model_rows, refusal_row
 from specllama.compat_tokens import token_rows

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from platformdirs import user_config_path
 
 from specllama import models_toml
-from specllama.errors import ConfigError
+from specllama.base.errors import ConfigError
 from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 
 __all__ = [

@@ -12,8 +12,8 @@ import tomli_w
 from platformdirs import user_state_path
 
 from specllama import models_toml
-from specllama.errors import ConfigError, DownloadError
-from specllama.storage import FetchWatch, only_one, write_text
+from specllama.base.disk import FetchWatch, only_one, write_text
+from specllama.base.errors import ConfigError, DownloadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ from typing import Any
 
 import platformdirs
 
-from specllama import library_hash, probe_model, storage
-from specllama.cpu import this_cpu
-from specllama.errors import BackendError
+from specllama import library_hash, probe_model
+from specllama.base import disk as storage
+from specllama.base.cpu import this_cpu
+from specllama.base.errors import BackendError
 
 TIMEOUT_S = 120.0
 _VERSION = 1  # raise it when the probe asks more than before: old answers are then forgotten

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specllama.errors import ModelFileError, SourceUnavailable, UsageError
+from specllama.base.errors import ModelFileError, SourceUnavailable, UsageError
 
 # The order llama.cpp asks in where no quantisation is named: good quality at a small size, then the safe choice.
 PREFERRED = ("Q4_K_M", "Q8_0")

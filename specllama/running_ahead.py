@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from specllama.errors import SpecllamaError, UnsupportedModel
+from specllama.base.errors import SpecllamaError, UnsupportedModel
 from specllama.types import Cancel, FloatArray, Guess, LanguageModel, room_after
 
 

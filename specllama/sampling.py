@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.distribution import Distribution, Float64Array
-from specllama.errors import AllForbidden, NumericsError, UsageError
 from specllama.types import Draft, FloatArray, IntArray
 
 GREEDY_BELOW = 1e-6  # the one cut-off that decides 'greedy'

@@ -15,11 +15,11 @@ from time import perf_counter
 from typing import Protocol, cast
 
 from specllama import conversation
+from specllama.base.errors import PromptError, UsageError
 from specllama.conversation import Conversation, Message
 from specllama.drafters import REGISTRY
 from specllama.drafters.none import NoDrafter
 from specllama.engine import Engine
-from specllama.errors import PromptError, UsageError
 from specllama.events import Event, Finished, Notice, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.sampling import RandomChooser
 from specllama.settings import MAX_SEED, Settings

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from specllama.checks import AUTO, Check, either, real, whole, word
+from specllama.base.errors import UsageError
+from specllama.base.ranges import AUTO, Check, either, real, whole, word
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
-from specllama.errors import UsageError
 from specllama.sampling import SamplingParams
 from specllama.types import Rule
 

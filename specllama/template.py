@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from specllama.errors import TemplateError
+from specllama.base.errors import TemplateError
 
 HINT = "Use --raw with a prompt that carries its own markers, or another model file."
 

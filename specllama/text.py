@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specllama.errors import UsageError
+from specllama.base.errors import UsageError
 
 Piece = Callable[[int], bytes]  # the bytes that a token shows; none for control tokens
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specllama.errors import ContextFull, UnsupportedModel
+from specllama.base.errors import ContextFull, UnsupportedModel
 from specllama.token_map import NO_TOKEN
 from specllama.types import Cancel, FloatArray, IntArray, LanguageModel
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 
 from specllama import traces
-from specllama.children import Tell
-from specllama.errors import BackendError, SpecllamaError
+from specllama.base.child import Tell
+from specllama.base.errors import BackendError, SpecllamaError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.profiles import ClassFigures, Profile, Subject, Threads

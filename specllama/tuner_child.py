@@ -10,11 +10,12 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from specllama import children, llama, traces
-from specllama.children import Tell
+from specllama import llama, traces
+from specllama.base import child as children
+from specllama.base.child import Tell
+from specllama.base.errors import BackendError, PromptError
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import speaking
-from specllama.errors import BackendError, PromptError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices

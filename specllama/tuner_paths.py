@@ -8,9 +8,10 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from specllama import children, llama
-from specllama.children import Tell
-from specllama.errors import SpecllamaError
+from specllama import llama
+from specllama.base import child as children
+from specllama.base.child import Tell
+from specllama.base.errors import SpecllamaError
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
 from specllama.llama_plan import placeable
 from specllama.profiles import Subject

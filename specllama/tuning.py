@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
+from specllama.base.errors import ConfigError
 from specllama.calibration import Calibration, Prior
 from specllama.distribution import Distribution
-from specllama.errors import ConfigError
 from specllama.types import Observation, Plan
 
 LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them

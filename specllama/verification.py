@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.base.errors import DraftLawError
 from specllama.distribution import Distribution
-from specllama.errors import DraftLawError
 from specllama.types import Chooser, Draft, Rule, Verdict
 
 

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from specllama.errors import DiskFull, SourceUnavailable
+from specllama.base.disk import FetchWatch, check_room, named_disk_full, work, write_text
+from specllama.base.errors import DiskFull, SourceUnavailable
 from specllama.model_types import WheelSource
-from specllama.storage import FetchWatch, check_room, named_disk_full, work, write_text
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2

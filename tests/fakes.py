@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from specllama.base.errors import ContextFull, Interrupted
 from specllama.distribution import Distribution
 from specllama.enumeration import ContractBroken
-from specllama.errors import ContextFull, Interrupted
 from specllama.types import Caps, Chooser, Draft, FloatArray, Observation
 
 History: TypeAlias = tuple[int, ...]

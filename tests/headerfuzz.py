@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from specllama import llama
-from specllama.errors import SpecllamaError
+from specllama.base.errors import SpecllamaError
 from tests import tiny
 
 # Numbers at the edges of what a count, a length, a type or an id can hold.

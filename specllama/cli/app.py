@@ -17,11 +17,11 @@ try:
     import typer
     from typer.main import get_command
 
+    from specllama.base.errors import SpecllamaError, UsageError
     from specllama.cli.codes import FAILED, INTERRUPTED, OK, READER_GONE, USAGE
     from specllama.cli.command import CONTEXT, Group, adopt, write_commands
     from specllama.cli.ending import ending_in_order
     from specllama.cli.output import forget_stdout, prepare_streams, say_error
-    from specllama.errors import SpecllamaError, UsageError
 except KeyboardInterrupt:  # imports take a tenth of a second, and Ctrl-C then is no defect either
     sys.exit(130)
 
@@ -176,7 +176,7 @@ def _in_our_words(error: Any, words: Sequence[str]) -> UsageError:
 
 def told(error: Exception) -> SpecllamaError:
     """The error that any exception is told as: what the system refuses is no defect of this program, all else is."""
-    from specllama.storage import NO_ROOM
+    from specllama.base.disk import NO_ROOM
 
     if isinstance(error, SpecllamaError):
         return error

@@ -15,11 +15,14 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from specllama import audit as auditing
-from specllama import llama, storage
+from specllama import llama
 from specllama.audit_greedy import N_MAX
 from specllama.audit_parts import FULL, QUICK, Subject
 from specllama.audit_prompts import short_prompts
 from specllama.audit_types import AuditReport
+from specllama.base import disk as storage
+from specllama.base.cpu import this_cpu
+from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.cli import loading
 from specllama.cli.audit_view import markdown, sentence
 from specllama.cli.codes import FAILED, INTERRUPTED
@@ -32,9 +35,7 @@ from specllama.cli.record import describe_model, versions
 from specllama.cli.status import StatusLine
 from specllama.cli.values import real, strategies, whole, word
 from specllama.cli.worker import Worker, interruptible
-from specllama.cpu import this_cpu
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
-from specllama.errors import Interrupted, SpecllamaError, UsageError
 from specllama.llama_plan import physical_cores
 from specllama.profiles import SIMPLE
 from specllama.running_ahead import AheadModel

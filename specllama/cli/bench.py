@@ -14,7 +14,10 @@ from pathlib import Path
 import typer
 
 from specllama import bench as core
-from specllama import bench_compare, bench_plots, llama, machine, storage
+from specllama import bench_compare, bench_plots, llama, machine
+from specllama.base import disk as storage
+from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
+from specllama.base.jsonable import parsed
 from specllama.bench_job import Event, Job, Progress
 from specllama.bench_pace import pace
 from specllama.bench_plan import N_MAX_AUTO
@@ -41,9 +44,7 @@ from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
 from specllama.cli.terminal import size_of
 from specllama.cli.worker import Worker, interruptible
-from specllama.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.llama import build_info
-from specllama.reports import parsed
 from specllama.types import Cancel
 
 AUTO = "auto"

@@ -7,7 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 
-from specllama import llama, storage
+from specllama import llama
+from specllama.base import disk as storage
+from specllama.base.disk import size_text
+from specllama.base.errors import MemoryShort, UsageError
 from specllama.bench_job import Loaded
 from specllama.bench_pace import LONGEST
 from specllama.bench_plan import Wishes
@@ -23,11 +26,9 @@ from specllama.cli.tuned import tune_command
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED
-from specllama.errors import MemoryShort, UsageError
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.profiles import LOOKUP_ALONE, SIMPLE
 from specllama.sampling import SamplingParams
-from specllama.storage import size_text
 from specllama.tuning import N_MAX, PROBE_TOKENS
 from specllama.types import Cancel, DraftPolicy, LanguageModel
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from specllama.checks import MAX_CTX, MAX_DRAFT
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT
 from specllama.cli.grouping import option
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions, SamplingOptions
 from specllama.cli.values import KV_TYPES, duration, longest_draft, real, several, strategies, whole, word

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
+from specllama.base.disk import size_text
+from specllama.base.jsonable import to_plain
 from specllama.bench_compare import Comparison
 from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Plan, Row, Run
 from specllama.bench_verdict import condition_name
@@ -15,8 +17,6 @@ from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line, to_json, visible
 from specllama.cli.plot import Signs
 from specllama.cli.small_plots import small_plots
-from specllama.reports import to_plain
-from specllama.storage import size_text
 
 
 def _models(report: BenchReport) -> str:

@@ -13,6 +13,9 @@ import typer
 from platformdirs import user_state_path
 
 from specllama import chat_file, llama
+from specllama.base.disk import meant
+from specllama.base.errors import Interrupted, SpecllamaError, UsageError
+from specllama.base.jsonable import parsed
 from specllama.cli.app import told
 from specllama.cli.chat_commands import is_command, perform
 from specllama.cli.chat_complete import complete
@@ -33,10 +36,7 @@ from specllama.cli.output import Output, open_output
 from specllama.cli.prompting import sound
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.drafters import DraftSettings
-from specllama.errors import Interrupted, SpecllamaError, UsageError
-from specllama.reports import parsed
 from specllama.settings import Settings
-from specllama.storage import meant
 from specllama.types import Cancel, Rule
 
 

@@ -13,15 +13,15 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from specllama import chat_file
+from specllama.base.disk import meant, size_text
+from specllama.base.errors import UsageError
 from specllama.cli.chat_input import bare, unquoted
 from specllama.cli.chat_settings import parameters, set_setting
 from specllama.cli.chat_stats import stats_json, stats_lines
 from specllama.cli.chatting import Chat, steered
 from specllama.cli.prompting import read_whole
 from specllama.cli.render import palette_of
-from specllama.errors import UsageError
 from specllama.pairs import load_catalog
-from specllama.storage import meant, size_text
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from specllama.base.disk import meant
 from specllama.cli.chat_commands import BY_NAME, SHOWN
 from specllama.cli.chat_settings import LOOKS
 from specllama.pairs import load_catalog
 from specllama.settings import OTHER_NAMES, SETTINGS
-from specllama.storage import meant
 
 
 def complete(line: str) -> Iterable[tuple[str, int, str]]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from specllama.base.disk import size_text
+from specllama.base.errors import UsageError
 from specllama.cli.keyboard import Keyboard
 from specllama.cli.output import Output
 from specllama.cli.prompting import MAX_BYTES
-from specllama.errors import UsageError
-from specllama.storage import size_text
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

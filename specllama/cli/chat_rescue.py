@@ -11,10 +11,10 @@ from types import FrameType
 from platformdirs import user_state_path
 
 from specllama import chat_file
+from specllama.base.errors import ConversationError
 from specllama.cli.chatting import Chat
 from specllama.cli.ending import endings, handling
 from specllama.cli.output import Output
-from specllama.errors import ConversationError
 
 HUNG_UP, TERMINATED = 129, 143  # 128 and the numbers of SIGHUP and SIGTERM, as a shell would report them
 

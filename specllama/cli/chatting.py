@@ -12,7 +12,8 @@ from types import FrameType
 from rich.style import Style
 
 from specllama import llama
-from specllama.checks import AUTO
+from specllama.base.errors import MemoryShort, SpecllamaError
+from specllama.base.ranges import AUTO
 from specllama.cli import loading
 from specllama.cli.chat_input import Source
 from specllama.cli.chat_view import ChatView, Look, turn_summary
@@ -26,7 +27,6 @@ from specllama.cli.terminal import size_of
 from specllama.cli.view import EventView, View
 from specllama.cli.worker import Worker
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.errors import MemoryShort, SpecllamaError
 from specllama.events import Event, Finished
 from specllama.llama_memory import CELL_STEP
 from specllama.session import ChatSession

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from specllama import llama
+from specllama.base.errors import UsageError
 from specllama.cli.app import told
 from specllama.cli.check_drafts import find_drafts
 from specllama.cli.check_files import look_at
@@ -22,7 +23,6 @@ from specllama.cli.naming import Wanted
 from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.values import strategies
-from specllama.errors import UsageError
 from specllama.llama import LoadOptions
 from specllama.pair_check import Candidate, check_pair
 

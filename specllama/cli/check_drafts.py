@@ -7,19 +7,19 @@ from dataclasses import asdict
 from functools import partial
 
 from specllama import llama
+from specllama.base.disk import FetchWatch, meant, size_text
+from specllama.base.errors import SourceUnavailable, UsageError
 from specllama.cli.check_files import look_at
 from specllama.cli.fetching import watching
 from specllama.cli.naming import named
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output, in_one_line
 from specllama.draft_search import Found, Look, files_in, folders_here, rank, repos_for
-from specllama.errors import SourceUnavailable, UsageError
 from specllama.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama_header import refuse_architecture
 from specllama.model_facts import n_params
 from specllama.pair_check import Candidate, this_machine
-from specllama.storage import FetchWatch, meant, size_text
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specllama import hub
+from specllama.base.disk import FetchWatch
 from specllama.cli.naming import Wanted
 from specllama.hub_headers import header_only
 from specllama.model_types import Model
-from specllama.storage import FetchWatch
 
 
 @contextmanager

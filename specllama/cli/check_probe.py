@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from specllama.base.errors import PairError
 from specllama.cli.loading import Choice, Models, Setup, load_models, prepare
 from specllama.cli.options import HardwareOptions
 from specllama.cli.output import Output
 from specllama.cli.plot import Bar, plot, signs_for
 from specllama.cli.status import StatusLine
 from specllama.conversation import Conversation, Message
-from specllama.errors import PairError
 from specllama.measure import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.outlook import Outlook, outlook
 from specllama.sample_prompts import sample_prompts

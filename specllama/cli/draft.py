@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from specllama import derive, derive_search, drafts
+from specllama.base.disk import meant, only_one, size_text
+from specllama.base.errors import ConfigError, UsageError
 from specllama.cli import draft_view, loading
 from specllama.cli.check_probe import warn_of_noise
 from specllama.cli.draft_values import layers, n_tokens, quants
@@ -25,13 +27,11 @@ from specllama.derive import Recipe
 from specllama.derive_layers import check_dropped, refuse_undroppable
 from specllama.derive_search import Outcome, Space
 from specllama.drafts import Derived
-from specllama.errors import ConfigError, UsageError
 from specllama.kernel_path import KernelPath
 from specllama.llama import Header
 from specllama.llama_quantize import QUANTS
 from specllama.model_types import Model
 from specllama.pairs import load_catalog
-from specllama.storage import meant, only_one, size_text
 from specllama.tuner_child import Way
 from specllama.tuning import N_MAX
 

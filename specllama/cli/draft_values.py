@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from specllama.errors import UsageError
+from specllama.base.errors import UsageError
 
 _MOST_LAYERS = 512  # llama.cpp's own limit
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from specllama import drafts
+from specllama.base.disk import size_text
 from specllama.cli.output import Output, in_one_line
 from specllama.derive_search import Outcome, Trial
 from specllama.drafts import Derived
-from specllama.storage import size_text
 
 _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
 _LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "by", "for")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from specllama import hub
+from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.cli.output import Output, open_output
 from specllama.model_types import Model
-from specllama.storage import FetchWatch, Silent, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

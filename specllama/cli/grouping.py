@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 
 import typer
 
+from specllama.base.errors import UsageError
 from specllama.cli.command import SILENT
 from specllama.cli.values import Check
-from specllama.errors import UsageError
 
 # Options of which only one may be given, and why.
 EXCLUSIVE = (

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
+from specllama.base.errors import SpecllamaError
 from specllama.cli.ending import handling
 from specllama.cli.output import Stream
-from specllama.errors import SpecllamaError
 
 PASTE_AS_ONE, PASTE_AS_TYPED = "\x1b[?2004h", "\x1b[?2004l"  # whether the terminal says where a paste begins and ends
 _MOST_EARLY = 1 << 16  # bytes; a terminal keeps no more than some thousand

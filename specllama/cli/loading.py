@@ -8,7 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from specllama import drafts, llama, probe, profiles, storage
+from specllama import drafts, llama, probe, profiles
+from specllama.base import disk as storage
+from specllama.base.disk import size_text
+from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.cli.fetching import fetch_with_progress
 from specllama.cli.naming import Wanted, named
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
@@ -16,7 +19,6 @@ from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
-from specllama.errors import ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
@@ -26,7 +28,6 @@ from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
 from specllama.profiles import SIMPLE, Profile, Subject
 from specllama.running_ahead import AheadModel
-from specllama.storage import size_text
 from specllama.tuning import N_MAX as LONGEST_AUTO
 from specllama.tuning import PROBE_TOKENS, controller
 from specllama.types import Cancel, Drafter, DraftPolicy

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from specllama import hub
+from specllama.base.disk import size_text
 from specllama.cli.output import Output
 from specllama.model_types import HubSource, Model, Pair, Source, WheelSource
 from specllama.pairs import Catalog
-from specllama.storage import size_text
 
 
 def source_json(source: Source) -> dict[str, object]:

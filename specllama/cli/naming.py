@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specllama import drafts
-from specllama.errors import ConfigError
+from specllama.base.disk import meant
+from specllama.base.errors import ConfigError
 from specllama.model_types import Model
 from specllama.pairs import load_catalog
-from specllama.storage import meant
 
 Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `user/repo[:quant]`
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from specllama.checks import MAX_CTX, MAX_DRAFT, MIN_CTX
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX
 from specllama.cli.grouping import option
 from specllama.cli.output import ColorMode
 from specllama.cli.values import (

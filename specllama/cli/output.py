@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
 
-from specllama.errors import SpecllamaError
+from specllama.base.errors import SpecllamaError
 
 if TYPE_CHECKING:
     from rich.console import Console

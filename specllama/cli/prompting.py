@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from specllama.base.disk import size_text
+from specllama.base.errors import PromptError, UsageError
 from specllama.cli.options import PromptOptions
 from specllama.cli.output import Output
 from specllama.conversation import Conversation, Message, Vocab, raw_tokens
-from specllama.errors import PromptError, UsageError
-from specllama.storage import size_text
 
 WAIT_S = 2.0  # stdin that stays silent for longer is mentioned
 MAX_BYTES = 16 << 20  # of one text: millions of tokens, more than any context holds

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 import typer
 
 from specllama import llama
+from specllama.base.errors import Interrupted
 from specllama.cli import loading
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
@@ -32,7 +33,6 @@ from specllama.cli.view import AnswerView, EventView, RecordView, View
 from specllama.cli.worker import Worker, interruptible
 from specllama.drafters import DraftSettings
 from specllama.engine import Engine
-from specllama.errors import Interrupted
 from specllama.events import Event, Finished, PromptProgress, Reason
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.text import StopWatch, TextStream

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, profiles, storage, tuner, tuner_paths, tuner_records
+from specllama import drafts, profiles, tuner, tuner_paths, tuner_records
+from specllama.base import disk as storage
+from specllama.base.errors import PairError, SpecllamaError
 from specllama.cli import loading
 from specllama.cli.app import told
 from specllama.cli.fetching import watching
@@ -17,7 +19,6 @@ from specllama.cli.status import StatusLine
 from specllama.cli.values import word
 from specllama.compat_overlap import BY_TEXT
 from specllama.drafters import TRANSLATED
-from specllama.errors import PairError, SpecllamaError
 from specllama.profiles import ClassFigures, Profile
 from specllama.tuner_findings import Findings, Layout
 

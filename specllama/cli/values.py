@@ -11,12 +11,12 @@ import math
 import re
 from typing import Literal
 
-from specllama.checks import AUTO, MAX_DRAFT, either
-from specllama.checks import Check as Check
-from specllama.checks import real as real
-from specllama.checks import whole as whole
-from specllama.checks import word as word
-from specllama.errors import UsageError
+from specllama.base.errors import UsageError
+from specllama.base.ranges import AUTO, MAX_DRAFT, either
+from specllama.base.ranges import Check as Check
+from specllama.base.ranges import real as real
+from specllama.base.ranges import whole as whole
+from specllama.base.ranges import word as word
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from specllama.base.errors import UsageError
 from specllama.drafters.alone import LookupsAlone
 from specllama.drafters.policy import ConfidencePolicy
 from specllama.drafters.suffix import Continuation, Match, SuffixIndex
-from specllama.errors import UsageError
 from specllama.sampling import SamplingParams
 from specllama.types import (
     Chooser,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from specllama.base.errors import AllForbidden, UsageError
 from specllama.distribution import Distribution
 from specllama.drafters.policy import ConfidencePolicy
-from specllama.errors import AllForbidden, UsageError
 from specllama.prefix import KeptPrefix
 from specllama.sampling import SamplingParams, law
 from specllama.types import (

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 import typer
 
+from specllama.base.errors import ChecksumMismatch, PairError, SpecllamaError, UsageError
 from specllama.cli import app
-from specllama.errors import ChecksumMismatch, PairError, SpecllamaError, UsageError
 from tests.cli.conftest import Pair, Result
 
 Run = Callable[..., Result]
@@ -88,7 +88,7 @@ def test_the_debug_variable_shows_the_traceback(
     for error in (ZeroDivisionError("zero"), PairError("does not fit")):
         shown = failing(error).err
         assert "Traceback (most recent call last)" in shown
-        assert f"raise error\n{type(error).__name__}" in shown.replace("specllama.errors.", "")
+        assert f"raise error\n{type(error).__name__}" in shown.replace("specllama.base.errors.", "")
 
 
 def test_an_error_message_cannot_steer_the_terminal(failing: Callable[[BaseException], Result]) -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from specllama import bench as core
 from specllama import bench_plots, machine, profiles
+from specllama.base.errors import UsageError
 from specllama.bench_compare import compare
 from specllama.bench_types import ALL, BenchReport
 from specllama.cli.bench_view import main_table
 from specllama.cli.loading import profile_for
-from specllama.errors import UsageError
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import ClassFigures, Profile

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from specllama import bench as core
-from specllama import machine, storage
+from specllama import machine
+from specllama.base import disk as storage
+from specllama.base.errors import NumericsError
 from specllama.bench_types import BenchReport
-from specllama.errors import NumericsError
 from tests.bench_cases import MACHINE
 from tests.benchreports import report
 from tests.cli.conftest import Pair

@@ -24,7 +24,7 @@ import os, sys, time
 from pathlib import Path
 from specllama import llama
 from specllama.cli.app import main
-from specllama.errors import Interrupted
+from specllama.base.errors import Interrupted
 load, gate = llama.load, Path(sys.argv[1])
 def slow(path, options, progress, **rest):
     while not gate.exists():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from specllama.base.cpu import Cpu
 from specllama.checkup import Checkup, Finding, Level
 from specllama.cli import doctor
 from specllama.cli.app import main
 from specllama.cli.output import Output, stream_of
-from specllama.cpu import Cpu
 from specllama.probe import ProbeResult, State
 
 GOOD = Finding("decode", Level.OK, "went well")

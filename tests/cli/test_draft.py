@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama import children, drafts, llama
+from specllama import drafts, llama
+from specllama.base import child as children
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, record_of
 

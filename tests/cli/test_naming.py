@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specllama import drafts
+from specllama.base.errors import ConfigError
 from specllama.cli.naming import named
-from specllama.errors import ConfigError
 from specllama.pairs import load_catalog, user_file
 from tests.cli.conftest import Pair, Result, record_of
 

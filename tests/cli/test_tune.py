@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from specllama import llama, profiles, storage, tuner, tuner_child
+from specllama import llama, profiles, tuner, tuner_child
+from specllama.base import disk as storage
 from specllama.cli import loading
 from specllama.cli.options import HardwareOptions
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath

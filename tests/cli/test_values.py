@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from specllama.base.errors import UsageError
 from specllama.cli.command import SILENT, Command
 from specllama.cli.grouping import takes_groups
 from specllama.cli.options import (
@@ -18,7 +19,6 @@ from specllama.cli.options import (
     PromptOptions,
     SamplingOptions,
 )
-from specllama.errors import UsageError
 
 Groups = dict[str, object]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from specllama.base.errors import NumericsError
 from specllama.cli.worker import Worker, interruptible
-from specllama.errors import NumericsError
 from specllama.events import Event, Notice
 from specllama.types import Cancel
 

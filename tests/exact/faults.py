@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
-from specllama.errors import SpecllamaError
+from specllama.base.errors import SpecllamaError
 from tests.enumeration import tv
 
 Law: TypeAlias = Mapping[Hashable, float]

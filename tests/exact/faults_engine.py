@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from specllama import sampling
+from specllama.base.errors import NumericsError
 from specllama.distribution import Distribution
 from specllama.drafters.model import ModelDrafter
 from specllama.engine import Engine
-from specllama.errors import NumericsError
 from specllama.events import Event, Finished
 from specllama.prefix import KeptPrefix
 from specllama.sampling import RandomChooser, SamplingParams

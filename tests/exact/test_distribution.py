@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specllama.base.errors import DraftLawError, NumericsError
 from specllama.distribution import Distribution
-from specllama.errors import DraftLawError, NumericsError
 
 Probs = dict[int, float]
 

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from specllama.errors import Interrupted
+from specllama.base.errors import Interrupted
 from specllama.sampling import SamplingParams
 from specllama.types import Cancel, Chooser
 from tests.enumeration import law_of

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
 from specllama.engine import Engine
-from specllama.errors import NumericsError, PromptError, UnsupportedModel
 from specllama.events import Notice, PromptProgress
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.types import Caps, FloatArray

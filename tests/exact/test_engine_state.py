@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
+from specllama.base.errors import BackendError, Interrupted, RollbackRefused
 from specllama.drafters.model import ModelDrafter
 from specllama.engine import Engine
-from specllama.errors import BackendError, Interrupted, RollbackRefused
 from specllama.events import Finished, TokenEvent
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.types import Cancel

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from specllama.base.errors import ContextFull, Interrupted
 from specllama.distribution import Distribution
-from specllama.errors import ContextFull, Interrupted
 from specllama.types import Caps, Chooser
 from tests.enumeration import ScriptedChooser, law_of, tv
 from tests.fakes import ContractBroken, FakeModel, RandomTable

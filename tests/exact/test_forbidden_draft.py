@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from specllama.base.errors import AllForbidden
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.errors import AllForbidden
 from specllama.events import Notice
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.types import Drafter

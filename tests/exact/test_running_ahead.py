@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from specllama.base.errors import BackendError, Interrupted, SpecllamaError
 from specllama.draft_model import on_other_devices
 from specllama.drafters.model import ModelDrafter
 from specllama.enumeration import ContractBroken
-from specllama.errors import BackendError, Interrupted, SpecllamaError
 from specllama.running_ahead import AheadModel
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import Controller

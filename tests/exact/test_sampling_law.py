@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specllama.base.errors import NumericsError, UsageError
 from specllama.distribution import Distribution
-from specllama.errors import NumericsError, UsageError
 from specllama.sampling import RandomChooser, SamplingParams, law
 from specllama.types import FloatArray
 from tests.exact.reference import TokenLaw, token_law

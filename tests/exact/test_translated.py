@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from specllama.base.errors import ContextFull, Interrupted, RollbackRefused, UnsupportedModel
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import ContextFull, Interrupted, RollbackRefused, UnsupportedModel
 from specllama.sampling import RandomChooser
 from specllama.translated import TranslatedModel
 from specllama.types import Draft, room_after

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from specllama.base.errors import DraftLawError
 from specllama.distribution import Distribution
-from specllama.errors import DraftLawError
 from specllama.types import Chooser, Draft, Rule, Verdict
 from specllama.verification import verify
 from tests.enumeration import ScriptedChooser, law_of, tv

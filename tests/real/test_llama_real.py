@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama.errors import Interrupted
+from specllama.base.errors import Interrupted
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions, header, load, load_vocabulary, matrices, memory_needed, set_log
 from specllama.llama_memory import kv_bytes

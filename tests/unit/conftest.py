@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specllama import wheels
-from specllama.errors import SourceUnavailable
+from specllama.base.errors import SourceUnavailable
 from specllama.model_types import WheelSource
 from tests.hubserver import HubServer
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from specllama import bench as module
+from specllama.base.errors import Interrupted, PromptError
 from specllama.bench_insight import entropy_of, places
 from specllama.bench_job import Event, Progress
 from specllama.bench_synthetic import SyntheticChooser
 from specllama.bench_texts import notes
 from specllama.bench_types import ALL, BenchReport, Load, Plan, Run
-from specllama.errors import Interrupted, PromptError
 from specllama.sampling import RandomChooser
 from specllama.types import Cancel
 from tests.bench_cases import Stage, asked

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from specllama import bench as module
+from specllama.base.errors import NumericsError
 from specllama.bench_job import Event, Job, Progress
 from specllama.bench_stats import interval
 from specllama.bench_types import BenchReport, Run
 from specllama.cli.bench_view import report_lines
 from specllama.cli.plot import UNICODE
-from specllama.errors import NumericsError
 from specllama.types import Cancel
 from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specllama import bench_plots
-from specllama.errors import ReportError, UsageError
+from specllama.base.errors import ReportError, UsageError
 from tests.benchreports import report
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from specllama import checkup, hub, llama, pairs, probe
+from specllama.base.cpu import Cpu
+from specllama.base.errors import BackendError, ConfigError
 from specllama.checkup import Level
 from specllama.cli.output import to_json
-from specllama.cpu import Cpu
-from specllama.errors import BackendError, ConfigError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import BuildInfo, Device
 from specllama.pairs import Catalog

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from specllama.base.errors import PairError
 from specllama.compat import CompatReport, Mark, Row
 from specllama.compat_models import Machine, Side, family, is_tuned, model_rows, refusal_row
 from specllama.compat_tokens import llama_cpp_refusal, token_rows
-from specllama.errors import PairError
 from specllama.llama_header import Header
 from specllama.llama_memory import MemoryNeed
 from specllama.model_facts import CONTROL, NORMAL, Tokenizer

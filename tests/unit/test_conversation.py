@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.authorship import SpecialTexts, tell_apart
+from specllama.base.errors import PromptError, TemplateError
 from specllama.conversation import Conversation, Message, raw_tokens
-from specllama.errors import PromptError, TemplateError
 from specllama.types import common_prefix
 from tests.words import WordVocab
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from specllama import derive, derive_search, drafts, llama
-from specllama.children import Tell
+from specllama.base.child import Tell
+from specllama.base.errors import BackendError
 from specllama.cli import draft_view
 from specllama.derive import Recipe
 from specllama.derive_search import Outcome, Space
-from specllama.errors import BackendError
 from specllama.llama import Header, LoadOptions
 from specllama.profiles import Subject
 from specllama.traces import Trace

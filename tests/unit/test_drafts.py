@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specllama import drafts
+from specllama.base.errors import ConfigError
 from specllama.derive import Recipe
 from specllama.drafts import Derived, Measurement
-from specllama.errors import ConfigError
 from specllama.profiles import ClassFigures
 
 RECIPE = Recipe(quant="Q4_0", n_vocab=32000, dropped=(4, 7))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama import gguf_walk, llama
-from specllama.errors import ModelFileError, UnsupportedModel
+from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.gguf_walk import MoreNeeded, Unsound, walk, walk_from
 from tests import tiny
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama import hub, hub_cache
-from specllama.errors import (
+from specllama.base.errors import (
     ChecksumMismatch,
     DiskFull,
     DownloadError,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub_headers, llama, storage
-from specllama.errors import GatedRepository, ModelFileError, SourceUnavailable
+from specllama import hub_headers, llama
+from specllama.base import disk as storage
+from specllama.base.errors import GatedRepository, ModelFileError, SourceUnavailable
 from specllama.hub_headers import header_only
 from specllama.model_types import HubSource, Model, WheelSource
 from tests import tiny

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.errors import ModelFileError, SourceUnavailable, UsageError
+from specllama.base.errors import ModelFileError, SourceUnavailable, UsageError
 from specllama.repo_files import RepoSpec, choose_file, model_files, parse_spec, quant_of, split_names
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub, storage, wheels
-from specllama.errors import ChecksumMismatch, DiskFull, DownloadError, SourceUnavailable
+from specllama import hub, wheels
+from specllama.base import disk as storage
+from specllama.base.errors import ChecksumMismatch, DiskFull, DownloadError, SourceUnavailable
 from specllama.model_types import HubSource, Model, WheelSource
 from specllama.pins import pins
 from tests.unit.conftest import JOINED as BODY

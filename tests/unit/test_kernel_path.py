@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specllama.errors import ConfigError
+from specllama.base.errors import ConfigError
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
 from specllama.llama_plan import LoadOptions
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specllama.errors import (
+from specllama.base.errors import (
     BackendError,
     ContextFull,
     Interrupted,

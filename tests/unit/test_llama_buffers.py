@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specllama import llama, llama_buffers
-from specllama.errors import BackendError, ModelFileError, UsageError
+from specllama.base.errors import BackendError, ModelFileError, UsageError
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
 from specllama.llama import LoadOptions
 from specllama.llama_plan import GpuMemory, plan_load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.errors import ModelFileError, UnsupportedModel
+from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.llama import header, load, load_vocabulary
 from tests import tiny
 

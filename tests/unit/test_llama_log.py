@@ -110,7 +110,7 @@ def test_a_failed_load_leaves_nothing_on_stderr(tmp_path: Path) -> None:
     path = tiny.write_model(tmp_path / "m.gguf", extra={"llama.block_count": 3})
     program = f"""
 from pathlib import Path
-from specllama.errors import ModelFileError
+from specllama.base.errors import ModelFileError
 from tests import tiny
 try:
     tiny.load(Path({str(path)!r}))
@@ -129,7 +129,7 @@ def test_leaving_while_another_thread_computes_does_not_crash(tmp_path: Path) ->
     program = f"""
 import contextlib, threading, time
 from pathlib import Path
-from specllama.errors import BackendError
+from specllama.base.errors import BackendError
 from tests import tiny
 model = tiny.load(Path({str(path)!r}), n_ctx=4096)
 def work():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.errors import MemoryShort, UsageError
+from specllama.base.errors import MemoryShort, UsageError
 from specllama.llama import LoadOptions, memory_free, memory_needed
 from specllama.llama_header import Header
 from specllama.llama_memory import fit_context, kv_bytes, layers_that_fit, need_for

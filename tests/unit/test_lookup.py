@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from specllama.base.errors import UsageError
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
 from specllama.drafters.lookup import Guess, LookupDrafter
-from specllama.errors import UsageError
 from specllama.sampling import RandomChooser, SamplingParams
 from specllama.types import Draft, Observation, Plan, Verdict
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from specllama import hub
+from specllama.base.disk import Silent, only_one
 from specllama.cli.app import main
 from specllama.cli.fetching import shortened, watching
 from specllama.cli.output import open_output
 from specllama.pairs import load_catalog, user_file
-from specllama.storage import Silent, only_one
 from tests.hubserver import HubServer
 from tests.unit.conftest import BODY, FILE, REPO, Pip
 

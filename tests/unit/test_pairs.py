@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama import models_toml
-from specllama.errors import ConfigError, DiskFull, SpecllamaError
+from specllama.base.errors import ConfigError, DiskFull, SpecllamaError
 from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource, WheelSource
 from specllama.pairs import Catalog, load_catalog, user_file
 

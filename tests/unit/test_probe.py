@@ -11,8 +11,8 @@ import gguf
 import pytest
 
 from specllama import probe, probe_model
-from specllama.cpu import Cpu
-from specllama.errors import BackendError
+from specllama.base.cpu import Cpu
+from specllama.base.errors import BackendError
 from specllama.probe import State
 
 # The calls that the probe makes, and a place to go wrong in: {on_import}, {on_decode}.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from specllama import profiles
+from specllama.base.errors import ConfigError
 from specllama.calibration import PRIORS
-from specllama.errors import ConfigError
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import ClassFigures, Profile, Subject, Threads

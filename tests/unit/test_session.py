@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from specllama import chat_file
+from specllama.base.errors import ConversationError, PromptError, UsageError
 from specllama.chat_file import Saved
 from specllama.conversation import Conversation
 from specllama.drafters import DraftSettings
 from specllama.drafters.model import ModelDrafter
 from specllama.engine import Engine
-from specllama.errors import ConversationError, PromptError, UsageError
 from specllama.events import Event, Finished, Notice, PromptProgress, TokenEvent
 from specllama.llama import LlamaModel
 from specllama.sampling import RandomChooser, SamplingParams

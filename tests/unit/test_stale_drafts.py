@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama import drafts, storage
+from specllama import drafts
+from specllama.base import disk as storage
 from specllama.derive import Recipe
 from specllama.drafts import Derived, Parent, stale
 

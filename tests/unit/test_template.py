@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from specllama import template as room
-from specllama.errors import TemplateError
+from specllama.base.errors import TemplateError
 from specllama.template import ChatTemplate, TemplateOverrun
 
 NOW = datetime(2025, 3, 9, 12, 30)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama import draft_model, gguf_rewrite, llama, storage
+from specllama import draft_model, gguf_rewrite, llama
+from specllama.base import disk as storage
+from specllama.base.errors import ModelFileError, PairError
 from specllama.draft_model import VOCAB_MAP, in_target_ids, read_vocab_map
-from specllama.errors import ModelFileError, PairError
 from specllama.llama import Vocabulary, load_vocabulary
 from specllama.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.translated import TranslatedModel

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specllama import tuner, tuner_child, tuner_paths
-from specllama.children import Tell
-from specllama.errors import BackendError, ModelFileError
+from specllama.base.child import Tell
+from specllama.base.errors import BackendError, ModelFileError
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.measure import READ_ROWS, VERIFY_ROWS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specllama import llama, tuner, tuner_paths
-from specllama.children import Tell
-from specllama.errors import BackendError
+from specllama.base.child import Tell
+from specllama.base.errors import BackendError
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import Subject

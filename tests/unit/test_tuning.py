@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from specllama.base.errors import ConfigError
 from specllama.calibration import HALF_LIFE, PRIORS, Calibration, Prior
 from specllama.distribution import Distribution
-from specllama.errors import ConfigError
 from specllama.stats import expected_speedup
 from specllama.tuning import (
     BELIEVED,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from specllama.errors import UsageError
+from specllama.base.errors import UsageError
 
 AUTO = "auto"  # the program decides
 

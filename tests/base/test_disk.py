@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path, user_config_path, user_state_path
 
-from specllama import storage
+from specllama.base import disk as storage
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar, cast
 
-from specllama import errors
-from specllama.errors import BackendError, SpecllamaError
+from specllama.base import errors
+from specllama.base.errors import BackendError, SpecllamaError
 
 T = TypeVar("T")
 

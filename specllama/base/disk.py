@@ -17,8 +17,8 @@ from typing import IO, Any, Protocol
 
 from platformdirs import user_cache_path
 
-from specllama.errors import DiskFull, DownloadError
-from specllama.reports import parsed
+from specllama.base.errors import DiskFull, DownloadError
+from specllama.base.jsonable import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"

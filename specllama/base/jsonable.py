@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from specllama.errors import ReportError
+from specllama.base.errors import ReportError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from specllama import cpu
+from specllama.base import cpu
 
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8481C

@@ -1,0 +1,1 @@
+"""Tools that every room shares. Imports no other room."""
