@@ -17,14 +17,14 @@ from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output, open_output
 from specllama.conversation import Conversation, Message
+from specllama.core.events import Event
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.stats import SpecStats
+from specllama.core.types import Cancel, Drafter
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.drafters.none import NoDrafter
-from specllama.events import Event
 from specllama.llama import LlamaModel, LoadOptions
-from specllama.stats import SpecStats
 from specllama.tuning import N_MAX
-from specllama.types import Cancel, Drafter
 
 N_CTX = loading.N_CTX
 RULE = Rule(DraftOptions().verify_rule)

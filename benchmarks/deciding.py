@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.types import Draft, Observation, Verdict
 from specllama.drafters.lookup import INDEXED_AT_ONCE, LookupDrafter
 from specllama.drafters.model import confidence_of
 from specllama.tuning import Controller, CostProfile
-from specllama.types import Draft, Observation, Verdict
 
 Answer = TypeVar("Answer")
 

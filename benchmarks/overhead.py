@@ -16,8 +16,8 @@ from time import perf_counter
 import numpy as np
 
 from specllama import Caps, Engine, RandomChooser, SamplingParams, StepEvent
+from specllama.core.types import FloatArray
 from specllama.drafters.model import ModelDrafter
-from specllama.types import FloatArray
 
 N_VOCAB = 152_064
 N_TOKENS = 400

@@ -38,13 +38,13 @@ from specllama.bench_prompts import BenchPrompt
 from specllama.cli import loading
 from specllama.cli.output import open_output
 from specllama.conversation import Conversation, Message
+from specllama.core.distribution import Distribution
+from specllama.core.types import Cancel
 from specllama.derive import Recipe
-from specllama.distribution import Distribution
 from specllama.draft_model import in_target_ids
 from specllama.llama import LlamaModel
 from specllama.traces import GREEDY, Answer
 from specllama.tuning import PROBE_TOKENS, CostProfile, Points
-from specllama.types import Cancel
 
 PUBLISHED, TWO_LAYERS = "published", "two layers"
 TEMPERATURES = (0.0, 1.0)

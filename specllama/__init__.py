@@ -32,12 +32,12 @@ if TYPE_CHECKING:
         UnsupportedModel,
         UsageError,
     )
-    from specllama.distribution import Distribution
-    from specllama.engine import Engine
-    from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
-    from specllama.sampling import RandomChooser, SamplingParams
-    from specllama.stats import SpecStats
-    from specllama.types import (
+    from specllama.core.distribution import Distribution
+    from specllama.core.engine import Engine
+    from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+    from specllama.core.sampling import RandomChooser, SamplingParams
+    from specllama.core.stats import SpecStats
+    from specllama.core.types import (
         Cancel,
         Caps,
         Chooser,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         Stopper,
         Verdict,
     )
-    from specllama.verification import verify
+    from specllama.core.verification import verify
 
 __version__ = "0.1.0"
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from specllama.audit_models import Passing
 from specllama.audit_parts import Parts
-from specllama.distribution import Distribution
-from specllama.engine import Engine
-from specllama.running_ahead import AheadModel
-from specllama.sampling import SamplingParams
-from specllama.types import (
+from specllama.core.distribution import Distribution
+from specllama.core.engine import Engine
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import (
     Chooser,
     Draft,
     Drafter,
@@ -27,6 +26,7 @@ from specllama.types import (
     Verdict,
     explanation,
 )
+from specllama.running_ahead import AheadModel
 
 Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
 Section = Literal["greedy", "law", "draws", "kv"]

@@ -17,12 +17,12 @@ from specllama.audit_parts import Combination, Effort, Prompt, Subject
 from specllama.audit_reference import adjusted
 from specllama.audit_types import Difference, GreedyRun
 from specllama.base.errors import Interrupted
-from specllama.drafters.none import NoDrafter
-from specllama.engine import Engine
-from specllama.events import Finished, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.stats import SpecStats
-from specllama.types import Cancel, FloatArray, LanguageModel
+from specllama.core.engine import Engine
+from specllama.core.events import Finished, TokenEvent
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.stats import SpecStats
+from specllama.core.types import Cancel, FloatArray, LanguageModel
 
 WIDTHS = range(2, 10)  # of the control's blocks
 N_MAX = 8  # longest draft

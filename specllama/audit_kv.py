@@ -16,9 +16,9 @@ from specllama.audit_types import KV_BOUND as KV_BOUND
 from specllama.audit_types import DrawRow, KvRow
 from specllama.base.errors import ContextFull, Interrupted
 from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
-from specllama.distribution import Distribution
-from specllama.events import Event, Finished, StepEvent, TokenEvent
-from specllama.types import FloatArray, LanguageModel, Observation
+from specllama.core.distribution import Distribution
+from specllama.core.events import Event, Finished, StepEvent, TokenEvent
+from specllama.core.types import FloatArray, LanguageModel, Observation
 
 MOST_BINS = 20
 N_PROBED = 3  # tokens whose logits are compared

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from specllama.types import FloatArray, LanguageModel, Spelling, common_prefix, room_after
+from specllama.core.types import FloatArray, LanguageModel, Spelling, common_prefix, room_after
 
 
 class Remembered:

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from specllama.base.errors import Interrupted
-from specllama.drafters import REGISTRY, DraftSettings
-from specllama.engine import Engine
-from specllama.running_ahead import AheadModel
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import (
+from specllama.core.engine import Engine
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import (
     Cancel,
     Chooser,
     Draft,
@@ -24,6 +22,8 @@ from specllama.types import (
     Rule,
     explanation,
 )
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.running_ahead import AheadModel
 
 Piece = Callable[[int], bytes]  # what a token shows
 

@@ -15,12 +15,12 @@ from specllama.audit_reference import target_law
 from specllama.audit_types import DrawRow, LawRow
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_law
-from specllama.drafters.none import NoDrafter
-from specllama.engine import Engine
+from specllama.core.engine import Engine
+from specllama.core.events import Finished, TokenEvent
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.sampling import RandomChooser
+from specllama.core.types import Drafter, Observation
 from specllama.enumeration import ContractBroken, TooManyBranches
-from specllama.events import Finished, TokenEvent
-from specllama.sampling import RandomChooser
-from specllama.types import Drafter, Observation
 
 WIDEST = 4  # a draft of one token may have so many times the branches of longer ones, or there would be none
 N_COUNTED = 2  # tokens of a drawn answer that are compared

@@ -15,13 +15,13 @@ from specllama.bench_prompts import BenchPrompt
 from specllama.bench_synthetic import SyntheticChooser
 from specllama.bench_texts import notes
 from specllama.bench_types import Arm, Condition
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel, Chooser, Drafter, Rule
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.engine import Engine
-from specllama.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
-from specllama.prefix import KeptPrefix
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import N_MAX
-from specllama.types import Cancel, Chooser, Drafter, Rule
 
 TELL_S = 0.5  # between two words about how far an answer is
 N_PRIMED = 3  # tokens after which the draft, too, has read what stands before the prompt

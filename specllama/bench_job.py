@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, TypeVar
 from specllama.bench_plan import Wishes
 from specllama.bench_prompts import BenchPrompt
 from specllama.bench_types import Arm, BenchReport, Machine, Plan, Run
-from specllama.sampling import SamplingParams
-from specllama.types import DraftPolicy, LanguageModel
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import DraftPolicy, LanguageModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from specllama.bench_types import (
     Run,
     TimeSplit,
 )
+from specllama.core.stats import SpecStats
 from specllama.drafters import REGISTRY
-from specllama.stats import SpecStats
 from specllama.tuning import N_MAX, CostProfile
 
 N_RESAMPLES = 2000

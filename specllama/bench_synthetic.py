@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specllama.distribution import Distribution
-from specllama.types import Chooser
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser
 
 
 class SyntheticChooser:

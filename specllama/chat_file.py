@@ -12,7 +12,7 @@ from specllama import settings as setting_table
 from specllama.base.disk import read_bytes, write_text
 from specllama.base.errors import ConversationError, UsageError
 from specllama.base.jsonable import parsed
-from specllama.events import Reason
+from specllama.core.events import Reason
 from specllama.session import ChatSession, Turn
 from specllama.settings import MAX_SEED, Settings
 

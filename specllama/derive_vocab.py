@@ -13,11 +13,11 @@ import numpy as np
 
 from specllama import gguf_rewrite
 from specllama.base.errors import UnsupportedModel, UsageError
+from specllama.core.types import IntArray
 from specllama.draft_model import VOCAB_MAP
 from specllama.gguf_rewrite import Source, Tensor
 from specllama.llama_header import Header
 from specllama.model_facts import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
-from specllama.types import IntArray
 
 MULTIPLE = 64  # kernels take head matrices whose rows are a multiple of up to this only
 LEAST_TOKENS = 512

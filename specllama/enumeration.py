@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from specllama.distribution import Distribution
-from specllama.types import Chooser
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 

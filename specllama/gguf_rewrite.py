@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
+from specllama.core.types import IntArray
 from specllama.gguf_walk import Walked
 from specllama.llama_file import walk_file
-from specllama.types import IntArray
 
 Tell = Callable[[float], None]  # told the share that is written
 

@@ -26,6 +26,7 @@ from specllama.base.errors import (
     SpecllamaError,
     UnsupportedModel,
 )
+from specllama.core.types import Cancel, Caps, FloatArray
 from specllama.kernel_path import KernelPath, Matrix
 from specllama.llama_batch import SEQUENCE, BatchSlots
 from specllama.llama_ext import (
@@ -55,7 +56,6 @@ from specllama.llama_open import (
 from specllama.llama_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
 from specllama.llama_quantize import quantize
 from specllama.llama_vocab import Vocabulary
-from specllama.types import Cancel, Caps, FloatArray
 
 __all__ = [
     "BuildInfo",

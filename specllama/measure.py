@@ -9,13 +9,13 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TypeVar
 
+from specllama.core.engine import Engine
+from specllama.core.events import Finished
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.stats import SpecStats
+from specllama.core.types import LanguageModel
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Finished
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.stats import SpecStats
 from specllama.tuning import CostProfile
-from specllama.types import LanguageModel
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from specllama.stats import SpecStats, expected_speedup
+from specllama.core.stats import SpecStats, expected_speedup
 from specllama.tuning import LEAST_RATE, CostProfile
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from specllama.base.errors import SpecllamaError, UnsupportedModel
-from specllama.types import Cancel, FloatArray, Guess, LanguageModel, room_after
+from specllama.core.types import Cancel, FloatArray, Guess, LanguageModel, room_after
 
 
 @dataclass(slots=True)

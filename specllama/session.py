@@ -17,15 +17,15 @@ from typing import Protocol, cast
 from specllama import conversation
 from specllama.base.errors import PromptError, UsageError
 from specllama.conversation import Conversation, Message
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, StepEvent, TokenEvent
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.sampling import RandomChooser
+from specllama.core.stats import SpecStats
+from specllama.core.types import Cancel, Drafter, LanguageModel, common_prefix
 from specllama.drafters import REGISTRY
-from specllama.drafters.none import NoDrafter
-from specllama.engine import Engine
-from specllama.events import Event, Finished, Notice, PromptProgress, Reason, StepEvent, TokenEvent
-from specllama.sampling import RandomChooser
 from specllama.settings import MAX_SEED, Settings
-from specllama.stats import SpecStats
 from specllama.text import StopWatch, TextStream
-from specllama.types import Cancel, Drafter, LanguageModel, common_prefix
 
 ROOM_FOR_ANSWER = 256  # tokens; where less is left, the oldest turns go
 # Dropping means reading all of the rest anew, so it makes room for many turns at once.

@@ -10,9 +10,9 @@ from typing import Any
 
 from specllama.base.errors import UsageError
 from specllama.base.ranges import AUTO, Check, either, real, whole, word
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Rule
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
-from specllama.sampling import SamplingParams
-from specllama.types import Rule
 
 MAX_SEED = 2**64 - 1
 _ON_OFF = {"on": True, "off": False}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.sampling import RandomChooser, SamplingParams, law
+from specllama.core.types import FloatArray, LanguageModel
 from specllama.drafters.model import confidence_of
-from specllama.sampling import RandomChooser, SamplingParams, law
 from specllama.tuning import LEAST_RATE, CostProfile
-from specllama.types import FloatArray, LanguageModel
 
 Progress = Callable[[float], None]  # told the share that is done
 

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from specllama.base.errors import ContextFull, UnsupportedModel
+from specllama.core.types import Cancel, FloatArray, IntArray, LanguageModel
 from specllama.token_map import NO_TOKEN
-from specllama.types import Cancel, FloatArray, IntArray, LanguageModel
 
 
 class Spell(Protocol):

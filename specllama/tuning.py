@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from specllama.base.errors import ConfigError
 from specllama.calibration import Calibration, Prior
-from specllama.distribution import Distribution
-from specllama.types import Observation, Plan
+from specllama.core.distribution import Distribution
+from specllama.core.types import Observation, Plan
 
 LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them
 

@@ -24,9 +24,9 @@ from specllama.bench_types import (
     Run,
 )
 from specllama.bench_verdict import verdict
-from specllama.stats import SpecStats
+from specllama.core.stats import SpecStats
+from specllama.core.types import Cancel, Caps
 from specllama.tuning import CostProfile
-from specllama.types import Cancel, Caps
 from tests.fakes import FakeModel, Hook, RandomTable
 
 MACHINE = Machine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
 from specllama.enumeration import ContractBroken, EnumeratingChooser, law_of, tv
 
 __all__ = ["EnumeratingChooser", "ScriptedChooser", "law_of", "tv"]

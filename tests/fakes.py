@@ -11,9 +11,9 @@ from typing import TypeAlias
 import numpy as np
 
 from specllama.base.errors import ContextFull, Interrupted
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.types import Caps, Chooser, Draft, FloatArray, Observation
 from specllama.enumeration import ContractBroken
-from specllama.types import Caps, Chooser, Draft, FloatArray, Observation
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)

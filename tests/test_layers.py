@@ -63,7 +63,7 @@ IMPORTS = [entry for path in FILES for entry in imports_of(path)]
 
 
 def room_of(entry: Import) -> str:
-    """The room an import of ours leads to: "types" for `specllama.types.Draft`; "" for others' modules."""
+    """The room an import of ours leads to: "types" for `specllama.core.types.Draft`; "" for others' modules."""
     parts = entry.name.split(".")
     return parts[1] if parts[0] == "specllama" and len(parts) > 1 else ""
 

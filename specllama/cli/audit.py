@@ -35,11 +35,11 @@ from specllama.cli.record import describe_model, versions
 from specllama.cli.status import StatusLine
 from specllama.cli.values import real, strategies, whole, word
 from specllama.cli.worker import Worker, interruptible
+from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.llama_plan import physical_cores
 from specllama.profiles import SIMPLE
 from specllama.running_ahead import AheadModel
-from specllama.types import Cancel, Rule
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken
 RULES = tuple(rule.value for rule in Rule)

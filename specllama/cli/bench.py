@@ -44,8 +44,8 @@ from specllama.cli.record import versions
 from specllama.cli.status import StatusLine
 from specllama.cli.terminal import size_of
 from specllama.cli.worker import Worker, interruptible
+from specllama.core.types import Cancel
 from specllama.llama import build_info
-from specllama.types import Cancel
 
 AUTO = "auto"
 WRITE_ONE = "write a report with: specllama bench --output FILE.json"

@@ -24,13 +24,13 @@ from specllama.cli.output import Output
 from specllama.cli.record import describe_model
 from specllama.cli.tuned import tune_command
 from specllama.conversation import Conversation, Message
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel, DraftPolicy, LanguageModel
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.profiles import LOOKUP_ALONE, SIMPLE
-from specllama.sampling import SamplingParams
 from specllama.tuning import N_MAX, PROBE_TOKENS
-from specllama.types import Cancel, DraftPolicy, LanguageModel
 
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
 _LEAST_BLOCK = 17  # rows that costs are measured up to

@@ -35,9 +35,9 @@ from specllama.cli.options import (
 from specllama.cli.output import Output, open_output
 from specllama.cli.prompting import sound
 from specllama.cli.tuned import hint_at_tuning, say_profile
+from specllama.core.types import Cancel, Rule
 from specllama.drafters import DraftSettings
 from specllama.settings import Settings
-from specllama.types import Cancel, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

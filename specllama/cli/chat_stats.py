@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from specllama.cli.record import acceptance
 from specllama.cli.render import Palette, bar, flow, percent, rate
+from specllama.core.stats import SpecStats
 from specllama.session import ChatSession, KvUse
-from specllama.stats import SpecStats
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _MAX_SPARKS = 40

@@ -13,7 +13,7 @@ from specllama.cli.output import Output
 from specllama.cli.render import STYLES, Figures, codes_of, percent, rate
 from specllama.cli.terminal import Piece
 from specllama.cli.view import AnswerView
-from specllama.events import Event, Finished, PromptProgress
+from specllama.core.events import Event, Finished, PromptProgress
 from specllama.session import Reuse
 from specllama.text import Span, TextStream
 

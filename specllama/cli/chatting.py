@@ -26,13 +26,13 @@ from specllama.cli.render import Figures, codes_of
 from specllama.cli.terminal import size_of
 from specllama.cli.view import EventView, View
 from specllama.cli.worker import Worker
+from specllama.core.events import Event, Finished
+from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.events import Event, Finished
 from specllama.llama_memory import CELL_STEP
 from specllama.session import ChatSession
 from specllama.settings import Settings, changed, to_json
 from specllama.text import TextStream
-from specllama.types import Cancel
 
 LONGEST_DRAFT = 16  # what models are loaded for, so that `/set draft-n-max` has somewhere to go
 PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does

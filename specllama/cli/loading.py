@@ -17,6 +17,7 @@ from specllama.cli.naming import Wanted, named
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
+from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.kernel_path import AS_IN_FILE, KernelPath
@@ -30,7 +31,6 @@ from specllama.profiles import SIMPLE, Profile, Subject
 from specllama.running_ahead import AheadModel
 from specllama.tuning import N_MAX as LONGEST_AUTO
 from specllama.tuning import PROBE_TOKENS, controller
-from specllama.types import Cancel, Drafter, DraftPolicy
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
 

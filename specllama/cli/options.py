@@ -35,7 +35,7 @@ Color = Annotated[
 ]
 
 if TYPE_CHECKING:
-    from specllama.sampling import SamplingParams
+    from specllama.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class LawOptions:
     @property
     def params(self) -> SamplingParams:
         """The target's sampler settings."""
-        from specllama.sampling import SamplingParams  # numpy; the help texts do without
+        from specllama.core.sampling import SamplingParams  # numpy; the help texts do without
 
         return SamplingParams(
             temperature=self.temp,

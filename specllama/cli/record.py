@@ -10,10 +10,10 @@ import numpy as np
 
 import specllama
 from specllama.cli.loading import File, Models, Setup
-from specllama.events import Event, Finished, Notice, StepEvent
+from specllama.core.events import Event, Finished, Notice, StepEvent
+from specllama.core.stats import SpecStats
 from specllama.kernel_path import KernelPath
 from specllama.llama import BuildInfo, LlamaModel, build_info
-from specllama.stats import SpecStats
 from specllama.text import TextStream
 
 SCHEMA = {

@@ -11,8 +11,8 @@ from rich.color import ColorSystem
 from rich.style import Style
 
 from specllama.cli.output import Stream
-from specllama.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
-from specllama.stats import SpecStats
+from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.stats import SpecStats
 
 # Each origin differs from the others in colour and, without colour, in bold and underline. Cyan, yellow and magenta
 # stay apart for the common kinds of colour blindness, and follow the terminal's own theme.

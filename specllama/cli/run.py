@@ -31,12 +31,12 @@ from specllama.cli.render import Figures, summary
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.cli.view import AnswerView, EventView, RecordView, View
 from specllama.cli.worker import Worker, interruptible
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, PromptProgress, Reason
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel, Rule
 from specllama.drafters import DraftSettings
-from specllama.engine import Engine
-from specllama.events import Event, Finished, PromptProgress, Reason
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.text import StopWatch, TextStream
-from specllama.types import Cancel, Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from specllama.cli.record import Record
 from specllama.cli.render import Figures, palette_of, strip
 from specllama.cli.terminal import Piece, Screen
 from specllama.cli.wrapping import Wrapper
-from specllama.events import Event, Finished, Notice, TokenEvent
+from specllama.core.events import Event, Finished, Notice, TokenEvent
 from specllama.text import Span, TextStream
 
 FRAME_S = 0.1  # live lines are drawn at most ten times a second

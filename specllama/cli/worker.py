@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Generic, TypeVar
 
 from specllama.cli.ending import endings, handling, leave_at_once
-from specllama.types import Cancel
+from specllama.core.types import Cancel
 
 E = TypeVar("E")  # what the work says: the engine's events, or a benchmark's
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.types import Drafter, DraftPolicy, LanguageModel
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
-from specllama.drafters.none import NoDrafter
-from specllama.types import Drafter, DraftPolicy, LanguageModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

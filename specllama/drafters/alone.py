@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from specllama.types import Planner
+from specllama.core.types import Planner
 
 if TYPE_CHECKING:
     from specllama.drafters.lookup import Guess

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Chooser, Draft, DraftReport, FloatArray, Observation, Planner
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.sampling import SamplingParams
-from specllama.types import Chooser, Draft, DraftReport, FloatArray, Observation, Planner
 
 
 class ChainDrafter:

@@ -7,11 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specllama.base.errors import UsageError
-from specllama.drafters.alone import LookupsAlone
-from specllama.drafters.policy import ConfidencePolicy
-from specllama.drafters.suffix import Continuation, Match, SuffixIndex
-from specllama.sampling import SamplingParams
-from specllama.types import (
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import (
     Chooser,
     Decision,
     Draft,
@@ -22,6 +19,9 @@ from specllama.types import (
     Planner,
     common_prefix,
 )
+from specllama.drafters.alone import LookupsAlone
+from specllama.drafters.policy import ConfidencePolicy
+from specllama.drafters.suffix import Continuation, Match, SuffixIndex
 
 # Tokens indexed within one step: 20 ms or so. A longer prompt is read over several steps.
 INDEXED_AT_ONCE = 4096

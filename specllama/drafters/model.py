@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.base.errors import AllForbidden, UsageError
-from specllama.distribution import Distribution
-from specllama.drafters.policy import ConfidencePolicy
-from specllama.prefix import KeptPrefix
-from specllama.sampling import SamplingParams, law
-from specllama.types import (
+from specllama.core.distribution import Distribution
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.sampling import SamplingParams, law
+from specllama.core.types import (
     Chooser,
     Decision,
     Draft,
@@ -27,6 +26,7 @@ from specllama.types import (
     RunsAhead,
     room_after,
 )
+from specllama.drafters.policy import ConfidencePolicy
 
 # What the first step of an answer may let the target's first token wait for: reading so few tokens, and drafting. A
 # drafter that is made by hand drafts from its first step on where there is little to read; the program's answers never

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.types import Observation
+from specllama.core.types import Observation
 
 
 class ConfidencePolicy:

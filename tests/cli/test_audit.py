@@ -11,7 +11,7 @@ import pytest
 from specllama.audit_faults import accepts_everything
 from specllama.audit_parts import Effort
 from specllama.cli import audit as command
-from specllama.engine import Engine
+from specllama.core.engine import Engine
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 

@@ -16,8 +16,8 @@ from specllama import llama
 from specllama.cli import check as check_command
 from specllama.cli import check_probe
 from specllama.cli.output import open_output
+from specllama.core.stats import SpecStats
 from specllama.outlook import outlook
-from specllama.stats import SpecStats
 from specllama.tuning import CostProfile
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal

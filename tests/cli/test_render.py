@@ -10,8 +10,8 @@ from rich.cells import cell_len
 
 from specllama.cli.output import Stream
 from specllama.cli.render import STYLES, Figures, Palette, bar, palette_of, percent, progress, strip, summary
-from specllama.events import Notice, PromptProgress, StepEvent, TokenEvent
-from specllama.stats import SpecStats
+from specllama.core.events import Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.stats import SpecStats
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 

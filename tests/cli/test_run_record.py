@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specllama import llama
-from specllama.types import Rule
+from specllama.core.types import Rule
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 
 Run = Callable[..., Result]

@@ -12,8 +12,8 @@ import pytest
 
 from specllama.base.errors import NumericsError
 from specllama.cli.worker import Worker, interruptible
-from specllama.events import Event, Notice
-from specllama.types import Cancel
+from specllama.core.events import Event, Notice
+from specllama.core.types import Cancel
 
 
 def _say(*texts: str, pause_s: float = 0.0) -> Iterator[Event]:

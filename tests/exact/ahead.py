@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import sleep
 
+from specllama.core.types import DraftPolicy, FloatArray, Guess
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.model import PREFILL_AT_ONCE
 from specllama.enumeration import ContractBroken
 from specllama.running_ahead import AheadModel
-from specllama.types import DraftPolicy, FloatArray, Guess
 from tests.exact.harness import Pair, Rig
 from tests.exact.translating import FIRST, WatchedDraft
 from tests.fakes import FakeModel, History

@@ -11,16 +11,16 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from specllama import sampling
 from specllama.base.errors import NumericsError
-from specllama.distribution import Distribution
+from specllama.core import sampling
+from specllama.core.distribution import Distribution
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.stats import SpecStats
+from specllama.core.types import Chooser, Draft, FloatArray, LanguageModel, Stopper
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Event, Finished
-from specllama.prefix import KeptPrefix
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.stats import SpecStats
-from specllama.types import Chooser, Draft, FloatArray, LanguageModel, Stopper
 from tests.exact.faults import Case, Fault, Install, Law
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Pair, random_pair
 from tests.exact.reference import token_law
@@ -130,7 +130,7 @@ class ShiftedRows(sampling.RowLaws):
 
 
 def patch_rows(rows: type[sampling.RowLaws]) -> Install:
-    return lambda monkeypatch: monkeypatch.setattr("specllama.engine.RowLaws", rows)
+    return lambda monkeypatch: monkeypatch.setattr("specllama.core.engine.RowLaws", rows)
 
 
 ProposeChange: TypeAlias = Callable[[ModelDrafter, Draft, History, SamplingParams], Draft]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specllama.distribution import Distribution
-from specllama.types import Chooser, Draft, Rule
-from specllama.verification import verify
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser, Draft, Rule
+from specllama.core.verification import verify
 from tests.exact.faults import Case, Fault
 from tests.exact.loop import P, Q, Verifier, drawn_trees, emitted_law, plain_law
 from tests.exact.verifiers import BlockVerifier, MatchVerifier, TokenVerifier

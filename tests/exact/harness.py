@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, StepEvent, TokenEvent
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel, Caps, Chooser, Drafter, FloatArray, Rule
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Event, Finished, StepEvent, TokenEvent
-from specllama.sampling import SamplingParams
-from specllama.types import Cancel, Caps, Chooser, Drafter, FloatArray, Rule
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
 from tests.exact.translating import WatchedDraft

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from specllama.distribution import Distribution
-from specllama.types import Chooser, Draft, Rule, Verdict
-from specllama.verification import verify
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser, Draft, Rule, Verdict
+from specllama.core.verification import verify
 from tests.enumeration import law_of
 from tests.exact.reference import TokenLaw, first_tokens
 from tests.fakes import History, Laws, Script, dense, drawn_tree

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specllama.core.engine import Engine
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel, FloatArray, LanguageModel, Rule
 from specllama.draft_model import in_target_ids
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
 from specllama.llama import LlamaModel
 from specllama.running_ahead import AheadModel
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Cancel, FloatArray, LanguageModel, Rule
 from tests import tiny
 from tests.exact.test_tiny_llama import Tiny, answer, stats_of
 

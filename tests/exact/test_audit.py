@@ -19,11 +19,11 @@ from specllama.audit_parts import Combination, Effort, Parts, Prompt, Subject
 from specllama.audit_reference import target_law
 from specllama.audit_sampling import Place
 from specllama.audit_types import KV_BOUND, LAW_BOUND, AuditReport, LawRow
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.sampling import SamplingParams, law
+from specllama.core.types import Draft, FloatArray, Guess, LanguageModel, Observation, Rule, Verdict, room_after
 from specllama.drafters import DraftSettings
 from specllama.running_ahead import AheadModel
-from specllama.sampling import SamplingParams, law
-from specllama.types import Draft, FloatArray, Guess, LanguageModel, Observation, Rule, Verdict, room_after
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law
 from tests.exact.translating import WatchedDraft

@@ -7,7 +7,7 @@ import pytest
 from specllama import audit
 from specllama.audit_types import AuditReport
 from specllama.cli.audit_view import markdown
-from specllama.types import Rule
+from specllama.core.types import Rule
 from tests.exact.test_audit import LEAST, N_VOCAB, RandomTable, subject
 from tests.exact.translating import WatchedDraft
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from specllama import derive
+from specllama.core.engine import Engine
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Chooser
 from specllama.derive import Recipe
 from specllama.draft_model import in_target_ids, read_vocab_map
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
 from specllama.llama import LlamaModel
-from specllama.sampling import SamplingParams
-from specllama.types import Chooser
 from tests import tiny
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.base.errors import DraftLawError, NumericsError
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
 
 Probs = dict[int, float]
 

@@ -8,9 +8,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from specllama.events import StepEvent, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Draft, Observation, Rule
+from specllama.core.events import StepEvent, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Draft, Observation, Rule
 from tests.enumeration import ScriptedChooser
 from tests.exact.harness import (
     GREEDY,

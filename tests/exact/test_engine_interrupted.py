@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from specllama.base.errors import Interrupted
-from specllama.sampling import SamplingParams
-from specllama.types import Cancel, Chooser
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel, Chooser
 from tests.enumeration import law_of
 from tests.exact.harness import PROMPT, REPEAT, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History

@@ -12,12 +12,12 @@ from contextlib import closing
 
 import pytest
 
+from specllama.core.events import Notice
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Chooser, Draft, Observation, Rule
 from specllama.drafters.model import ModelDrafter
-from specllama.events import Notice
-from specllama.sampling import SamplingParams
 from specllama.text import StopWatch
 from specllama.tuning import Controller, CostProfile
-from specllama.types import Chooser, Draft, Observation, Rule
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History

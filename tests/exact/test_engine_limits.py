@@ -7,10 +7,10 @@ import math
 import pytest
 
 from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
-from specllama.engine import Engine
-from specllama.events import Notice, PromptProgress
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Caps, FloatArray
+from specllama.core.engine import Engine
+from specllama.core.events import Notice, PromptProgress
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Caps, FloatArray
 from tests.exact.harness import (
     GREEDY,
     N_VOCAB,

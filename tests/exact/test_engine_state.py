@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 
 from specllama.base.errors import BackendError, Interrupted, RollbackRefused
+from specllama.core.engine import Engine
+from specllama.core.events import Finished, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Finished, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Cancel
 from tests.exact.harness import (
     GREEDY,
     N_VOCAB,

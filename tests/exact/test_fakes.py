@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import ContextFull, Interrupted
-from specllama.distribution import Distribution
-from specllama.types import Caps, Chooser
+from specllama.core.distribution import Distribution
+from specllama.core.types import Caps, Chooser
 from tests.enumeration import ScriptedChooser, law_of, tv
 from tests.fakes import ContractBroken, FakeModel, RandomTable
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from specllama.distribution import Distribution
-from specllama.sampling import RandomChooser
-from specllama.types import Chooser, Rule, Verdict
-from specllama.verification import verify
+from specllama.core.distribution import Distribution
+from specllama.core.sampling import RandomChooser
+from specllama.core.types import Chooser, Rule, Verdict
+from specllama.core.verification import verify
 from tests.enumeration import law_of, tv
 from tests.exact import faults_verification as faults
 from tests.exact.faults import Fault

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.core.events import TokenEvent
+from specllama.core.sampling import RandomChooser
+from specllama.core.stats import SpecStats, expected_speedup, expected_tokens
 from specllama.drafters.model import ModelDrafter
-from specllama.events import TokenEvent
-from specllama.sampling import RandomChooser
-from specllama.stats import SpecStats, expected_speedup, expected_tokens
 from tests.exact.harness import GREEDY, Rig
 from tests.fakes import FakeModel, History, Table, table_of
 

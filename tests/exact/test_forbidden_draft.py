@@ -7,10 +7,10 @@ import math
 import pytest
 
 from specllama.base.errors import AllForbidden
+from specllama.core.events import Notice
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Drafter
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.events import Notice
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Drafter
 from tests.exact.harness import PROMPT, Rig, law_of
 from tests.fakes import FakeModel, RandomTable
 

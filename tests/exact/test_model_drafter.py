@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Draft, Observation, Verdict
 from specllama.drafters.model import ModelDrafter
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Draft, Observation, Verdict
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import History, token_law
 from tests.fakes import FakeModel, RandomTable, replaced

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.base.errors import NumericsError, UsageError
-from specllama.distribution import Distribution
-from specllama.sampling import RandomChooser, SamplingParams, law
-from specllama.types import FloatArray
+from specllama.core.distribution import Distribution
+from specllama.core.sampling import RandomChooser, SamplingParams, law
+from specllama.core.types import FloatArray
 from tests.exact.reference import TokenLaw, token_law
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

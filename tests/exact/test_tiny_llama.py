@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from specllama.core.engine import Engine
+from specllama.core.events import Finished, StepEvent, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.stats import SpecStats
+from specllama.core.types import Chooser, FloatArray, Rule
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Finished, StepEvent, TokenEvent
 from specllama.llama import LlamaModel
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.stats import SpecStats
-from specllama.types import Chooser, FloatArray, Rule
 from tests import tiny
 from tests.enumeration import law_of, tv
 from tests.exact.harness import GREEDY, PLAIN

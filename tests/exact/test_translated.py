@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import ContextFull, Interrupted, RollbackRefused, UnsupportedModel
+from specllama.core.sampling import RandomChooser
+from specllama.core.types import Draft, room_after
 from specllama.drafters.model import ModelDrafter
-from specllama.sampling import RandomChooser
 from specllama.translated import TranslatedModel
-from specllama.types import Draft, room_after
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Rig, plain_greedy
 from tests.exact.translating import (
     FIRST,

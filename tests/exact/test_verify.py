@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from specllama.base.errors import DraftLawError
-from specllama.distribution import Distribution
-from specllama.types import Chooser, Draft, Rule, Verdict
-from specllama.verification import verify
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser, Draft, Rule, Verdict
+from specllama.core.verification import verify
 from tests.enumeration import ScriptedChooser, law_of, tv
 from tests.exact.loop import N_VOCAB, LazyRows, P, Q, drawn_trees, emit, emitted_law, first_token, plain_law
 from tests.fakes import History, Laws, Script, always, dense, drawn_chain, points, random_laws

@@ -1,14 +1,14 @@
 """The rules of verification once more, from the papers and in plain Python: one rule a method, for faults to break.
 
-Unbroken, they are a second opinion on `specllama.verification`: same drafts, same law of verdicts.
+Unbroken, they are a second opinion on `specllama.core.verification`: same drafts, same law of verdicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.distribution import Distribution
-from specllama.types import Chooser, Draft, Rule, Verdict
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser, Draft, Rule, Verdict
 from tests.fakes import Probs, dense
 
 N_IDS = 8  # more than any vocabulary of these tests

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from specllama.conversation import Conversation
+from specllama.core.engine import Engine
+from specllama.core.events import Event, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
-from specllama.engine import Engine
-from specllama.events import Event, TokenEvent
 from specllama.llama import LlamaModel
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.session import ChatSession
 from specllama.settings import Settings
-from specllama.types import Cancel
 from tests.cli.conftest import SPECLLAMA, Terminal
 from tests.real.conftest import SMALL
 

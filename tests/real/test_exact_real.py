@@ -16,9 +16,9 @@ from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, 
 from specllama.audit_greedy import control
 from specllama.audit_types import NEAR_TIE
 from specllama.conversation import Conversation, Message
+from specllama.core.types import FloatArray
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
-from specllama.types import FloatArray
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 
 pytestmark = pytest.mark.model

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import Interrupted
+from specllama.core.types import Cancel
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions, header, load, load_vocabulary, matrices, memory_needed, set_log
 from specllama.llama_memory import kv_bytes
-from specllama.types import Cancel
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 
 pytestmark = pytest.mark.model

@@ -12,18 +12,18 @@ import pytest
 from specllama import tuner_child
 from specllama.compat_overlap import overlap
 from specllama.conversation import Conversation, Message
+from specllama.core.engine import Engine
+from specllama.core.events import Finished, StepEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import FloatArray
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.engine import Engine
-from specllama.events import Finished, StepEvent
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary
 from specllama.model_facts import read_tokenizer
 from specllama.profiles import Subject
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.traces import acceptance
 from specllama.tuner_child import Job, Way
-from specllama.types import FloatArray
 from tests.real.conftest import DRAFT, SMALL, WINDOWED
 
 pytestmark = pytest.mark.model

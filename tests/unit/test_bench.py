@@ -16,8 +16,8 @@ from specllama.bench_job import Event, Progress
 from specllama.bench_synthetic import SyntheticChooser
 from specllama.bench_texts import notes
 from specllama.bench_types import ALL, BenchReport, Load, Plan, Run
-from specllama.sampling import RandomChooser
-from specllama.types import Cancel
+from specllama.core.sampling import RandomChooser
+from specllama.core.types import Cancel
 from tests.bench_cases import Stage, asked
 
 

@@ -13,7 +13,7 @@ from specllama.bench_stats import interval
 from specllama.bench_types import BenchReport, Run
 from specllama.cli.bench_view import report_lines
 from specllama.cli.plot import UNICODE
-from specllama.types import Cancel
+from specllama.core.types import Cancel
 from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
 
 

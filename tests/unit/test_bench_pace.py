@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from specllama import engine, measure
+from specllama import measure
 from specllama.bench_pace import HASTY_S, HURRIED_S
 from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import interval
 from specllama.bench_types import BenchReport
-from specllama.types import Caps, FloatArray
+from specllama.core import engine
+from specllama.core.types import Caps, FloatArray
 from tests.bench_cases import VOCAB, Stage
 from tests.fakes import FakeModel, RandomTable
 

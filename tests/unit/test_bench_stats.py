@@ -12,7 +12,7 @@ import pytest
 from specllama.base.errors import ReportError
 from specllama.bench_stats import bands, expected, interval, log_ratios, picks, weight_bytes_s
 from specllama.bench_types import ALL, Arm, BenchReport
-from specllama.stats import SpecStats, expected_speedup
+from specllama.core.stats import SpecStats, expected_speedup
 from tests.bench_cases import COSTS, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 
 # ------------------------------------------------------------------------------------------------------- paired ratios

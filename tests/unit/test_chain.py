@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specllama.distribution import Distribution
+from specllama.core.distribution import Distribution
+from specllama.core.engine import Engine
+from specllama.core.events import StepEvent, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Draft, Observation, Plan, Verdict
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import StepEvent, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import Controller, CostProfile
-from specllama.types import Draft, Observation, Plan, Verdict
 from tests.fakes import Call, FakeModel, RandomTable, always, table_of
 
 N_VOCAB = 12

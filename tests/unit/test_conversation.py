@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specllama.authorship import SpecialTexts, tell_apart
 from specllama.base.errors import PromptError, TemplateError
 from specllama.conversation import Conversation, Message, raw_tokens
-from specllama.types import common_prefix
+from specllama.core.types import common_prefix
 from tests.words import WordVocab
 
 NOW = datetime(2025, 3, 9)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from specllama.base.errors import UsageError
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Draft, Observation, Plan, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
 from specllama.drafters.lookup import Guess, LookupDrafter
-from specllama.sampling import RandomChooser, SamplingParams
-from specllama.types import Draft, Observation, Plan, Verdict
 
 PARAMS = SamplingParams()
 

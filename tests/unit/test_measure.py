@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specllama.core.sampling import SamplingParams
 from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, interleaved, measure_acceptance, measure_costs, spread
-from specllama.sampling import SamplingParams
 from tests import tiny
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from specllama.core.stats import SpecStats
 from specllama.outlook import Outlook, break_even, outlook, speedup
-from specllama.stats import SpecStats
 from specllama.tuning import CostProfile
 
 # DESIGN 7: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).

@@ -14,15 +14,15 @@ from specllama import chat_file
 from specllama.base.errors import ConversationError, PromptError, UsageError
 from specllama.chat_file import Saved
 from specllama.conversation import Conversation
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, Notice, PromptProgress, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
 from specllama.drafters.model import ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Event, Finished, Notice, PromptProgress, TokenEvent
 from specllama.llama import LlamaModel
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.session import ChatSession, Turn
 from specllama.settings import Settings, changed
-from specllama.types import Cancel
 from tests import tiny
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

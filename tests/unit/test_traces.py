@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.core.engine import Engine
+from specllama.core.events import StepEvent
+from specllama.core.sampling import SamplingParams
+from specllama.core.stats import expected_tokens
+from specllama.core.types import Caps, Chooser
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.engine import Engine
-from specllama.events import StepEvent
-from specllama.sampling import SamplingParams
-from specllama.stats import expected_tokens
 from specllama.traces import Trace, answer, best_length, judged, record
 from specllama.tuning import CostProfile
-from specllama.types import Caps, Chooser
 from tests.enumeration import law_of
 from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, RandomTable, random_laws, table_of

@@ -13,11 +13,11 @@ import pytest
 from specllama import tuner, tuner_child, tuner_paths
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, ModelFileError
+from specllama.core.sampling import SamplingParams
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.measure import READ_ROWS, VERIFY_ROWS
 from specllama.profiles import Subject, Threads
-from specllama.sampling import SamplingParams
 from specllama.traces import Answer, Trace
 from specllama.tuner import Effort
 from specllama.tuner_child import Bench, Job, Measured, Way, by_tokens, run_child

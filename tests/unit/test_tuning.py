@@ -11,8 +11,9 @@ import pytest
 
 from specllama.base.errors import ConfigError
 from specllama.calibration import HALF_LIFE, PRIORS, Calibration, Prior
-from specllama.distribution import Distribution
-from specllama.stats import expected_speedup
+from specllama.core.distribution import Distribution
+from specllama.core.stats import expected_speedup
+from specllama.core.types import Draft, Observation, Plan, Planner, Verdict
 from specllama.tuning import (
     BELIEVED,
     COPIED_GAPS,
@@ -27,7 +28,6 @@ from specllama.tuning import (
     Points,
     reheated,
 )
-from specllama.types import Draft, Observation, Plan, Planner, Verdict
 
 FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
 

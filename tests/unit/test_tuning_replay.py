@@ -18,12 +18,12 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from specllama.core.engine import Engine
+from specllama.core.events import Finished, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Draft, FloatArray, Observation, Plan, Verdict
 from specllama.drafters.model import PROBE_CONTEXT, ModelDrafter
-from specllama.engine import Engine
-from specllama.events import Finished, TokenEvent
-from specllama.sampling import RandomChooser, SamplingParams
 from specllama.tuning import Controller, CostProfile, Points
-from specllama.types import Draft, FloatArray, Observation, Plan, Verdict
 from tests.fakes import FakeModel, History
 
 N_TOKENS = 256

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from specllama.distribution import Distribution
-    from specllama.sampling import SamplingParams
+    from specllama.core.distribution import Distribution
+    from specllama.core.sampling import SamplingParams
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import DraftLawError, NumericsError
-from specllama.types import FloatArray, IntArray
+from specllama.core.types import FloatArray, IntArray
 
 Float64Array = npt.NDArray[np.float64]
 

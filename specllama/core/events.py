@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-from specllama.stats import SpecStats
-from specllama.types import Decision
+from specllama.core.stats import SpecStats
+from specllama.core.types import Decision
 
 Origin = Literal["draft", "correction", "bonus", "target"]
 Reason = Literal["stop", "length", "cancelled"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.base.errors import DraftLawError
-from specllama.distribution import Distribution
-from specllama.types import Chooser, Draft, Rule, Verdict
+from specllama.core.distribution import Distribution
+from specllama.core.types import Chooser, Draft, Rule, Verdict
 
 
 def children_of(draft: Draft, node: int) -> list[int]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
-from specllama.distribution import Distribution, Float64Array
-from specllama.types import Draft, FloatArray, IntArray
+from specllama.core.distribution import Distribution, Float64Array
+from specllama.core.types import Draft, FloatArray, IntArray
 
 GREEDY_BELOW = 1e-6  # the one cut-off that decides 'greedy'
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.sampling import SamplingParams
-from specllama.types import Chooser, Draft, FloatArray, Observation
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Chooser, Draft, FloatArray, Observation
 
 
 class NoDrafter:

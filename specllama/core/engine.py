@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
-from specllama.drafters.none import NoDrafter
-from specllama.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
-from specllama.prefix import KeptPrefix
-from specllama.sampling import RowLaws, SamplingParams
-from specllama.stats import SpecStats
-from specllama.types import (
+from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
+from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.sampling import RowLaws, SamplingParams
+from specllama.core.stats import SpecStats
+from specllama.core.types import (
     Cancel,
     Chooser,
     Draft,
@@ -24,7 +24,7 @@ from specllama.types import (
     Stopper,
     explanation,
 )
-from specllama.verification import children_of, verify
+from specllama.core.verification import children_of, verify
 
 PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from specllama.types import FloatArray, LanguageModel, common_prefix
+from specllama.core.types import FloatArray, LanguageModel, common_prefix
 
 
 class KeptPrefix:

@@ -1,0 +1,1 @@
+"""The method: types, laws, sampling, verification and the loop. numpy only."""
