@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama import Engine, Finished, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent, bench_prompts, llama
-from specllama.bench_prompts import BenchPrompt
+from specllama import Engine, Finished, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent, llama
 from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output, open_output
@@ -24,6 +23,8 @@ from specllama.core.types import Cancel, Drafter
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.prompts import load as bench_prompts
+from specllama.prompts.load import BenchPrompt
 from specllama.tuning import N_MAX
 
 N_CTX = loading.N_CTX

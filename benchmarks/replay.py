@@ -34,7 +34,6 @@ from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopel
 
 from specllama import derive, drafts, llama, traces
 from specllama.base.disk import meant
-from specllama.bench_prompts import BenchPrompt
 from specllama.cli import loading
 from specllama.cli.output import open_output
 from specllama.conversation import Conversation, Message
@@ -43,6 +42,7 @@ from specllama.core.types import Cancel
 from specllama.derive import Recipe
 from specllama.draft_model import in_target_ids
 from specllama.llama import LlamaModel
+from specllama.prompts.load import BenchPrompt
 from specllama.traces import GREEDY, Answer
 from specllama.tuning import PROBE_TOKENS, CostProfile, Points
 

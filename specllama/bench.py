@@ -17,11 +17,11 @@ from specllama.bench_insight import Said
 from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps, following
 from specllama.bench_pace import pace
 from specllama.bench_plan import Rates
-from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import Sizes
 from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
 from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.measure import measuring_costs
+from specllama.prompts.load import BenchPrompt
 
 MOST_COSTS_S = 12.0  # for measuring what passes cost, however much time there is
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0

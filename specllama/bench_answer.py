@@ -11,9 +11,7 @@ from time import perf_counter
 
 from specllama.base.errors import Interrupted
 from specllama.bench_job import Job, Loaded
-from specllama.bench_prompts import BenchPrompt
 from specllama.bench_synthetic import SyntheticChooser
-from specllama.bench_texts import notes
 from specllama.bench_types import Arm, Condition
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
@@ -21,6 +19,8 @@ from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Drafter, Rule
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.prompts.filler import notes
+from specllama.prompts.load import BenchPrompt
 from specllama.tuning import N_MAX
 
 TELL_S = 0.5  # between two words about how far an answer is

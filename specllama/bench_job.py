@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from specllama.bench_plan import Wishes
-from specllama.bench_prompts import BenchPrompt
 from specllama.bench_types import Arm, BenchReport, Machine, Plan, Run
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import DraftPolicy, LanguageModel
+from specllama.prompts.load import BenchPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from specllama.draft_model import read_vocab_map
 from specllama.gguf_walk import Walked
 from specllama.llama_file import walk_file
 from specllama.llama_header import Header
-from specllama.sample_text import SAMPLE
+from specllama.prompts.sample_text import SAMPLE
 
 MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
 

@@ -21,7 +21,7 @@ from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices
 from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
 from specllama.profiles import Subject, Threads
-from specllama.sample_prompts import sample_prompts
+from specllama.prompts.four import sample_prompts
 from specllama.traces import Answer, Trace
 from specllama.translated import TranslatedModel
 from specllama.tuning import Points, cost_at

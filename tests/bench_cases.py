@@ -10,7 +10,6 @@ from typing import Any
 from specllama.bench import bench
 from specllama.bench_job import Event, Job, Loaded
 from specllama.bench_plan import Wishes
-from specllama.bench_prompts import BenchPrompt
 from specllama.bench_stats import Sizes, picks, rows
 from specllama.bench_types import (
     Arm,
@@ -26,6 +25,7 @@ from specllama.bench_types import (
 from specllama.bench_verdict import verdict
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Caps
+from specllama.prompts.load import BenchPrompt
 from specllama.tuning import CostProfile
 from tests.fakes import FakeModel, Hook, RandomTable
 

@@ -18,7 +18,6 @@ from specllama import audit as auditing
 from specllama import llama
 from specllama.audit_greedy import N_MAX
 from specllama.audit_parts import FULL, QUICK, Subject
-from specllama.audit_prompts import short_prompts
 from specllama.audit_types import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
@@ -39,6 +38,7 @@ from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.llama_plan import physical_cores
 from specllama.profiles import SIMPLE
+from specllama.prompts.short import short_prompts
 from specllama.running_ahead import AheadModel
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken

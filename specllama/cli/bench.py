@@ -21,7 +21,6 @@ from specllama.base.jsonable import parsed
 from specllama.bench_job import Event, Job, Progress
 from specllama.bench_pace import pace
 from specllama.bench_plan import N_MAX_AUTO
-from specllama.bench_prompts import BenchPrompt, built_in, read
 from specllama.bench_types import BenchReport, Plan, Run
 from specllama.bench_verdict import verdict
 from specllama.cli.bench_models import Opener, prepare, wishes_of
@@ -46,6 +45,7 @@ from specllama.cli.terminal import size_of
 from specllama.cli.worker import Worker, interruptible
 from specllama.core.types import Cancel
 from specllama.llama import build_info
+from specllama.prompts.load import BenchPrompt, built_in, read
 
 AUTO = "auto"
 WRITE_ONE = "write a report with: specllama bench --output FILE.json"

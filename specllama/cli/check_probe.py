@@ -15,7 +15,7 @@ from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
 from specllama.measure import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.outlook import Outlook, outlook
-from specllama.sample_prompts import sample_prompts
+from specllama.prompts.four import sample_prompts
 
 COSTS_S = 8.0  # for the costs of passes; acceptance takes about as long
 N_TOKENS = 24  # generated for each class of prompts

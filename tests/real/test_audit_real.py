@@ -9,12 +9,12 @@ import pytest
 from specllama import audit
 from specllama.audit_faults import FAULTS
 from specllama.audit_parts import Effort, Parts, Subject
-from specllama.audit_prompts import short_prompts
 from specllama.audit_types import AuditReport
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import DraftSettings
 from specllama.llama import LlamaModel
+from specllama.prompts.short import short_prompts
 from tests.real.conftest import SMALL
 
 pytestmark = pytest.mark.model

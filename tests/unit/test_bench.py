@@ -14,10 +14,10 @@ from specllama.base.errors import Interrupted, PromptError
 from specllama.bench_insight import entropy_of, places
 from specllama.bench_job import Event, Progress
 from specllama.bench_synthetic import SyntheticChooser
-from specllama.bench_texts import notes
 from specllama.bench_types import ALL, BenchReport, Load, Plan, Run
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel
+from specllama.prompts.filler import notes
 from tests.bench_cases import Stage, asked
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specllama.bench_prompts import built_in
+from specllama.prompts.load import built_in
 
 # Open questions first: where the draft is often wrong there is more to go wrong.
 WANTED = (

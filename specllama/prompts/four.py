@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specllama.bench_prompts import built_in
+from specllama.prompts.load import built_in
 
 # Short ones, for they are read again and again; what the profiles call the class -> the prompt's id. The classes differ
 # in how predictable their answers are, and so in how much of a draft is accepted.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import sample_prompts
 from specllama.base.errors import PromptError, UsageError
-from specllama.bench_prompts import CATEGORIES, BenchPrompt, built_in, read
+from specllama.prompts import four as sample_prompts
+from specllama.prompts.load import CATEGORIES, BenchPrompt, built_in, read
 
 KANA, HAN = re.compile("[\u3041-\u30ff]"), re.compile("[\u4e00-\u9fff]")
 # Classes whose prompts bring a text along, and how long that is at least: in words, or in characters without spaces.

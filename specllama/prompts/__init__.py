@@ -1,0 +1,1 @@
+"""Our own prompts and texts, and what reads them."""
