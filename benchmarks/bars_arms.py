@@ -22,10 +22,10 @@ from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.controller import N_MAX
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.prompts import load as bench_prompts
 from specllama.prompts.load import BenchPrompt
-from specllama.tuning import N_MAX
 
 N_CTX = loading.N_CTX
 RULE = Rule(DraftOptions().verify_rule)

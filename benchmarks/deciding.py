@@ -21,9 +21,9 @@ import numpy as np
 
 from specllama.core.distribution import Distribution
 from specllama.core.types import Draft, Observation, Verdict
+from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import INDEXED_AT_ONCE, LookupDrafter
 from specllama.drafters.model import confidence_of
-from specllama.tuning import Controller, CostProfile
 
 Answer = TypeVar("Answer")
 

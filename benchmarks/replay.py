@@ -41,10 +41,10 @@ from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
 from specllama.derive import Recipe
 from specllama.draft_model import in_target_ids
+from specllama.drafters.controller import PROBE_TOKENS, CostProfile, Points
 from specllama.llama import LlamaModel
 from specllama.prompts.load import BenchPrompt
 from specllama.traces import GREEDY, Answer
-from specllama.tuning import PROBE_TOKENS, CostProfile, Points
 
 PUBLISHED, TWO_LAYERS = "published", "two layers"
 TEMPERATURES = (0.0, 1.0)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specllama.calibration import PRIORS, Prior
 from specllama.core.engine import Engine
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps, FloatArray
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.calibration import PRIORS, Prior
+from specllama.drafters.controller import N_MAX, PROBE_TOKENS, CostProfile, controller
 from specllama.kernel_path import KernelPath
 from specllama.profiles import ClassFigures, Profile
-from specllama.tuning import N_MAX, PROBE_TOKENS, CostProfile, controller
 
 GREEDY = SamplingParams(temperature=0.0)
 FIXED = (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15)

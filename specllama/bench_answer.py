@@ -19,9 +19,9 @@ from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Drafter, Rule
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.controller import N_MAX
 from specllama.prompts.filler import notes
 from specllama.prompts.load import BenchPrompt
-from specllama.tuning import N_MAX
 
 TELL_S = 0.5  # between two words about how far an answer is
 N_PRIMED = 3  # tokens after which the draft, too, has read what stands before the prompt

@@ -25,7 +25,7 @@ from specllama.bench_types import (
 )
 from specllama.core.stats import SpecStats
 from specllama.drafters import REGISTRY
-from specllama.tuning import N_MAX, CostProfile
+from specllama.drafters.controller import N_MAX, CostProfile
 
 N_RESAMPLES = 2000
 LEAST_PROMPTS = 3  # behind an interval

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain, require_schema, to_plain
 from specllama.core.stats import SpecStats
-from specllama.tuning import CostProfile
+from specllama.drafters.controller import CostProfile
 
 NAME, VERSION = "specllama.bench", 1
 SCHEMA: Mapping[str, object] = {

@@ -18,6 +18,7 @@ from specllama.base.disk import checksum
 from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import Recipe
 from specllama.derive_layers import ALIKE
+from specllama.drafters.controller import CostProfile, Points
 from specllama.drafts import Derived, Measurement
 from specllama.llama_header import Header
 from specllama.model_facts import read_tokenizer
@@ -25,7 +26,6 @@ from specllama.profiles import ClassFigures, Subject
 from specllama.traces import Answer, Trace
 from specllama.tuner import PATH_MARGIN, Effort, figures
 from specllama.tuner_child import Job, Measured, Way, load, open_draft, run_child
-from specllama.tuning import CostProfile, Points
 
 # What is tried where nothing is asked for: types with quick kernels everywhere, from coarse to fine, and a vocabulary
 # that covers nearly all of what is said. A vocabulary that is small already is not worth cutting.

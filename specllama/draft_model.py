@@ -10,11 +10,11 @@ import numpy as np
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError, PairError
 from specllama.core.types import IntArray
+from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
+from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, build_info
 from specllama.llama_file import walk_file
 from specllama.running_ahead import AheadModel
-from specllama.token_map import NO_TOKEN, Speller, map_by_text
-from specllama.translated import TranslatedModel
 
 # In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
 # parent has for it. The parent's id is the target's, or the pair does not fit.

@@ -14,8 +14,8 @@ from specllama.core.events import Finished
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import LanguageModel
+from specllama.drafters.controller import CostProfile
 from specllama.drafters.model import ModelDrafter
-from specllama.tuning import CostProfile
 
 T = TypeVar("T")
 

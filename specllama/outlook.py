@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from specllama.core.stats import SpecStats, expected_speedup
-from specllama.tuning import LEAST_RATE, CostProfile
+from specllama.drafters.controller import LEAST_RATE, CostProfile
 
 
 @dataclass(frozen=True, slots=True)

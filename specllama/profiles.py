@@ -16,12 +16,12 @@ from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed
-from specllama.calibration import PRIORS, Prior
 from specllama.drafters import TRANSLATED
+from specllama.drafters.calibration import PRIORS, Prior
+from specllama.drafters.controller import LEAST_RATE, LOOKUP, MODEL, CostProfile
 from specllama.kernel_path import KernelPath
 from specllama.llama import LoadOptions, build_info
 from specllama.llama_plan import physical_cores
-from specllama.tuning import LEAST_RATE, LOOKUP, MODEL, CostProfile
 
 VERSION = 3  # of the file; another one is not read
 

@@ -9,8 +9,8 @@ from statistics import fmean
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams, law
 from specllama.core.types import FloatArray, LanguageModel
+from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.drafters.model import confidence_of
-from specllama.tuning import LEAST_RATE, CostProfile
 
 Progress = Callable[[float], None]  # told the share that is done
 

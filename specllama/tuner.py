@@ -16,6 +16,7 @@ from statistics import fmean
 from specllama import traces
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
+from specllama.drafters.controller import CostProfile
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
@@ -23,7 +24,6 @@ from specllama.traces import Answer, Trace
 from specllama.tuner_child import HeldUp, Job, Measured, Run, Way, run_child, steady
 from specllama.tuner_findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled
 from specllama.tuner_paths import MOST_PATHS, Paths, split
-from specllama.tuning import CostProfile
 
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
 # whenever drafting pauses, that would be the speed.

@@ -16,6 +16,8 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError, PromptError
 from specllama.conversation import Conversation, Message
 from specllama.draft_model import speaking
+from specllama.drafters.controller import Points, cost_at
+from specllama.drafters.translated import TranslatedModel
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama_plan import thread_choices
@@ -23,8 +25,6 @@ from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading
 from specllama.profiles import Subject, Threads
 from specllama.prompts.four import sample_prompts
 from specllama.traces import Answer, Trace
-from specllama.translated import TranslatedModel
-from specllama.tuning import Points, cost_at
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured

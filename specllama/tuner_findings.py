@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from specllama.drafters.controller import Points
 from specllama.profiles import SIMPLE, Threads
 from specllama.traces import Trace
 from specllama.tuner_child import Measured, Way
-from specllama.tuning import Points
 
 # Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
 # measured one after the other cannot be compared.

@@ -25,8 +25,8 @@ from specllama.bench_types import (
 from specllama.bench_verdict import verdict
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Caps
+from specllama.drafters.controller import CostProfile
 from specllama.prompts.load import BenchPrompt
-from specllama.tuning import CostProfile
 from tests.fakes import FakeModel, Hook, RandomTable
 
 MACHINE = Machine(

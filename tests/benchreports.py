@@ -20,7 +20,7 @@ from specllama.bench_types import (
     Row,
     TimeSplit,
 )
-from specllama.tuning import CostProfile
+from specllama.drafters.controller import CostProfile
 
 CLASSES = ("coding", "qa", "poem")
 LENGTHS: Sequence[int | None] = (0, 2, 4, 8, None)

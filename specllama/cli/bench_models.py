@@ -28,9 +28,9 @@ from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, DraftPolicy, LanguageModel
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED
+from specllama.drafters.controller import N_MAX, PROBE_TOKENS
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.profiles import LOOKUP_ALONE, SIMPLE
-from specllama.tuning import N_MAX, PROBE_TOKENS
 
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
 _LEAST_BLOCK = 17  # rows that costs are measured up to

@@ -26,6 +26,7 @@ from specllama.cli.values import whole
 from specllama.derive import Recipe
 from specllama.derive_layers import check_dropped, refuse_undroppable
 from specllama.derive_search import Outcome, Space
+from specllama.drafters.controller import N_MAX
 from specllama.drafts import Derived
 from specllama.kernel_path import KernelPath
 from specllama.llama import Header
@@ -33,7 +34,6 @@ from specllama.llama_quantize import QUANTS
 from specllama.model_types import Model
 from specllama.pairs import load_catalog
 from specllama.tuner_child import Way
-from specllama.tuning import N_MAX
 
 app = typer.Typer(
     help="Make cheaper drafts out of models that are here, and keep account of them.",

@@ -20,6 +20,8 @@ from specllama.cli.status import StatusLine
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
+from specllama.drafters.controller import N_MAX as LONGEST_AUTO
+from specllama.drafters.controller import PROBE_TOKENS, controller
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
@@ -29,8 +31,6 @@ from specllama.pair_check import Candidate, check_pair
 from specllama.pairs import load_catalog
 from specllama.profiles import SIMPLE, Profile, Subject
 from specllama.running_ahead import AheadModel
-from specllama.tuning import N_MAX as LONGEST_AUTO
-from specllama.tuning import PROBE_TOKENS, controller
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
 

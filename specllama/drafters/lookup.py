@@ -19,8 +19,8 @@ from specllama.core.types import (
     Planner,
     common_prefix,
 )
-from specllama.drafters.alone import LookupsAlone
-from specllama.drafters.policy import ConfidencePolicy
+from specllama.drafters.fixed_policy import ConfidencePolicy
+from specllama.drafters.lookup_shadow import LookupsAlone
 from specllama.drafters.suffix import Continuation, Match, SuffixIndex
 
 # Tokens indexed within one step: 20 ms or so. A longer prompt is read over several steps.

@@ -26,7 +26,7 @@ from specllama.core.types import (
     RunsAhead,
     room_after,
 )
-from specllama.drafters.policy import ConfidencePolicy
+from specllama.drafters.fixed_policy import ConfidencePolicy
 
 # What the first step of an answer may let the target's first token wait for: reading so few tokens, and drafting. A
 # drafter that is made by hand drafts from its first step on where there is little to read; the program's answers never

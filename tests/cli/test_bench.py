@@ -20,10 +20,10 @@ from specllama.bench_compare import compare
 from specllama.bench_types import ALL, BenchReport
 from specllama.cli.bench_view import main_table
 from specllama.cli.loading import profile_for
+from specllama.drafters.controller import CostProfile
 from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import ClassFigures, Profile
-from specllama.tuning import CostProfile
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report
 from tests.cli.conftest import Pair, Result, Terminal, record_of

@@ -20,10 +20,10 @@ from specllama import llama, profiles, tuner, tuner_child
 from specllama.base import disk as storage
 from specllama.cli import loading
 from specllama.cli.options import HardwareOptions
+from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.profiles import ClassFigures, Profile, Subject
-from specllama.tuning import PROBE_TOKENS, CostProfile
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
 
 pytestmark = pytest.mark.slow

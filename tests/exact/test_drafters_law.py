@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specllama import tuning
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser, Drafter, DraftPolicy, Observation, Plan, Rule
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import controller as tuning
 from specllama.drafters.chain import ChainDrafter
+from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import PREFILL_AT_ONCE, ModelDrafter
-from specllama.tuning import Controller, CostProfile
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History

@@ -17,10 +17,10 @@ from specllama.base.errors import BackendError, Interrupted, SpecllamaError
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import FloatArray, Rule, RunsAhead
 from specllama.draft_model import on_other_devices
+from specllama.drafters.controller import Controller
 from specllama.drafters.model import ModelDrafter
 from specllama.enumeration import ContractBroken
 from specllama.running_ahead import AheadModel
-from specllama.tuning import Controller
 from tests.enumeration import law_of
 from tests.exact.ahead import JealousModel, Paced, WatchedAhead, WidthModel, ahead_rig
 from tests.exact.harness import (

@@ -11,7 +11,7 @@ from specllama.base.errors import ContextFull, Interrupted, RollbackRefused, Uns
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Draft, room_after
 from specllama.drafters.model import ModelDrafter
-from specllama.translated import TranslatedModel
+from specllama.drafters.translated import TranslatedModel
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Rig, plain_greedy
 from tests.exact.translating import (
     FIRST,

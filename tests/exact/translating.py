@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from specllama.translated import TranslatedModel
+from specllama.drafters.translated import TranslatedModel
 from tests.fakes import Caps, FakeModel, History, Hook, RandomTable
 
 # By the target's ids. Draft ids 0 and 3 mean nothing to the target, whose tokens 1, 4 and 5 are spelled with them. No

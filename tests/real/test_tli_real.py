@@ -18,10 +18,10 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import FloatArray
 from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary
 from specllama.model_facts import read_tokenizer
 from specllama.profiles import Subject
-from specllama.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.traces import acceptance
 from specllama.tuner_child import Job, Way
 from tests.real.conftest import DRAFT, SMALL, WINDOWED

@@ -14,10 +14,10 @@ from benchmarks.bars_report import AUTO, BARS, PEER_PLAIN, PLAIN, Run, append, b
 from specllama import Engine, RandomChooser, SamplingParams, StepEvent
 from specllama.cli.loading import Setup
 from specllama.cli.options import HardwareOptions
+from specllama.drafters.controller import CostProfile
 from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
 from specllama.profiles import Profile
-from specllama.tuning import CostProfile
 from tests.fakes import FakeModel, random_laws, table_of
 
 PLAIN_BAR, PEER_BAR, _ = BARS

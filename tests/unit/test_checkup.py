@@ -13,12 +13,12 @@ from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError, ConfigError
 from specllama.checkup import Level
 from specllama.cli.output import to_json
+from specllama.drafters.controller import CostProfile
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import BuildInfo, Device
 from specllama.pairs import Catalog
 from specllama.probe import ProbeResult, State
 from specllama.profiles import Found, Profile
-from specllama.tuning import CostProfile
 
 CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))
 BUILD = BuildInfo(

@@ -12,11 +12,11 @@ from benchmarks import replay as recording
 from benchmarks.bars_arms import SOURCES
 from benchmarks.bars_report import append
 from benchmarks.replaying import FIXED, LOOKUP, MODEL, Machine, Recorded, Replays, accepted, bounds, hopeless, replay
-from specllama.calibration import PRIORS, Prior
 from specllama.core.types import Caps
 from specllama.drafters import DraftSettings
+from specllama.drafters.calibration import PRIORS, Prior
+from specllama.drafters.controller import CostProfile
 from specllama.traces import judged, record
-from specllama.tuning import CostProfile
 from tests.fakes import FakeModel, random_laws, table_of
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (16, 1.8)), draft=((1, 0.1), (2, 0.12), (64, 0.5)))

@@ -10,8 +10,8 @@ from specllama.core.sampling import SamplingParams
 from specllama.core.stats import expected_tokens
 from specllama.core.types import Caps, Chooser
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.controller import CostProfile
 from specllama.traces import Trace, answer, best_length, judged, record
-from specllama.tuning import CostProfile
 from tests.enumeration import law_of
 from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, RandomTable, random_laws, table_of

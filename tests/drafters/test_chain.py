@@ -12,9 +12,9 @@ from specllama.core.events import StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, Observation, Plan, Verdict
 from specllama.drafters.chain import ChainDrafter
+from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.tuning import Controller, CostProfile
 from tests.fakes import Call, FakeModel, RandomTable, always, table_of
 
 N_VOCAB = 12

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from specllama.base.errors import ConfigError
-from specllama.calibration import Calibration, Prior
 from specllama.core.distribution import Distribution
 from specllama.core.types import Observation, Plan
+from specllama.drafters.calibration import Calibration, Prior
 
 LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them
 

@@ -13,9 +13,9 @@ from specllama import draft_model, gguf_rewrite, llama
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError, PairError
 from specllama.draft_model import VOCAB_MAP, in_target_ids, read_vocab_map
+from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
+from specllama.drafters.translated import TranslatedModel
 from specllama.llama import Vocabulary, load_vocabulary
-from specllama.token_map import NO_TOKEN, Speller, map_by_text
-from specllama.translated import TranslatedModel
 from tests import tiny
 
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 
 from specllama.base.errors import ConfigError
-from specllama.calibration import HALF_LIFE, PRIORS, Calibration, Prior
 from specllama.core.distribution import Distribution
 from specllama.core.stats import expected_speedup
 from specllama.core.types import Draft, Observation, Plan, Planner, Verdict
-from specllama.tuning import (
+from specllama.drafters.calibration import HALF_LIFE, PRIORS, Calibration, Prior
+from specllama.drafters.controller import (
     BELIEVED,
     COPIED_GAPS,
     DOUBTFUL_GAP,

@@ -16,7 +16,7 @@ import numpy as np
 
 from specllama.base.errors import ContextFull, UnsupportedModel
 from specllama.core.types import Cancel, FloatArray, IntArray, LanguageModel
-from specllama.token_map import NO_TOKEN
+from specllama.drafters.token_map import NO_TOKEN
 
 
 class Spell(Protocol):

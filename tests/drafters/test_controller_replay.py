@@ -22,8 +22,8 @@ from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, FloatArray, Observation, Plan, Verdict
+from specllama.drafters.controller import Controller, CostProfile, Points
 from specllama.drafters.model import PROBE_CONTEXT, ModelDrafter
-from specllama.tuning import Controller, CostProfile, Points
 from tests.fakes import FakeModel, History
 
 N_TOKENS = 256
