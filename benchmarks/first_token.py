@@ -23,10 +23,11 @@ from loop import N_CTX, ours, spread
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, hub, llama, probe
+from specllama import Engine, llama, probe
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
-from specllama.pairs import load_catalog
+from specllama.files import hub
+from specllama.files.catalog import load_catalog
 
 PROMPT_TIME = re.compile(rb"prompt eval time = +([\d.]+) ms / +(\d+) tokens")
 

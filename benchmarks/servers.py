@@ -36,10 +36,11 @@ from loop import N_CTX, Timing, ours, spread
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, hub, llama, probe
+from specllama import Engine, llama, probe
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
-from specllama.pairs import load_catalog
+from specllama.files import hub
+from specllama.files.catalog import load_catalog
 
 READ, WRITTEN = 512, 64  # tokens of llama-bench's two tests
 START_S = 60.0  # a server that is not up by then is not coming up

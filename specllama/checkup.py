@@ -13,13 +13,15 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from specllama import hub, llama, pairs, probe, profiles
+from specllama import llama, probe, profiles
 from specllama.base import disk as storage
 from specllama.base.cpu import DECISIVE, Cpu, this_cpu
 from specllama.base.errors import ConfigError, SpecllamaError
+from specllama.files import catalog as pairs
+from specllama.files import hub
+from specllama.files.catalog import Catalog
 from specllama.llama import BuildInfo, LoadOptions
 from specllama.llama_plan import physical_cores
-from specllama.pairs import Catalog
 from specllama.probe import ProbeResult, State
 
 CUDA_ARGS = "-DGGML_CUDA=on"

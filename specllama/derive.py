@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specllama import gguf_rewrite, llama
+from specllama import llama
 from specllama.base import child as children
 from specllama.base import disk as storage
 from specllama.base.child import Tell
@@ -20,6 +20,7 @@ from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageE
 from specllama.derive_layers import check_dropped, without_layers
 from specllama.derive_vocab import MULTIPLE, kept_tokens, with_vocabulary
 from specllama.draft_model import VOCAB_MAP
+from specllama.files import gguf_rewrite
 from specllama.llama_header import Header, refuse_architecture
 from specllama.llama_quantize import QUANTS, quant_of
 from specllama.model_facts import n_params, read_tokenizer

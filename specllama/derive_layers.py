@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from specllama import gguf_rewrite
 from specllama.base.errors import UnsupportedModel, UsageError
-from specllama.gguf_rewrite import Source, Tensor
+from specllama.files import gguf_rewrite
+from specllama.files.gguf_rewrite import Source, Tensor
 from specllama.llama_header import Header
 
 # Architectures whose layers are all alike to llama.cpp. In others the place of a layer says what it does: which ones

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from specllama import gguf_rewrite
 from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.core.types import IntArray
 from specllama.draft_model import VOCAB_MAP
-from specllama.gguf_rewrite import Source, Tensor
+from specllama.files import gguf_rewrite
+from specllama.files.gguf_rewrite import Source, Tensor
 from specllama.llama_header import Header
 from specllama.model_facts import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
 

@@ -12,8 +12,8 @@ from specllama.base.errors import ModelFileError, PairError
 from specllama.core.types import IntArray
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel
+from specllama.files.gguf_check import walk_file
 from specllama.llama import LlamaModel, build_info
-from specllama.llama_file import walk_file
 from specllama.running_ahead import AheadModel
 
 # In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its

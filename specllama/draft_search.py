@@ -8,15 +8,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from specllama import hub, hub_cache, llama
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.disk import FetchWatch
 from specllama.base.errors import SpecllamaError
 from specllama.compat import CompatReport
 from specllama.compat_models import TOO_LARGE, TOO_SMALL, Machine, family
+from specllama.files import hub, hub_cache
+from specllama.files.repo_files import model_files
 from specllama.llama import Header, LoadOptions
 from specllama.pair_check import Candidate, check_pair
-from specllama.repo_files import model_files
 
 _N_REPOS = 12  # looked at on the Hub; each costs some megabytes
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)

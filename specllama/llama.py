@@ -27,6 +27,7 @@ from specllama.base.errors import (
     UnsupportedModel,
 )
 from specllama.core.types import Cancel, Caps, FloatArray
+from specllama.files.gguf_check import check_file, part_paths
 from specllama.kernel_path import KernelPath, Matrix
 from specllama.llama_batch import SEQUENCE, BatchSlots
 from specllama.llama_ext import (
@@ -40,7 +41,6 @@ from specllama.llama_ext import (
     log,
     read_gguf,
 )
-from specllama.llama_file import check_file, part_paths
 from specllama.llama_header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama_log import LogSink
 from specllama.llama_memory import MemoryNeed, memory_free, need_for

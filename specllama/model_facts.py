@@ -11,8 +11,8 @@ from pathlib import Path
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.draft_model import read_vocab_map
-from specllama.gguf_walk import Walked
-from specllama.llama_file import walk_file
+from specllama.files.gguf_check import walk_file
+from specllama.files.gguf_header import Walked
 from specllama.llama_header import Header
 from specllama.prompts.sample_text import SAMPLE
 

@@ -21,7 +21,7 @@ from specllama.cli.chat_stats import stats_json, stats_lines
 from specllama.cli.chatting import Chat, steered
 from specllama.cli.prompting import read_whole
 from specllama.cli.render import palette_of
-from specllama.pairs import load_catalog
+from specllama.files.catalog import load_catalog
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
 

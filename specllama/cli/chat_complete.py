@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from specllama.base.disk import meant
 from specllama.cli.chat_commands import BY_NAME, SHOWN
 from specllama.cli.chat_settings import LOOKS
-from specllama.pairs import load_catalog
+from specllama.files.catalog import load_catalog
 from specllama.settings import OTHER_NAMES, SETTINGS
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specllama import hub
 from specllama.base.disk import FetchWatch
 from specllama.cli.naming import Wanted
-from specllama.hub_headers import header_only
-from specllama.model_types import Model
+from specllama.files import hub
+from specllama.files.hub_headers import header_only
+from specllama.files.model import Model
 
 
 @contextmanager

@@ -28,11 +28,11 @@ from specllama.derive_layers import check_dropped, refuse_undroppable
 from specllama.derive_search import Outcome, Space
 from specllama.drafters.controller import N_MAX
 from specllama.drafts import Derived
+from specllama.files.catalog import load_catalog
+from specllama.files.model import Model
 from specllama.kernel_path import KernelPath
 from specllama.llama import Header
 from specllama.llama_quantize import QUANTS
-from specllama.model_types import Model
-from specllama.pairs import load_catalog
 from specllama.tuner_child import Way
 
 app = typer.Typer(

@@ -6,10 +6,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from specllama import hub
 from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.cli.output import Output, open_output
-from specllama.model_types import Model
+from specllama.files import hub
+from specllama.files.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

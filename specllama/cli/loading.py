@@ -22,13 +22,13 @@ from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.drafters.controller import N_MAX as LONGEST_AUTO
 from specllama.drafters.controller import PROBE_TOKENS, controller
+from specllama.files.catalog import load_catalog
+from specllama.files.model import PairDefaults
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
 from specllama.llama_header import refuse_architecture
 from specllama.llama_plan import placeable
-from specllama.model_types import PairDefaults
 from specllama.pair_check import Candidate, check_pair
-from specllama.pairs import load_catalog
 from specllama.profiles import SIMPLE, Profile, Subject
 from specllama.running_ahead import AheadModel
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from specllama import hub, models_toml
 from specllama.base.disk import meant, only_one, size_text
 from specllama.base.errors import ConfigError, ModelFileError, UsageError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
@@ -17,8 +16,9 @@ from specllama.cli.grouping import option
 from specllama.cli.options import Color
 from specllama.cli.output import Output, open_output
 from specllama.cli.values import whole
-from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource
-from specllama.pairs import Catalog, load_catalog, user_file
+from specllama.files import hub, models_toml
+from specllama.files.catalog import Catalog, load_catalog, user_file
+from specllama.files.model import HubSource, Model, Pair, PairDefaults, PathSource
 
 __all__ = ["app", "fetch_with_progress"]
 

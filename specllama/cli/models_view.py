@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from specllama import hub
 from specllama.base.disk import size_text
 from specllama.cli.output import Output
-from specllama.model_types import HubSource, Model, Pair, Source, WheelSource
-from specllama.pairs import Catalog
+from specllama.files import hub
+from specllama.files.catalog import Catalog
+from specllama.files.model import HubSource, Model, Pair, Source, WheelSource
 
 
 def source_json(source: Source) -> dict[str, object]:

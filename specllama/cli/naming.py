@@ -8,8 +8,8 @@ from typing import TypeAlias
 from specllama import drafts
 from specllama.base.disk import meant
 from specllama.base.errors import ConfigError
-from specllama.model_types import Model
-from specllama.pairs import load_catalog
+from specllama.files.catalog import load_catalog
+from specllama.files.model import Model
 
 Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `user/repo[:quant]`
 

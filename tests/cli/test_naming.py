@@ -10,7 +10,7 @@ import pytest
 from specllama import drafts
 from specllama.base.errors import ConfigError
 from specllama.cli.naming import named
-from specllama.pairs import load_catalog, user_file
+from specllama.files.catalog import load_catalog, user_file
 from tests.cli.conftest import Pair, Result, record_of
 
 Run = Callable[..., Result]

@@ -16,7 +16,7 @@ from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import open_output
 from specllama.cli.values import strategies
 from specllama.drafters import REGISTRY
-from specllama.pairs import load_catalog
+from specllama.files.catalog import load_catalog
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 

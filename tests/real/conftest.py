@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub
+from specllama.files import hub
+from specllama.files.catalog import load_catalog
 from specllama.llama import LlamaModel, LoadOptions, load
-from specllama.pairs import load_catalog
 
 TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m"
 DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m"

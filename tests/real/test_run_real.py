@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specllama.pairs import load_catalog
+from specllama.files.catalog import load_catalog
 from tests.cli.conftest import SPECLLAMA, Terminal
 from tests.real.conftest import DRAFT, SMALL, TARGET
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from specllama import checkup, hub, llama, pairs, probe
+from specllama import checkup, llama, probe
 from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError, ConfigError
 from specllama.checkup import Level
 from specllama.cli.output import to_json
 from specllama.drafters.controller import CostProfile
+from specllama.files import catalog as pairs
+from specllama.files import hub
+from specllama.files.catalog import Catalog
 from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import BuildInfo, Device
-from specllama.pairs import Catalog
 from specllama.probe import ProbeResult, State
 from specllama.profiles import Found, Profile
 

@@ -12,11 +12,12 @@ import pytest
 from gguf import GGUFReader
 from gguf.constants import GGML_QUANT_SIZES
 
-from specllama import derive, gguf_rewrite, llama
+from specllama import derive, llama
 from specllama.base import disk as storage
 from specllama.base.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
 from specllama.derive import Recipe
 from specllama.draft_model import VOCAB_MAP
+from specllama.files import gguf_rewrite
 from tests import tiny
 
 pytestmark = pytest.mark.slow

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub
 from specllama.base.disk import Silent, only_one
 from specllama.cli.app import main
 from specllama.cli.fetching import shortened, watching
 from specllama.cli.output import open_output
-from specllama.pairs import load_catalog, user_file
+from specllama.files import hub
+from specllama.files.catalog import load_catalog, user_file
+from tests.files.conftest import BODY, FILE, REPO, Pip
 from tests.hubserver import HubServer
-from tests.unit.conftest import BODY, FILE, REPO, Pip
 
 DRAFT, DRAFT_REPO = "tiny-draft-q8_0.gguf", "maker/tiny-draft-GGUF"
 TOML = f"""
@@ -338,11 +338,11 @@ def test_a_real_sigint_ends_a_slow_download_with_130(tiny: HubServer) -> None:
 
 def test_the_library_of_the_hub_is_not_imported_for_a_cached_model(tiny: HubServer) -> None:
     """Prevents: a fifth of a second at every start for a library that nobody asks anything."""
-    from specllama.model_types import HubSource, Model
+    from specllama.files.model import HubSource, Model
 
     hub.fetch(Model(FILE[:-5], FILE, None, None, "none", (HubSource(REPO, FILE),)))
     code = (
-        "import sys; from specllama import hub; from specllama.pairs import load_catalog;"
+        "import sys; from specllama import hub; from specllama.files.catalog import load_catalog;"
         f"hub.fetch(load_catalog().model('{FILE}')); assert 'huggingface_hub' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

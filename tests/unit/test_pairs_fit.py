@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specllama.pairs import Difference, fit
+from specllama.files.catalog import Difference, fit
 
 TEXTS = [f"t{i}" for i in range(300)]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama import gguf_walk, llama
+from specllama import llama
 from specllama.base.errors import ModelFileError, UnsupportedModel
-from specllama.gguf_walk import MoreNeeded, Unsound, walk, walk_from
+from specllama.files import gguf_header as gguf_walk
+from specllama.files.gguf_header import MoreNeeded, Unsound, walk, walk_from
 from tests import tiny
 
 U32, F32, STRING, ARRAY, U64 = 4, 6, 8, 9, 10

@@ -13,9 +13,9 @@ import tomli_w
 from specllama.base.disk import NO_ROOM, meant, write_text
 from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
-from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
-from specllama.repo_files import split_names
-from specllama.toml_text import without_tables
+from specllama.files.model import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
+from specllama.files.repo_files import split_names
+from specllama.files.toml_text import without_tables
 
 if sys.version_info >= (3, 11):
     import tomllib

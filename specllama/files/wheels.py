@@ -17,7 +17,7 @@ from typing import IO
 
 from specllama.base.disk import FetchWatch, check_room, named_disk_full, work, write_text
 from specllama.base.errors import DiskFull, SourceUnavailable
-from specllama.model_types import WheelSource
+from specllama.files.model import WheelSource
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2

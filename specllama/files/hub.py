@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from specllama import hub_cache, wheels
 from specllama.base import disk as storage
 from specllama.base.disk import FetchWatch, Silent, checksum, work
 from specllama.base.errors import (
@@ -25,12 +24,13 @@ from specllama.base.errors import (
     SourceUnavailable,
     SpecllamaError,
 )
-from specllama.gguf_walk import Read
-from specllama.hub_noise import bar_class, forward_log, nothing_left, reason
-from specllama.inventory import Wanted, all_here, find, wanted_files
-from specllama.model_types import HubSource, Model, PathSource, Source, WheelSource
-from specllama.pins import Pin, forgotten, set_pin
-from specllama.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
+from specllama.files import hub_cache, wheels
+from specllama.files.gguf_header import Read
+from specllama.files.hub_noise import bar_class, forward_log, nothing_left, reason
+from specllama.files.inventory import Wanted, all_here, find, wanted_files
+from specllama.files.model import HubSource, Model, PathSource, Source, WheelSource
+from specllama.files.pins import Pin, forgotten, set_pin
+from specllama.files.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -10,10 +10,10 @@ import re
 import struct
 from pathlib import Path
 
-from specllama import gguf_walk
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError
-from specllama.gguf_walk import Walked
+from specllama.files import gguf_header as gguf_walk
+from specllama.files.gguf_header import Walked
 
 GGUF_VERSIONS = (2, 3)  # what llama.cpp reads; version 1 files date from August 2023
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
 from specllama.core.types import IntArray
-from specllama.gguf_walk import Walked
-from specllama.llama_file import walk_file
+from specllama.files.gguf_check import walk_file
+from specllama.files.gguf_header import Walked
 
 Tell = Callable[[float], None]  # told the share that is written
 

@@ -11,9 +11,9 @@ from typing import Any
 import tomli_w
 from platformdirs import user_state_path
 
-from specllama import models_toml
 from specllama.base.disk import FetchWatch, only_one, write_text
 from specllama.base.errors import ConfigError, DownloadError
+from specllama.files import models_toml
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub_headers, llama
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import GatedRepository, ModelFileError, SourceUnavailable
-from specllama.hub_headers import header_only
-from specllama.model_types import HubSource, Model, WheelSource
+from specllama.files import hub_headers
+from specllama.files.hub_headers import header_only
+from specllama.files.model import HubSource, Model, WheelSource
 from tests import tiny
+from tests.files.conftest import Watch
 from tests.hubserver import HubServer
-from tests.unit.conftest import Watch
 
 REPO = "maker/tiny-GGUF"
 N_WEIGHTS = 2_000_000  # bytes that nobody should ask for

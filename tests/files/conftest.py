@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import wheels
 from specllama.base.errors import SourceUnavailable
-from specllama.model_types import WheelSource
+from specllama.files import wheels
+from specllama.files.model import WheelSource
 from tests.hubserver import HubServer
 
 # A model on the Hub.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from specllama.repo_files import split_names
+from specllama.files.repo_files import split_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama import hub_cache
 from specllama.base import disk as storage
-from specllama.model_types import HubSource, Model, ModelFile, PathSource, Source, WheelSource
-from specllama.pins import pins
-from specllama.repo_files import split_names
+from specllama.files import hub_cache
+from specllama.files.model import HubSource, Model, ModelFile, PathSource, Source, WheelSource
+from specllama.files.pins import pins
+from specllama.files.repo_files import split_names
 
 
 @dataclass(frozen=True, slots=True)

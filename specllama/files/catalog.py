@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 
 from platformdirs import user_config_path
 
-from specllama import models_toml
 from specllama.base.errors import ConfigError
-from specllama.model_types import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
+from specllama.files import models_toml
+from specllama.files.model import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 
 __all__ = [
     "Catalog",

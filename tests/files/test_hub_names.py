@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specllama.base.errors import ModelFileError, SourceUnavailable, UsageError
-from specllama.repo_files import RepoSpec, choose_file, model_files, parse_spec, quant_of, split_names
+from specllama.files.repo_files import RepoSpec, choose_file, model_files, parse_spec, quant_of, split_names
 
 
 @pytest.mark.parametrize(

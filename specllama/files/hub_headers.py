@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specllama import gguf_walk, hub, hub_cache
 from specllama.base import disk as storage
 from specllama.base.disk import FetchWatch, Silent, work
 from specllama.base.errors import DownloadError, ModelFileError, SourceUnavailable
-from specllama.gguf_walk import Read, Unsound
-from specllama.inventory import Wanted, wanted_files
-from specllama.model_types import HubSource, Model
+from specllama.files import gguf_header as gguf_walk
+from specllama.files import hub, hub_cache
+from specllama.files.gguf_header import Read, Unsound
+from specllama.files.inventory import Wanted, wanted_files
+from specllama.files.model import HubSource, Model
 
 # Enough for the header of a later part of a split model; most others need two or three steps more.
 FIRST_BYTES, STEP_BYTES = 1 << 20, 3 << 20

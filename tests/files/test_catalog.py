@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama import models_toml
 from specllama.base.errors import ConfigError, DiskFull, SpecllamaError
-from specllama.model_types import HubSource, Model, Pair, PairDefaults, PathSource, WheelSource
-from specllama.pairs import Catalog, load_catalog, user_file
+from specllama.files import models_toml
+from specllama.files.catalog import Catalog, load_catalog, user_file
+from specllama.files.model import HubSource, Model, Pair, PairDefaults, PathSource, WheelSource
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from specllama import hub, hub_cache
 from specllama.base.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -19,10 +18,11 @@ from specllama.base.errors import (
     ModelFileError,
     SourceUnavailable,
 )
-from specllama.model_types import HubSource, Model, ModelFile, PathSource, Source
-from specllama.pins import pins
+from specllama.files import hub, hub_cache
+from specllama.files.model import HubSource, Model, ModelFile, PathSource, Source
+from specllama.files.pins import pins
+from tests.files.conftest import BODY, FILE, REPO, Watch, file_size_limit
 from tests.hubserver import HubServer
-from tests.unit.conftest import BODY, FILE, REPO, Watch, file_size_limit
 
 
 def sha256(body: bytes) -> str:

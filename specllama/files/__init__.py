@@ -1,0 +1,1 @@
+"""Models as files: names, sources, caches, GGUF bytes."""
