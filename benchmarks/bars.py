@@ -40,7 +40,7 @@ from specllama.base.cpu import this_cpu
 from specllama.bench_plan import in_turn
 from specllama.cli.bench_view import clock
 from specllama.cli.output import open_output
-from specllama.kernel_path import KernelPath
+from specllama.llama.kernel_path import KernelPath
 from specllama.prompts.load import BenchPrompt
 
 LOAD_S = {"plain": 2.5, "draft": 3.5}  # their programs, for the estimate

@@ -23,11 +23,12 @@ from loop import N_CTX, ours, spread
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, llama, probe
+from specllama import Engine, llama
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
+from specllama.llama import crash_test as probe
 
 PROMPT_TIME = re.compile(rb"prompt eval time = +([\d.]+) ms / +(\d+) tokens")
 

@@ -27,11 +27,12 @@ from bars_arms import hear
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, RandomChooser, SamplingParams, llama, probe
+from specllama import Engine, RandomChooser, SamplingParams, llama
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
+from specllama.llama import crash_test as probe
 
 N_CTX = 4096
 TOLD = re.compile(rb"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")

@@ -24,7 +24,7 @@ from specllama.core.types import Caps, FloatArray
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import N_MAX, PROBE_TOKENS, CostProfile, controller
-from specllama.kernel_path import KernelPath
+from specllama.llama.kernel_path import KernelPath
 from specllama.profiles import ClassFigures, Profile
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -36,11 +36,12 @@ from loop import N_CTX, Timing, ours, spread
 from peers import programs
 from prompts import PROMPTS
 
-from specllama import Engine, llama, probe
+from specllama import Engine, llama
 from specllama.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
+from specllama.llama import crash_test as probe
 
 READ, WRITTEN = 512, 64  # tokens of llama-bench's two tests
 START_S = 60.0  # a server that is not up by then is not coming up

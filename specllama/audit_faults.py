@@ -26,7 +26,7 @@ from specllama.core.types import (
     Verdict,
     explanation,
 )
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 
 Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
 Section = Literal["greedy", "law", "draws", "kv"]

@@ -23,7 +23,7 @@ from specllama.core.types import (
     explanation,
 )
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 
 Piece = Callable[[int], bytes]  # what a token shows
 

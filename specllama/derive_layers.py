@@ -11,7 +11,7 @@ import numpy as np
 from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.files import gguf_rewrite
 from specllama.files.gguf_rewrite import Source, Tensor
-from specllama.llama_header import Header
+from specllama.llama.header import Header
 
 # Architectures whose layers are all alike to llama.cpp. In others the place of a layer says what it does: which ones
 # see a sliding window only, skip the rotation or are dense among experts; one layer less moves all of them.

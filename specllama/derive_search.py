@@ -20,7 +20,7 @@ from specllama.derive import Recipe
 from specllama.derive_layers import ALIKE
 from specllama.drafters.controller import CostProfile, Points
 from specllama.drafts import Derived, Measurement
-from specllama.llama_header import Header
+from specllama.llama.header import Header
 from specllama.model_facts import read_tokenizer
 from specllama.profiles import ClassFigures, Subject
 from specllama.traces import Answer, Trace

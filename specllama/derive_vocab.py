@@ -16,7 +16,7 @@ from specllama.core.types import IntArray
 from specllama.draft_model import VOCAB_MAP
 from specllama.files import gguf_rewrite
 from specllama.files.gguf_rewrite import Source, Tensor
-from specllama.llama_header import Header
+from specllama.llama.header import Header
 from specllama.model_facts import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
 
 MULTIPLE = 64  # kernels take head matrices whose rows are a multiple of up to this only

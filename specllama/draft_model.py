@@ -14,7 +14,7 @@ from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel
 from specllama.files.gguf_check import walk_file
 from specllama.llama import LlamaModel, build_info
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 
 # In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
 # parent has for it. The parent's id is the target's, or the pair does not fit.

@@ -16,7 +16,7 @@ import psutil
 from specllama.base.cpu import this_cpu
 from specllama.bench_types import Machine
 from specllama.llama import build_info
-from specllama.llama_plan import physical_cores
+from specllama.llama.load_plan import physical_cores
 
 BUSY = 0.15  # share of the CPU that others may use before it is said
 SWAPPED = 16 << 20  # bytes swapped in or out meanwhile that are no longer chance

@@ -19,9 +19,9 @@ from specllama.base.jsonable import from_plain, parsed
 from specllama.drafters import TRANSLATED
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import LEAST_RATE, LOOKUP, MODEL, CostProfile
-from specllama.kernel_path import KernelPath
 from specllama.llama import LoadOptions, build_info
-from specllama.llama_plan import physical_cores
+from specllama.llama.kernel_path import KernelPath
+from specllama.llama.load_plan import physical_cores
 
 VERSION = 3  # of the file; another one is not read
 

@@ -17,7 +17,7 @@ from specllama import traces
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters.controller import CostProfile
-from specllama.kernel_path import DEFAULT, KernelPath
+from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 from specllama.traces import Answer, Trace

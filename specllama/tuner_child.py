@@ -18,9 +18,9 @@ from specllama.conversation import Conversation, Message
 from specllama.draft_model import speaking
 from specllama.drafters.controller import Points, cost_at
 from specllama.drafters.translated import TranslatedModel
-from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
-from specllama.llama_plan import thread_choices
+from specllama.llama.kernel_path import DEFAULT, KernelPath
+from specllama.llama.load_plan import thread_choices
 from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
 from specllama.profiles import Subject, Threads
 from specllama.prompts.four import sample_prompts

@@ -12,8 +12,8 @@ from specllama import llama
 from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.errors import SpecllamaError
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
-from specllama.llama_plan import placeable
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
+from specllama.llama.load_plan import placeable
 from specllama.profiles import Subject
 from specllama.tuner_child import Way
 

@@ -36,10 +36,10 @@ from specllama.cli.values import real, strategies, whole, word
 from specllama.cli.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
-from specllama.llama_plan import physical_cores
+from specllama.llama.load_plan import physical_cores
+from specllama.llama.running_ahead import AheadModel
 from specllama.profiles import SIMPLE
 from specllama.prompts.short import short_prompts
-from specllama.running_ahead import AheadModel
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken
 RULES = tuple(rule.value for rule in Rule)

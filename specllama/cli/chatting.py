@@ -29,7 +29,7 @@ from specllama.cli.worker import Worker
 from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.llama_memory import CELL_STEP
+from specllama.llama.memory import CELL_STEP
 from specllama.session import ChatSession
 from specllama.settings import Settings, changed, to_json
 from specllama.text import TextStream

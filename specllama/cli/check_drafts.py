@@ -17,7 +17,7 @@ from specllama.cli.output import Output, in_one_line
 from specllama.draft_search import Found, Look, files_in, folders_here, rank, repos_for
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
-from specllama.llama_header import refuse_architecture
+from specllama.llama.header import refuse_architecture
 from specllama.model_facts import n_params
 from specllama.pair_check import Candidate, this_machine
 

@@ -30,9 +30,9 @@ from specllama.drafters.controller import N_MAX
 from specllama.drafts import Derived
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
-from specllama.kernel_path import KernelPath
 from specllama.llama import Header
-from specllama.llama_quantize import QUANTS
+from specllama.llama.kernel_path import KernelPath
+from specllama.llama.quantize import QUANTS
 from specllama.tuner_child import Way
 
 app = typer.Typer(

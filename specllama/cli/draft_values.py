@@ -12,7 +12,7 @@ _MOST_LAYERS = 512  # llama.cpp's own limit
 
 def quants(_name: str, text: object) -> Any:
     """A comma list of quantisations."""
-    from specllama.llama_quantize import quant_of
+    from specllama.llama.quantize import quant_of
 
     if not text:
         return text

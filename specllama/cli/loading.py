@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from specllama import drafts, llama, probe, profiles
+from specllama import drafts, llama, profiles
 from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
@@ -24,13 +24,14 @@ from specllama.drafters.controller import N_MAX as LONGEST_AUTO
 from specllama.drafters.controller import PROBE_TOKENS, controller
 from specllama.files.catalog import load_catalog
 from specllama.files.model import PairDefaults
-from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import Header, LlamaModel, LoadOptions
-from specllama.llama_header import refuse_architecture
-from specllama.llama_plan import placeable
+from specllama.llama import crash_test as probe
+from specllama.llama.header import refuse_architecture
+from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
+from specllama.llama.load_plan import placeable
+from specllama.llama.running_ahead import AheadModel
 from specllama.pair_check import Candidate, check_pair
 from specllama.profiles import SIMPLE, Profile, Subject
-from specllama.running_ahead import AheadModel
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
 

@@ -12,8 +12,8 @@ import specllama
 from specllama.cli.loading import File, Models, Setup
 from specllama.core.events import Event, Finished, Notice, StepEvent
 from specllama.core.stats import SpecStats
-from specllama.kernel_path import KernelPath
 from specllama.llama import BuildInfo, LlamaModel, build_info
+from specllama.llama.kernel_path import KernelPath
 from specllama.text import TextStream
 
 SCHEMA = {

@@ -18,9 +18,9 @@ import pyte
 import pytest
 from rich.cells import cell_len
 
-from specllama import probe
 from specllama.cli.app import main
 from specllama.cli.terminal import END_FRAME
+from specllama.llama import crash_test as probe
 from tests import tiny
 
 REPOSITORY = Path(__file__).parent.parent.parent

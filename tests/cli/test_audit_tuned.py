@@ -15,10 +15,10 @@ from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.output import open_output
 from specllama.core.types import Guess
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.llama.running_ahead import AheadModel
 from specllama.profiles import Subject
-from specllama.running_ahead import AheadModel
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW, short_pair  # noqa: F401  # a fixture
 from tests.cli.test_tune import PROFILE

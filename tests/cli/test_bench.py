@@ -21,8 +21,8 @@ from specllama.bench_types import ALL, BenchReport
 from specllama.cli.bench_view import main_table
 from specllama.cli.loading import profile_for
 from specllama.drafters.controller import CostProfile
-from specllama.kernel_path import DEFAULT, KernelPath
 from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.profiles import ClassFigures, Profile
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report

@@ -14,7 +14,7 @@ from specllama.checkup import Checkup, Finding, Level
 from specllama.cli import doctor
 from specllama.cli.app import main
 from specllama.cli.output import Output, stream_of
-from specllama.probe import ProbeResult, State
+from specllama.llama.crash_test import ProbeResult, State
 
 GOOD = Finding("decode", Level.OK, "went well")
 BAD = Finding("CPU", Level.ATTENTION, "it leaves [bold]AVX512[/bold] unused", "build again")

@@ -173,7 +173,7 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
 ) -> None:
     """Anything between the parts that the stand-ins do not see; a profile that names a draft nobody loads."""
     from specllama import derive_search, tuner, tuner_child, tuner_paths
-    from specllama.kernel_path import DEFAULT
+    from specllama.llama.kernel_path import DEFAULT
     from specllama.tuner_paths import Paths
 
     monkeypatch.setattr(derive_search, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))

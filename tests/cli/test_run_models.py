@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from specllama import draft_model, llama, probe
+from specllama import draft_model, llama
 from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import open_output
 from specllama.cli.values import strategies
 from specllama.drafters import REGISTRY
 from specllama.files.catalog import load_catalog
+from specllama.llama import crash_test as probe
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 

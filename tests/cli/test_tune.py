@@ -21,8 +21,8 @@ from specllama.base import disk as storage
 from specllama.cli import loading
 from specllama.cli.options import HardwareOptions
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.profiles import ClassFigures, Profile, Subject
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
 

@@ -13,7 +13,7 @@ from specllama.core.types import DraftPolicy, FloatArray, Guess
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.model import PREFILL_AT_ONCE
 from specllama.enumeration import ContractBroken
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 from tests.exact.harness import Pair, Rig
 from tests.exact.translating import FIRST, WatchedDraft
 from tests.fakes import FakeModel, History

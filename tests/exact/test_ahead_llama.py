@@ -15,7 +15,7 @@ from specllama.core.types import Cancel, FloatArray, LanguageModel, Rule
 from specllama.draft_model import in_target_ids
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 from tests import tiny
 from tests.exact.test_tiny_llama import Tiny, answer, stats_of
 

@@ -23,7 +23,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
 from specllama.core.types import Draft, FloatArray, Guess, LanguageModel, Observation, Rule, Verdict, room_after
 from specllama.drafters import DraftSettings
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law
 from tests.exact.translating import WatchedDraft

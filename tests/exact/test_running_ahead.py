@@ -20,7 +20,7 @@ from specllama.draft_model import on_other_devices
 from specllama.drafters.controller import Controller
 from specllama.drafters.model import ModelDrafter
 from specllama.enumeration import ContractBroken
-from specllama.running_ahead import AheadModel
+from specllama.llama.running_ahead import AheadModel
 from tests.enumeration import law_of
 from tests.exact.ahead import JealousModel, Paced, WatchedAhead, WidthModel, ahead_rig
 from tests.exact.harness import (

@@ -186,14 +186,14 @@ def test_a_recurrent_model_that_no_list_names_is_refused_after_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: trusting our own list of names where llama.cpp knows better."""
-    monkeypatch.setattr("specllama.llama_header._RECURRENT", frozenset())
+    monkeypatch.setattr("specllama.llama.header._RECURRENT", frozenset())
     told = refusal(tiny.write_model(tmp_path / "mamba.gguf", arch="mamba"), UnsupportedModel)
     assert "recurrent" in told
 
 
 def test_a_memory_that_cannot_roll_back_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a kind of memory that neither list knows, refusing its first rollback in the middle of an answer."""
-    monkeypatch.setattr("specllama.llama_header._RECURRENT", frozenset())
+    monkeypatch.setattr("specllama.llama.header._RECURRENT", frozenset())
     monkeypatch.setattr("specllama.llama.refuse_kind", lambda native, about: None)
     told = refusal(tiny.write_model(tmp_path / "mamba.gguf", arch="mamba"), UnsupportedModel)
     assert "refused a rollback" in told

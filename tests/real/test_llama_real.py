@@ -20,9 +20,9 @@ import pytest
 
 from specllama.base.errors import Interrupted
 from specllama.core.types import Cancel
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LlamaModel, LoadOptions, header, load, load_vocabulary, matrices, memory_needed, set_log
-from specllama.llama_memory import kv_bytes
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.llama.memory import kv_bytes
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 
 pytestmark = pytest.mark.model

@@ -15,8 +15,8 @@ from specllama import Engine, RandomChooser, SamplingParams, StepEvent
 from specllama.cli.loading import Setup
 from specllama.cli.options import HardwareOptions
 from specllama.drafters.controller import CostProfile
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.profiles import Profile
 from tests.fakes import FakeModel, random_laws, table_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama import checkup, llama, probe
+from specllama import checkup, llama
 from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError, ConfigError
 from specllama.checkup import Level
@@ -17,9 +17,10 @@ from specllama.drafters.controller import CostProfile
 from specllama.files import catalog as pairs
 from specllama.files import hub
 from specllama.files.catalog import Catalog
-from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import BuildInfo, Device
-from specllama.probe import ProbeResult, State
+from specllama.llama import crash_test as probe
+from specllama.llama.crash_test import ProbeResult, State
+from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.profiles import Found, Profile
 
 CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))

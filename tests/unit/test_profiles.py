@@ -13,8 +13,8 @@ from specllama import profiles
 from specllama.base.errors import ConfigError
 from specllama.drafters.calibration import PRIORS
 from specllama.drafters.controller import CostProfile
-from specllama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.profiles import ClassFigures, Profile, Subject, Threads
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (9, 2.0)), draft=((1, 0.2), (2, 0.2)))

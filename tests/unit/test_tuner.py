@@ -14,8 +14,8 @@ from specllama import tuner, tuner_child, tuner_paths
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, ModelFileError
 from specllama.core.sampling import SamplingParams
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.measure import READ_ROWS, VERIFY_ROWS
 from specllama.profiles import Subject, Threads
 from specllama.traces import Answer, Trace

@@ -13,8 +13,8 @@ import pytest
 from specllama import llama, tuner, tuner_paths
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.profiles import Subject
 from specllama.traces import Trace
 from specllama.tuner import Effort

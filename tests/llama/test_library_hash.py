@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama import library_hash, llama
+from specllama import llama
+from specllama.llama import library_hash
 
 
 @pytest.fixture

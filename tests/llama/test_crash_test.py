@@ -10,11 +10,11 @@ from pathlib import Path
 import gguf
 import pytest
 
-from specllama import probe
 from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError
 from specllama.files import gguf_tiny as probe_model
-from specllama.probe import State
+from specllama.llama import crash_test as probe
+from specllama.llama.crash_test import State
 
 # The calls that the probe makes, and a place to go wrong in: {on_import}, {on_decode}.
 FAKE_BINDINGS = """

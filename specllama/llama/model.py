@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from specllama import llama_buffers
 from specllama.base.errors import (
     BackendError,
     ContextFull,
@@ -28,9 +27,9 @@ from specllama.base.errors import (
 )
 from specllama.core.types import Cancel, Caps, FloatArray
 from specllama.files.gguf_check import check_file, part_paths
-from specllama.kernel_path import KernelPath, Matrix
-from specllama.llama_batch import SEQUENCE, BatchSlots
-from specllama.llama_ext import (
+from specllama.llama import buffers as llama_buffers
+from specllama.llama.batch import SEQUENCE, BatchSlots
+from specllama.llama.bindings import (
     BuildInfo,
     Device,
     abort_callback,
@@ -41,10 +40,12 @@ from specllama.llama_ext import (
     log,
     read_gguf,
 )
-from specllama.llama_header import Header, cannot_roll_back, make_header, refuse_architecture
-from specllama.llama_log import LogSink
-from specllama.llama_memory import MemoryNeed, memory_free, need_for
-from specllama.llama_open import (
+from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
+from specllama.llama.kernel_path import KernelPath, Matrix
+from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
+from specllama.llama.log import LogSink
+from specllama.llama.memory import MemoryNeed, memory_free, need_for
+from specllama.llama.open import (
     Native,
     Progress,
     describe,
@@ -53,9 +54,8 @@ from specllama.llama_open import (
     open_context,
     refuse_kind,
 )
-from specllama.llama_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
-from specllama.llama_quantize import quantize
-from specllama.llama_vocab import Vocabulary
+from specllama.llama.quantize import quantize
+from specllama.llama.vocab import Vocabulary
 
 __all__ = [
     "BuildInfo",

@@ -22,7 +22,7 @@ from specllama.base.errors import (
 )
 from specllama.core.types import Cancel, FloatArray
 from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
-from specllama.llama_ext import bindings
+from specllama.llama.bindings import bindings
 from tests import tiny
 
 PROMPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 2, 4, 6, 8]

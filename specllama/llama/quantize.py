@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from specllama.base.errors import BackendError, UsageError
-from specllama.llama_header import Header
-from specllama.llama_log import LogBook
-from specllama.llama_open import Progress
+from specllama.llama.header import Header
+from specllama.llama.log import LogBook
+from specllama.llama.open import Progress
 
 _STEP = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")  # "[  12/ 290] blk.0.attn_q.weight - ...": one line a tensor
 

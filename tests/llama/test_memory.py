@@ -9,9 +9,9 @@ import pytest
 
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.llama import LoadOptions, memory_free, memory_needed
-from specllama.llama_header import Header
-from specllama.llama_memory import fit_context, kv_bytes, layers_that_fit, need_for
-from specllama.llama_plan import GpuMemory, LoadPlan, physical_cores, plan_load
+from specllama.llama.header import Header
+from specllama.llama.load_plan import GpuMemory, LoadPlan, physical_cores, plan_load
+from specllama.llama.memory import fit_context, kv_bytes, layers_that_fit, need_for
 
 GB = 1_000_000_000
 NO_GPU = GpuMemory(supported=False, n_free=0, shared=False)

@@ -13,9 +13,9 @@ from typing import Any
 
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
-from specllama.llama_header import Header, cannot_roll_back, not_left_to_right, refuse_architecture
-from specllama.llama_log import LogBook
-from specllama.llama_plan import LoadOptions, LoadPlan
+from specllama.llama.header import Header, cannot_roll_back, not_left_to_right, refuse_architecture
+from specllama.llama.load_plan import LoadOptions, LoadPlan
+from specllama.llama.log import LogBook
 
 Progress = Callable[[float], bool]  # told the share that is loaded; False stops the loading
 

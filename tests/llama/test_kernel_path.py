@@ -7,8 +7,8 @@ import json
 import pytest
 
 from specllama.base.errors import ConfigError
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
-from specllama.llama_plan import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
+from specllama.llama.load_plan import LoadOptions
 
 AMX, REPACK = "AMX", "CPU_REPACK"
 # A Q4_K_M file on a CPU with AMX, and on one with AVX2 alone.

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama import llama, llama_buffers
+from specllama import llama
 from specllama.base.errors import BackendError, ModelFileError, UsageError
-from specllama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
 from specllama.llama import LoadOptions
-from specllama.llama_plan import GpuMemory, plan_load
+from specllama.llama import buffers as llama_buffers
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
+from specllama.llama.load_plan import GpuMemory, plan_load
 from tests import tiny
 
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3]

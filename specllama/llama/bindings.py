@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama import library_hash
 from specllama.base.errors import BackendError, ModelFileError
-from specllama.llama_log import LogBook
+from specllama.llama import library_hash
+from specllama.llama.log import LogBook
 
 log = LogBook()
 _keep_alive: list[object] = []  # callbacks that llama.cpp may call until the process ends

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from specllama.base.errors import BackendError, ModelFileError
-from specllama.kernel_path import KernelPath, Matrix
-from specllama.llama_ext import ExtraBuffer, GgufParams, bindings, extra_buffers, log, symbol
+from specllama.llama.bindings import ExtraBuffer, GgufParams, bindings, extra_buffers, log, symbol
+from specllama.llama.kernel_path import KernelPath, Matrix
 
 # Weights that llama.cpp only ever multiplies with, in every architecture that has them. Whatever else it does with a
 # weight (look up rows, convolve) would read a rearranged one wrongly, so what is not named here is never placed.

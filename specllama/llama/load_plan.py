@@ -10,8 +10,8 @@ from typing import Literal
 import psutil
 
 from specllama.base.errors import UsageError
-from specllama.llama_header import Header
-from specllama.llama_memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
+from specllama.llama.header import Header
+from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
 
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs room for its runtime and for the screen
 _QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}

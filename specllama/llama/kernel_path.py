@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.base.errors import ConfigError
-from specllama.llama_plan import LoadOptions, LoadPlan
+from specllama.llama.load_plan import LoadOptions, LoadPlan
 
 # A tensor type with less than this share of the weights changes nothing that could be measured.
 LEAST_SHARE = 0.05

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psutil
 
 from specllama.base.errors import MemoryShort, UsageError
-from specllama.llama_header import Header
+from specllama.llama.header import Header
 
 # Bytes per number in a KV cache: quantised types store blocks of 32 numbers with a scale (and a minimum).
 KV_TYPE_BYTES = {

@@ -26,11 +26,11 @@ from typing import Any
 
 import platformdirs
 
-from specllama import library_hash
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import BackendError
 from specllama.files import gguf_tiny as probe_model
+from specllama.llama import library_hash
 
 TIMEOUT_S = 120.0
 _VERSION = 1  # raise it when the probe asks more than before: old answers are then forgotten

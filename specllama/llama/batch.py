@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specllama.llama_open import Pointers
+from specllama.llama.open import Pointers
 
 SEQUENCE = 0  # the one sequence that a chain needs
 
