@@ -28,7 +28,7 @@ from peers import programs
 from prompts import PROMPTS
 
 from specllama import Engine, RandomChooser, SamplingParams, llama
-from specllama.conversation import Conversation, Message
+from specllama.chat.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
 from specllama.files import hub
 from specllama.files.catalog import load_catalog

@@ -34,9 +34,9 @@ from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopel
 
 from specllama import derive, drafts, llama, traces
 from specllama.base.disk import meant
+from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
 from specllama.cli.output import open_output
-from specllama.conversation import Conversation, Message
 from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
 from specllama.derive import Recipe

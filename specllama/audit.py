@@ -14,7 +14,7 @@ from specllama.audit_models import Heard
 from specllama.audit_parts import Effort, Prompt, Subject
 from specllama.audit_types import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
 from specllama.base.errors import Interrupted, PromptError
-from specllama.conversation import Conversation, Message, Vocab
+from specllama.chat.conversation import Conversation, Message, Vocab
 from specllama.llama.running_ahead import AheadModel
 
 N_ROOM = 160  # tokens behind a prompt that the audit needs

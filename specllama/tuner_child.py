@@ -14,7 +14,7 @@ from specllama import llama, traces
 from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, PromptError
-from specllama.conversation import Conversation, Message
+from specllama.chat.conversation import Conversation, Message
 from specllama.draft_model import speaking
 from specllama.drafters.controller import Points, cost_at
 from specllama.drafters.translated import TranslatedModel

@@ -15,6 +15,7 @@ from specllama.bench_job import Loaded
 from specllama.bench_pace import LONGEST
 from specllama.bench_plan import Wishes
 from specllama.bench_types import Arm, Load
+from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
 from specllama.cli.bench_options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
 from specllama.cli.loading import File, Setup
@@ -23,7 +24,6 @@ from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.record import describe_model
 from specllama.cli.tuned import tune_command
-from specllama.conversation import Conversation, Message
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, DraftPolicy, LanguageModel
 from specllama.draft_model import in_target_ids

@@ -12,10 +12,12 @@ from typing import Annotated, ClassVar
 import typer
 from platformdirs import user_state_path
 
-from specllama import chat_file, llama
+from specllama import llama
 from specllama.base.disk import meant
 from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
+from specllama.chat import saved as chat_file
+from specllama.chat.settings import Settings
 from specllama.cli.app import told
 from specllama.cli.chat_commands import is_command, perform
 from specllama.cli.chat_complete import complete
@@ -37,7 +39,6 @@ from specllama.cli.prompting import sound
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import DraftSettings
-from specllama.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

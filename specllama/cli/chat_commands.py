@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from specllama import chat_file
 from specllama.base.disk import meant, size_text
 from specllama.base.errors import UsageError
+from specllama.chat import saved as chat_file
 from specllama.cli.chat_input import bare, unquoted
 from specllama.cli.chat_settings import parameters, set_setting
 from specllama.cli.chat_stats import stats_json, stats_lines

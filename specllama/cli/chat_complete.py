@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from specllama.base.disk import meant
+from specllama.chat.settings import OTHER_NAMES, SETTINGS
 from specllama.cli.chat_commands import BY_NAME, SHOWN
 from specllama.cli.chat_settings import LOOKS
 from specllama.files.catalog import load_catalog
-from specllama.settings import OTHER_NAMES, SETTINGS
 
 
 def complete(line: str) -> Iterable[tuple[str, int, str]]:

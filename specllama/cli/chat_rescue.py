@@ -10,8 +10,8 @@ from types import FrameType
 
 from platformdirs import user_state_path
 
-from specllama import chat_file
 from specllama.base.errors import ConversationError
+from specllama.chat import saved as chat_file
 from specllama.cli.chatting import Chat
 from specllama.cli.ending import endings, handling
 from specllama.cli.output import Output

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from specllama.base.errors import UsageError
+from specllama.chat.settings import SETTINGS, find, on_off, value_text
 from specllama.cli.chat_input import Editor, bare
 from specllama.cli.chatting import Chat
 from specllama.cli.tuned import length_text
-from specllama.settings import SETTINGS, find, on_off, value_text
 
 LOOKS = {"colors": "show who wrote each token", "fold": "hide what the model thinks"}
 LENGTH = "draft-n-max"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from specllama.chat.session import ChatSession, KvUse
 from specllama.cli.record import acceptance
 from specllama.cli.render import Palette, bar, flow, percent, rate
 from specllama.core.stats import SpecStats
-from specllama.session import ChatSession, KvUse
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _MAX_SPARKS = 40

@@ -8,14 +8,14 @@ from itertools import groupby
 
 from rich.style import Style
 
+from specllama.chat.session import Reuse
+from specllama.chat.stream import Span, TextStream
 from specllama.cli.markdown import Kind, Reading, Shown
 from specllama.cli.output import Output
 from specllama.cli.render import STYLES, Figures, codes_of, percent, rate
 from specllama.cli.terminal import Piece
 from specllama.cli.view import AnswerView
 from specllama.core.events import Event, Finished, PromptProgress
-from specllama.session import Reuse
-from specllama.text import Span, TextStream
 
 # Where colours tell who wrote a token, bold and underline do, too: there Markdown keeps to dim and italic.
 _BESIDE_ORIGINS: dict[Kind, Style] = {

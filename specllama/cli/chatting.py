@@ -14,6 +14,9 @@ from rich.style import Style
 from specllama import llama
 from specllama.base.errors import MemoryShort, SpecllamaError
 from specllama.base.ranges import AUTO
+from specllama.chat.session import ChatSession
+from specllama.chat.settings import Settings, changed, to_json
+from specllama.chat.stream import TextStream
 from specllama.cli import loading
 from specllama.cli.chat_input import Source
 from specllama.cli.chat_view import ChatView, Look, turn_summary
@@ -30,9 +33,6 @@ from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.llama.memory import CELL_STEP
-from specllama.session import ChatSession
-from specllama.settings import Settings, changed, to_json
-from specllama.text import TextStream
 
 LONGEST_DRAFT = 16  # what models are loaded for, so that `/set draft-n-max` has somewhere to go
 PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.base.errors import PairError
+from specllama.chat.conversation import Conversation, Message
 from specllama.cli.loading import Choice, Models, Setup, load_models, prepare
 from specllama.cli.options import HardwareOptions
 from specllama.cli.output import Output
 from specllama.cli.plot import Bar, plot, signs_for
 from specllama.cli.status import StatusLine
-from specllama.conversation import Conversation, Message
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
 from specllama.measure import VERIFY_ROWS, measure_acceptance, measure_costs

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from specllama.session import END_THINK, THINK
+from specllama.chat.session import END_THINK, THINK
 
 Kind = Literal["text", "heading", "bold", "code", "mark", "think"]
 Letter: TypeAlias = tuple[str, str]  # a character, and the tag of who wrote it

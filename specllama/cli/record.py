@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 import specllama
+from specllama.chat.stream import TextStream
 from specllama.cli.loading import File, Models, Setup
 from specllama.core.events import Event, Finished, Notice, StepEvent
 from specllama.core.stats import SpecStats
 from specllama.llama import BuildInfo, LlamaModel, build_info
 from specllama.llama.kernel_path import KernelPath
-from specllama.text import TextStream
 
 SCHEMA = {
     "name": "specllama.run",

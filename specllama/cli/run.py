@@ -12,6 +12,7 @@ import typer
 
 from specllama import llama
 from specllama.base.errors import Interrupted
+from specllama.chat.stream import StopWatch, TextStream
 from specllama.cli import loading
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.grouping import takes_groups
@@ -36,7 +37,6 @@ from specllama.core.events import Event, Finished, PromptProgress, Reason
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import DraftSettings
-from specllama.text import StopWatch, TextStream
 
 
 @dataclass(frozen=True, slots=True)

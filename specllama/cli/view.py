@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from specllama.chat.stream import Span, TextStream
 from specllama.cli.output import Output, visible
 from specllama.cli.record import Record
 from specllama.cli.render import Figures, palette_of, strip
 from specllama.cli.terminal import Piece, Screen
 from specllama.cli.wrapping import Wrapper
 from specllama.core.events import Event, Finished, Notice, TokenEvent
-from specllama.text import Span, TextStream
 
 FRAME_S = 0.1  # live lines are drawn at most ten times a second
 

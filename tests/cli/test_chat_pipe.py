@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from specllama import chat_file, llama
+from specllama import llama
+from specllama.chat import saved as chat_file
 from specllama.cli import chat as command
 from specllama.cli import chat_complete
 from specllama.cli.chatting import FREE_SHARE, LONGEST_DRAFT

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
+from specllama.chat.session import Reuse
+from specllama.chat.stream import TextStream
 from specllama.cli.chat_view import ChatView, Look, turn_summary
 from specllama.cli.output import Output, Stream
 from specllama.cli.render import Figures
 from specllama.core.events import Finished, PromptProgress, TokenEvent
 from specllama.core.stats import SpecStats
-from specllama.session import Reuse
-from specllama.text import TextStream
 
 PIECES = ["<think>", "a b", "</think>", "\n", "# T", "\n", "say ", "**yes**", "\x1b[2J"]
 

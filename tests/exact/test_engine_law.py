@@ -12,12 +12,12 @@ from contextlib import closing
 
 import pytest
 
+from specllama.chat.stream import StopWatch
 from specllama.core.events import Notice
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser, Draft, Observation, Rule
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.model import ModelDrafter
-from specllama.text import StopWatch
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History

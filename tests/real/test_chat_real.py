@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from specllama.conversation import Conversation
+from specllama.chat.conversation import Conversation
+from specllama.chat.session import ChatSession
+from specllama.chat.settings import Settings
 from specllama.core.engine import Engine
 from specllama.core.events import Event, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
 from specllama.llama import LlamaModel
-from specllama.session import ChatSession
-from specllama.settings import Settings
 from tests.cli.conftest import SPECLLAMA, Terminal
 from tests.real.conftest import SMALL
 

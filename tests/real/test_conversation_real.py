@@ -8,8 +8,8 @@ import time
 import pytest
 
 from specllama import llama
-from specllama.conversation import Conversation, Message, raw_tokens
-from specllama.text import Detokenizer, StopWatch, TextStream
+from specllama.chat.conversation import Conversation, Message, raw_tokens
+from specllama.chat.stream import Detokenizer, StopWatch, TextStream
 from tests.real.conftest import path_of
 
 pytestmark = pytest.mark.model

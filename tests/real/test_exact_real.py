@@ -15,7 +15,7 @@ import pytest
 from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent
 from specllama.audit_greedy import control
 from specllama.audit_types import NEAR_TIE
-from specllama.conversation import Conversation, Message
+from specllama.chat.conversation import Conversation, Message
 from specllama.core.types import FloatArray
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specllama import tuner_child
+from specllama.chat.conversation import Conversation, Message
 from specllama.compat_overlap import overlap
-from specllama.conversation import Conversation, Message
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent
 from specllama.core.sampling import RandomChooser, SamplingParams

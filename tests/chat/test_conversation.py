@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.authorship import SpecialTexts, tell_apart
 from specllama.base.errors import PromptError, TemplateError
-from specllama.conversation import Conversation, Message, raw_tokens
+from specllama.chat.authorship import SpecialTexts, tell_apart
+from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.core.types import common_prefix
 from tests.words import WordVocab
 
@@ -435,7 +435,7 @@ def test_a_broken_template_is_told_when_the_conversation_is_made():
 
 def test_an_endless_template_is_waited_for_once(monkeypatch):
     """Every probe of the template waited for its end again."""
-    monkeypatch.setattr("specllama.template._MAX_SECONDS", 0.05)
+    monkeypatch.setattr("specllama.chat.template._MAX_SECONDS", 0.05)
     conversation, _ = family("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", *SPECIAL)
     renderings = []
     render = conversation._template.render

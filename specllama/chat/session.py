@@ -14,9 +14,11 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol, cast
 
-from specllama import conversation
 from specllama.base.errors import PromptError, UsageError
-from specllama.conversation import Conversation, Message
+from specllama.chat import conversation
+from specllama.chat.conversation import Conversation, Message
+from specllama.chat.settings import MAX_SEED, Settings
+from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.core.no_drafter import NoDrafter
@@ -24,8 +26,6 @@ from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter, LanguageModel, common_prefix
 from specllama.drafters import REGISTRY
-from specllama.settings import MAX_SEED, Settings
-from specllama.text import StopWatch, TextStream
 
 ROOM_FOR_ANSWER = 256  # tokens; where less is left, the oldest turns go
 # Dropping means reading all of the rest anew, so it makes room for many turns at once.

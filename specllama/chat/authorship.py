@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from specllama.base.errors import TemplateError
-from specllama.template import HINT
+from specllama.chat.template import HINT
 
 _FIRST_STAND_IN, _LAST_STAND_IN = 0x100000, 0x10FFFD  # a plane for private use: no tokenizer means anything by it
 _WHITE_SPACE = frozenset(" \t\r\n")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from specllama import settings as setting_table
 from specllama.base.disk import read_bytes, write_text
 from specllama.base.errors import ConversationError, UsageError
 from specllama.base.jsonable import parsed
+from specllama.chat import settings as setting_table
+from specllama.chat.session import ChatSession, Turn
+from specllama.chat.settings import MAX_SEED, Settings
 from specllama.core.events import Reason
-from specllama.session import ChatSession, Turn
-from specllama.settings import MAX_SEED, Settings
 
 SCHEMA = "specllama.chat"
 VERSION = 1

@@ -11,9 +11,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Protocol
 
-from specllama.authorship import Rendering, SpecialTexts, tell_apart
 from specllama.base.errors import PromptError, TemplateError
-from specllama.template import ChatTemplate, TemplateOverrun
+from specllama.chat.authorship import Rendering, SpecialTexts, tell_apart
+from specllama.chat.template import ChatTemplate, TemplateOverrun
 
 ROLES = ("system", "user", "assistant")
 

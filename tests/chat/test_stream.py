@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.base.errors import UsageError
-from specllama.text import Detokenizer, Span, StopWatch, TextStream
+from specllama.chat.stream import Detokenizer, Span, StopWatch, TextStream
 
 # Few letters, so that stop strings overlap each other and themselves; characters of 1 to 4 bytes; bytes that are not
 # UTF-8.

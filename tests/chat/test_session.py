@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from specllama import chat_file
 from specllama.base.errors import ConversationError, PromptError, UsageError
-from specllama.chat_file import Saved
-from specllama.conversation import Conversation
+from specllama.chat import saved as chat_file
+from specllama.chat.conversation import Conversation
+from specllama.chat.saved import Saved
+from specllama.chat.session import ChatSession, Turn
+from specllama.chat.settings import Settings, changed
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
@@ -21,8 +23,6 @@ from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
-from specllama.session import ChatSession, Turn
-from specllama.settings import Settings, changed
 from tests import tiny
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

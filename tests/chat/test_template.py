@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from specllama import template as room
 from specllama.base.errors import TemplateError
-from specllama.template import ChatTemplate, TemplateOverrun
+from specllama.chat import template as room
+from specllama.chat.template import ChatTemplate, TemplateOverrun
 
 NOW = datetime(2025, 3, 9, 12, 30)
 

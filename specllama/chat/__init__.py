@@ -1,0 +1,1 @@
+"""Text and tokens, conversations, and the settings of a chat."""
