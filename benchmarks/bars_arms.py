@@ -20,10 +20,10 @@ from specllama.core.events import Event
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter
-from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import N_MAX
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
 from specllama.prompts import load as bench_prompts
 from specllama.prompts.load import BenchPrompt
 

@@ -40,9 +40,9 @@ from specllama.cli.output import open_output
 from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
 from specllama.derive import Recipe
-from specllama.draft_model import in_target_ids
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile, Points
 from specllama.llama import LlamaModel
+from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.prompts.load import BenchPrompt
 from specllama.traces import GREEDY, Answer
 

@@ -25,7 +25,7 @@ from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import N_MAX, PROBE_TOKENS, CostProfile, controller
 from specllama.llama.kernel_path import KernelPath
-from specllama.profiles import ClassFigures, Profile
+from specllama.pairs.profile import ClassFigures, Profile
 
 GREEDY = SamplingParams(temperature=0.0)
 FIXED = (1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15)

@@ -19,11 +19,11 @@ from specllama.base.disk import size_text
 from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageError
 from specllama.derive_layers import check_dropped, without_layers
 from specllama.derive_vocab import MULTIPLE, kept_tokens, with_vocabulary
-from specllama.draft_model import VOCAB_MAP
 from specllama.files import gguf_rewrite
 from specllama.llama.header import Header, refuse_architecture
 from specllama.llama.quantize import QUANTS, quant_of
-from specllama.model_facts import n_params, read_tokenizer
+from specllama.pairs.draft_in_target_ids import VOCAB_MAP
+from specllama.pairs.tokenizer import n_params, read_tokenizer
 
 MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
 

@@ -21,8 +21,8 @@ from specllama.derive_layers import ALIKE
 from specllama.drafters.controller import CostProfile, Points
 from specllama.drafts import Derived, Measurement
 from specllama.llama.header import Header
-from specllama.model_facts import read_tokenizer
-from specllama.profiles import ClassFigures, Subject
+from specllama.pairs.profile import ClassFigures, Subject
+from specllama.pairs.tokenizer import read_tokenizer
 from specllama.traces import Answer, Trace
 from specllama.tuner import PATH_MARGIN, Effort, figures
 from specllama.tuner_child import Job, Measured, Way, load, open_draft, run_child

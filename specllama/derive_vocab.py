@@ -13,11 +13,11 @@ import numpy as np
 
 from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.core.types import IntArray
-from specllama.draft_model import VOCAB_MAP
 from specllama.files import gguf_rewrite
 from specllama.files.gguf_rewrite import Source, Tensor
 from specllama.llama.header import Header
-from specllama.model_facts import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
+from specllama.pairs.draft_in_target_ids import VOCAB_MAP
+from specllama.pairs.tokenizer import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
 
 MULTIPLE = 64  # kernels take head matrices whose rows are a multiple of up to this only
 LEAST_TOKENS = 512

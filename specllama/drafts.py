@@ -19,7 +19,7 @@ from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed
 from specllama.derive import MAKE_ROOM, Recipe
 from specllama.llama import build_info
-from specllama.profiles import ClassFigures
+from specllama.pairs.profile import ClassFigures
 
 _VERSION = 1  # of the record
 _MODEL, _RECORD = ".gguf", ".json"

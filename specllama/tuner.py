@@ -19,7 +19,7 @@ from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters.controller import CostProfile
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.measure import QUICK_ROWS, VERIFY_ROWS
-from specllama.profiles import ClassFigures, Profile, Subject, Threads
+from specllama.pairs.profile import ClassFigures, Profile, Subject, Threads
 from specllama.traces import Answer, Trace
 from specllama.tuner_child import HeldUp, Job, Measured, Run, Way, run_child, steady
 from specllama.tuner_findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled

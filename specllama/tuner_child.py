@@ -15,14 +15,14 @@ from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, PromptError
 from specllama.chat.conversation import Conversation, Message
-from specllama.draft_model import speaking
 from specllama.drafters.controller import Points, cost_at
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.llama.load_plan import thread_choices
 from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
-from specllama.profiles import Subject, Threads
+from specllama.pairs.draft_in_target_ids import speaking
+from specllama.pairs.profile import Subject, Threads
 from specllama.prompts.four import sample_prompts
 from specllama.traces import Answer, Trace
 

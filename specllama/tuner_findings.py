@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from specllama.drafters.controller import Points
-from specllama.profiles import SIMPLE, Threads
+from specllama.pairs.profile import SIMPLE, Threads
 from specllama.traces import Trace
 from specllama.tuner_child import Measured, Way
 

@@ -14,7 +14,7 @@ from specllama.base.child import Tell
 from specllama.base.errors import SpecllamaError
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
 from specllama.llama.load_plan import placeable
-from specllama.profiles import Subject
+from specllama.pairs.profile import Subject
 from specllama.tuner_child import Way
 
 Ask = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specllama import drafts, tuner
 from specllama.base.disk import checksum
 from specllama.drafts import Measurement
-from specllama.profiles import Profile, Subject
+from specllama.pairs.profile import Profile, Subject
 from specllama.tuner_findings import Findings
 
 

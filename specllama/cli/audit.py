@@ -38,7 +38,7 @@ from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.llama.load_plan import physical_cores
 from specllama.llama.running_ahead import AheadModel
-from specllama.profiles import SIMPLE
+from specllama.pairs.profile import SIMPLE
 from specllama.prompts.short import short_prompts
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken

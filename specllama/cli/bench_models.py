@@ -26,11 +26,11 @@ from specllama.cli.record import describe_model
 from specllama.cli.tuned import tune_command
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, DraftPolicy, LanguageModel
-from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.drafters.controller import N_MAX, PROBE_TOKENS
 from specllama.llama import LlamaModel, LoadOptions
-from specllama.profiles import LOOKUP_ALONE, SIMPLE
+from specllama.pairs.draft_in_target_ids import in_target_ids
+from specllama.pairs.profile import LOOKUP_ALONE, SIMPLE
 
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
 _LEAST_BLOCK = 17  # rows that costs are measured up to

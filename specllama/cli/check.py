@@ -24,7 +24,7 @@ from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOpti
 from specllama.cli.output import Output, open_output
 from specllama.cli.values import strategies
 from specllama.llama import LoadOptions
-from specllama.pair_check import Candidate, check_pair
+from specllama.pairs.check import Candidate, check_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from specllama.cli.fetching import watching
 from specllama.cli.naming import named
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output, in_one_line
-from specllama.draft_search import Found, Look, files_in, folders_here, rank, repos_for
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
-from specllama.model_facts import n_params
-from specllama.pair_check import Candidate, this_machine
+from specllama.pairs.check import Candidate, this_machine
+from specllama.pairs.find_drafts import Found, Look, files_in, folders_here, rank, repos_for
+from specllama.pairs.tokenizer import n_params
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specllama.cli.fetching import shortened
 from specllama.cli.output import Output
-from specllama.compat import RULE, CompatReport, Mark, Row
+from specllama.pairs.report import RULE, CompatReport, Mark, Row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from specllama.checkup import Checkup, Level, look
 from specllama.cli.grouping import option
 from specllama.cli.options import Color
 from specllama.cli.output import Output, open_output, visible, wrapped
 from specllama.cli.terminal import size_of
+from specllama.pairs.checkup import Checkup, Level, look
 
 # Sign, word and colour say the same thing; each is enough by itself.
 _SIGNS = {Level.OK: ("✓", "+"), Level.NOTE: ("·", "-"), Level.ATTENTION: ("!", "!")}

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from specllama import drafts, llama, profiles
+from specllama import drafts, llama
 from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
@@ -18,7 +18,6 @@ from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.core.types import Cancel, Drafter, DraftPolicy
-from specllama.draft_model import DraftModel, in_target_ids
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.drafters.controller import N_MAX as LONGEST_AUTO
 from specllama.drafters.controller import PROBE_TOKENS, controller
@@ -30,8 +29,10 @@ from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama.load_plan import placeable
 from specllama.llama.running_ahead import AheadModel
-from specllama.pair_check import Candidate, check_pair
-from specllama.profiles import SIMPLE, Profile, Subject
+from specllama.pairs import profile as profiles
+from specllama.pairs.check import Candidate, check_pair
+from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
+from specllama.pairs.profile import SIMPLE, Profile, Subject
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
 

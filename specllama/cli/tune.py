@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, profiles, tuner, tuner_paths, tuner_records
+from specllama import drafts, tuner, tuner_paths, tuner_records
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
 from specllama.cli import loading
@@ -17,9 +17,10 @@ from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOpti
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
 from specllama.cli.values import word
-from specllama.compat_overlap import BY_TEXT
 from specllama.drafters import TRANSLATED
-from specllama.profiles import ClassFigures, Profile
+from specllama.pairs import profile as profiles
+from specllama.pairs.overlap_rows import BY_TEXT
+from specllama.pairs.profile import ClassFigures, Profile
 from specllama.tuner_findings import Findings, Layout
 
 _LOCK = "tuning"  # two at a time would measure each other

@@ -8,7 +8,7 @@ from specllama.cli.loading import Setup
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output
 from specllama.drafters import TRANSLATED
-from specllama.profiles import Profile
+from specllama.pairs.profile import Profile
 
 
 def expectation(profile: Profile) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from specllama import draft_model, profiles
 from specllama.cli import audit as command
 from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, PairOptions
@@ -18,7 +17,9 @@ from specllama.core.types import Guess
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama.running_ahead import AheadModel
-from specllama.profiles import Subject
+from specllama.pairs import draft_in_target_ids as draft_model
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import Subject
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW, short_pair  # noqa: F401  # a fixture
 from tests.cli.test_tune import PROFILE

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from specllama import bench as core
-from specllama import bench_plots, machine, profiles
+from specllama import bench_plots, machine
 from specllama.base.errors import UsageError
 from specllama.bench_compare import compare
 from specllama.bench_types import ALL, BenchReport
@@ -23,7 +23,8 @@ from specllama.cli.loading import profile_for
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
-from specllama.profiles import ClassFigures, Profile
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import ClassFigures, Profile
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report
 from tests.cli.conftest import Pair, Result, Terminal, record_of

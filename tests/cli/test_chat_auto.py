@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import profiles
 from specllama.llama import LoadOptions
-from specllama.profiles import Profile, Subject
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import Profile, Subject
 from tests.cli.conftest import Pair, Result
 from tests.cli.test_tune import DEAR, PROFILE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specllama.draft_search import Found, size_in_name
+from specllama.pairs.find_drafts import Found, size_in_name
 from tests import tiny
 from tests.cli.conftest import Result, Terminal
 from tests.hubserver import HubServer

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from specllama.base.cpu import Cpu
-from specllama.checkup import Checkup, Finding, Level
 from specllama.cli import doctor
 from specllama.cli.app import main
 from specllama.cli.output import Output, stream_of
 from specllama.llama.crash_test import ProbeResult, State
+from specllama.pairs.checkup import Checkup, Finding, Level
 
 GOOD = Finding("decode", Level.OK, "went well")
 BAD = Finding("CPU", Level.ATTENTION, "it leaves [bold]AVX512[/bold] unused", "build again")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specllama import draft_model, llama
+from specllama import llama
 from specllama.cli import loading
 from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import open_output
@@ -18,6 +18,7 @@ from specllama.cli.values import strategies
 from specllama.drafters import REGISTRY
 from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test as probe
+from specllama.pairs import draft_in_target_ids as draft_model
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.compat import CompatReport, Mark, Row
-from specllama.draft_model import VOCAB_MAP
+from specllama.pairs.draft_in_target_ids import VOCAB_MAP
+from specllama.pairs.report import CompatReport, Mark, Row
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specllama import profiles, tuner, tuner_child
+from specllama import tuner, tuner_child
 from specllama.cli import audit as audit_command
 from specllama.llama import LoadOptions
-from specllama.profiles import Profile, Subject
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import Profile, Subject
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW
 from tests.cli.test_tli import own_home, strangers  # noqa: F401  # fixtures

@@ -12,13 +12,13 @@ import pytest
 
 from specllama import drafts, tuner_paths
 from specllama.base.errors import SpecllamaError
-from specllama.checkup import about_build
 from specllama.cli.bench_models import _without_auto
 from specllama.cli.chat_input import _history
 from specllama.cli.draft_view import show_list
 from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output, Stream, wrapped
 from specllama.llama import build_info
+from specllama.pairs.checkup import about_build
 from tests.cli.conftest import ENDLESS, Pair, Result
 
 Run = Callable[..., Result]

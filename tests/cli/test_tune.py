@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from specllama import llama, profiles, tuner, tuner_child
+from specllama import llama, tuner, tuner_child
 from specllama.base import disk as storage
 from specllama.cli import loading
 from specllama.cli.options import HardwareOptions
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.profiles import ClassFigures, Profile, Subject
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import ClassFigures, Profile, Subject
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
 
 pytestmark = pytest.mark.slow

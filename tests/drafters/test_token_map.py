@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama import draft_model, llama
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError, PairError
-from specllama.draft_model import VOCAB_MAP, in_target_ids, read_vocab_map
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel
 from specllama.files import gguf_rewrite
 from specllama.llama import Vocabulary, load_vocabulary
+from specllama.pairs import draft_in_target_ids as draft_model
+from specllama.pairs.draft_in_target_ids import VOCAB_MAP, in_target_ids, read_vocab_map
 from tests import tiny
 
 

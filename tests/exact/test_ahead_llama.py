@@ -12,10 +12,10 @@ import pytest
 from specllama.core.engine import Engine
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, FloatArray, LanguageModel, Rule
-from specllama.draft_model import in_target_ids
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
 from specllama.llama.running_ahead import AheadModel
+from specllama.pairs.draft_in_target_ids import in_target_ids
 from tests import tiny
 from tests.exact.test_tiny_llama import Tiny, answer, stats_of
 

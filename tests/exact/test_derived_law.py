@@ -12,9 +12,9 @@ from specllama.core.engine import Engine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser
 from specllama.derive import Recipe
-from specllama.draft_model import in_target_ids, read_vocab_map
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
+from specllama.pairs.draft_in_target_ids import in_target_ids, read_vocab_map
 from tests import tiny
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law

@@ -16,11 +16,11 @@ import pytest
 from specllama.base.errors import BackendError, Interrupted, SpecllamaError
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import FloatArray, Rule, RunsAhead
-from specllama.draft_model import on_other_devices
 from specllama.drafters.controller import Controller
 from specllama.drafters.model import ModelDrafter
 from specllama.enumeration import ContractBroken
 from specllama.llama.running_ahead import AheadModel
+from specllama.pairs.draft_in_target_ids import on_other_devices
 from tests.enumeration import law_of
 from tests.exact.ahead import JealousModel, Paced, WatchedAhead, WidthModel, ahead_rig
 from tests.exact.harness import (

@@ -9,8 +9,8 @@ import pytest
 
 from specllama import derive, llama, traces
 from specllama.derive import Recipe
-from specllama.draft_model import in_target_ids
 from specllama.llama import LoadOptions
+from specllama.pairs.draft_in_target_ids import in_target_ids
 from tests.real.conftest import SMALL
 
 pytestmark = pytest.mark.model

@@ -11,17 +11,17 @@ import pytest
 
 from specllama import tuner_child
 from specllama.chat.conversation import Conversation, Message
-from specllama.compat_overlap import overlap
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import FloatArray
-from specllama.draft_model import in_target_ids
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary
-from specllama.model_facts import read_tokenizer
-from specllama.profiles import Subject
+from specllama.pairs.draft_in_target_ids import in_target_ids
+from specllama.pairs.overlap_rows import overlap
+from specllama.pairs.profile import Subject
+from specllama.pairs.tokenizer import read_tokenizer
 from specllama.traces import acceptance
 from specllama.tuner_child import Job, Way
 from tests.real.conftest import DRAFT, SMALL, WINDOWED

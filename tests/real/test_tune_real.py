@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.profiles import Profile
+from specllama.pairs.profile import Profile
 from tests.real.conftest import DRAFT, TARGET
 
 pytestmark = pytest.mark.model

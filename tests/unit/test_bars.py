@@ -17,7 +17,7 @@ from specllama.cli.options import HardwareOptions
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.profiles import Profile
+from specllama.pairs.profile import Profile
 from tests.fakes import FakeModel, random_laws, table_of
 
 PLAIN_BAR, PEER_BAR, _ = BARS

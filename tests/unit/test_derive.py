@@ -16,8 +16,8 @@ from specllama import derive, llama
 from specllama.base import disk as storage
 from specllama.base.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
 from specllama.derive import Recipe
-from specllama.draft_model import VOCAB_MAP
 from specllama.files import gguf_rewrite
+from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from tests import tiny
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from specllama.cli import draft_view
 from specllama.derive import Recipe
 from specllama.derive_search import Outcome, Space
 from specllama.llama import Header, LoadOptions
-from specllama.profiles import Subject
+from specllama.pairs.profile import Subject
 from specllama.traces import Trace
 from specllama.tuner_child import Job, Measured, Way
 from tests import tiny

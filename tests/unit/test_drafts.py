@@ -12,7 +12,7 @@ from specllama import drafts
 from specllama.base.errors import ConfigError
 from specllama.derive import Recipe
 from specllama.drafts import Derived, Measurement
-from specllama.profiles import ClassFigures
+from specllama.pairs.profile import ClassFigures
 
 RECIPE = Recipe(quant="Q4_0", n_vocab=32000, dropped=(4, 7))
 MEASUREMENT = Measurement(

@@ -17,7 +17,7 @@ from specllama.core.sampling import SamplingParams
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.measure import READ_ROWS, VERIFY_ROWS
-from specllama.profiles import Subject, Threads
+from specllama.pairs.profile import Subject, Threads
 from specllama.traces import Answer, Trace
 from specllama.tuner import Effort
 from specllama.tuner_child import Bench, Job, Measured, Way, by_tokens, run_child

@@ -15,7 +15,7 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.profiles import Subject
+from specllama.pairs.profile import Subject
 from specllama.traces import Trace
 from specllama.tuner import Effort
 from specllama.tuner_child import Job, Measured, Way, child

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from specllama import profiles
 from specllama.base.errors import ConfigError
 from specllama.drafters.calibration import PRIORS
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
-from specllama.profiles import ClassFigures, Profile, Subject, Threads
+from specllama.pairs import profile as profiles
+from specllama.pairs.profile import ClassFigures, Profile, Subject, Threads
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (9, 2.0)), draft=((1, 0.2), (2, 0.2)))
 DEAR = CostProfile(verify=((1, 1.0), (2, 2.0), (9, 9.0)), draft=((1, 0.7), (2, 0.7)))

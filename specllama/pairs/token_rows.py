@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from specllama.compat import Mark, Row
-from specllama.compat_overlap import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
 from specllama.core.types import IntArray
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files import catalog as pairs
 from specllama.files.catalog import OWN_FAMILY, FitReport
-from specllama.model_facts import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
+from specllama.pairs.overlap_rows import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
+from specllama.pairs.report import Mark, Row
+from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 
 _N_SHOWN_IDS = 3
 

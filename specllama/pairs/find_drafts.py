@@ -12,12 +12,12 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.disk import FetchWatch
 from specllama.base.errors import SpecllamaError
-from specllama.compat import CompatReport
-from specllama.compat_models import TOO_LARGE, TOO_SMALL, Machine, family
 from specllama.files import hub, hub_cache
 from specllama.files.repo_files import model_files
 from specllama.llama import Header, LoadOptions
-from specllama.pair_check import Candidate, check_pair
+from specllama.pairs.check import Candidate, check_pair
+from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, Machine, family
+from specllama.pairs.report import CompatReport
 
 _N_REPOS = 12  # looked at on the Hub; each costs some megabytes
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)

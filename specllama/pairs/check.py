@@ -9,11 +9,11 @@ from pathlib import Path
 
 from specllama import llama
 from specllama.base import disk as storage
-from specllama.compat import CompatReport, Row
-from specllama.compat_models import Machine, Side, model_rows, refusal_row
-from specllama.compat_tokens import token_rows
 from specllama.llama import Header, LoadOptions
-from specllama.model_facts import Tokenizer, n_params, read_tokenizer
+from specllama.pairs.model_rows import Machine, Side, model_rows, refusal_row
+from specllama.pairs.report import CompatReport, Row
+from specllama.pairs.token_rows import token_rows
+from specllama.pairs.tokenizer import Tokenizer, n_params, read_tokenizer
 
 _REMEMBERED = "token rows"
 _VERSION = 3  # of the rows; another one makes what was remembered worthless

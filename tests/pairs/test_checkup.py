@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from specllama import checkup, llama
+from specllama import llama
 from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError, ConfigError
-from specllama.checkup import Level
 from specllama.cli.output import to_json
 from specllama.drafters.controller import CostProfile
 from specllama.files import catalog as pairs
@@ -21,7 +20,9 @@ from specllama.llama import BuildInfo, Device
 from specllama.llama import crash_test as probe
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
-from specllama.profiles import Found, Profile
+from specllama.pairs import checkup
+from specllama.pairs.checkup import Level
+from specllama.pairs.profile import Found, Profile
 
 CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))
 BUILD = BuildInfo(

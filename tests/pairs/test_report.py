@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import PairError
-from specllama.compat import CompatReport, Mark, Row
-from specllama.compat_models import Machine, Side, family, is_tuned, model_rows, refusal_row
-from specllama.compat_tokens import llama_cpp_refusal, token_rows
 from specllama.llama.header import Header
 from specllama.llama.memory import MemoryNeed
-from specllama.model_facts import CONTROL, NORMAL, Tokenizer
+from specllama.pairs.model_rows import Machine, Side, family, is_tuned, model_rows, refusal_row
+from specllama.pairs.report import CompatReport, Mark, Row
+from specllama.pairs.token_rows import llama_cpp_refusal, token_rows
+from specllama.pairs.tokenizer import CONTROL, NORMAL, Tokenizer
 
 TEXTS = [f"t{i}" for i in range(300)]
 BASE = Tokenizer(

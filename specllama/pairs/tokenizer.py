@@ -10,10 +10,10 @@ from pathlib import Path
 
 from specllama import llama
 from specllama.base import disk as storage
-from specllama.draft_model import read_vocab_map
 from specllama.files.gguf_check import walk_file
 from specllama.files.gguf_header import Walked
 from specllama.llama.header import Header
+from specllama.pairs.draft_in_target_ids import read_vocab_map
 from specllama.prompts.sample_text import SAMPLE
 
 MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"

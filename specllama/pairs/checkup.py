@@ -13,7 +13,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from specllama import llama, profiles
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.cpu import DECISIVE, Cpu, this_cpu
 from specllama.base.errors import ConfigError, SpecllamaError
@@ -24,6 +24,7 @@ from specllama.llama import BuildInfo, LoadOptions
 from specllama.llama import crash_test as probe
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.load_plan import physical_cores
+from specllama.pairs import profile as profiles
 
 CUDA_ARGS = "-DGGML_CUDA=on"
 METAL_ARGS = "-DGGML_METAL=on"

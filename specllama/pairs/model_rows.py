@@ -10,9 +10,9 @@ from difflib import SequenceMatcher
 
 from specllama.base.disk import size_text
 from specllama.base.errors import UnsupportedModel
-from specllama.compat import Mark, Row
 from specllama.llama.header import Header, memory_kind, refuse_architecture
 from specllama.llama.memory import MemoryNeed
+from specllama.pairs.report import Mark, Row
 
 # A draft of more than a quarter of the target's bytes takes long to ask; one of less than a hundredth guesses badly.
 TOO_LARGE, TOO_SMALL = 1 / 4, 1 / 100

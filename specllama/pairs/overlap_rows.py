@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specllama.compat import Mark, Row
 from specllama.core.types import IntArray
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files.catalog import OWN_FAMILY, FitReport, fit
-from specllama.model_facts import Tokenizer
+from specllama.pairs.report import Mark, Row
+from specllama.pairs.tokenizer import Tokenizer
 
 # Where less than this share of a text's tokens can be drafted at all, drafting cannot pay: with half of them accepted a
 # draft of one token earns 1.5 tokens, and the step that checks it costs more than that almost everywhere.

@@ -1,0 +1,1 @@
+"""Two models: whether they fit, what is known of them, how to load them."""
