@@ -32,7 +32,7 @@ from bars_arms import SAMPLER, SOURCES, prepared, prompts_of, published_draft
 from bars_report import append, mend, rows_of
 from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopeless
 
-from specllama import derive, drafts, llama, traces
+from specllama import derive, drafts, llama
 from specllama.base.disk import meant
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
@@ -44,7 +44,8 @@ from specllama.drafters.controller import PROBE_TOKENS, CostProfile, Points
 from specllama.llama import LlamaModel
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.prompts.load import BenchPrompt
-from specllama.traces import GREEDY, Answer
+from specllama.tuning import traces
+from specllama.tuning.traces import GREEDY, Answer
 
 PUBLISHED, TWO_LAYERS = "published", "two layers"
 TEMPERATURES = (0.0, 1.0)

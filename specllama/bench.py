@@ -20,8 +20,8 @@ from specllama.bench_plan import Rates
 from specllama.bench_stats import Sizes
 from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
 from specllama.core.types import Cancel, LanguageModel, room_after
-from specllama.measure import measuring_costs
 from specllama.prompts.load import BenchPrompt
+from specllama.tuning.costs import measuring_costs
 
 MOST_COSTS_S = 12.0  # for measuring what passes cost, however much time there is
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0

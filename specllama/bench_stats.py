@@ -9,7 +9,6 @@ from statistics import median
 
 import numpy as np
 
-from specllama import outlook
 from specllama.bench_types import (
     ALL,
     Arm,
@@ -26,6 +25,7 @@ from specllama.bench_types import (
 from specllama.core.stats import SpecStats
 from specllama.drafters import REGISTRY
 from specllama.drafters.controller import N_MAX, CostProfile
+from specllama.tuning import forecast as outlook
 
 N_RESAMPLES = 2000
 LEAST_PROMPTS = 3  # behind an interval

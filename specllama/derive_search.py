@@ -11,7 +11,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from specllama import derive, drafts, llama, traces
+from specllama import derive, drafts, llama
 from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.disk import checksum
@@ -23,9 +23,10 @@ from specllama.drafts import Derived, Measurement
 from specllama.llama.header import Header
 from specllama.pairs.profile import ClassFigures, Subject
 from specllama.pairs.tokenizer import read_tokenizer
-from specllama.traces import Answer, Trace
-from specllama.tuner import PATH_MARGIN, Effort, figures
-from specllama.tuner_child import Job, Measured, Way, load, open_draft, run_child
+from specllama.tuning import traces
+from specllama.tuning.child import Job, Measured, Way, load, open_draft, run_child
+from specllama.tuning.traces import Answer, Trace
+from specllama.tuning.tune import PATH_MARGIN, Effort, figures
 
 # What is tried where nothing is asked for: types with quick kernels everywhere, from coarse to fine, and a vocabulary
 # that covers nearly all of what is said. A vocabulary that is small already is not worth cutting.

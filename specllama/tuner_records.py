@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from specllama import drafts, tuner
+from specllama import drafts
 from specllama.base.disk import checksum
 from specllama.drafts import Measurement
 from specllama.pairs.profile import Profile, Subject
-from specllama.tuner_findings import Findings
+from specllama.tuning import tune as tuner
+from specllama.tuning.findings import Findings
 
 
 def keep(subject: Subject, found: Findings, profile: Profile) -> None:

@@ -13,9 +13,9 @@ from specllama.cli.plot import Bar, plot, signs_for
 from specllama.cli.status import StatusLine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
-from specllama.measure import VERIFY_ROWS, measure_acceptance, measure_costs
-from specllama.outlook import Outlook, outlook
 from specllama.prompts.four import sample_prompts
+from specllama.tuning.costs import VERIFY_ROWS, measure_acceptance, measure_costs
+from specllama.tuning.forecast import Outlook, outlook
 
 COSTS_S = 8.0  # for the costs of passes; acceptance takes about as long
 N_TOKENS = 24  # generated for each class of prompts

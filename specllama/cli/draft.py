@@ -33,7 +33,7 @@ from specllama.files.model import Model
 from specllama.llama import Header
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.quantize import QUANTS
-from specllama.tuner_child import Way
+from specllama.tuning.child import Way
 
 app = typer.Typer(
     help="Make cheaper drafts out of models that are here, and keep account of them.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, tuner, tuner_paths, tuner_records
+from specllama import drafts, tuner_records
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
 from specllama.cli import loading
@@ -21,7 +21,9 @@ from specllama.drafters import TRANSLATED
 from specllama.pairs import profile as profiles
 from specllama.pairs.overlap_rows import BY_TEXT
 from specllama.pairs.profile import ClassFigures, Profile
-from specllama.tuner_findings import Findings, Layout
+from specllama.tuning import kernel_paths as tuner_paths
+from specllama.tuning import tune as tuner
+from specllama.tuning.findings import Findings, Layout
 
 _LOCK = "tuning"  # two at a time would measure each other
 N_PROFILE_BYTES = 20_000  # more than any has

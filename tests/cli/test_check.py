@@ -18,7 +18,7 @@ from specllama.cli import check_probe
 from specllama.cli.output import open_output
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
-from specllama.outlook import outlook
+from specllama.tuning.forecast import outlook
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal
 from tests.hubserver import HubServer

@@ -172,9 +172,12 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     specllama: Run, words: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anything between the parts that the stand-ins do not see; a profile that names a draft nobody loads."""
-    from specllama import derive_search, tuner, tuner_child, tuner_paths
+    from specllama import derive_search
     from specllama.llama.kernel_path import DEFAULT
-    from specllama.tuner_paths import Paths
+    from specllama.tuning import child as tuner_child
+    from specllama.tuning import kernel_paths as tuner_paths
+    from specllama.tuning import tune as tuner
+    from specllama.tuning.kernel_paths import Paths
 
     monkeypatch.setattr(derive_search, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))
     monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from specllama import tuner, tuner_child
 from specllama.cli import audit as audit_command
 from specllama.llama import LoadOptions
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile, Subject
+from specllama.tuning import child as tuner_child
+from specllama.tuning import tune as tuner
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW
 from tests.cli.test_tli import own_home, strangers  # noqa: F401  # fixtures

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specllama import drafts, tuner_paths
+from specllama import drafts
 from specllama.base.errors import SpecllamaError
 from specllama.cli.bench_models import _without_auto
 from specllama.cli.chat_input import _history
@@ -19,6 +19,7 @@ from specllama.cli.options import ModelOptions
 from specllama.cli.output import Output, Stream, wrapped
 from specllama.llama import build_info
 from specllama.pairs.checkup import about_build
+from specllama.tuning import kernel_paths as tuner_paths
 from tests.cli.conftest import ENDLESS, Pair, Result
 
 Run = Callable[..., Result]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from specllama import llama, tuner, tuner_child
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.cli import loading
 from specllama.cli.options import HardwareOptions
@@ -25,6 +25,8 @@ from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile, Subject
+from specllama.tuning import child as tuner_child
+from specllama.tuning import tune as tuner
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
 
 pytestmark = pytest.mark.slow
@@ -34,7 +36,7 @@ Run = Callable[..., Result]
 # `specllama` in a process of its own, see `quick`.
 CALM = """
 import sys
-from specllama import tuner_child
+from specllama.tuning import child as tuner_child
 from specllama.cli.app import main
 tuner_child.PLAUSIBLE = 0.0
 sys.exit(main(sys.argv[1:]))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from specllama import derive, llama, traces
+from specllama import derive, llama
 from specllama.derive import Recipe
 from specllama.llama import LoadOptions
 from specllama.pairs.draft_in_target_ids import in_target_ids
+from specllama.tuning import traces
 from tests.real.conftest import SMALL
 
 pytestmark = pytest.mark.model

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama import tuner_child
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent
@@ -22,8 +21,9 @@ from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.overlap_rows import overlap
 from specllama.pairs.profile import Subject
 from specllama.pairs.tokenizer import read_tokenizer
-from specllama.traces import acceptance
-from specllama.tuner_child import Job, Way
+from specllama.tuning import child as tuner_child
+from specllama.tuning.child import Job, Way
+from specllama.tuning.traces import acceptance
 from tests.real.conftest import DRAFT, SMALL, WINDOWED
 
 pytestmark = pytest.mark.model

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from specllama import measure
 from specllama.bench_pace import HASTY_S, HURRIED_S
 from specllama.bench_stats import interval
 from specllama.bench_types import BenchReport
 from specllama.core import engine
 from specllama.core.types import Caps, FloatArray
 from specllama.prompts.load import BenchPrompt
+from specllama.tuning import costs as measure
 from tests.bench_cases import VOCAB, Stage
 from tests.fakes import FakeModel, RandomTable
 

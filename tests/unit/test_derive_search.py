@@ -16,8 +16,8 @@ from specllama.derive import Recipe
 from specllama.derive_search import Outcome, Space
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.profile import Subject
-from specllama.traces import Trace
-from specllama.tuner_child import Job, Measured, Way
+from specllama.tuning.child import Job, Measured, Way
+from specllama.tuning.traces import Trace
 from tests import tiny
 
 CHEAP = ((1, 0.040), (2, 0.042), (4, 0.044), (8, 0.050))

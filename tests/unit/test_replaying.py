@@ -16,7 +16,7 @@ from specllama.core.types import Caps
 from specllama.drafters import DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import CostProfile
-from specllama.traces import judged, record
+from specllama.tuning.traces import judged, record
 from tests.fakes import FakeModel, random_laws, table_of
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (16, 1.8)), draft=((1, 0.1), (2, 0.12), (64, 0.5)))

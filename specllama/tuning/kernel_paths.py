@@ -15,7 +15,7 @@ from specllama.base.errors import SpecllamaError
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
 from specllama.llama.load_plan import placeable
 from specllama.pairs.profile import Subject
-from specllama.tuner_child import Way
+from specllama.tuning.child import Way
 
 Ask = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]
 

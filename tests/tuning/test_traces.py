@@ -11,7 +11,7 @@ from specllama.core.stats import expected_tokens
 from specllama.core.types import Caps, Chooser
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import CostProfile
-from specllama.traces import Trace, answer, best_length, judged, record
+from specllama.tuning.traces import Trace, answer, best_length, judged, record
 from tests.enumeration import law_of
 from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, RandomTable, random_laws, table_of

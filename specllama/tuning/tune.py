@@ -13,17 +13,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 
-from specllama import traces
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters.controller import CostProfile
 from specllama.llama.kernel_path import DEFAULT, KernelPath
-from specllama.measure import QUICK_ROWS, VERIFY_ROWS
 from specllama.pairs.profile import ClassFigures, Profile, Subject, Threads
-from specllama.traces import Answer, Trace
-from specllama.tuner_child import HeldUp, Job, Measured, Run, Way, run_child, steady
-from specllama.tuner_findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled
-from specllama.tuner_paths import MOST_PATHS, Paths, split
+from specllama.tuning import traces
+from specllama.tuning.child import HeldUp, Job, Measured, Run, Way, run_child, steady
+from specllama.tuning.costs import QUICK_ROWS, VERIFY_ROWS
+from specllama.tuning.findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled
+from specllama.tuning.kernel_paths import MOST_PATHS, Paths, split
+from specllama.tuning.traces import Answer, Trace
 
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
 # whenever drafting pauses, that would be the speed.

@@ -9,8 +9,8 @@ from statistics import fmean
 
 from specllama.drafters.controller import Points
 from specllama.pairs.profile import SIMPLE, Threads
-from specllama.traces import Trace
-from specllama.tuner_child import Measured, Way
+from specllama.tuning.child import Measured, Way
+from specllama.tuning.traces import Trace
 
 # Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
 # measured one after the other cannot be compared.

@@ -8,7 +8,7 @@ import pytest
 
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
-from specllama.outlook import Outlook, break_even, outlook, speedup
+from specllama.tuning.forecast import Outlook, break_even, outlook, speedup
 
 # DESIGN 7: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).
 VERIFY = ((1, 1.0), (2, 1.59), (3, 1.67), (4, 1.73), (5, 1.83), (6, 1.9), (8, 2.08), (12, 2.42), (16, 2.79))

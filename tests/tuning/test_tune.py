@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from specllama import tuner, tuner_child, tuner_paths
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, ModelFileError
 from specllama.core.sampling import SamplingParams
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.measure import READ_ROWS, VERIFY_ROWS
 from specllama.pairs.profile import Subject, Threads
-from specllama.traces import Answer, Trace
-from specllama.tuner import Effort
-from specllama.tuner_child import Bench, Job, Measured, Way, by_tokens, run_child
-from specllama.tuner_findings import Findings, Layout, Variant
-from specllama.tuner_paths import Paths
+from specllama.tuning import child as tuner_child
+from specllama.tuning import kernel_paths as tuner_paths
+from specllama.tuning import tune as tuner
+from specllama.tuning.child import Bench, Job, Measured, Way, by_tokens, run_child
+from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS
+from specllama.tuning.findings import Findings, Layout, Variant
+from specllama.tuning.kernel_paths import Paths
+from specllama.tuning.traces import Answer, Trace
+from specllama.tuning.tune import Effort
 from tests import tiny
 from tests.exact.translating import WatchedDraft
 

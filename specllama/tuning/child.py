@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from specllama import llama, traces
+from specllama import llama
 from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, PromptError
@@ -20,11 +20,12 @@ from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.llama.load_plan import thread_choices
-from specllama.measure import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
 from specllama.pairs.draft_in_target_ids import speaking
 from specllama.pairs.profile import Subject, Threads
 from specllama.prompts.four import sample_prompts
-from specllama.traces import Answer, Trace
+from specllama.tuning import traces
+from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
+from specllama.tuning.traces import Answer, Trace
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured

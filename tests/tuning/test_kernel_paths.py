@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from specllama import llama, tuner, tuner_paths
+from specllama import llama
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs.profile import Subject
-from specllama.traces import Trace
-from specllama.tuner import Effort
-from specllama.tuner_child import Job, Measured, Way, child
-from specllama.tuner_paths import Paths
+from specllama.tuning import kernel_paths as tuner_paths
+from specllama.tuning import tune as tuner
+from specllama.tuning.child import Job, Measured, Way, child
+from specllama.tuning.kernel_paths import Paths
+from specllama.tuning.traces import Trace
+from specllama.tuning.tune import Effort
 from tests import tiny
 
 SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())

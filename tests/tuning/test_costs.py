@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specllama.core.sampling import SamplingParams
-from specllama.measure import LEAST_ROUNDS, MOST_ROUNDS, interleaved, measure_acceptance, measure_costs, spread
+from specllama.tuning.costs import LEAST_ROUNDS, MOST_ROUNDS, interleaved, measure_acceptance, measure_costs, spread
 from tests import tiny
 
 

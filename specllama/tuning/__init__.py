@@ -1,0 +1,1 @@
+"""Measure a pair on this machine, and choose what is fastest."""
