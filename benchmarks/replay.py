@@ -32,14 +32,16 @@ from bars_arms import SAMPLER, SOURCES, prepared, prompts_of, published_draft
 from bars_report import append, mend, rows_of
 from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopeless
 
-from specllama import derive, drafts, llama
+from specllama import llama
 from specllama.base.disk import meant
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
 from specllama.cli.output import open_output
 from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
-from specllama.derive import Recipe
+from specllama.derive.make import Recipe
+from specllama.derive.make import make as derive
+from specllama.derive.make import store as drafts
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile, Points
 from specllama.llama import LlamaModel
 from specllama.pairs.draft_in_target_ids import in_target_ids

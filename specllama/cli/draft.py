@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from specllama import derive, derive_search, drafts
 from specllama.base.disk import meant, only_one, size_text
 from specllama.base.errors import ConfigError, UsageError
 from specllama.cli import draft_view, loading
@@ -23,11 +22,14 @@ from specllama.cli.options import Color, HardwareOptions
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
 from specllama.cli.values import whole
-from specllama.derive import Recipe
-from specllama.derive_layers import check_dropped, refuse_undroppable
-from specllama.derive_search import Outcome, Space
+from specllama.derive.layers import check_dropped, refuse_undroppable
+from specllama.derive.make import Recipe
+from specllama.derive.make import make as derive
+from specllama.derive.make import search as derive_search
+from specllama.derive.make import store as drafts
+from specllama.derive.search import Outcome, Space
+from specllama.derive.store import Derived
 from specllama.drafters.controller import N_MAX
-from specllama.drafts import Derived
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
 from specllama.llama import Header

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from specllama import drafts
 from specllama.base.disk import size_text
 from specllama.cli.output import Output, in_one_line
-from specllama.derive_search import Outcome, Trial
-from specllama.drafts import Derived
+from specllama.derive.make import store as drafts
+from specllama.derive.search import Outcome, Trial
+from specllama.derive.store import Derived
 
 _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
 _LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "by", "for")

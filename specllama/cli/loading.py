@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from specllama import drafts, llama
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
@@ -18,6 +18,7 @@ from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.output import Output
 from specllama.cli.status import StatusLine
 from specllama.core.types import Cancel, Drafter, DraftPolicy
+from specllama.derive.make import store as drafts
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.drafters.controller import N_MAX as LONGEST_AUTO
 from specllama.drafters.controller import PROBE_TOKENS, controller

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from specllama import drafts
 from specllama.base.disk import meant
 from specllama.base.errors import ConfigError
+from specllama.derive.make import store as drafts
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
 

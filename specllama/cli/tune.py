@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from specllama import drafts, tuner_records
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
 from specllama.cli import loading
@@ -17,6 +16,8 @@ from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOpti
 from specllama.cli.output import Output, open_output
 from specllama.cli.status import StatusLine
 from specllama.cli.values import word
+from specllama.derive.make import store as drafts
+from specllama.derive.make import worth as tuner_records
 from specllama.drafters import TRANSLATED
 from specllama.pairs import profile as profiles
 from specllama.pairs.overlap_rows import BY_TEXT

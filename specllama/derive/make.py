@@ -17,8 +17,8 @@ from specllama.base import disk as storage
 from specllama.base.child import Tell
 from specllama.base.disk import size_text
 from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageError
-from specllama.derive_layers import check_dropped, without_layers
-from specllama.derive_vocab import MULTIPLE, kept_tokens, with_vocabulary
+from specllama.derive.layers import check_dropped, without_layers
+from specllama.derive.vocab import MULTIPLE, kept_tokens, with_vocabulary
 from specllama.files import gguf_rewrite
 from specllama.llama.header import Header, refuse_architecture
 from specllama.llama.quantize import QUANTS, quant_of

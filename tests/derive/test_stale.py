@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama import drafts
 from specllama.base import disk as storage
-from specllama.derive import Recipe
-from specllama.drafts import Derived, Parent, stale
+from specllama.derive.make import Recipe
+from specllama.derive.make import store as drafts
+from specllama.derive.store import Derived, Parent, stale
 
 
 @pytest.fixture

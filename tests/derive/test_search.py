@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from specllama import derive, derive_search, drafts, llama
+from specllama import llama
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError
 from specllama.cli import draft_view
-from specllama.derive import Recipe
-from specllama.derive_search import Outcome, Space
+from specllama.derive.make import Recipe
+from specllama.derive.make import make as derive
+from specllama.derive.make import search as derive_search
+from specllama.derive.make import store as drafts
+from specllama.derive.search import Outcome, Space
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.profile import Subject
 from specllama.tuning.child import Job, Measured, Way

@@ -11,15 +11,17 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from specllama import derive, drafts, llama
+from specllama import llama
 from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.disk import checksum
 from specllama.base.errors import ConfigError, SpecllamaError
-from specllama.derive import Recipe
-from specllama.derive_layers import ALIKE
+from specllama.derive.layers import ALIKE
+from specllama.derive.make import Recipe
+from specllama.derive.make import make as derive
+from specllama.derive.make import store as drafts
+from specllama.derive.store import Derived, Measurement
 from specllama.drafters.controller import CostProfile, Points
-from specllama.drafts import Derived, Measurement
 from specllama.llama.header import Header
 from specllama.pairs.profile import ClassFigures, Subject
 from specllama.pairs.tokenizer import read_tokenizer

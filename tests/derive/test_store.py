@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama import drafts
 from specllama.base.errors import ConfigError
-from specllama.derive import Recipe
-from specllama.drafts import Derived, Measurement
+from specllama.derive.make import Recipe
+from specllama.derive.make import store as drafts
+from specllama.derive.store import Derived, Measurement
 from specllama.pairs.profile import ClassFigures
 
 RECIPE = Recipe(quant="Q4_0", n_vocab=32000, dropped=(4, 7))

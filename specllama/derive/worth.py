@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specllama import drafts
 from specllama.base.disk import checksum
-from specllama.drafts import Measurement
+from specllama.derive.make import store as drafts
+from specllama.derive.store import Measurement
 from specllama.pairs.profile import Profile, Subject
 from specllama.tuning import tune as tuner
 from specllama.tuning.findings import Findings

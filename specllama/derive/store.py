@@ -17,7 +17,7 @@ from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed
-from specllama.derive import MAKE_ROOM, Recipe
+from specllama.derive.make import MAKE_ROOM, Recipe
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures
 

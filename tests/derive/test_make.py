@@ -12,10 +12,11 @@ import pytest
 from gguf import GGUFReader
 from gguf.constants import GGML_QUANT_SIZES
 
-from specllama import derive, llama
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
-from specllama.derive import Recipe
+from specllama.derive.make import Recipe
+from specllama.derive.make import make as derive
 from specllama.files import gguf_rewrite
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from tests import tiny
@@ -139,7 +140,7 @@ def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> No
         tmp_path / "bare.gguf", vocabulary=tiny.letters(), extra={"llama.block_count": 4, **arrays}
     )
     bare = gguf_rewrite.read_source([with_arrays])
-    from specllama.derive_layers import without_layers
+    from specllama.derive.layers import without_layers
 
     values, _ = without_layers(bare, llama.header(with_arrays, needs_weights=False), (), (1,))
     gguf_rewrite.write(bare, tmp_path / "out.gguf", values=values, tensors=())

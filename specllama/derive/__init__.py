@@ -1,0 +1,1 @@
+"""Cheaper drafts from a model that is here."""
