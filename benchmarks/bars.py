@@ -37,7 +37,7 @@ from peers import programs
 
 from specllama import llama
 from specllama.base.cpu import this_cpu
-from specllama.bench_plan import in_turn
+from specllama.bench.plan import in_turn
 from specllama.cli.bench_view import clock
 from specllama.cli.output import open_output
 from specllama.llama.kernel_path import KernelPath

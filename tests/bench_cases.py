@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specllama.bench import bench
-from specllama.bench_job import Event, Job, Loaded
-from specllama.bench_plan import Wishes
-from specllama.bench_stats import Sizes, picks, rows
-from specllama.bench_types import (
+from specllama.bench.job import Event, Job, Loaded
+from specllama.bench.plan import Wishes
+from specllama.bench.report import (
     Arm,
     BenchReport,
     Condition,
@@ -22,7 +20,9 @@ from specllama.bench_types import (
     PlannedPrompt,
     Run,
 )
-from specllama.bench_verdict import verdict
+from specllama.bench.run import bench
+from specllama.bench.stats import Sizes, picks, rows
+from specllama.bench.verdict import verdict
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Caps
 from specllama.drafters.controller import CostProfile

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from specllama.bench_types import (
+from specllama.bench.report import (
     ALL,
     Arm,
     BenchReport,

@@ -13,16 +13,19 @@ from pathlib import Path
 
 import typer
 
-from specllama import bench as core
-from specllama import bench_compare, bench_plots, llama, machine
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
-from specllama.bench_job import Event, Job, Progress
-from specllama.bench_pace import pace
-from specllama.bench_plan import N_MAX_AUTO
-from specllama.bench_types import BenchReport, Plan, Run
-from specllama.bench_verdict import verdict
+from specllama.bench.job import Event, Job, Progress
+from specllama.bench.pace import pace
+from specllama.bench.plan import N_MAX_AUTO
+from specllama.bench.report import BenchReport, Plan, Run
+from specllama.bench.run import compare as bench_compare
+from specllama.bench.run import machine
+from specllama.bench.run import plots as bench_plots
+from specllama.bench.run import run as core
+from specllama.bench.verdict import verdict
 from specllama.cli.bench_models import Opener, prepare, wishes_of
 from specllama.cli.bench_options import (
     FORMATS,

@@ -11,10 +11,10 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
-from specllama.bench_job import Loaded
-from specllama.bench_pace import LONGEST
-from specllama.bench_plan import Wishes
-from specllama.bench_types import Arm, Load
+from specllama.bench.job import Loaded
+from specllama.bench.pace import LONGEST
+from specllama.bench.plan import Wishes
+from specllama.bench.report import Arm, Load
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
 from specllama.cli.bench_options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specllama.base.disk import size_text
-from specllama.bench_types import ALL, BenchReport, Insight, Interval, Row
-from specllama.bench_verdict import condition_name
+from specllama.bench.report import ALL, BenchReport, Insight, Interval, Row
+from specllama.bench.verdict import condition_name
 from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, fields
 
 from specllama.base.disk import size_text
 from specllama.base.jsonable import to_plain
-from specllama.bench_compare import Comparison
-from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Plan, Row, Run
-from specllama.bench_verdict import condition_name
+from specllama.bench.compare import Comparison
+from specllama.bench.report import ALL, Arm, BenchReport, Condition, Interval, Plan, Row, Run
+from specllama.bench.verdict import condition_name
 from specllama.cli.bench_tables import detail_lines, percent, ratio
 from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line, to_json, visible

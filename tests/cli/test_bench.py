@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from specllama import bench as core
-from specllama import bench_plots, machine
 from specllama.base.errors import UsageError
-from specllama.bench_compare import compare
-from specllama.bench_types import ALL, BenchReport
+from specllama.bench.compare import compare
+from specllama.bench.report import ALL, BenchReport
+from specllama.bench.run import machine
+from specllama.bench.run import plots as bench_plots
+from specllama.bench.run import run as core
 from specllama.cli.bench_view import main_table
 from specllama.cli.loading import profile_for
 from specllama.drafters.controller import CostProfile
@@ -409,7 +410,7 @@ def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
         (["a.json", "b.json", "c.json"], "compare takes two reports, not 3", 2),
         (["nowhere.json", "b.json"], "nowhere.json cannot be read: No such file", 1),
         (["text.json", "text.json"], "text.json is not JSON", 1),
-        (["other.json", "other.json"], "other.json: this is no specllama.bench report", 1),
+        (["other.json", "other.json"], "other.json: this is no specllama.bench.run report", 1),
         (["deep.json", "deep.json"], "deep.json is not JSON", 1),
         (["astray.json", "astray.json"], "rows[0] is of an arm, condition or prompt that the plan has not", 1),
         (["endless.json", "endless.json"], "the report.machine.memory_bytes_s is no finite number", 1),

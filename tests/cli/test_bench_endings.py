@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from specllama import bench as core
-from specllama import machine
 from specllama.base import disk as storage
 from specllama.base.errors import NumericsError
-from specllama.bench_types import BenchReport
+from specllama.bench.report import BenchReport
+from specllama.bench.run import machine
+from specllama.bench.run import run as core
 from tests.bench_cases import MACHINE
 from tests.benchreports import report
 from tests.cli.conftest import Pair
@@ -118,7 +118,7 @@ def test_a_full_disk_behind_output_costs_no_report(
         (["nowhere.json", "a.json"], "is the name right? write a report with: specllama bench --output FILE.json"),
         (["folder", "a.json"], "folder cannot be read: Is a directory\nhint: write a report with: specllama bench"),
         (["text.json", "a.json"], "text.json is not JSON\nhint: write a report with: specllama bench --output"),
-        (["other.json", "a.json"], "other.json: this is no specllama.bench report\nhint: write one with"),
+        (["other.json", "a.json"], "other.json: this is no specllama.bench.run report\nhint: write one with"),
     ],
 )
 def test_what_cannot_be_compared_is_told_with_what_to_do(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.bench_types import ALL, BenchReport
+from specllama.bench.report import ALL, BenchReport
 from tests.real.conftest import SMALL
 
 pytestmark = pytest.mark.model

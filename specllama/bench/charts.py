@@ -8,9 +8,9 @@ from itertools import groupby
 from statistics import fmean
 from typing import TypeVar
 
-from specllama.bench_plan import differences
-from specllama.bench_types import ALL, Arm, BenchReport, Interval, Row, TimeSplit
-from specllama.bench_verdict import condition_name
+from specllama.bench.plan import differences
+from specllama.bench.report import ALL, Arm, BenchReport, Interval, Row, TimeSplit
+from specllama.bench.verdict import condition_name
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from specllama.base.cpu import this_cpu
-from specllama.bench_types import Machine
+from specllama.bench.report import Machine
 from specllama.llama import build_info
 from specllama.llama.load_plan import physical_cores
 

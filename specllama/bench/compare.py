@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from specllama.base.jsonable import to_plain
-from specllama.bench_stats import decode_speed, interval
-from specllama.bench_types import ALL, BenchReport, Condition, Interval, Row, Run
-from specllama.bench_verdict import condition_name, span
+from specllama.bench.report import ALL, BenchReport, Condition, Interval, Row, Run
+from specllama.bench.stats import decode_speed, interval
+from specllama.bench.verdict import condition_name, span
 
 # Settings that say where models come from, which is told by their sums, or how much was measured.
 _OF_NO_INTEREST = {"pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "budget", "repetitions", "n_prompts"}

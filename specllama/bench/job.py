@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from specllama.bench_plan import Wishes
-from specllama.bench_types import Arm, BenchReport, Machine, Plan, Run
+from specllama.bench.plan import Wishes
+from specllama.bench.report import Arm, BenchReport, Machine, Plan, Run
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import DraftPolicy, LanguageModel
 from specllama.prompts.load import BenchPrompt

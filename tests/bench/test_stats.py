@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from specllama.base.errors import ReportError
-from specllama.bench_stats import bands, expected, interval, log_ratios, picks, weight_bytes_s
-from specllama.bench_types import ALL, Arm, BenchReport
+from specllama.bench.report import ALL, Arm, BenchReport
+from specllama.bench.stats import bands, expected, interval, log_ratios, picks, weight_bytes_s
 from specllama.core.stats import SpecStats, expected_speedup
 from tests.bench_cases import COSTS, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 
@@ -246,8 +246,11 @@ def test_a_report_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda data: [], "this is no specllama.bench report"),
-        (lambda data: {**data, "schema": {"name": "specllama.run", "version": 1}}, "this is no specllama.bench report"),
+        (lambda data: [], "this is no specllama.bench.run report"),
+        (
+            lambda data: {**data, "schema": {"name": "specllama.run", "version": 1}},
+            "this is no specllama.bench.run report",
+        ),
         (lambda data: {**data, "schema": {"name": "specllama.bench", "version": 99}}, "version 99"),
         (lambda data: {**data, "runs": 3}, "the report.runs is int, expected a list"),
         (lambda data: {**data, "made": None}, "the report.made is NoneType, expected str"),

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from specllama.bench_types import (
+from specllama.bench.report import (
     ALL,
     Arm,
     Band,

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specllama import bench_charts
 from specllama.base.errors import ReportError, UsageError
-from specllama.bench_charts import BarPanel, Mark, Panel
-from specllama.bench_types import BenchReport
+from specllama.bench.charts import BarPanel, Mark, Panel
+from specllama.bench.report import BenchReport
+from specllama.bench.run import charts as bench_charts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,15 +10,19 @@ from statistics import median
 from time import perf_counter
 from time import sleep as real_sleep
 
-from specllama import bench_insight, bench_plan, bench_stats, bench_verdict, machine
 from specllama.base.errors import Interrupted, PromptError
-from specllama.bench_answer import Answerer, Speed, speed
-from specllama.bench_insight import Said
-from specllama.bench_job import Event, Job, Loaded, Open, Progress, Steps, following
-from specllama.bench_pace import pace
-from specllama.bench_plan import Rates
-from specllama.bench_stats import Sizes
-from specllama.bench_types import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
+from specllama.bench.answer import Answerer, Speed, speed
+from specllama.bench.insight import Said
+from specllama.bench.job import Event, Job, Loaded, Open, Progress, Steps, following
+from specllama.bench.pace import pace
+from specllama.bench.plan import Rates
+from specllama.bench.report import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
+from specllama.bench.run import insight as bench_insight
+from specllama.bench.run import machine
+from specllama.bench.run import plan as bench_plan
+from specllama.bench.run import stats as bench_stats
+from specllama.bench.run import verdict as bench_verdict
+from specllama.bench.stats import Sizes
 from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.prompts.load import BenchPrompt
 from specllama.tuning.costs import measuring_costs

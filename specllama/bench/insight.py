@@ -14,7 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
-from specllama.bench_types import Bucket, Insight
+from specllama.bench.report import Bucket, Insight
 from specllama.core.sampling import SamplingParams, law
 from specllama.core.types import FloatArray, LanguageModel, room_after
 

@@ -10,9 +10,9 @@ from statistics import median
 from time import perf_counter
 
 from specllama.base.errors import Interrupted
-from specllama.bench_job import Job, Loaded
-from specllama.bench_synthetic import SyntheticChooser
-from specllama.bench_types import Arm, Condition
+from specllama.bench.job import Job, Loaded
+from specllama.bench.report import Arm, Condition
+from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.kept_prefix import KeptPrefix

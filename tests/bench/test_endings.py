@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from specllama import bench as module
 from specllama.base.errors import NumericsError
-from specllama.bench_job import Event, Job, Progress
-from specllama.bench_stats import interval
-from specllama.bench_types import BenchReport, Run
+from specllama.bench.job import Event, Job, Progress
+from specllama.bench.report import BenchReport, Run
+from specllama.bench.run import run as module
+from specllama.bench.stats import interval
 from specllama.cli.bench_view import report_lines
 from specllama.cli.plot import UNICODE
 from specllama.core.types import Cancel

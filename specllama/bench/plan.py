@@ -8,8 +8,8 @@ from itertools import product, zip_longest
 from math import gcd
 from typing import Literal, Protocol, TypeVar
 
-from specllama.bench_pace import pace
-from specllama.bench_types import Arm, Condition, Load, Plan, PlannedPrompt
+from specllama.bench.pace import pace
+from specllama.bench.report import Arm, Condition, Load, Plan, PlannedPrompt
 from specllama.drafters import REGISTRY
 
 LEAST_PROMPTS = 2  # one to pick by, one to confirm with

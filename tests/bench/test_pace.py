@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from specllama.bench_pace import HASTY_S, HURRIED_S
-from specllama.bench_stats import interval
-from specllama.bench_types import BenchReport
+from specllama.bench.pace import HASTY_S, HURRIED_S
+from specllama.bench.report import BenchReport
+from specllama.bench.stats import interval
 from specllama.core import engine
 from specllama.core.types import Caps, FloatArray
 from specllama.prompts.load import BenchPrompt

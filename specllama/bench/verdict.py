@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.bench_types import ALL, Arm, BenchReport, Condition, Interval, Pick, Row
+from specllama.bench.report import ALL, Arm, BenchReport, Condition, Interval, Pick, Row
 
 CLEAR = 1.02  # a gain below this is none that anybody would notice
 

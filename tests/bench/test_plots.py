@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from specllama import bench_plots
 from specllama.base.errors import ReportError, UsageError
+from specllama.bench.run import plots as bench_plots
 from tests.benchreports import report
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from specllama.bench_plan import Rates, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
-from specllama.bench_types import Load, Plan
+from specllama.bench.plan import Rates, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
+from specllama.bench.report import Load, Plan
 
 WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), n_max=(0, 2, 4))
 RATES = Rates(prefill_tok_s=100.0, decode_tok_s=(10.0, 20.0, 5.0), draft_read_s=(0.0, 0.0, 0.0))  # plain, K=2, K=4

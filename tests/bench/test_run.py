@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specllama import bench as module
 from specllama.base.errors import Interrupted, PromptError
-from specllama.bench_insight import entropy_of, places
-from specllama.bench_job import Event, Progress
-from specllama.bench_synthetic import SyntheticChooser
-from specllama.bench_types import ALL, BenchReport, Load, Plan, Run
+from specllama.bench.insight import entropy_of, places
+from specllama.bench.job import Event, Progress
+from specllama.bench.report import ALL, BenchReport, Load, Plan, Run
+from specllama.bench.run import run as module
+from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel
 from specllama.prompts.filler import notes

@@ -1,0 +1,1 @@
+"""The benchmark: plan, runs, figures, verdict, plots."""
