@@ -1,11 +1,11 @@
-"""A chooser that follows a script; those that enumerate are the program's own (`specllama.enumeration`)."""
+"""A chooser that follows a script; those that enumerate are the program's own (`specllama.audit.enumeration`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from specllama.audit.enumeration import ContractBroken, EnumeratingChooser, law_of, tv
 from specllama.core.distribution import Distribution
-from specllama.enumeration import ContractBroken, EnumeratingChooser, law_of, tv
 
 __all__ = ["EnumeratingChooser", "ScriptedChooser", "law_of", "tv"]
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from specllama.audit.enumeration import ContractBroken
 from specllama.base.errors import ContextFull, Interrupted
 from specllama.core.distribution import Distribution
 from specllama.core.types import Caps, Chooser, Draft, FloatArray, Observation
-from specllama.enumeration import ContractBroken
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)

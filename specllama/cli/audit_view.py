@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.audit_types import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
-from specllama.chi_square import POWER, SURPRISE
+from specllama.audit.chi_square import POWER, SURPRISE
+from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
 from specllama.cli.md_table import table
 from specllama.cli.output import in_one_line
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.audit_faults import accepts_everything
-from specllama.audit_parts import Effort
+from specllama.audit.faults import accepts_everything
+from specllama.audit.parts import Effort
 from specllama.cli import audit as command
 from specllama.core.engine import Engine
 from tests import tiny

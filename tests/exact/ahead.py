@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import sleep
 
+from specllama.audit.enumeration import ContractBroken
 from specllama.core.types import DraftPolicy, FloatArray, Guess
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.model import PREFILL_AT_ONCE
-from specllama.enumeration import ContractBroken
 from specllama.llama.running_ahead import AheadModel
 from tests.exact.harness import Pair, Rig
 from tests.exact.translating import FIRST, WatchedDraft

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from specllama.audit.enumeration import ContractBroken
 from specllama.base.errors import BackendError, Interrupted, SpecllamaError
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import FloatArray, Rule, RunsAhead
 from specllama.drafters.controller import Controller
 from specllama.drafters.model import ModelDrafter
-from specllama.enumeration import ContractBroken
 from specllama.llama.running_ahead import AheadModel
 from specllama.pairs.draft_in_target_ids import on_other_devices
 from tests.enumeration import law_of

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent
-from specllama.audit_greedy import control
-from specllama.audit_types import NEAR_TIE
+from specllama.audit.greedy import control
+from specllama.audit.report import NEAR_TIE
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.types import FloatArray
 from specllama.drafters.model import ModelDrafter

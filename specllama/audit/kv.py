@@ -10,12 +10,12 @@ from typing import cast
 
 import numpy as np
 
-from specllama.audit_models import Change, Recorded, again, held, n_dropped
-from specllama.audit_parts import Combination, Effort, Prompt, Subject, Watching
-from specllama.audit_types import KV_BOUND as KV_BOUND
-from specllama.audit_types import DrawRow, KvRow
+from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
+from specllama.audit.models import Change, Recorded, again, held, n_dropped
+from specllama.audit.parts import Combination, Effort, Prompt, Subject, Watching
+from specllama.audit.report import KV_BOUND as KV_BOUND
+from specllama.audit.report import DrawRow, KvRow
 from specllama.base.errors import ContextFull, Interrupted
-from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
 from specllama.core.distribution import Distribution
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.types import FloatArray, LanguageModel, Observation

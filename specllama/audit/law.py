@@ -7,12 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from specllama.audit.enumeration import law_of
 from specllama.base.errors import Interrupted
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, Chooser
-from specllama.enumeration import law_of
 
 END = -1  # stands for every end token: the engine emits none of them
 Block: TypeAlias = tuple[int, ...]  # what one step emits; END last where it ends the answer

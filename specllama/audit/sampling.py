@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specllama.audit_law import END, NONE, Block, block_law, distance
-from specllama.audit_models import Remembered
-from specllama.audit_parts import Combination, Effort, Prompt, Subject, Watching
-from specllama.audit_reference import target_law
-from specllama.audit_types import DrawRow, LawRow
+from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_law
+from specllama.audit.enumeration import ContractBroken, TooManyBranches
+from specllama.audit.law import END, NONE, Block, block_law, distance
+from specllama.audit.models import Remembered
+from specllama.audit.parts import Combination, Effort, Prompt, Subject, Watching
+from specllama.audit.reference import target_law
+from specllama.audit.report import DrawRow, LawRow
 from specllama.base.errors import Interrupted, SpecllamaError
-from specllama.chi_square import LEAST_EXPECTED, ChiSquare, of_law
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Drafter, Observation
-from specllama.enumeration import ContractBroken, TooManyBranches
 
 WIDEST = 4  # a draft of one token may have so many times the branches of longer ones, or there would be none
 N_COUNTED = 2  # tokens of a drawn answer that are compared

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specllama.audit_models import Op, Recorded, again, held
-from specllama.audit_parts import Combination, Effort, Prompt, Subject
-from specllama.audit_reference import adjusted
-from specllama.audit_types import Difference, GreedyRun
+from specllama.audit.models import Op, Recorded, again, held
+from specllama.audit.parts import Combination, Effort, Prompt, Subject
+from specllama.audit.reference import adjusted
+from specllama.audit.report import Difference, GreedyRun
 from specllama.base.errors import Interrupted
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specllama import audit
-from specllama.audit_types import AuditReport
+from specllama.audit.report import AuditReport
+from specllama.audit.run import run as audit
 from specllama.cli.audit_view import markdown
 from specllama.core.types import Rule
-from tests.exact.test_audit import LEAST, N_VOCAB, RandomTable, subject
+from tests.audit.test_run import LEAST, N_VOCAB, RandomTable, subject
 from tests.exact.translating import WatchedDraft
 
 

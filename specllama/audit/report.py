@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from specllama.audit_law import Distance
-from specllama.chi_square import POWER, SURPRISE, ChiSquare
+from specllama.audit.chi_square import POWER, SURPRISE, ChiSquare
+from specllama.audit.law import Distance
 
 SCHEMA = {
     "name": "specllama.audit",

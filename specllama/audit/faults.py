@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specllama.audit_models import Passing
-from specllama.audit_parts import Parts
+from specllama.audit.models import Passing
+from specllama.audit.parts import Parts
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.sampling import SamplingParams

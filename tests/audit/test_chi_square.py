@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, ncx2
 
-from specllama.chi_square import POWER, SURPRISE, ChiSquare, critical, of_counts, of_law, survival, visible_shift
+from specllama.audit.chi_square import POWER, SURPRISE, ChiSquare, critical, of_counts, of_law, survival, visible_shift
 
 
 @pytest.mark.parametrize("n_free", [1, 2, 7, 40, 300])

@@ -10,15 +10,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from specllama import audit, audit_greedy, audit_kv, audit_self_test
-from specllama.audit_faults import FAULTS, AtOnce, Fault, Miscounting
-from specllama.audit_kv import Along
-from specllama.audit_law import END, Distance, distance
-from specllama.audit_models import Recorded, Remembered, again, n_dropped
-from specllama.audit_parts import Combination, Effort, Parts, Prompt, Subject
-from specllama.audit_reference import target_law
-from specllama.audit_sampling import Place
-from specllama.audit_types import KV_BOUND, LAW_BOUND, AuditReport, LawRow
+from specllama.audit.faults import FAULTS, AtOnce, Fault, Miscounting
+from specllama.audit.kv import Along
+from specllama.audit.law import END, Distance, distance
+from specllama.audit.models import Recorded, Remembered, again, n_dropped
+from specllama.audit.parts import Combination, Effort, Parts, Prompt, Subject
+from specllama.audit.reference import target_law
+from specllama.audit.report import KV_BOUND, LAW_BOUND, AuditReport, LawRow
+from specllama.audit.run import greedy as audit_greedy
+from specllama.audit.run import kv as audit_kv
+from specllama.audit.run import run as audit
+from specllama.audit.run import self_test as audit_self_test
+from specllama.audit.sampling import Place
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
 from specllama.core.types import Draft, FloatArray, Guess, LanguageModel, Observation, Rule, Verdict, room_after
@@ -154,7 +157,7 @@ def test_a_broken_program_does_not_pass(fault: Fault) -> None:
 def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A self-test that always says that it works."""
     harmless = replace(FAULTS[0], parts=Parts())
-    monkeypatch.setattr("specllama.audit_self_test.FAULTS", (harmless,))
+    monkeypatch.setattr("specllama.audit.self_test.FAULTS", (harmless,))
     report = report_of(subject(), replace(LEAST, n_contexts=1), self_test=True)
     assert report.bugs == [f"self-test: not caught: {harmless.name}"]
 
