@@ -38,8 +38,8 @@ from peers import programs
 from specllama import llama
 from specllama.base.cpu import this_cpu
 from specllama.bench.plan import in_turn
-from specllama.cli.bench_view import clock
-from specllama.cli.output import open_output
+from specllama.cli.bench.view import clock
+from specllama.cli.screen.output import open_output
 from specllama.llama.kernel_path import KernelPath
 from specllama.prompts.load import BenchPrompt
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from specllama import Engine, Finished, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent, llama
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
-from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.output import Output, open_output
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.screen.output import Output, open_output
 from specllama.core.events import Event
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.stats import SpecStats

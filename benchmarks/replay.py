@@ -36,7 +36,7 @@ from specllama import llama
 from specllama.base.disk import meant
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli import loading
-from specllama.cli.output import open_output
+from specllama.cli.screen.output import open_output
 from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
 from specllama.derive.make import Recipe

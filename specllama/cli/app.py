@@ -20,8 +20,8 @@ try:
     from specllama.base.errors import SpecllamaError, UsageError
     from specllama.cli.codes import FAILED, INTERRUPTED, OK, READER_GONE, USAGE
     from specllama.cli.command import CONTEXT, Group, adopt, write_commands
-    from specllama.cli.ending import ending_in_order
-    from specllama.cli.output import forget_stdout, prepare_streams, say_error
+    from specllama.cli.screen.ending import ending_in_order
+    from specllama.cli.screen.output import forget_stdout, prepare_streams, say_error
 except KeyboardInterrupt:  # imports take a tenth of a second, and Ctrl-C then is no defect either
     sys.exit(130)
 
@@ -37,13 +37,13 @@ class Entry:
 
 COMMANDS = {
     "run": Entry("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
-    "chat": Entry("specllama.cli.chat", "chat", "Talk with the target, its drafts shown while it answers."),
-    "check": Entry("specllama.cli.check", "check", "Check whether a draft fits its target, and why not."),
+    "chat": Entry("specllama.cli.chat.command", "chat", "Talk with the target, its drafts shown while it answers."),
+    "check": Entry("specllama.cli.check.command", "check", "Check whether a draft fits its target, and why not."),
     "tune": Entry("specllama.cli.tune", "tune", "Measure what pays on this machine, and keep it for later answers."),
-    "audit": Entry("specllama.cli.audit", "audit", "Prove on this machine that drafts change nothing."),
-    "draft": Entry("specllama.cli.draft", "app", "Make cheaper drafts out of models that are here."),
-    "bench": Entry("specllama.cli.bench", "bench", "Measure what drafting gains here, against plain decoding."),
-    "models": Entry("specllama.cli.models", "app", "List, fetch and describe models and pairs."),
+    "audit": Entry("specllama.cli.audit.command", "audit", "Prove on this machine that drafts change nothing."),
+    "draft": Entry("specllama.cli.draft.command", "app", "Make cheaper drafts out of models that are here."),
+    "bench": Entry("specllama.cli.bench.command", "bench", "Measure what drafting gains here, against plain decoding."),
+    "models": Entry("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
     "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }
 

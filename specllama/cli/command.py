@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from specllama.base.errors import UsageError
-from specllama.cli.output import Stream, stream_of
+from specllama.cli.screen.output import Stream, stream_of
 
 HELP_WIDTH = 100  # help lines are never longer, however wide the terminal
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}

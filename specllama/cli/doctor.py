@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from specllama.cli.grouping import option
-from specllama.cli.options import Color
-from specllama.cli.output import Output, open_output, visible, wrapped
-from specllama.cli.terminal import size_of
+from specllama.cli.args.grouping import option
+from specllama.cli.args.options import Color
+from specllama.cli.screen.output import Output, open_output, visible, wrapped
+from specllama.cli.screen.terminal import size_of
 from specllama.pairs.checkup import Checkup, Level, look
 
 # Sign, word and colour say the same thing; each is enough by itself.

@@ -12,11 +12,11 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
-from specllama.cli.fetching import fetch_with_progress
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.naming import Wanted, named
-from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.output import Output
-from specllama.cli.status import StatusLine
+from specllama.cli.screen.fetching import fetch_with_progress
+from specllama.cli.screen.output import Output
+from specllama.cli.screen.status import StatusLine
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.derive.make import store as drafts
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings

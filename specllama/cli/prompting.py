@@ -13,8 +13,8 @@ from typing import BinaryIO
 from specllama.base.disk import size_text
 from specllama.base.errors import PromptError, UsageError
 from specllama.chat.conversation import Conversation, Message, Vocab, raw_tokens
-from specllama.cli.options import PromptOptions
-from specllama.cli.output import Output
+from specllama.cli.args.options import PromptOptions
+from specllama.cli.screen.output import Output
 
 WAIT_S = 2.0  # stdin that stays silent for longer is mentioned
 MAX_BYTES = 16 << 20  # of one text: millions of tokens, more than any context holds

@@ -14,10 +14,8 @@ from specllama import llama
 from specllama.base.errors import Interrupted
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.cli import loading
-from specllama.cli.codes import INTERRUPTED
-from specllama.cli.grouping import takes_groups
-from specllama.cli.keyboard import silent_keyboard
-from specllama.cli.options import (
+from specllama.cli.args.grouping import takes_groups
+from specllama.cli.args.options import (
     DraftOptions,
     HardwareOptions,
     ModelOptions,
@@ -25,13 +23,15 @@ from specllama.cli.options import (
     PromptOptions,
     SamplingOptions,
 )
-from specllama.cli.output import Output, open_output
+from specllama.cli.codes import INTERRUPTED
 from specllama.cli.prompting import prompt_tokens, read_prompt, require_known, require_room
 from specllama.cli.record import Record, begin
-from specllama.cli.render import Figures, summary
+from specllama.cli.screen.keyboard import silent_keyboard
+from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.render import Figures, summary
+from specllama.cli.screen.view import AnswerView, EventView, RecordView, View
+from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, say_profile
-from specllama.cli.view import AnswerView, EventView, RecordView, View
-from specllama.cli.worker import Worker, interruptible
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, PromptProgress, Reason
 from specllama.core.sampling import RandomChooser, SamplingParams

@@ -9,13 +9,13 @@ from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
 from specllama.cli import loading
 from specllama.cli.app import told
-from specllama.cli.fetching import watching
-from specllama.cli.grouping import option, takes_groups
+from specllama.cli.args.grouping import option, takes_groups
+from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.args.values import word
 from specllama.cli.loading import Setup
-from specllama.cli.options import Color, DraftOptions, HardwareOptions, PairOptions
-from specllama.cli.output import Output, open_output
-from specllama.cli.status import StatusLine
-from specllama.cli.values import word
+from specllama.cli.screen.fetching import watching
+from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.status import StatusLine
 from specllama.derive.make import store as drafts
 from specllama.derive.make import worth as tuner_records
 from specllama.drafters import TRANSLATED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
+from specllama.cli.args.options import ModelOptions
 from specllama.cli.loading import Setup
-from specllama.cli.options import ModelOptions
-from specllama.cli.output import Output
+from specllama.cli.screen.output import Output
 from specllama.drafters import TRANSLATED
 from specllama.pairs.profile import Profile
 

@@ -6,7 +6,7 @@ import pytest
 
 from specllama.audit.report import AuditReport
 from specllama.audit.run import run as audit
-from specllama.cli.audit_view import markdown
+from specllama.cli.audit.view import markdown
 from specllama.core.types import Rule
 from tests.audit.test_run import LEAST, N_VOCAB, RandomTable, subject
 from tests.exact.translating import WatchedDraft

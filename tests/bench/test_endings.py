@@ -11,8 +11,8 @@ from specllama.bench.job import Event, Job, Progress
 from specllama.bench.report import BenchReport, Run
 from specllama.bench.run import run as module
 from specllama.bench.stats import interval
-from specllama.cli.bench_view import report_lines
-from specllama.cli.plot import UNICODE
+from specllama.cli.bench.view import report_lines
+from specllama.cli.screen.plot import UNICODE
 from specllama.core.types import Cancel
 from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
 

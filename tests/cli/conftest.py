@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 
 from specllama.cli.app import main
-from specllama.cli.terminal import END_FRAME
+from specllama.cli.screen.terminal import END_FRAME
 from specllama.llama import crash_test as probe
 from tests import tiny
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli import audit as command
 from specllama.cli import loading
-from specllama.cli.options import DraftOptions, HardwareOptions, PairOptions
-from specllama.cli.output import open_output
+from specllama.cli.args.options import DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.audit.command import command
+from specllama.cli.screen.output import open_output
 from specllama.core.types import Guess
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath

@@ -19,7 +19,7 @@ from specllama.bench.report import ALL, BenchReport
 from specllama.bench.run import machine
 from specllama.bench.run import plots as bench_plots
 from specllama.bench.run import run as core
-from specllama.cli.bench_view import main_table
+from specllama.cli.bench.view import main_table
 from specllama.cli.loading import profile_for
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions

@@ -67,7 +67,7 @@ def test_lines_that_nobody_takes_still_leave_a_report_in_the_file(
     specllama: Run, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: `| head` throwing away what `--output` was asked to keep, or measuring minutes for nobody."""
-    from specllama.cli import bench as command
+    from specllama.cli.bench.command import command
 
     n_written = [0]
     real = command.Output.line
@@ -149,8 +149,8 @@ def test_a_report_compared_with_itself_says_so(specllama: Run, tmp_path: Path, m
 
 def test_a_short_budget_compares_less_where_nobody_said_what() -> None:
     """Prevents: ten settings in one minute, none of them with enough prompts to say anything."""
-    from specllama.cli.bench import _swept
-    from specllama.cli.bench_options import BenchDrafting, BenchRuns, BenchSampling
+    from specllama.cli.bench.command import _swept
+    from specllama.cli.bench.options import BenchDrafting, BenchRuns, BenchSampling
 
     def swept(budget: float | None, **asked: Any) -> tuple[object, object]:
         drafting = BenchDrafting(spec_draft_n_max=asked.get("n_max"))

@@ -13,9 +13,9 @@ import pytest
 
 from specllama import llama
 from specllama.chat import saved as chat_file
-from specllama.cli import chat as command
-from specllama.cli import chat_complete
-from specllama.cli.chatting import FREE_SHARE, LONGEST_DRAFT
+from specllama.cli.chat.answering import FREE_SHARE, LONGEST_DRAFT
+from specllama.cli.chat.command import command
+from specllama.cli.chat.command import complete as chat_complete
 from specllama.cli.prompting import MAX_BYTES
 from specllama.llama import LoadOptions
 from tests import tiny
@@ -312,7 +312,7 @@ def test_completion_offers_what_may_stand_there(tmp_path: Path, line: str, expec
 
 def test_every_command_has_a_help_text(chat) -> None:
     """A command that nobody finds."""
-    from specllama.cli.chat_commands import COMMANDS
+    from specllama.cli.chat.commands import COMMANDS
 
     result = chat("/help", *(f"/help {command.names[0]}" for command in COMMANDS))
     assert result.code == 0

@@ -9,9 +9,9 @@ import pytest
 
 from specllama.chat.session import Reuse
 from specllama.chat.stream import TextStream
-from specllama.cli.chat_view import ChatView, Look, turn_summary
-from specllama.cli.output import Output, Stream
-from specllama.cli.render import Figures
+from specllama.cli.chat.view import ChatView, Look, turn_summary
+from specllama.cli.screen.output import Output, Stream
+from specllama.cli.screen.render import Figures
 from specllama.core.events import Finished, PromptProgress, TokenEvent
 from specllama.core.stats import SpecStats
 

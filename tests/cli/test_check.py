@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from specllama import llama
-from specllama.cli import check as check_command
-from specllama.cli import check_probe
-from specllama.cli.output import open_output
+from specllama.cli.check.command import command as check_command
+from specllama.cli.check.command import probe as check_probe
+from specllama.cli.screen.output import open_output
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
 from specllama.tuning.forecast import outlook

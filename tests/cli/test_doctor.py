@@ -12,7 +12,7 @@ import pytest
 from specllama.base.cpu import Cpu
 from specllama.cli import doctor
 from specllama.cli.app import main
-from specllama.cli.output import Output, stream_of
+from specllama.cli.screen.output import Output, stream_of
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.pairs.checkup import Checkup, Finding, Level
 

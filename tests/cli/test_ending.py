@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from specllama.cli.ending import ending_in_order
+from specllama.cli.screen.ending import ending_in_order
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

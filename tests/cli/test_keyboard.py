@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from specllama.cli import keyboard
-from specllama.cli.output import Stream
+from specllama.cli.screen import keyboard
+from specllama.cli.screen.output import Stream
 
 termios = pytest.importorskip("termios")
 

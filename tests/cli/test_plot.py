@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.cli.plot import Bar, Signs, plot
+from specllama.cli.screen.plot import Bar, Signs, plot
 
 SIGNS = Signs("o", "|", "-", "+", "#")
 

@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from specllama.cli.output import Stream
-from specllama.cli.render import STYLES, Figures, Palette, bar, palette_of, percent, progress, strip, summary
+from specllama.cli.screen.output import Stream
+from specllama.cli.screen.render import STYLES, Figures, Palette, bar, palette_of, percent, progress, strip, summary
 from specllama.core.events import Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.stats import SpecStats
 

@@ -12,9 +12,9 @@ import pytest
 
 from specllama import llama
 from specllama.cli import loading
-from specllama.cli.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.output import open_output
-from specllama.cli.values import strategies
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.args.values import strategies
+from specllama.cli.screen.output import open_output
 from specllama.drafters import REGISTRY
 from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test as probe

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specllama.cli.plot import Bar, Signs, filled, span, split
-from specllama.cli.small_plots import small_plots
+from specllama.cli.bench.small_plots import small_plots
+from specllama.cli.screen.plot import Bar, Signs, filled, span, split
 from tests.benchreports import report
 
 SIGNS = Signs("o", "|", "-", "+", "#")

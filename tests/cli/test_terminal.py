@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pyte
 import pytest
 
-from specllama.cli.output import Stream, visible
-from specllama.cli.terminal import Piece, Screen, column_after
+from specllama.cli.screen.output import Stream, visible
+from specllama.cli.screen.terminal import Piece, Screen, column_after
 from tests.cli.conftest import TerminalScreen
 
 LIVE = ["~~~~~~~~", "live one", "live two"]

@@ -120,7 +120,7 @@ def test_a_mismatch_is_one_screen(terminal: Callable[..., Terminal], strangers: 
 
 def test_folding_keeps_every_test_and_every_failure() -> None:
     """Prevents: a test that is on no line of a report that had to be made short."""
-    from specllama.cli.check_view import _folded, _n_table_lines
+    from specllama.cli.check.view import _folded, _n_table_lines
 
     rows = [Row(f"test {i}", mark, "a", "b") for i, mark in enumerate([Mark.PASS, Mark.WARN, Mark.FAIL] * 5)]
     report = CompatReport("t", "d", tuple(rows))

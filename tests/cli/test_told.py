@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from specllama.base.errors import SpecllamaError
-from specllama.cli.bench_models import _without_auto
-from specllama.cli.chat_input import _history
-from specllama.cli.draft_view import show_list
-from specllama.cli.options import ModelOptions
-from specllama.cli.output import Output, Stream, wrapped
+from specllama.cli.args.options import ModelOptions
+from specllama.cli.bench.models import _without_auto
+from specllama.cli.chat.input import _history
+from specllama.cli.draft.view import show_list
+from specllama.cli.screen.output import Output, Stream, wrapped
 from specllama.derive.make import store as drafts
 from specllama.llama import build_info
 from specllama.pairs.checkup import about_build

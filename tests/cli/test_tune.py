@@ -19,7 +19,7 @@ import pytest
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.cli import loading
-from specllama.cli.options import HardwareOptions
+from specllama.cli.args.options import HardwareOptions
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath

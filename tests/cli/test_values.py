@@ -9,9 +9,8 @@ import typer
 from typer.main import get_command
 
 from specllama.base.errors import UsageError
-from specllama.cli.command import SILENT, Command
-from specllama.cli.grouping import takes_groups
-from specllama.cli.options import (
+from specllama.cli.args.grouping import takes_groups
+from specllama.cli.args.options import (
     DraftOptions,
     HardwareOptions,
     ModelOptions,
@@ -19,6 +18,7 @@ from specllama.cli.options import (
     PromptOptions,
     SamplingOptions,
 )
+from specllama.cli.command import SILENT, Command
 
 Groups = dict[str, object]
 

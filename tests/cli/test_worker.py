@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from specllama.base.errors import NumericsError
-from specllama.cli.worker import Worker, interruptible
+from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.events import Event, Notice
 from specllama.core.types import Cancel
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from specllama.cli.terminal import Piece, Screen
-from specllama.cli.wrapping import Wrapper
+from specllama.cli.screen.terminal import Piece, Screen
+from specllama.cli.screen.wrapping import Wrapper
 from tests.cli.test_terminal import LIVE, Window
 
 PROSE = (

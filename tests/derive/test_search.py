@@ -11,7 +11,7 @@ import pytest
 from specllama import llama
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError
-from specllama.cli import draft_view
+from specllama.cli.draft.command import view as draft_view
 from specllama.derive.make import Recipe
 from specllama.derive.make import make as derive
 from specllama.derive.make import search as derive_search

@@ -11,7 +11,7 @@ import pytest
 from specllama import llama
 from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError, ConfigError
-from specllama.cli.output import to_json
+from specllama.cli.screen.output import to_json
 from specllama.drafters.controller import CostProfile
 from specllama.files import catalog as pairs
 from specllama.files import hub

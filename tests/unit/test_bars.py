@@ -12,8 +12,8 @@ import pytest
 from benchmarks import bars_arms, bars_report
 from benchmarks.bars_report import AUTO, BARS, PEER_PLAIN, PLAIN, Run, append, best_peer, cell, mend, read
 from specllama import Engine, RandomChooser, SamplingParams, StepEvent
+from specllama.cli.args.options import HardwareOptions
 from specllama.cli.loading import Setup
-from specllama.cli.options import HardwareOptions
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath

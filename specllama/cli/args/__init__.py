@@ -1,0 +1,1 @@
+"""Options as values: groups of options, their types and checks."""

@@ -1,0 +1,1 @@
+"""The audit command and its report as Markdown."""

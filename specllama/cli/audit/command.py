@@ -1,0 +1,399 @@
+"""`specllama audit`: proof on this machine, with this pair, that drafts change nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from specllama import llama
+from specllama.audit.greedy import N_MAX
+from specllama.audit.parts import FULL, QUICK, Subject
+from specllama.audit.report import AuditReport
+from specllama.audit.run import run as auditing
+from specllama.base import disk as storage
+from specllama.base.cpu import this_cpu
+from specllama.base.errors import Interrupted, SpecllamaError, UsageError
+from specllama.cli import loading
+from specllama.cli.args.grouping import option, takes_groups
+from specllama.cli.args.options import DraftOptions, HardwareOptions, LawOptions, PairOptions
+from specllama.cli.args.values import real, strategies, whole, word
+from specllama.cli.audit.view import markdown, sentence
+from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.prompting import require_known
+from specllama.cli.record import describe_model, versions
+from specllama.cli.screen.fetching import watching
+from specllama.cli.screen.output import ColorMode, Output, open_output, to_json
+from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.worker import Worker, interruptible
+from specllama.core.types import Cancel, Rule
+from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
+from specllama.llama.load_plan import physical_cores
+from specllama.llama.running_ahead import AheadModel
+from specllama.pairs.profile import SIMPLE
+from specllama.prompts.short import short_prompts
+
+MOST_TOKENS = 100  # in a law: every branch of every draw is taken
+RULES = tuple(rule.value for rule in Rule)
+ALL_RULES = ",".join(RULES)
+FORMATS = ("md", "json")
+
+
+def _rules(name: str, text: object) -> tuple[str, ...]:
+    """Rules separated by commas."""
+    parts = text if isinstance(text, tuple) else str(text).split(",")
+    return tuple(dict.fromkeys(word(*RULES)(name, part.strip()) for part in parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditDrafting:
+    """What is audited."""
+
+    title: ClassVar[str] = "Drafting"
+
+    spec_type: Annotated[
+        str,
+        option(
+            "--spec-type",
+            "Strategies to audit, separated by commas; auto takes all that this pair can use.",
+            metavar="LIST",
+            check=strategies,
+        ),
+    ] = "auto"
+    verify_rule: Annotated[
+        Any,
+        option("--verify-rule", "Rules to audit, separated by commas.", metavar="LIST", check=_rules),
+    ] = ALL_RULES
+    spec_draft_n_max: Annotated[
+        int,
+        option(
+            "--spec-draft-n-max",
+            "Greedy answers are compared for every longest draft from 1 to N.",
+            metavar="N",
+            check=whole(1, 32),
+            also="--draft-max --draft --draft-n --num-draft-tokens",
+        ),
+    ] = N_MAX
+    spec_draft_p_min: Annotated[
+        float,
+        option(
+            "--spec-draft-p-min",
+            "Stop drafting where the draft's likeliest token is less likely than this.",
+            metavar="P",
+            check=real(0, 1),
+            also="--draft-p-min",
+        ),
+    ] = 0.0
+    draft_temp: Annotated[
+        float | None, option("--draft-temp", "Temperature of the draft. [--temp]", metavar="T", check=real(0))
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """How thoroughly, and in which form."""
+
+    title: ClassVar[str] = "Audit"
+
+    quick: Annotated[bool, option("--quick", "A minute or two instead of many.")] = False
+    self_test: Annotated[
+        bool, option("--self-test", "Then break the rules one by one, and see whether the audit notices each.")
+    ] = False
+    seed: Annotated[
+        int,
+        option("-s --seed", "Seed of every random draw; -1 takes a new one.", metavar="N", check=whole(-1, 2**63 - 1)),
+    ] = 0
+    format: Annotated[
+        str, option("--format", "Form of the report, md or json.", metavar="FORM", check=word(*FORMATS))
+    ] = "md"
+    json: Annotated[bool, option("--json", "The same as --format json.")] = False
+    output: Annotated[
+        str | None, option("-o --output", "Write the report into a file; stdout gets the verdict.", metavar="FILE")
+    ] = None
+    quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
+    verbose: Annotated[bool, option("-v --verbose", "Say the models, and pass on llama.cpp's log.")] = False
+    color: Annotated[
+        ColorMode,
+        option(
+            "--color",
+            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
+            metavar="WHEN",
+            check=word("auto", "always", "never"),
+        ),
+    ] = "auto"
+
+
+@takes_groups
+def audit(
+    models: PairOptions,
+    drafting: AuditDrafting,
+    sampling: LawOptions,
+    hardware: HardwareOptions,
+    options: AuditOptions,
+) -> None:
+    """Check on a real pair that drafts change nothing: four independent looks, and a self-test that breaks the rules.
+
+    Greedy answers with drafts against plain ones, where two part with a control that has no draft at all. The exact
+    law of what the engine emits, every branch of every random choice taken, against the target's law. Real draws,
+    counted. The KV after rejections. Exit code 0: nothing is wrong; 1: something is; Ctrl-C reports what was done.
+    """
+    form = "json" if options.json else options.format
+    out = open_output(
+        color=options.color, format="json" if form == "json" else "human", quiet=options.quiet, verbose=options.verbose
+    )
+    _require_writable(options.output)
+    _require_narrow(sampling)
+    names = _wanted(drafting.spec_type)
+    choice = loading.choose(models, _for_loading(names, drafting), hardware, out)
+    setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
+    setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
+    # Blocks as long as those of greedy answers, and of the control.
+    block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
+    setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
+    with closing(llama.load_vocabulary(setup.target.path)) as vocab:
+        require_known(sampling.params.logit_bias, vocab.size)
+    loading.require_fit(setup, out)
+    setup = _with_sums(setup, out)
+    report = _audit(setup, names, drafting, sampling, options, out)
+    if report is None:
+        raise typer.Exit(INTERRUPTED)
+    _deliver(report, form, options.output, out)
+    if not report.passed:
+        raise typer.Exit(FAILED)
+    if report.partial:
+        raise typer.Exit(INTERRUPTED)
+
+
+# ------------------------------------------------------------------------------------------- before anything is loaded
+
+
+def _require_writable(name: str | None) -> None:
+    """Raise UsageError where the report could not be written when it is done, minutes from now."""
+    if name is None:
+        return
+    path = Path(name)
+    folder = path.parent
+    reason = (
+        "it is a folder" if path.is_dir()
+        else "there is no such folder" if not folder.is_dir()
+        else "it may not be written" if not os.access(path if path.exists() else folder, os.W_OK)
+        else ""
+    )  # fmt: skip
+    if reason:
+        raise UsageError(f"--output {name} cannot be written: {reason}")
+
+
+def _require_narrow(sampling: LawOptions) -> None:
+    """Raise UsageError where laws would be too wide to take every branch."""
+    if sampling.temp > 0 and not 0 < sampling.top_k <= MOST_TOKENS:
+        raise UsageError(
+            f"--top-k is {sampling.top_k}: the audit takes every branch, so laws may hold 1 to {MOST_TOKENS} tokens",
+            hint="give --top-k 40, for example",
+        )
+
+
+def _wanted(spec_type: str) -> tuple[str, ...] | None:
+    """The strategies that were named; None = all that the pair can use."""
+    return None if spec_type == "auto" else tuple(spec_type.split(","))
+
+
+def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> DraftOptions:
+    """What to load: the draft, if any of the strategies needs it. A profile's kernel path is used as `run` uses it."""
+    needing = [name for name in names or () if REGISTRY[name].needs_model]
+    needing.sort(key=lambda name: name != TRANSLATED)  # a draft that speaks the target's ids can be used by all
+    spec_type = "auto" if names is None else (needing or list(names))[0]
+    return DraftOptions(spec_type=spec_type, spec_draft_n_max=drafting.spec_draft_n_max)
+
+
+def _as_run(setup: loading.Setup, out: Output, *, keep_draft: bool) -> loading.Setup:
+    """The pair as `run` uses it: on the kernel paths of its profile, and with its draft unless one was named."""
+    tuned = loading.tuned(setup, any_strategy=False)
+    if tuned.stale:
+        out.note(f"note: the profile of this pair is not used: {tuned.stale}")
+    profile = tuned.profile
+    if profile is None:
+        return setup
+    if keep_draft:
+        tuned = replace(tuned, draft=setup.draft, profile=loading.profile_for(setup.draft, setup, profile))
+    draft = "" if tuned.draft is None else f", with the draft {tuned.draft.path.stem}"
+    out.note(f"audited is the pair as tuned {profile.made[:10]}{draft}")
+    return tuned
+
+
+def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, by_text: bool) -> tuple[str, ...]:
+    """The strategies to audit; plain decoding only where it was named."""
+    if names is not None:
+        return names
+    usual = (name for name in REGISTRY if name not in ("none", SIMPLE if by_text else TRANSLATED))
+    return tuple(name for name in usual if has_draft or not REGISTRY[name].needs_model)
+
+
+def _with_sums(setup: loading.Setup, out: Output) -> loading.Setup:
+    """The setup with the SHA-256 of its files: a report that cannot say of what it is proves little."""
+    with watching(out) as watch:
+        target = replace(setup.target, sha256=storage.checksum(setup.target.path, watch))
+        draft = setup.draft and replace(setup.draft, sha256=storage.checksum(setup.draft.path, watch))
+    return replace(setup, target=target, draft=draft)
+
+
+# ------------------------------------------------------------------------------------------------------------ the work
+
+
+def _audit(
+    setup: loading.Setup,
+    names: tuple[str, ...] | None,
+    drafting: AuditDrafting,
+    sampling: LawOptions,
+    options: AuditOptions,
+    out: Output,
+) -> AuditReport | None:
+    """Load and audit; None where the loading was interrupted."""
+    cancel = Cancel()
+    effort = QUICK if options.quick else FULL
+    seed = secrets.randbits(32) if options.seed < 0 else options.seed
+    with ExitStack() as stack:
+        stack.enter_context(interruptible(cancel, lambda: None))
+        try:
+            models = stack.enter_context(loading.load_models(setup, out, cancel))
+        except Interrupted:
+            return None
+        models.watch(cancel)
+        target, draft = models.target, models.draft
+        prompts = auditing.prompts_for(
+            target.vocab,
+            target.chat_template,
+            short_prompts(max(effort.n_prompts, effort.n_contexts // 2)),
+            n_known=target.vocab_size if draft is None else min(target.vocab_size, draft.vocab_size),
+            n_room=min(target.n_ctx, draft.n_ctx if draft else target.n_ctx) - auditing.N_ROOM,
+        )
+        subject = Subject(
+            target=target,
+            draft=draft,
+            prompts=prompts,
+            params=sampling.params,
+            strategies=_strategies(names, has_draft=draft is not None, by_text=setup.by_text),
+            rules=tuple(Rule(name) for name in drafting.verify_rule),
+            drafting=DraftSettings(
+                n_max=drafting.spec_draft_n_max, p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp
+            ),
+            seed=seed,
+            piece=target.vocab.piece,
+            cancel=cancel,
+        )
+        about = _about(setup, models, subject, options)
+        progress = _Latest()
+        steps = auditing.run(subject, effort, about, self_test=options.self_test, tell=progress.hear)
+        return _watched(steps, progress, cancel, out)
+
+
+def _about(setup: loading.Setup, models: loading.Models, subject: Subject, options: AuditOptions) -> dict[str, object]:
+    """Everything that decides the result."""
+    drafting = asdict(replace(subject.drafting, policy=None))
+    return {
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "seed": subject.seed,
+        "settings": {
+            **asdict(subject.params),
+            "logit_bias": {str(token): str(bias) for token, bias in subject.params.logit_bias.items()},
+            "strategies": subject.strategies,
+            "rules": [rule.value for rule in subject.rules],
+            "draft_n_max": drafting["n_max"],
+            "draft_p_min": drafting["p_min"],
+            "draft_temperature": drafting["temperature"],
+        },
+        "versions": versions(llama.build_info()),
+        "machine": _machine(),
+        "tuned": _tuned(setup),
+        "reads_ahead": isinstance(models.draft, AheadModel),
+        "models": {
+            "target": describe_model(setup.target, models.target),
+            "draft": describe_model(setup.draft, models.loaded_draft) if setup.draft and models.loaded_draft else None,
+        },
+    }
+
+
+def _tuned(setup: loading.Setup) -> dict[str, object] | None:
+    """Which profile decided how the pair is loaded, and whether the draft is one that it chose."""
+    profile = setup.profile
+    if profile is None:
+        return None
+    return {"made": profile.made, "draft_chosen": setup.draft is not None and setup.draft.path == profile.derived}
+
+
+def _machine() -> dict[str, object]:
+    """Where this runs."""
+    cpu = this_cpu()
+    return {
+        "cpu": cpu.model,
+        "features": sorted(cpu.features),
+        "n_cores": physical_cores(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "devices": [device.name for device in llama.build_info().devices],
+    }
+
+
+@dataclass(slots=True)
+class _Latest:
+    """What the auditing thread said last of how far it is; between two items of its own it may compute for long."""
+
+    progress: auditing.Progress | None = None
+
+    def hear(self, progress: auditing.Progress) -> None:
+        """Called in that thread."""
+        self.progress = progress
+
+
+def _watched(
+    steps: Iterator[auditing.Progress | AuditReport], latest: _Latest, cancel: Cancel, out: Output
+) -> AuditReport:
+    """Run the audit in a second thread and show how far it is; returns the report."""
+    report: AuditReport | None = None
+    said = ""
+    with StatusLine(out) as status, Worker(steps, cancel) as worker:
+        for batch in worker.batches(0.1):
+            for item in batch:
+                if isinstance(item, AuditReport):
+                    report = item
+                    continue
+                latest.hear(item)
+                if not out.live and item.doing != said:  # a log gets a line for every section
+                    out.note(f"{item.doing} ...")
+                said = item.doing
+            if (now := latest.progress) is not None:
+                status.show(now.doing, now.share, _left(now.left_s))
+    assert report is not None, "the last item is the report"
+    return report
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def _deliver(report: AuditReport, form: str, file: str | None, out: Output) -> None:
+    """Print the report, or write it and print the verdict."""
+    text = to_json(report.to_json()) if form == "json" else markdown(report)
+    if file is None:
+        out.line(text)
+        return
+    try:
+        storage.write_text(Path(file), text + "\n")
+    except OSError as error:
+        out.line(text)  # minutes of work are not thrown away
+        raise SpecllamaError(
+            f"--output {file} cannot be written: {error.strerror}", hint="the report is on stdout instead"
+        ) from None
+    out.line(sentence(report))

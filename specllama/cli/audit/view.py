@@ -1,0 +1,217 @@
+"""The audit's report for people: Markdown that reads well as it stands, and the verdict in one sentence."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specllama.audit.chi_square import POWER, SURPRISE
+from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
+from specllama.cli.screen.md_table import table
+from specllama.cli.screen.output import in_one_line
+
+WIDTH = 79  # of prose: a report is read in terminals, too
+
+
+def sentence(report: AuditReport) -> str:
+    """What came out, in one sentence."""
+    part = " as far as it came (it was interrupted)" if report.partial else ""
+    if report.bugs:
+        many = f" and {len(report.bugs) - 1} more" if len(report.bugs) > 1 else ""
+        return f"NOT EXACT{part}: {report.bugs[0]}{many}"
+    if not (report.greedy or report.laws):
+        return "Nothing was audited: it was interrupted before anything was done."
+    ties = sum(run.difference is not None for run in report.greedy)
+    told = f", but for {ties} near-tie{'s' * (ties > 1)} of this build" if ties else ""
+    gaps = f" Not shown: {'; '.join(report.gaps)}." if report.gaps else ""
+    return f"Exact{part}: nothing that drafts emit differs from the target's own{told}.{gaps}"
+
+
+def _prose(text: str) -> Iterator[str]:
+    """A paragraph."""
+    yield from textwrap.wrap(in_one_line(text), WIDTH)
+    yield ""
+
+
+def _item(text: str) -> Iterator[str]:
+    """An entry of a list."""
+    yield from textwrap.wrap(in_one_line(text), WIDTH, initial_indent="- ", subsequent_indent="  ")
+
+
+def markdown(report: AuditReport) -> str:
+    """The whole report."""
+    lines = ["# Audit", "", *_prose(f"**{sentence(report)}**")]
+    if report.partial:
+        lines += _prose("PARTIAL: the audit was interrupted; what stands here was done, and nothing else.")
+    lines += _about(report)
+    if report.greedy:
+        lines += _greedy(report.greedy)
+    if report.laws:
+        lines += _laws(report)
+    if report.draws or report.along:
+        lines += _draws(report)
+    if report.kv:
+        lines += _kv(report.kv)
+    if report.faults is not None:
+        lines += _faults(report)
+    if report.bugs:
+        lines += ["## What is wrong", "", *(line for bug in report.bugs for line in _item(bug)), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _about(report: AuditReport) -> Iterator[str]:
+    """Of what, with what, where."""
+    about: Mapping[str, Any] = report.about
+    models, settings = about.get("models", {}), about.get("settings", {})
+    for role in ("target", "draft"):
+        if model := models.get(role):
+            yield from _item(f"{role}: {model['file']} ({model['description']})")
+            yield f"  SHA-256 {model['sha256']}"
+    if tuned := about.get("tuned"):
+        draft = " and the draft that it chose" if tuned["draft_chosen"] else ""
+        yield from _item(f"as `specllama run` uses the pair: with the profile of {tuned['made'][:10]}{draft}")
+    if about.get("reads_ahead"):
+        yield from _item("the draft reads ahead while the target verifies: they compute on different devices")
+    if settings:
+        law = ", ".join(f"{name} {settings[name]}" for name in ("temperature", "top_k", "top_p", "min_p"))
+        yield from _item(f"settings: {law}; seed {about['seed']}")
+        yield from _item(f"audited: {', '.join(settings['strategies'])}; rules {', '.join(settings['rules'])}")
+    if versions := about.get("versions"):
+        names = ("specllama", "llama_cpp_python", "llama_cpp")
+        yield from _item("versions: " + ", ".join(f"{name} {versions[name]}" for name in names))
+    if machine := about.get("machine"):
+        yield from _item(f"machine: {machine['cpu']}, {machine['n_cores']} cores, {machine['system']}")
+    if "made" in about:
+        yield from _item(f"made {about['made']}, in {report.wall_s:.0f} s{', quick' * bool(about.get('quick'))}")
+    yield ""
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
+    """Texts with and without drafts."""
+    same = sum(run.difference is None for run in runs)
+    n_prompts = len({run.prompt for run in runs})
+    yield from ("## Greedy: the same text with and without drafts", "")
+    yield from _prose(
+        f"{same} of {_n(len(runs), 'answer')} ({_n(n_prompts, 'prompt')}, K = {min(run.n_max for run in runs)} to "
+        f"{max(run.n_max for run in runs)}) are the plain ones token by token; "
+        f"{sum(run.n_accepted for run in runs)} of {_n(sum(run.n_drafted for run in runs), 'drafted token')} were "
+        "accepted."
+    )
+    parted = [(run, run.difference) for run in runs if run.difference is not None]
+    if not parted:
+        return
+    yield from _prose(
+        "Where texts part, the control reads the same text without any draft, token by token and in blocks. If blocks "
+        "move the two logits against each other by half of their gap, or more, it is a near-tie of this build; "
+        "anything else is a bug. In the very blocks of the answer, read again without a draft, the gap is the last "
+        "figure: below 0 they say the other token, too."
+    )
+    for run, found in parted:
+        yield from _item(
+            f"{'near-tie' if found.near_tie else 'BUG'}: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max}, "
+            f"token {found.at}: {found.plain_text!r} plain, {found.our_text!r} with drafts; gap {found.gap:.4f}, of "
+            f"the top two {found.top_gap:.4f}; blocks move it by {found.moved:.4f}; same blocks {found.reread:.4f}"
+        )
+    yield ""
+
+
+def _laws(report: AuditReport) -> Iterator[str]:
+    """Exact laws."""
+    n_contexts, n_open = (max(getattr(row, name) for row in report.laws) for name in ("n_contexts", "n_open"))
+    yield from ("## Sampling: the exact law of what is emitted", "")
+    yield from _prose(
+        "Every branch of every random choice is taken, of the drafter and of the verifier, and the weights of all "
+        "paths are added up; p comes from the target's logits by a second sampler that shares no code with the first. "
+        "`error` is the largest of a probability of the first token, `TV` the total variation of whole blocks of up to "
+        f"K drafted tokens and one more; at most {LAW_BOUND:g} passes. In {n_open} of {_n(n_contexts, 'context')} p "
+        "has more than one token."
+    )
+    rows = []
+    for row in report.laws:
+        distance = row.distance
+        rows.append(
+            (
+                f"{row.strategy}, {row.rule}",
+                str(row.n_contexts),
+                str(row.n_drafted_in),
+                str(row.longest),
+                str(row.n_branches),
+                f"{distance.first_error:.0e}",
+                f"{distance.tv:.0e}",
+                "exact" if row.sound else "NOT P",
+            )
+        )
+    yield from table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
+    yield ""
+
+
+def _draw_row(row: DrawRow, name: str) -> tuple[str, ...]:
+    test = row.test
+    value, seen = test.p_value, test.visible_tv
+    return (
+        name,
+        str(test.n_draws),
+        f"{test.statistic:.1f}",
+        str(test.n_free),
+        "n/a" if value is None else f"{value:.3g}",
+        "n/a" if seen is None else f"{seen:.3f}",
+        "as p" if row.sound else "NOT P",
+    )
+
+
+def _draws(report: AuditReport) -> Iterator[str]:
+    """Counted draws."""
+    yield from ("## Sampling: real draws, counted", "")
+    yield from _prose(
+        "Chi-square of the first two tokens of many answers from the same contexts, and of where the tokens of long "
+        f"answers lie in their laws. A p-value below {SURPRISE:g} would be no accident. `seen from` is the power: a "
+        f"bias of that TV, in every context, would have been seen with a chance of {100 * POWER:.0f} % or more; "
+        "smaller ones are for the exact laws above."
+    )
+    rows = [_draw_row(row, f"{row.strategy}, {row.rule}") for row in report.draws]
+    rows += [_draw_row(row, "all, along answers") for row in report.along]
+    yield from table(("", "draws", "chi2", "free", "p-value", "seen from", ""), rows)
+    yield ""
+
+
+def _kv(found: Sequence[KvRow]) -> Iterator[str]:
+    """What rejected tokens left behind."""
+    yield from ("## KV: what was rejected leaves no trace", "")
+    yield from _prose(
+        "The largest difference of a logit behind the KV after random accepts and rejects, from a KV that read the "
+        "same blocks with other tokens in the rejected places (`same`); for comparison, from one that never read them, "
+        "so that its blocks are narrower (`unread`), and from one with a single wrong token (`wrong`)."
+    )
+    rows = []
+    for key in dict.fromkeys((row.strategy, row.model) for row in found):
+        these = [row for row in found if (row.strategy, row.model) == key]
+        asked = [row for row in these if not row.full]
+        rows.append(
+            (
+                f"{key[1]}, {key[0]}",
+                str(sum(row.n_steps for row in these)),
+                str(sum(row.n_dropped for row in these)),
+                f"{max(row.difference for row in asked):.2g}" if asked else "full",
+                f"{max(row.narrow for row in asked):.2g}" if asked else "full",
+                f"{min(row.wrong for row in asked):.2g}" if asked else "full",
+                "clean" if all(row.sound for row in these) else "A TRACE",
+            )
+        )
+    yield from table(("", "steps", "dropped", "same", "unread", "wrong", ""), rows)
+    yield ""
+
+
+def _faults(report: AuditReport) -> Iterator[str]:
+    """What the self-test broke."""
+    faults = report.faults or ()
+    yield from ("## Self-test: rules broken on purpose", "")
+    yield from _prose(f"{sum(fault.caught for fault in faults)} of {len(faults)} were noticed.")
+    for fault in faults:
+        told = "noticed" if fault.caught else "MISSED"
+        yield from _item(f"{told} ({fault.section}: {fault.figure}): {fault.fault}")
+    yield ""

@@ -1,0 +1,1 @@
+"""The bench command: options, models, tables, small plots."""

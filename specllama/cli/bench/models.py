@@ -1,0 +1,300 @@
+"""What `bench` measures: the files that the options name, checked, and opened as each load of the plan wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+
+from specllama import llama
+from specllama.base import disk as storage
+from specllama.base.disk import size_text
+from specllama.base.errors import MemoryShort, UsageError
+from specllama.bench.job import Loaded
+from specllama.bench.pace import LONGEST
+from specllama.bench.plan import Wishes
+from specllama.bench.report import Arm, Load
+from specllama.chat.conversation import Conversation, Message
+from specllama.cli import loading
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
+from specllama.cli.loading import File, Setup
+from specllama.cli.naming import named
+from specllama.cli.record import describe_model
+from specllama.cli.screen.output import Output
+from specllama.cli.tuned import tune_command
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel, DraftPolicy, LanguageModel
+from specllama.drafters import REGISTRY, TRANSLATED
+from specllama.drafters.controller import N_MAX, PROBE_TOKENS
+from specllama.llama import LlamaModel, LoadOptions
+from specllama.pairs.draft_in_target_ids import in_target_ids
+from specllama.pairs.profile import LOOKUP_ALONE, SIMPLE
+
+ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
+_LEAST_BLOCK = 17  # rows that costs are measured up to
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSetup(Setup):
+    """A setup whose draft may be asked for many rows at once, as looking into its acceptance wants."""
+
+    def draft_options(self, n_ctx: int) -> LoadOptions:
+        """As `run` loads it, but for the rows."""
+        return replace(Setup.draft_options(self, n_ctx), max_block=PROBE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Files that fit together, and how they are loaded; nothing is loaded yet."""
+
+    setups: tuple[BenchSetup, ...]  # one for each draft, the first load's; one alone where there is none
+    strategies: tuple[str, ...]
+    n_swept: int  # drafts that were asked for; one more is the profile's own
+    auto_strategy: str  # with what a profile's controller drafts; empty where no profile is used
+    draft_temp: float | None
+    without_auto: str = ""  # why `auto`, which was wished for, takes no part
+
+    @property
+    def target(self) -> File:
+        """The target's file."""
+        return self.setups[0].target
+
+    @property
+    def drafts(self) -> tuple[File, ...]:
+        """The drafts' files."""
+        return tuple(setup.draft for setup in self.setups if setup.draft is not None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What drafts are called in the report."""
+        names = [file.path.stem for file in self.drafts]
+        return tuple(names if len(set(names)) == len(names) else map(str, (file.path for file in self.drafts)))
+
+
+def loads_of(hardware: BenchHardware) -> tuple[Load, ...]:
+    """Every way of loading that the options ask for."""
+    crossed = product(
+        hardware.threads or (None,), hardware.cache_type_k, hardware.cache_type_v, hardware.cache_type_k_draft
+    )
+    return tuple(
+        Load(n_threads=threads, type_k=type_k, type_v=type_v, type_k_draft=type_k_draft)
+        for threads, type_k, type_v, type_k_draft in crossed
+    )
+
+
+def _plain_hardware(hardware: BenchHardware, load: Load) -> HardwareOptions:
+    """The options of one load."""
+    return replace(
+        hardware,
+        threads=load.n_threads,
+        cache_type_k=load.type_k,
+        cache_type_v=load.type_v,
+        cache_type_k_draft=load.type_k_draft,
+    )
+
+
+def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, default: int) -> int:
+    """Tokens of context: what was asked for, or enough for the longest prompt and answer."""
+    if hardware.ctx_size is not None:
+        return hardware.ctx_size
+    longest = max(sampling.predict or (LONGEST,))
+    wanted: int = max(runs.depth) + max(runs.prompt_length) + longest + ROOM_FOR_PROMPTS
+    return max(default, wanted)
+
+
+def _strategies(asked: Sequence[str], *, has_draft: bool, by_text: bool) -> tuple[str, ...]:
+    """The strategies by name. Raises UsageError where one lacks a draft."""
+    found = []
+    for name in asked:
+        if name == "auto":
+            name = LOOKUP_ALONE if not has_draft else TRANSLATED if by_text else SIMPLE
+        if REGISTRY[name].needs_model and not has_draft:
+            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
+        found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+def _without_auto(tuned: Setup, models: ModelOptions) -> str:
+    """Why nothing decides how far to draft; empty where a profile does."""
+    if tuned.profile is not None:
+        return ""
+    reason = f"the profile of this pair is not used: {tuned.stale}" if tuned.stale else "this pair was not tuned here"
+    return f"auto takes no part, for {reason} (`{tune_command(models, by_text=tuned.by_text)}`)"
+
+
+def prepare(
+    models: BenchModels, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware, runs: BenchRuns,
+    output: Output,
+) -> Subject:  # fmt: skip
+    """Everything that can be known before weights are loaded. Raises what `loading.prepare` and `require_fit` raise."""
+    extra = models.model_draft or []
+    one = ModelOptions(
+        pair=models.pair,
+        model=models.model,
+        model_draft=extra[0] if extra else None,
+        hf_repo=models.hf_repo,
+        hf_repo_draft=models.hf_repo_draft,
+        offline=models.offline,
+    )
+    plain = _plain_hardware(hardware, loads_of(hardware)[0])
+    names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
+    lengths = [n for n in drafting.spec_draft_n_max if n != "auto"]
+    longest = max([*lengths, 1])
+    if TRANSLATED in names and set(names) - {TRANSLATED}:  # all drafts are translated, or none
+        raise UsageError(
+            "--spec-type draft-tli takes the drafts for those of another tokenizer, the others for the target's own",
+            hint="compare them in two benchmarks, then: specllama bench compare A.json B.json",
+        )
+    wanted = DraftOptions(spec_type=(names or ["lookup"])[0], spec_draft_n_max=longest)
+    choice = loading.choose(one, wanted, plain, output)
+    choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
+    first = loading.prepare(choice, plain, offline=models.offline, output=output)
+    strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, by_text=first.by_text)
+    tuned, without_auto = first, ""
+    if "auto" in drafting.spec_draft_n_max:
+        tuned = loading.tuned(first, any_strategy=True)
+        without_auto = _without_auto(tuned, one)
+        if without_auto:
+            output.note(f"note: {without_auto}")
+    options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
+    files = [first.draft]
+    for name in extra[1:]:
+        files.append(loading.bring(named(name, draft=True), offline=models.offline, output=output))
+    n_swept = len(files) if first.draft is not None else 0
+    if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
+        files.append(tuned.draft)
+    setups = []
+    for file in files:
+        profile = loading.profile_for(file, first, tuned.profile)
+        setup = BenchSetup(first.target, file, options, plain, first.strategy, N_MAX, profile, by_text=first.by_text)
+        loading.require_fit(setup, output)
+        setups.append(setup)
+    auto_strategy = tuned.strategy if tuned.profile is not None else ""
+    subject = Subject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp, without_auto)
+    _require_memory(subject)
+    return replace(subject, setups=tuple(map(_with_sums, setups)))
+
+
+def _with_sums(setup: BenchSetup) -> BenchSetup:
+    """The same with the files' SHA-256: a report must say what it is of, and a benchmark takes minutes anyway."""
+    draft = setup.draft
+    return replace(setup, target=_with_sum(setup.target), draft=None if draft is None else _with_sum(draft))
+
+
+def _with_sum(file: File) -> File:
+    return file if file.sha256 else replace(file, sha256=storage.checksum(file.path))
+
+
+def _require_memory(subject: Subject) -> None:
+    """Raise MemoryShort where target and all drafts together cannot fit."""
+    first = subject.setups[0]
+    n_ctx = first.target_options.n_ctx
+    if n_ctx == 0 or llama.build_info().gpu_offload:
+        return
+    needed = llama.memory_needed(first.target.header, first.target_options).total
+    for setup in subject.setups:
+        if setup.draft is not None:
+            needed += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
+    free = llama.memory_free()
+    if needed > free:
+        raise MemoryShort(
+            f"the target and {len(subject.drafts)} drafts with a context of {n_ctx} tokens need {size_text(needed)}, "
+            f"but only {size_text(free)} are free",
+            hint="compare fewer drafts at once, use a shorter context (--ctx-size), or close other programs",
+        )
+
+
+class Opener:
+    """Opens the models of a load; see `bench_job.Open`."""
+
+    def __init__(self, subject: Subject, hardware: BenchHardware, loads: Sequence[Load], output: Output,
+                 cancel: Cancel) -> None:  # fmt: skip
+        self._subject = subject
+        self._hardware = hardware
+        self._loads = loads
+        # Loading goes on in a second thread, which must not draw; and warnings go into the report.
+        self._output = replace(output, quiet=True)
+        self._cancel = cancel
+
+    def _setup(self, setup: BenchSetup, load: Load) -> BenchSetup:
+        options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v)
+        if load.n_threads is not None:  # else what the profile found
+            options = replace(options, n_threads=load.n_threads)
+        return replace(setup, target_options=options, hardware=_plain_hardware(self._hardware, load))
+
+    def _policy(self, setup: Setup, arm: Arm, params: SamplingParams) -> DraftPolicy | None:
+        assert arm.n_max is None
+        return setup.policy(greedy=params.greedy, draft_temp=self._subject.draft_temp)
+
+    @contextmanager
+    def __call__(self, load: int) -> Iterator[Loaded]:
+        """The models, freed when the context is left. Raises what loading raises."""
+        setups = [self._setup(setup, self._loads[load]) for setup in self._subject.setups]
+        with ExitStack() as owned:
+            models = owned.enter_context(loading.load_models(setups[0], self._output, self._cancel))
+            files = [models.loaded_draft] if models.loaded_draft is not None else []
+            speaking = [models.draft] if models.draft is not None else []
+            for setup in setups[1:]:
+                assert setup.draft is not None, "only a first setup may lack a draft"
+                options = setup.draft_options(models.target.n_ctx)
+                files.append(owned.enter_context(llama.load(setup.draft.path, options)))
+                speaking.append(in_target_ids(models.target, files[-1], by_text=setup.by_text))
+                owned.callback(speaking[-1].close)
+            for model in (models.target, *files):
+                model.watch(self._cancel)
+            yield self._loaded(setups[0], models.target, speaking, files)
+
+    def _loaded(
+        self, setup: Setup, target: LlamaModel, speaking: Sequence[LanguageModel], files: Sequence[LlamaModel]
+    ) -> Loaded:
+        """`speaking`: the drafts in the target's ids; `files`: the same as their files have them."""
+        conversation = Conversation(target.vocab, setup.target.template)
+
+        def tokens(text: str) -> list[int]:
+            return conversation.tokens([Message("user", text)])
+
+        return Loaded(
+            target=target,
+            drafts=tuple(speaking),
+            tokens=tokens,
+            count=lambda text: len(target.vocab.tokenize(text, special=False)),
+            piece=target.vocab.piece,
+            policy=lambda arm, params: self._policy(setup, arm, params),
+            target_facts=describe_model(setup.target, target),
+            draft_facts=tuple(map(describe_model, self._subject.drafts, files)),
+            n_target_bytes=target.n_bytes,
+            n_draft_bytes=tuple(draft.n_bytes for draft in files),
+            warnings=tuple(warning for model in (target, *files) for warning in model.warnings),
+        )
+
+
+def wishes_of(subject: Subject, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware,
+              runs: BenchRuns) -> Wishes:  # fmt: skip
+    """What is to be measured. Raises UsageError where a synthetic acceptance meets a rule that judges otherwise."""
+    rules = drafting.verify_rule
+    if runs.synthetic is not None:
+        # Only the token rule asks for every token by itself.
+        if set(rules) - {"block", "token"}:
+            raise UsageError("--synthetic goes with the token rule alone", hint="leave --verify-rule out")
+        rules = ("token",)
+    return Wishes(
+        loads=loads_of(hardware),
+        drafts=subject.names,
+        n_swept=subject.n_swept,
+        strategies=subject.strategies,
+        n_max=drafting.spec_draft_n_max,
+        auto_strategy=subject.auto_strategy,
+        auto_draft=max(len(subject.drafts) - 1, 0) if len(subject.drafts) > subject.n_swept else 0,
+        rules=rules,
+        temperatures=sampling.temp,
+        depths=runs.depth,
+        n_prompt=runs.prompt_length,
+        n_predict=sampling.predict or (),
+        n_prompts=runs.n_prompts,
+        n_repetitions=runs.repetitions,
+        fixed_length=not runs.natural_stop,
+        delay_s=runs.delay,
+        budget_s=runs.budget,
+    )

@@ -1,0 +1,1 @@
+"""The chat command: input, slash commands, answers, rescue."""

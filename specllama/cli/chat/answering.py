@@ -1,0 +1,375 @@
+"""A chat at work: the models it has open, and one answer from its first event to the line of figures after it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from rich.style import Style
+
+from specllama import llama
+from specllama.base.errors import MemoryShort, SpecllamaError
+from specllama.base.ranges import AUTO
+from specllama.chat.session import ChatSession
+from specllama.chat.settings import Settings, changed, to_json
+from specllama.chat.stream import TextStream
+from specllama.cli import loading
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
+from specllama.cli.chat.input import Source
+from specllama.cli.chat.view import ChatView, Look, turn_summary
+from specllama.cli.record import CHAT_SCHEMA, Record, begin
+from specllama.cli.screen.ending import handling, leave_at_once
+from specllama.cli.screen.keyboard import Keyboard, silent_keyboard
+from specllama.cli.screen.output import Output, say_error
+from specllama.cli.screen.render import Figures, codes_of
+from specllama.cli.screen.terminal import size_of
+from specllama.cli.screen.view import EventView, View
+from specllama.cli.screen.worker import Worker
+from specllama.core.events import Event, Finished
+from specllama.core.types import Cancel
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.llama.memory import CELL_STEP
+
+LONGEST_DRAFT = 16  # what models are loaded for, so that `/set draft-n-max` has somewhere to go
+PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does
+FREE_SHARE = 0.9  # of the free memory: what `--ctx-size 0` may take
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command line asked for; `/model` changes the pair in it."""
+
+    models: ModelOptions
+    drafting: DraftOptions
+    hardware: HardwareOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Loaded models and where they came from."""
+
+    wish: Wish
+    choice: loading.Choice
+    setup: loading.Setup
+    models: loading.Models
+
+    @property
+    def names(self) -> dict[str, object]:
+        """The files' names."""
+        draft = self.setup.draft
+        return {"target": self.setup.target.path.name, "draft": draft.path.name if draft else None}
+
+
+def open_models(wish: Wish, output: Output, cancel: Cancel, keyboard: Keyboard | None = None) -> Opened:
+    """Choose, fetch, check and load; everything that can fail early does. Raises as `loading` does."""
+    choice = loading.choose(wish.models, wish.drafting, wish.hardware, output)
+    setup = loading.prepare(choice, wish.hardware, offline=wish.models.offline, output=output)
+    options = setup.target_options
+    setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, LONGEST_DRAFT + 1)))
+    if choice.n_ctx == 0:
+        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
+    loading.require_fit(setup, output)
+    with stoppable(cancel, (lambda: None) if keyboard is None else keyboard.restore):
+        models = loading.load_models(setup, output, cancel)
+    models.watch(cancel)
+    return Opened(wish, choice, setup, models)
+
+
+def fitted(settings: Settings, opened: Opened) -> Settings:
+    """`settings`, drafting as suits these models: with what, how far, and decided by their profile if there is one."""
+    setup = opened.setup
+    n_max = setup.n_max if setup.strategy != "none" and setup.n_max else DraftSettings().n_max
+    drafting = replace(settings.drafting, n_max=n_max, policy=None)
+    return steered(replace(settings, strategy=setup.strategy, auto=opened.choice.auto, drafting=drafting), opened)
+
+
+def steered(settings: Settings, opened: Opened, before: Settings | None = None) -> Settings:
+    """`settings`, their draft length decided by the profile of these models where it is automatic and there is one.
+
+    What decided `before` goes on with what it has learned, unless it would be asked about other drafts now.
+    """
+    if not settings.auto:
+        return settings
+    greedy, draft_temp = settings.params.greedy, settings.drafting.temperature
+    drafting = replace(settings.drafting, n_max=opened.setup.n_max)
+    if (
+        before is not None
+        and before.auto
+        and (greedy, draft_temp) == (before.params.greedy, before.drafting.temperature)
+    ):
+        policy = before.drafting.policy
+    else:
+        policy = opened.setup.policy(greedy=greedy, draft_temp=draft_temp)
+    return replace(settings, drafting=replace(drafting, policy=policy))
+
+
+def _longest_context(setup: loading.Setup) -> int:
+    """The longest context, up to what the target was trained for, that both models have memory for together.
+
+    0 where only the loader can know: on a GPU. Raises MemoryShort where not even a short one fits.
+    """
+    if llama.build_info().gpu_offload:
+        return 0
+    free = int(FREE_SHARE * llama.memory_free())
+
+    def needed(n_ctx: int) -> int:
+        total = llama.memory_needed(setup.target.header, replace(setup.target_options, n_ctx=n_ctx)).total
+        if setup.draft is not None:
+            total += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
+        return total
+
+    trained = setup.target.header.n_ctx_train or loading.N_CTX
+    if needed(trained) <= free:
+        return trained
+    low, high = 0, trained // CELL_STEP  # in steps; `needed` grows with the context
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(middle * CELL_STEP) <= free else (low, middle - 1)
+    if low == 0:
+        raise MemoryShort("there is no memory for the models and even a short context", hint="use smaller models")
+    return low * CELL_STEP
+
+
+@contextlib.contextmanager
+def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C sets `cancel` and nothing else, so that an impatient second press ends no chat; see PATIENCE."""
+    n_pressed = 0
+
+    def press(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal n_pressed
+        n_pressed += 1
+        cancel.set()
+        if n_pressed >= PATIENCE:
+            leave_at_once(restore)
+
+    with handling([signal.SIGINT], press):
+        yield
+
+
+class Chat:
+    """The state of one `specllama chat`: what the commands act on."""
+
+    def __init__(
+        self,
+        output: Output,
+        opened: Opened,
+        settings: Settings,
+        system: str,
+        cancel: Cancel,
+        keyboard: Keyboard | None = None,
+    ) -> None:
+        self.output = output
+        self.keyboard = keyboard
+        self.opened = opened
+        self.cancel = cancel
+        self.look = Look()
+        self.live = output.live
+        self.source: Source | None = None
+        self.session = ChatSession(opened.models.target, opened.models.draft, settings, system)
+        self.attached: list[str] = []  # what `/read` puts in front of the next message
+        self.file = ""  # where the conversation was saved to or loaded from last
+        self.thought = ""  # what the model thought last
+        self.n_failed = 0
+        self.answering = False
+        self.ended = 0  # exit code, once the terminal was closed or the process was told to end
+        self.interrupted = False  # the last answer was stopped
+        self.kept = False  # it is in the conversation
+        self.prefilled = ""  # what the next line begins with
+        self.edits_last = False  # the next message takes the place of the last one
+        self._told: set[str] = set()
+        self._stack = ExitStack()
+        self._stack.enter_context(opened.models)
+
+    def close(self) -> None:
+        """Free the models."""
+        self._stack.close()
+
+    # ------------------------------------------------------------------------------------------------------- speaking
+
+    def say(self, text: str) -> None:
+        """What a command was asked for."""
+        if self.output.format == "jsonl":
+            self.output.data({"event": "reply", "text": text})
+        else:
+            for line in text.split("\n"):
+                self.output.line(line)
+
+    def note(self, text: str) -> None:
+        """What a command did."""
+        if self.output.format == "jsonl":
+            self.output.data({"event": "reply", "text": text})
+        else:
+            self.output.note(text)
+
+    def fail(self, error: SpecllamaError) -> None:
+        """Something was refused or failed; the chat goes on."""
+        self.n_failed += 1
+        if self.output.format == "jsonl":
+            self.output.data({"event": "error", "message": str(error), "hint": error.hint})
+        else:
+            say_error(error, self.output.err)
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return size_of(self.output.out)[0]
+
+    # ------------------------------------------------------------------------------------------------------ answering
+
+    def message(self, text: str) -> None:
+        """Ask `text`, with what was attached before it; or in place of the last message, where that is edited."""
+        whole = "\n\n".join([*self.attached, text])
+        self.cancel.clear()
+        replaces, self.edits_last = self.edits_last, False
+        self.answer(self.session.edit(whole, self.cancel) if replaces else self.session.ask(whole, self.cancel))
+        if self.kept:
+            self.attached.clear()
+
+    def answer(self, events: Iterator[Event]) -> None:
+        """Show an answer while it comes. Raises what the engine raises; what was said by then is kept."""
+        output, session = self.output, self.session
+        self.interrupted = False
+        self.kept = False
+        turns = session.turns
+        answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
+        drafts = session.settings.drafter != "none"
+        figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
+        record = Record(self.header())
+        finished: Finished | None = None
+        with silent_keyboard(output.out) as restore, stoppable(self.cancel, self._given_back(restore)):
+            view = self._view(answer, figures, record)
+            self.answering = True
+            with Worker(events, self.cancel) as worker:
+                try:
+                    for batch in worker.batches(view.gap_s):
+                        for event in batch:
+                            record.take(event)
+                            view.take(event)
+                            if isinstance(event, Finished):
+                                finished = event
+                        view.refresh()
+                finally:
+                    self.answering = False
+                    view.close()
+        if isinstance(view, ChatView) and view.reading.thought:
+            self.thought = view.reading.thought
+        assert finished is not None, "the engine's last event is always Finished"
+        self.interrupted = finished.reason == "cancelled"
+        self.kept = session.turns is not turns
+        self._after(finished)
+
+    def _given_back(self, restore: Callable[[], None]) -> Callable[[], None]:
+        """What leaves the terminal as the chat found it."""
+        return restore if self.keyboard is None else self.keyboard.restore
+
+    def _view(self, answer: TextStream, figures: Figures, record: Record) -> View:
+        if self.output.format == "jsonl":
+            return EventView(self.output, answer, record)
+        starts_thinking = self.session.starts_thinking
+        return ChatView(self.output, answer, figures, self.look, live=self.live, starts_thinking=starts_thinking)
+
+    def _after(self, finished: Finished) -> None:
+        """What is worth saying once the answer is over."""
+        reuse = self.session.reuse
+        assert reuse is not None
+        if self.output.format == "jsonl":
+            told = {"target": reuse.n_target, "draft": reuse.n_draft}
+            seed = self.session.turns[-1].seed if self.kept else None
+            turn = {"kept": self.kept, "seed": seed, "prompt_tokens": reuse.n_prompt, "cached": told}
+            self.output.data({"event": "turn", **turn})
+            return
+        for notice in self.session.template_notes:
+            if notice not in self._told:
+                self._told.add(notice)
+                self.output.note(f"note: {notice}")
+        if not self.kept:
+            self.output.note("note: stopped before the first word: the message is not kept (Up brings it back)")
+        elif self.output.err.is_terminal:
+            on, off = codes_of(Style(dim=True), self.output.err)
+            if not self.output.quiet:
+                self.output.err.write(f"{on}{turn_summary(finished, reuse, self.width)}{off}\n")
+        else:
+            self.output.note(turn_summary(finished, reuse, 1000))
+
+    def header(self) -> Mapping[str, object]:
+        """What every answer's record begins with."""
+        settings = to_json(self.session.settings)
+        return begin(settings, self.opened.setup, self.opened.models, schema=CHAT_SCHEMA).header
+
+    # --------------------------------------------------------------------------------------------------------- models
+
+    def change_setting(self, name: str, value: str) -> None:
+        """Another value from the next answer on. Raises UsageError, and where models are loaded what that raises."""
+        before, opened = self.session.settings, self.opened
+        settings = changed(before, name, value)
+        if settings.auto and not before.auto:
+            self._decide_by_profile()
+            return
+        self.session.settings = steered(settings, opened, before)
+        if settings.auto != before.auto or settings.drafting.n_max != before.drafting.n_max:
+            drafting = replace(opened.wish.drafting, spec_draft_n_max=settings.drafting.n_max)
+            self.opened = replace(opened, wish=replace(opened.wish, drafting=drafting))  # for the next pair, too
+
+    def _decide_by_profile(self) -> None:
+        """Draft as far as the models' profile has it; they may have to be loaded anew, for it names a kernel path."""
+        opened, settings = self.opened, self.session.settings
+        asked = opened.wish.drafting
+        strategies = AUTO if asked.spec_type == "none" else asked.spec_type
+        wished = replace(asked, spec_draft_n_max=AUTO, spec_draft_p_min=0.0, spec_type=strategies)
+        wish = replace(opened.wish, drafting=wished)
+        choice = loading.choose(wish.models, wish.drafting, wish.hardware, self.output)
+        setup, lacks_draft = opened.setup, opened.setup.draft is None and choice.draft is not None
+        if setup.profile is None and not lacks_draft:
+            setup = loading.tuned(setup, any_strategy=choice.any_strategy)
+        if lacks_draft or setup.profile is not opened.setup.profile:
+            self._reopen(wish)
+            return
+        if setup.profile is None:
+            setup = replace(setup, n_max=choice.n_max)
+        self.opened = replace(opened, wish=wish, choice=choice, setup=setup)
+        drafting = replace(settings.drafting, p_min=0.0)
+        self.session.settings = steered(replace(settings, auto=True, drafting=drafting), self.opened)
+
+    def change_pair(self, name: str) -> None:
+        """Load another pair in place of this one and go on with it; where that fails, with this one again."""
+        before = self.opened.wish
+        wish = replace(before, models=ModelOptions(pair=name, offline=before.models.offline))
+        loading.choose(wish.models, wish.drafting, wish.hardware, self.output)  # a wrong name costs nothing
+        self._reopen(wish)
+
+    def _reopen(self, wish: Wish) -> None:
+        """Load what `wish` says in place of what is loaded; where that fails, what was loaded once more."""
+        before = self.opened.wish
+        self._stack.close()  # first, for there may be no memory for both
+        try:
+            self._open(wish)
+        except (SpecllamaError, KeyboardInterrupt):
+            self._open(before)
+            raise
+
+    def _open(self, wish: Wish) -> None:
+        self.cancel.clear()
+        opened = open_models(wish, self.output, self.cancel, self.keyboard)
+        self._stack.enter_context(opened.models)
+        settings = fitted(self.session.settings, opened)
+        self.session.attach(opened.models.target, opened.models.draft, settings)
+        self.opened = opened
+
+
+def greeting(opened: Opened, settings: Settings) -> list[str]:
+    """What a person finds when a chat opens."""
+    lines = [str(opened.names["target"])]
+    if settings.drafter == "none":
+        lines.append("decodes plainly")
+    elif REGISTRY[settings.drafter].needs_model:
+        lines.append(f"drafted by {opened.names['draft']}")
+    return [*lines, f"{opened.models.target.n_ctx} tokens of context; /help lists the commands"]
+
+
+def said_to_leave(output: Output) -> None:
+    """What Ctrl-C at the prompt says."""
+    output.note("(Ctrl-D or /exit leaves; Ctrl-C stops an answer)")

@@ -1,0 +1,353 @@
+"""The commands of a chat: one table, from which help and completion come, too."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from specllama.base.disk import meant, size_text
+from specllama.base.errors import UsageError
+from specllama.chat import saved as chat_file
+from specllama.cli.chat.answering import Chat, steered
+from specllama.cli.chat.input import bare, unquoted
+from specllama.cli.chat.settings import parameters, set_setting
+from specllama.cli.chat.stats import stats_json, stats_lines
+from specllama.cli.prompting import read_whole
+from specllama.cli.screen.render import palette_of
+from specllama.files.catalog import load_catalog
+
+SHOWN = ("info", "parameters", "system", "template", "stats")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command; `takes` says how its argument is completed."""
+
+    names: tuple[str, ...]
+    usage: str
+    help: str
+    more: str
+    act: Callable[[Chat, str], None]
+    takes: str = ""
+
+
+# ------------------------------------------------------------------------------------------------- the conversation
+
+
+def _exit(chat: Chat, rest: str) -> None:
+    raise EOFError
+
+
+def _regen(chat: Chat, rest: str) -> None:
+    chat.cancel.clear()
+    chat.answer(chat.session.regen(chat.cancel))
+
+
+def _undo(chat: Chat, rest: str) -> None:
+    turn = chat.session.undo()
+    chat.note(f"taken back: {_short(turn.user)}")
+
+
+def _clear(chat: Chat, rest: str) -> None:
+    chat.session.clear()
+    chat.attached.clear()
+    chat.note("the conversation is empty; the system prompt and the settings stay")
+
+
+def _edit(chat: Chat, rest: str) -> None:
+    turns = chat.session.turns
+    if not turns:
+        raise UsageError("nothing was said yet")
+    text = unquoted(rest)
+    if not text:
+        if _editor():
+            with nullcontext() if chat.keyboard is None else chat.keyboard.lent():
+                text = _edited(turns[-1].user)
+        elif chat.source is not None and chat.source.edits:
+            chat.prefilled, chat.edits_last = turns[-1].user, True
+            return
+        else:
+            raise UsageError("there is nothing to edit with", hint="/edit NEW TEXT, or set VISUAL or EDITOR")
+    if not text.strip() or text == turns[-1].user:
+        chat.note("unchanged: nothing was asked")
+        return
+    chat.edits_last = True
+    chat.message(text)
+
+
+def _editor() -> list[str]:
+    return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
+
+
+def _edited(text: str) -> str:
+    """`text` as the person leaves it in an editor."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "message.md"
+        path.write_text(text, encoding="utf-8")
+        try:
+            code = subprocess.run([*_editor(), str(path)], check=False).returncode
+        except OSError as error:
+            raise UsageError(f"the editor {_editor()[0]} does not start: {error.strerror}") from None
+        if code:
+            raise UsageError(f"the editor left with exit code {code}: nothing was asked")
+        return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def _read(chat: Chat, rest: str) -> None:
+    path = _path(rest, "/read FILE")
+    try:
+        with path.open("rb") as file:
+            data = read_whole(file, str(path))
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: byte {error.start}") from None
+    n_tokens, n_ctx = chat.session.n_tokens(text), chat.session.target_kv.n_ctx
+    said = f"{path.name}: {size_text(len(data))}, {n_tokens} tokens"
+    if n_tokens >= n_ctx:
+        raise UsageError(f"{said}; the context holds {n_ctx}", hint="start with a larger --ctx-size, or give a part")
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    chat.attached.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
+    chat.note(f"{said}; it goes in front of your next message")
+
+
+def _save(chat: Chat, rest: str) -> None:
+    path = _path(rest or chat.file, "/save FILE")
+    chat_file.save(path, chat.session, chat.opened.names)
+    chat.file = str(path)
+    chat.note(f"saved {_n_turns(len(chat.session.turns))} to {path}")
+
+
+def _load(chat: Chat, rest: str) -> None:
+    path = _path(rest or chat.file, "/load FILE")
+    saved = chat_file.load(path)
+    own, settings = chat.session.settings, saved.settings
+    if settings.auto and not own.auto:
+        # What decides the length by itself belongs to the loaded models, not to a conversation.
+        settings = replace(settings, auto=False, drafting=replace(settings.drafting, n_max=own.drafting.n_max))
+    try:
+        chat.session.restore(saved.turns, saved.system, steered(settings, chat.opened, own))
+    except UsageError as error:
+        settings = replace(settings, strategy=own.strategy, auto=own.auto, drafting=own.drafting)
+        chat.session.restore(saved.turns, saved.system, settings)
+        chat.note(f"note: drafting stays as it is, for {error}")
+    chat.file = str(path)
+    chat.note(f"loaded {_n_turns(len(saved.turns))}, the system prompt and the settings from {path}")
+    if saved.turns:
+        chat.note(f"the last message was: {_short(saved.turns[-1].user)}")
+
+
+def _path(text: str, usage: str) -> Path:
+    name = bare(text)
+    if not name:
+        raise UsageError("which file?", hint=usage)
+    return meant(name)
+
+
+def _n_turns(n: int) -> str:
+    return "1 turn" if n == 1 else f"{n} turns"
+
+
+def _short(text: str, width: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+# ------------------------------------------------------------------------------------------------------------- looking
+
+
+def _show(chat: Chat, rest: str) -> None:
+    what = rest.strip() or "info"
+    if what == "info":
+        chat.say(_info(chat))
+    elif what == "parameters":
+        chat.say(parameters(chat))
+    elif what == "system":
+        chat.say(chat.session.system or "there is no system prompt")
+    elif what == "template":
+        chat.say(chat.session.template)
+    elif what == "stats":
+        _stats(chat, "")
+    else:
+        raise UsageError(f"/show {what} is unknown, expected one of {', '.join(SHOWN)}")
+
+
+def _info(chat: Chat) -> str:
+    opened, session = chat.opened, chat.session
+    target, draft = opened.models.target, opened.models.loaded_draft
+    rows = [("target", f"{target.path.name} ({target.description})")]
+    if draft is not None:
+        rows.append(("draft", f"{draft.path.name} ({draft.description})"))
+    rows.append(("context", f"{session.target_kv.n_used} of {target.n_ctx} tokens"))
+    dropped = f", {session.n_dropped} of them dropped" if session.n_dropped else ""
+    rows.append(("turns", f"{len(session.turns)}{dropped}"))
+    rows.append(("drafter", session.settings.drafter))
+    if session.turns:
+        rows.append(("last seed", str(session.turns[-1].seed)))
+    return "\n".join(f"{name:<10} {value}" for name, value in rows)
+
+
+def _stats(chat: Chat, rest: str) -> None:
+    chat.cancel.clear()
+    if chat.output.format == "jsonl":
+        chat.output.data(stats_json(chat.session))
+        return
+    # Every part of these lines is ours, so their codes may pass.
+    lines = stats_lines(chat.session, min(chat.width, 100), palette_of(chat.output.out))
+    chat.output.out.write("\n".join(lines) + "\n")
+
+
+def _think(chat: Chat, rest: str) -> None:
+    chat.say(chat.thought or "the model has not thought aloud yet")
+
+
+def _model(chat: Chat, rest: str) -> None:
+    name = bare(rest)
+    if not name:
+        catalog = load_catalog()
+        chat.say("\n".join(f"{pair}  {catalog.pair(pair).summary}" for pair in catalog.pairs))
+        return
+    chat.change_pair(name)
+    chat.note(f"{chat.opened.names['target']} goes on with the conversation, which it reads anew")
+
+
+# --------------------------------------------------------------------------------------------------------------- help
+
+
+def _help(chat: Chat, rest: str) -> None:
+    name = rest.strip().lstrip("/")
+    if name:
+        command = _find(name)
+        chat.say("\n".join([command.usage, *_wrapped(f"{command.help} {command.more}".strip(), chat.width)]))
+        return
+    lines: list[str] = []
+    for command in COMMANDS:
+        lines += _entry(command.usage, command.help, chat.width)
+    lines += _entry("Ctrl-C", "Stops the answer.", chat.width)
+    lines += _entry("Ctrl-D", "Leaves.", chat.width)
+    lines += _entry("Ctrl-G", "Edits the line in $VISUAL or $EDITOR.", chat.width)
+    lines += _entry('"""', "Begins and ends a message of several lines; Alt-Enter makes a new line.", chat.width)
+    chat.say("\n".join(lines))
+
+
+def _entry(left: str, right: str, width: int) -> list[str]:
+    """One row of help; on a narrow terminal the explanation stands below."""
+    if width >= 60:
+        first, *more = _wrapped(right, width - 24)
+        return [f"{left:<23} {first}", *(" " * 24 + line for line in more)]
+    return [left, *("  " + line for line in _wrapped(right, width - 2))]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, max(width - 1, 20))
+
+
+COMMANDS = (
+    Command(("help", "?"), "/help [COMMAND]", "Says what the commands do.", "", _help, "command"),
+    Command(("exit", "bye", "quit"), "/exit", "Leaves; so do /bye, /quit and Ctrl-D.", "", _exit),
+    Command(("regen",), "/regen", "Answers the last message once more, with another seed.", "", _regen),
+    Command(("undo",), "/undo", "Takes the last message and its answer back.", "", _undo),
+    Command(
+        ("edit",),
+        "/edit [TEXT]",
+        "Asks another text in place of the last message.",
+        "Without TEXT the message comes into $VISUAL or $EDITOR, or into the line to edit.",
+        _edit,
+    ),
+    Command(
+        ("clear",),
+        "/clear",
+        "Forgets the conversation.",
+        "The system prompt and the settings stay.",
+        _clear,
+    ),
+    Command(
+        ("set",),
+        "/set NAME VALUE",
+        "Changes a setting; /set alone lists them.",
+        '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
+        "/set draft-n-max 8, or auto (as far as `specllama tune` found it to pay); "
+        "/set colors on,off (who wrote each token); /set fold on,off (hide thinking); /set think on,off; "
+        "/set nohistory. A value out of range is refused with the range.",
+        set_setting,
+        "set",
+    ),
+    Command(("show",), "/show WHAT", f"Shows {', '.join(SHOWN)}.", "", _show, "show"),
+    Command(
+        ("stats",),
+        "/stats",
+        "Shows figures of the session and the last answer.",
+        "Acceptance overall and per position, accepted lengths, speed with and without drafts, where the time went, "
+        "how full both KV caches are.",
+        _stats,
+    ),
+    Command(("think",), "/think", "Shows what the model thought last.", "", _think),
+    Command(
+        ("read",),
+        "/read FILE",
+        "Puts a text file in front of your next message.",
+        "Its size and its number of tokens are said.",
+        _read,
+        "path",
+    ),
+    Command(
+        ("save",),
+        "/save FILE",
+        "Saves the conversation as JSON.",
+        "Settings and seeds are in it. A file that is there is replaced in one step.",
+        _save,
+        "path",
+    ),
+    Command(
+        ("load",),
+        "/load FILE",
+        "Goes on with a saved conversation.",
+        "A damaged file is refused with the place; nothing changes then.",
+        _load,
+        "path",
+    ),
+    Command(
+        ("model",),
+        "/model [PAIR]",
+        "Loads another pair and keeps the conversation; alone, lists pairs.",
+        "",
+        _model,
+        "pair",
+    ),
+)
+BY_NAME = {name: command for command in COMMANDS for name in command.names}
+
+
+def _find(name: str) -> Command:
+    """The command of that name, or of which that is the only beginning. Raises UsageError."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    near = get_close_matches(name, BY_NAME, 1)
+    hint = f"did you mean /{near[0]}?" if near else "/help lists them; a space in front makes it a message"
+    raise UsageError(f"there is no command /{name}", hint=hint)
+
+
+def is_command(line: str) -> bool:
+    """True for `/word ...`; a path such as /usr/bin/env is a message."""
+    return line.startswith("/") and "/" not in line[1:].partition(" ")[0].partition("\n")[0]
+
+
+def perform(chat: Chat, line: str) -> None:
+    """Carry out a command line. Raises EOFError to leave, and what the command raises."""
+    name, _, rest = line[1:].partition(" ")
+    _find(name.strip().lower()).act(chat, rest.strip())

@@ -1,0 +1,210 @@
+"""What a person types into a chat, one message at a time: an edited line, a plain one, or lines of a pipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from specllama.base.disk import size_text
+from specllama.base.errors import UsageError
+from specllama.cli.prompting import MAX_BYTES
+from specllama.cli.screen.keyboard import Keyboard
+from specllama.cli.screen.output import Output
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory
+
+PROMPT, MORE = ">>> ", "... "
+QUOTES = '"""'
+MAX_REMEMBERED = 20_000  # characters; a longer message is a document, not something to type again
+
+Complete = Callable[[str], Iterable[tuple[str, int, str]]]  # line -> (text, start relative to its end, what it is)
+
+
+class Source(Protocol):
+    """Where messages come from."""
+
+    def read(self, start: str = "") -> str:
+        """The next message; `start` is what a person finds typed already.
+
+        Raises EOFError at the end, KeyboardInterrupt for Ctrl-C.
+        """
+        ...
+
+    @property
+    def edits(self) -> bool:
+        """True where `start` can be edited."""
+        ...
+
+
+def is_open(text: str) -> bool:
+    '''True while a block of """ waits for its end.'''
+    return text.count(QUOTES) % 2 == 1
+
+
+def unquoted(text: str) -> str:
+    """A message without the quotes around it, if it is one block."""
+    inner = text.strip()
+    if inner.startswith(QUOTES) and inner.endswith(QUOTES) and inner.count(QUOTES) == 2:
+        return inner.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    return text
+
+
+def bare(text: str) -> str:
+    """An argument without the quotes around it, of whatever kind."""
+    text = unquoted(text).strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+class Lines:
+    """One message a line, a block of triple quotes as one; `prompt` is where a person is asked, if there is one."""
+
+    edits = False
+
+    def __init__(self, file: TextIO, prompt: Output | None) -> None:
+        # Decoded line by line: one that is no text must not spoil those behind it.
+        self._file = file.buffer
+        self._prompt = prompt
+        self._endless = False
+
+    def read(self, start: str = "") -> str:
+        """See `Source`."""
+        text = self._line(PROMPT)
+        while is_open(text):
+            try:
+                text += "\n" + self._line(MORE)
+            except EOFError:
+                raise UsageError(f"a block of {QUOTES} has no end") from None
+        return text
+
+    def _line(self, prompt: str) -> str:
+        if self._prompt is not None:
+            self._prompt.err.write(prompt)
+        data = b"" if self._endless else self._file.readline(MAX_BYTES + 1)
+        if not data:
+            raise EOFError
+        if len(data) > MAX_BYTES:
+            self._endless = True  # what follows is the rest of it
+            raise UsageError(f"a line of stdin is longer than {size_text(MAX_BYTES)}: the rest is not read")
+        try:
+            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"a line of stdin is not UTF-8 text: byte {error.start}") from None
+
+
+class Editor:
+    """A line with everything that prompt_toolkit knows: editing, history, completion, paste as one block."""
+
+    edits = True
+
+    def __init__(self, history: Path | None, complete: Complete, keyboard: Keyboard | None = None) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        self._keyboard = keyboard
+        self._history = _history(history)
+        self._session: PromptSession[str] = PromptSession(
+            message=PROMPT,
+            multiline=True,
+            history=self._history,
+            completer=_completer(complete),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            key_bindings=_bindings(),
+            prompt_continuation=lambda _width, _line, _wraps: MORE,
+            enable_open_in_editor=False,  # Ctrl+G does it, whatever the editing mode
+            tempfile_suffix=".md",
+            reserve_space_for_menu=0,
+            erase_when_done=False,
+        )
+
+    def read(self, start: str = "") -> str:
+        """See `Source`."""
+        try:
+            return self._session.prompt(default=start)
+        finally:
+            if self._keyboard is not None:
+                self._keyboard.hold()
+
+    def type(self, keys: str) -> None:
+        """As if a person pressed these keys at the next prompt, before any other."""
+        from prompt_toolkit.input.typeahead import store_typeahead
+        from prompt_toolkit.input.vt100_parser import Vt100Parser
+        from prompt_toolkit.key_binding import KeyPress
+
+        pressed: list[KeyPress] = []
+        parser = Vt100Parser(pressed.append)
+        parser.feed_and_flush(keys)
+        store_typeahead(self._session.app.input, pressed)
+
+    def remember(self, *, wanted: bool) -> None:
+        """Whether messages go into the history on disk from now on."""
+        self._history.wanted = wanted  # type: ignore[attr-defined]
+
+
+def _history(path: Path | None) -> FileHistory:
+    """The history in `path`, which nobody else may read; None keeps it in memory."""
+    from prompt_toolkit.history import FileHistory
+
+    class OwnerOnly(FileHistory):
+        wanted = path is not None
+
+        def load_history_strings(self) -> Iterable[str]:
+            try:  # a generator, which fails where it is read: in the middle of the screen
+                return list(super().load_history_strings()) if path is not None else ()
+            except OSError:
+                return ()
+
+        def store_string(self, string: str) -> None:
+            if not self.wanted or path is None or len(string) > MAX_REMEMBERED:
+                return
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+                path.chmod(0o600)  # also where it is there from an earlier time
+                super().store_string(string)
+            except OSError:
+                self.wanted = False  # a full or foreign disk is no reason to end a chat
+
+    return OwnerOnly(os.fspath(path or os.devnull))
+
+
+def _completer(complete: Complete) -> Any:
+    from prompt_toolkit.completion import Completer, Completion
+    from prompt_toolkit.document import Document
+
+    class Offers(Completer):
+        def get_completions(self, document: Document, complete_event: object) -> Iterable[Completion]:
+            for text, start, meaning in complete(document.text_before_cursor):
+                yield Completion(text, start, display_meta=meaning)
+
+    return Offers()
+
+
+def _bindings() -> Any:
+    """Enter sends, unless a block of triple quotes is open; Alt-Enter or Ctrl-J makes a new line; Ctrl-G edits."""
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    @bindings.add("c-j")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-g")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.open_in_editor()
+
+    return bindings

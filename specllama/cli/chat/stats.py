@@ -1,0 +1,131 @@
+"""What `/stats` shows: the session and the last answer side by side, and small plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from specllama.chat.session import ChatSession, KvUse
+from specllama.cli.record import acceptance
+from specllama.cli.screen.render import Palette, bar, flow, percent, rate
+from specllama.core.stats import SpecStats
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_MAX_SPARKS = 40
+
+
+def _length(stats: SpecStats) -> str:
+    value = stats.mean_acceptance_length
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def _time(stats: SpecStats, seconds: float) -> str:
+    return percent(seconds / stats.decode_s if stats.decode_s else None)
+
+
+def _rows(last: SpecStats, whole: SpecStats) -> Iterator[tuple[str, str, str]]:
+    """(what, last answer, session)"""
+    for name, cell in (
+        ("tokens", lambda s: str(s.n_emitted)),
+        ("acceptance", lambda s: percent(s.acceptance_rate, 1)),
+        ("accepted", lambda s: f"{s.n_accepted}/{s.n_drafted}"),
+        ("per token", lambda s: percent(s.alpha, 1)),
+        ("tok/step", _length),
+        ("from draft", lambda s: percent(s.from_draft)),
+        ("speed", lambda s: rate(s.decode_tok_s, "t/s")),
+        ("prompt", lambda s: str(s.n_prompt)),
+        ("cached", lambda s: str(s.n_cached)),
+        ("draft time", lambda s: _time(s, s.draft_s)),
+        ("verify time", lambda s: _time(s, s.eval_s)),
+        ("other time", lambda s: _time(s, s.sample_s + s.kv_s)),
+    ):
+        yield name, cell(last), cell(whole)
+
+
+def _table(rows: Sequence[tuple[str, str, str]], palette: Palette) -> Iterator[str]:
+    head = ("", "last", "session")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(3)]
+    for row in (head, *rows):
+        cells = f"{row[1].rjust(widths[1])}  {row[2].rjust(widths[2])}"
+        yield palette.paint("label", row[0].ljust(widths[0])) + "  " + palette.paint("value", cells)
+
+
+def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: Palette) -> Iterator[str]:
+    """A title and one bar a row."""
+    if not shares:
+        return
+    yield palette.paint("label", title)
+    n_cells = max(min(width - 14, 30), 5)
+    for label, share in shares:
+        cells = palette.paint("draft", bar(share, n_cells, palette.bar)) + palette.paint("label", palette.edge)
+        yield f"{label:>4} {cells} {percent(share)}"
+
+
+def sparks(shares: Sequence[float | None], palette: Palette) -> str:
+    """One mark a share, the last ones; a dot where there was none."""
+    marks = _SPARKS if "▏" in palette.bar else "12345678"
+    return "".join(
+        "." if share is None else marks[min(int(share * len(marks)), len(marks) - 1)] for share in shares[-_MAX_SPARKS:]
+    )
+
+
+def _kv(name: str, use: KvUse) -> str:
+    return f"{name} KV {use.n_used}/{use.n_ctx} tokens ({percent(use.n_used / use.n_ctx)})"
+
+
+def _speedup(session: ChatSession) -> str:
+    """Speed without drafts, and what drafting makes of it."""
+    plain, now = session.plain_tok_s(), session.stats.decode_tok_s
+    if plain is None:
+        return "without drafts: n/a"
+    faster = f", with them {now / plain:.2f} times that" if now is not None and session.stats.n_drafted else ""
+    return f"without drafts: about {plain:.1f} t/s{faster}"
+
+
+def _reuse(session: ChatSession) -> str:
+    reuse = session.reuse
+    if reuse is None:
+        return ""
+    draft = "" if reuse.n_draft is None else f", the draft {reuse.n_draft}"
+    return f"last prompt: {reuse.n_prompt} tokens, the target held {reuse.n_target} of them{draft}"
+
+
+def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[str]:
+    """The whole of it; no line wider than `width` where that is at least 40."""
+    if not session.answers:
+        yield "nothing was answered yet"
+        return
+    last, whole = session.answers[-1], session.stats
+    yield from _table(list(_rows(last, whole)), palette)
+    n_spec = whole.n_spec_steps or 1
+    per_position = [(str(i), share) for i, share in enumerate(whole.acceptance_per_position, 1)]
+    lengths = [(str(i), n / n_spec) for i, n in enumerate(whole.accepted_lengths)]
+    yield from _bars("accepted at position (of drafts)", per_position, width, palette)
+    yield from _bars("tokens accepted in a step", lengths, width, palette)
+    if whole.n_drafted:
+        rates = [stats.acceptance_rate for stats in session.answers]
+        yield palette.paint("label", "acceptance by answer ") + sparks(rates, palette)
+    sentences = [_speedup(session), _reuse(session), _kv("target", session.target_kv)]
+    if session.draft_kv is not None:
+        sentences.append(_kv("draft", session.draft_kv))
+    if session.n_dropped:
+        sentences.append(f"{session.n_dropped} of {len(session.turns)} turns dropped")
+    for sentence in filter(None, sentences):
+        words = [(("value", word),) for word in sentence.split()]
+        yield from (line.replace("  ", " ") for line in flow(words, width, palette))
+
+
+def stats_json(session: ChatSession) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "event": "stats",
+        "session": acceptance(session.stats),
+        "last": acceptance(session.answers[-1]) if session.answers else None,
+        "plain_tok_s": session.plain_tok_s(),
+        "tok_s": session.stats.decode_tok_s,
+        "reuse": asdict(session.reuse) if session.reuse else None,
+        "target_kv": asdict(session.target_kv),
+        "draft_kv": asdict(session.draft_kv) if session.draft_kv else None,
+        "turns": len(session.turns),
+        "dropped_turns": session.n_dropped,
+    }

@@ -1,0 +1,143 @@
+"""An answer of a chat on the screen: who wrote each token, Markdown, what is thought, and one line of figures after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.style import Style
+
+from specllama.chat.session import Reuse
+from specllama.chat.stream import Span, TextStream
+from specllama.cli.screen.markdown import Kind, Reading, Shown
+from specllama.cli.screen.output import Output
+from specllama.cli.screen.render import STYLES, Figures, codes_of, percent, rate
+from specllama.cli.screen.terminal import Piece
+from specllama.cli.screen.view import AnswerView
+from specllama.core.events import Event, Finished, PromptProgress
+
+# Where colours tell who wrote a token, bold and underline do, too: there Markdown keeps to dim and italic.
+_BESIDE_ORIGINS: dict[Kind, Style] = {
+    "text": Style(),
+    "heading": Style(italic=True),
+    "bold": Style(italic=True),
+    "code": Style(),
+    "mark": Style(dim=True),
+    "think": Style(dim=True),
+}
+_BY_ITSELF: dict[Kind, Style] = {
+    "text": Style(),
+    "heading": Style(bold=True, underline=True),
+    "bold": Style(bold=True),
+    "code": Style(color="cyan"),
+    "mark": Style(dim=True),
+    "think": Style(dim=True),
+}
+
+
+@dataclass(slots=True)
+class Look:
+    """How answers look; changed by `/set`."""
+
+    colors: bool = True  # by who wrote each token
+    fold: bool = False  # what is thought is not shown, only that something is
+
+
+class ChatView(AnswerView):
+    """An answer as text that only grows. Verbatim where stdout may not be styled."""
+
+    def __init__(
+        self, output: Output, answer: TextStream, figures: Figures, look: Look, *, live: bool, starts_thinking: bool
+    ) -> None:
+        super().__init__(output, answer, figures, live=live)
+        self.reading = Reading(starts_thinking=starts_thinking)
+        self._origins = look.colors and figures.drafts
+        self._folds = look.fold
+        self._folded = False  # something was thought and not shown, and nothing said about it yet
+        self._codes: dict[tuple[str, Kind], tuple[str, str]] = {}
+        self._stream = output.out
+
+    def take(self, event: Event) -> None:
+        """Count the event and keep its text; the first progress says what was read before."""
+        if isinstance(event, PromptProgress) and self._figures.n_cached is None:
+            self._figures.n_cached = event.done
+        super().take(event)
+        if isinstance(event, Finished):
+            self._finish()
+
+    def _add(self, spans: list[Span]) -> None:
+        """Text of a known origin."""
+        for span in spans:
+            if self._spelled:
+                self._show(self.reading.feed(self._on_screen(span.text), span.tag))
+            else:
+                self._board.screen.add(Piece(span.text))
+
+    def _finish(self) -> None:
+        """The answer is over: nothing is held back any longer."""
+        self._show(self.reading.finish())
+        self._tell_folded()
+
+    def _show(self, letters: Iterable[Shown]) -> None:
+        """Characters of one look in one piece; spaces without any, for underlined space looks like a gap to fill in."""
+        for (tag, kind, is_space), group in groupby(letters, key=lambda one: (one[1], one[2], one[0].isspace())):
+            text = "".join(char for char, _, _ in group)
+            if kind == "think" and self._folds:
+                self._folded = True
+                continue
+            if kind != "think":
+                self._tell_folded()
+            self._board.screen.add(Piece(text, *(("", "") if is_space else self._codes_of(tag, kind))))
+
+    def _tell_folded(self) -> None:
+        """Say that something was thought, in its place."""
+        if self._folded:
+            self._folded = False
+            n_words = len(self.reading.thought.split())
+            on, off = codes_of(Style(dim=True), self._stream)
+            self._board.screen.add(Piece(f"[ thought {n_words} words; /think shows them ]", on, off))
+            self._board.screen.add(Piece("\n"))
+
+    def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:
+        """The codes of a look, made once."""
+        key = (tag, kind)
+        if key not in self._codes:
+            styles = _BESIDE_ORIGINS if self._origins else _BY_ITSELF
+            style = STYLES[tag] + styles[kind] if self._origins else styles[kind]
+            self._codes[key] = codes_of(style, self._stream)
+        return self._codes[key]
+
+    def close(self) -> None:
+        """Take the live figures away, and leave nothing of the text behind."""
+        self._finish()
+        super().close()
+
+
+def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
+    """What is worth saying after an answer, the most telling first."""
+    stats = finished.stats
+    if finished.reason == "cancelled":
+        yield "stopped"
+    elif finished.reason == "length":
+        yield "cut at its limit"
+    yield rate(stats.decode_tok_s, "t/s")
+    if stats.n_drafted:
+        yield f"{percent(stats.acceptance_rate, 1)} accepted ({stats.n_accepted}/{stats.n_drafted})"
+    yield f"cached {reuse.n_target}, read {reuse.n_read}"
+    if stats.mean_acceptance_length is not None:
+        yield f"{stats.mean_acceptance_length:.1f} tok/step"
+
+
+def turn_summary(finished: Finished, reuse: Reuse, width: int) -> str:
+    """One line after an answer; what does not fit into `width` is left out: counts first, then the last parts."""
+    parts = list(_parts(finished, reuse))
+    if len(_joined(parts)) > width:
+        parts = [part.partition(" (")[0] for part in parts]
+    while len(parts) > 1 and len(_joined(parts)) > width:
+        parts.pop()
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return f"[ {' | '.join(parts)} ]"

@@ -1,0 +1,1 @@
+"""The check command: files, reports, probes, lists of drafts."""

@@ -1,0 +1,154 @@
+"""`specllama check`: does a draft fit its target, why not, and will it pay?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from specllama import llama
+from specllama.base.errors import UsageError
+from specllama.cli.app import told
+from specllama.cli.args.grouping import option, takes_groups
+from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.args.values import strategies
+from specllama.cli.check.drafts import find_drafts
+from specllama.cli.check.files import look_at
+from specllama.cli.check.probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
+from specllama.cli.check.view import show_report
+from specllama.cli.codes import FAILED
+from specllama.cli.loading import N_CTX, Choice, choose
+from specllama.cli.naming import Wanted
+from specllama.cli.screen.fetching import watching
+from specllama.cli.screen.output import Output, open_output
+from specllama.llama import LoadOptions
+from specllama.pairs.check import Candidate, check_pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """What for, and in which form."""
+
+    title: ClassVar[str] = "Check"
+
+    spec_type: Annotated[
+        str,
+        option(
+            "--spec-type",
+            "Check for this way of drafting; draft-tli fits pairs with different tokenizers.",
+            metavar="LIST",
+            check=strategies,
+        ),
+    ] = "auto"
+    probe: Annotated[
+        bool, option("--probe", "Load both for some seconds, measure, and say whether it pays on this machine.")
+    ] = False
+    json: Annotated[bool, option("--json", "One JSON object: the verdict, the rule and every test.")] = False
+    quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
+    verbose: Annotated[bool, option("-v --verbose", "The rule as well.")] = False
+    color: Color = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Looking for a draft instead of checking one."""
+
+    title: ClassVar[str] = "Finding a draft"
+
+    draft_for: Annotated[
+        str | None,
+        option(
+            "--draft-for",
+            "List drafts for this target, best first: a file, a model, a pair, or user/repo[:quant]. Exit code 1 if "
+            "none fits.",
+            metavar="TARGET",
+        ),
+    ] = None
+    scan: Annotated[
+        str | None,
+        option("--scan", "Look for drafts in this folder. [where models lie on this machine]", metavar="DIR"),
+    ] = None
+    hub: Annotated[bool, option("--hub", "Look for drafts on the Hugging Face Hub.")] = False
+
+
+@takes_groups
+def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions, options: CheckOptions) -> None:
+    """Check whether a draft fits its target, from the headers of their files alone.
+
+    A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both
+    have, and fit into memory; with --spec-type draft-tli, if enough of their tokens have the same text. The answer's
+    text never depends on it, only how much of a draft is accepted.
+
+    Exit code 0: it fits; 1: it does not; 2: it could not be checked.
+    """
+    output = open_output(
+        color=options.color,
+        format="json" if options.json else "human",
+        quiet=options.quiet,
+        verbose=options.verbose,
+    )
+    try:
+        if search.draft_for is not None:
+            wish = _wish(hardware, N_CTX if hardware.ctx_size is None else hardware.ctx_size)
+            fits = find_drafts(search.draft_for, models, search.scan, wish, output, hub=search.hub)
+        elif search.scan is not None or search.hub:
+            raise UsageError("--scan and --hub look for drafts", hint="say for which target: --draft-for TARGET")
+        else:
+            fits = _check(models, hardware, options, output)
+    except BrokenPipeError:  # nobody heard the answer
+        raise
+    except Exception as error:  # whatever it is, exit code 1 would mean that the draft does not fit
+        known = told(error)
+        raise UsageError(str(known), hint=known.hint) from error
+    if not fits:
+        raise typer.Exit(FAILED)
+
+
+def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
+    """Report; True if the draft fits."""
+    target, draft, n_ctx = _wanted(models, hardware, output)
+    by_text = "draft-tli" in options.spec_type.split(",")
+    with ExitStack() as looks, watching(output) as watch:
+
+        def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
+            path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
+            return Candidate(llama.header(path, needs_weights=False), wish)
+
+        wish = _wish(hardware, n_ctx)
+        find_draft = lambda: candidate(draft, _draft_wish(hardware))  # noqa: E731
+        report = check_pair(candidate(target, wish), find_draft, by_text=by_text)
+    found = None
+    if not options.json:
+        show_report(output, report)
+    if options.probe and report.fits:
+        choice = Choice(target, draft, "draft-simple", n_ctx, n_max=LONGEST_PROBE, by_text=by_text)
+        found = probe_pair(choice, hardware, offline=models.offline, output=output)
+        warn_of_noise(output, found.noise)
+    if options.json:
+        output.data({**report.to_json(), "probe": None if found is None else found.to_json()})
+    elif found is not None:
+        show_outlook(output, found)
+    return report.fits
+
+
+def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
+    """How the target is to be loaded."""
+    return LoadOptions(n_ctx=n_ctx, type_k=hardware.cache_type_k, type_v=hardware.cache_type_v)
+
+
+def _draft_wish(hardware: HardwareOptions) -> LoadOptions:
+    """How the draft is to be loaded; its context follows the target's."""
+    return LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
+
+
+def _wanted(models: PairOptions, hardware: HardwareOptions, output: Output) -> tuple[Wanted, Wanted, int]:
+    """Target, draft, and the context that is asked for or suits them. Raises UsageError and ConfigError."""
+    choice = choose(models, DraftOptions(), hardware, output)
+    if choice.draft is None:
+        given = models.model or models.hf_repo
+        raise UsageError(
+            f"a target is given ({given}) but no draft, expected both", hint="add -md MODEL or -hfd USER/REPO"
+        )
+    return choice.target, choice.draft, choice.n_ctx

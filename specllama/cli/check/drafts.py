@@ -1,0 +1,100 @@
+"""`specllama check --draft-for`: possible drafts of a target, best first, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+
+from specllama import llama
+from specllama.base.disk import FetchWatch, meant, size_text
+from specllama.base.errors import SourceUnavailable, UsageError
+from specllama.cli.args.options import ModelOptions
+from specllama.cli.check.files import look_at
+from specllama.cli.naming import named
+from specllama.cli.screen.fetching import watching
+from specllama.cli.screen.output import Output, in_one_line
+from specllama.files.hub_cache import is_offline
+from specllama.llama import Header, LoadOptions
+from specllama.llama.header import refuse_architecture
+from specllama.pairs.check import Candidate, this_machine
+from specllama.pairs.find_drafts import Found, Look, files_in, folders_here, rank, repos_for
+from specllama.pairs.tokenizer import n_params
+
+_FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
+
+
+def find_drafts(
+    text: str, models: ModelOptions, scan: str | None, wish: LoadOptions, output: Output, *, hub: bool
+) -> bool:
+    """List what might draft for the target that `text` names; True if something fits.
+
+    Raises UsageError, ConfigError, DownloadError, ModelFileError and, for targets that can have no draft,
+    UnsupportedModel.
+    """
+    if models.pair or models.model or models.model_draft or models.hf_repo or models.hf_repo_draft:
+        raise UsageError("--draft-for names the target itself", hint="leave out PAIR, -m, -md, -hf and -hfd")
+    with watching(output) as watch, look_at(named(text), offline=models.offline, watch=watch) as path:
+        header = llama.header(path)
+        refuse_architecture(header)
+        places = _on_hub(header, models.offline, watch) if hub else _on_disk(header, scan)
+        found = rank(Candidate(header, wish), places, this_machine())
+    if output.format == "json":
+        output.data({"target": header.path.name, "candidates": [asdict(each) for each in found]})
+    else:
+        _show(output, header, found)
+    return any(each.fits for each in found)
+
+
+def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, Look]]:
+    """The models of a folder, or of this machine."""
+    folder = meant(scan) if scan is not None else None
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--scan {folder} is no folder")
+    for place in folders_here() if folder is None else [folder]:
+        for path in files_in(place, target):
+            name = path.name if folder is None else str(path.relative_to(place))
+            yield name, partial(look_at, path)
+
+
+def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[str, Look]]:
+    """Repositories that may hold a draft."""
+    if offline or is_offline():
+        raise SourceUnavailable("--hub asks the network, and it may not be asked", hint="leave out --offline once")
+    for repo in repos_for(target, n_params(target), watch):
+        yield repo, partial(look_at, repo, watch=watch)
+
+
+def _show(output: Output, target: Header, found: list[Found]) -> None:
+    """A line each: in or out, the name, its size beside the target's, and why."""
+    rows = [(each.fits, *_columns(each)) for each in found]
+    if output.out.steerable:
+        _draw(output, rows)
+    else:
+        for fits, *columns in rows:
+            output.line("\t".join(["in" if fits else "out", *columns]))
+    n_in = sum(each.fits for each in found)
+    name = in_one_line(target.path.name)
+    output.note(f"{n_in} of {len(found)} fit {name}" if found else "no model was found to look at")
+
+
+def _columns(each: Found) -> tuple[str, str, str, str]:
+    """Name, size, share of the target's size, and reason; whoever named the files cannot steer the screen."""
+    size = "" if each.n_bytes is None else size_text(each.n_bytes)
+    ratio = "" if each.ratio is None else f"{each.ratio:.2g} of it"
+    return in_one_line(each.name), size, ratio, in_one_line(each.reason)
+
+
+def _draw(output: Output, rows: list[tuple[bool, str, str, str, str]]) -> None:
+    """The lines as columns; names and reasons are cut where the terminal is narrow."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = output.out_console()
+    rest = max(console.width - _FIGURES_WIDTH, 20)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for width in (3, 2 * rest // 5, 8, 12, 3 * rest // 5):
+        table.add_column(width=width, no_wrap=True, overflow="ellipsis")
+    for fits, *columns in rows:
+        table.add_row(Text("in" if fits else "out", style="green" if fits else "red"), *map(Text, columns))
+    console.print(table)

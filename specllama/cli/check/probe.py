@@ -1,0 +1,111 @@
+"""`specllama check --probe`: load both models for some seconds, measure, and say what to expect here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specllama.base.errors import PairError
+from specllama.chat.conversation import Conversation, Message
+from specllama.cli.args.options import HardwareOptions
+from specllama.cli.loading import Choice, Models, Setup, load_models, prepare
+from specllama.cli.screen.output import Output
+from specllama.cli.screen.plot import Bar, plot, signs_for
+from specllama.cli.screen.status import StatusLine
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel, room_after
+from specllama.prompts.four import sample_prompts
+from specllama.tuning.costs import VERIFY_ROWS, measure_acceptance, measure_costs
+from specllama.tuning.forecast import Outlook, outlook
+
+COSTS_S = 8.0  # for the costs of passes; acceptance takes about as long
+N_TOKENS = 24  # generated for each class of prompts
+LONGEST_PROBE = VERIFY_ROWS[-1] - 1  # drafted tokens: how long blocks are measured
+N_DRAFTED = 4  # longest draft while acceptance is measured
+_N_PASSES = 128  # tokens that passes are measured with, half of them as the text before
+_PLOT_ROWS = 9
+_TOLERATED_NOISE = 0.25
+
+
+def probe_pair(choice: Choice, hardware: HardwareOptions, *, offline: bool, output: Output) -> Outlook:
+    """Load both models and measure them. Raises what loading raises, and PairError where nothing can be drafted."""
+    setup = prepare(choice, hardware, offline=offline, output=output)
+    with load_models(setup, output, Cancel()) as models:
+        found = _measure(models, _prompts(models, setup), output)
+    if found is None:
+        raise PairError("no token was drafted, so there is nothing to measure", hint="ask for a longer context")
+    return found
+
+
+def _prompts(models: Models, setup: Setup) -> Mapping[str, Sequence[int]]:
+    """The prompts as the target reads them, those that leave room for an answer."""
+    conversation = Conversation(models.target.vocab, setup.target.template)
+    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
+    room = models.target.n_ctx - N_TOKENS
+    return {name: tokens for name, tokens in prompts.items() if 0 < len(tokens) <= room}
+
+
+def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Output) -> Outlook | None:
+    """Costs first, then what is accepted."""
+    assert models.draft is not None, "prepared with a draft"
+    known = min(models.target.vocab_size, models.draft.vocab_size)
+    text = [token for tokens in prompts.values() for token in tokens if token < known]
+    if not text:
+        return None
+    n_tokens = min(_N_PASSES, models.target.n_ctx, models.draft.n_ctx)
+    tokens = (text * (n_tokens // len(text) + 1))[:n_tokens]
+    while tokens and room_after(models.draft, tokens) < 0:  # it may spell them with several of its own
+        tokens.pop()
+    with StatusLine(output) as status:
+        costs = measure_costs(
+            models.target,
+            models.draft,
+            tokens,
+            seconds=COSTS_S,
+            progress=lambda share: status.show("measuring costs", share),
+        )
+        found = measure_acceptance(
+            models.target,
+            models.draft,
+            prompts,
+            SamplingParams(),
+            n_max=N_DRAFTED,
+            n_tokens=N_TOKENS,
+            progress=lambda share: status.show("measuring acceptance", share),
+        )
+    return outlook(costs.profile, costs.step_s, found, noise=costs.noise)
+
+
+def warn_of_noise(output: Output, noise: float) -> None:
+    """Costs that spread like this may be those of somebody else's work."""
+    if noise > _TOLERATED_NOISE:
+        output.warn(
+            f"the measured times spread by {100 * noise:.0f} %: something else keeps this machine busy",
+            "measure again when it is quiet",
+        )
+
+
+def show_outlook(output: Output, found: Outlook) -> None:
+    """The plot, what was measured, and the advice."""
+    bars = [Bar(str(point.n_max), point.low, point.expected, point.high) for point in found.points]
+    _say(
+        output,
+        "speed over draft length; the line is plain decoding, break-even; the range is that of the classes of prompts",
+    )
+    for line in plot(bars, 1.0, n_rows=_PLOT_ROWS, signs=signs_for(output.out)):
+        output.line(line)
+    accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
+    costs = found.costs
+    rows = ", ".join(f"{costs.verify_cost(n):.2f} ({n})" for n in (2, 4, 8, 16) if n <= costs.verify[-1][0])
+    _say(output, f"accepted: {accepted}")
+    _say(
+        output, f"one pass {1000 * found.step_s:.0f} ms; of more rows {rows}; a drafted token {costs.draft_cost():.2f}"
+    )
+    _say(output, f"{found.advice[0].upper()}{found.advice[1:]}.")
+
+
+def _say(output: Output, text: str) -> None:
+    """A line, broken between words where the terminal is narrow."""
+    if output.out.steerable:
+        output.out_console().print(text)
+    else:
+        output.line(text)

@@ -1,0 +1,121 @@
+"""How a compatibility report is shown: one screen on a terminal, a line a test elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from specllama.cli.screen.fetching import shortened
+from specllama.cli.screen.output import Output
+from specllama.pairs.report import RULE, CompatReport, Mark, Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+# The word says it; the colour only helps.
+_COLOURS = {Mark.PASS: "green", Mark.WARN: "yellow", Mark.FAIL: "red"}
+_MARK_WIDTH, _TEST_WIDTH, _GAP = 4, 14, 2
+
+
+def show_report(output: Output, report: CompatReport) -> None:
+    """The tests, what they mean, and the verdict last."""
+    if output.out.steerable:
+        _draw(output, report)
+    else:
+        _write(output, report)
+    output.line(verdict(report))
+    output.detail(RULE)
+
+
+def verdict(report: CompatReport) -> str:
+    """One sentence: does it fit, and what spoils it."""
+    if not report.fits:
+        return f"It does not fit: {', '.join(row.test for row in report.failures)}."
+    if report.warnings:
+        return f"It fits, but see: {', '.join(row.test for row in report.warnings)}."
+    return "It fits."
+
+
+def _worth_explaining(report: CompatReport) -> list[Row]:
+    """The rows that failed, or else those that warn: where tokens differ, what is built on them says nothing new."""
+    if report.fits:
+        return list(report.warnings)
+    return [*report.failures, *(row for row in report.warnings if row.test == "overlap")]
+
+
+def _draw(output: Output, report: CompatReport) -> None:
+    """A table and, below it, why. Where that is more than a screen, tests that came to the same share a line.
+
+    Those that passed do so first; then, in a report that explains others, those that only warn.
+    """
+    from rich.console import Group
+
+    console = output.out_console()
+    rows, why = list(report.rows), Group(*_explanations(_worth_explaining(report)))
+    n_why = len(console.render_lines(why)) + 2  # and the verdict, and the shell's prompt
+    folded: list[Mark] = []
+    for mark in (Mark.PASS, Mark.WARN):
+        if _n_table_lines(rows, folded, console.width) + n_why > console.height:
+            folded.append(mark)
+    shown = [row for row in rows if row.mark not in folded]
+    console.print(_table(report, shown, console.width))
+    for mark in reversed(folded):
+        if line := _folded(rows, mark):
+            console.print(line)
+    console.print(why)
+
+
+def _folded(rows: list[Row], mark: Mark) -> Text | None:
+    """The names of all tests that came to `mark`."""
+    names = [row.test for row in rows if row.mark is mark]
+    return _coloured(mark, f"  {', '.join(names)}") if names else None
+
+
+def _n_table_lines(rows: list[Row], folded: list[Mark], width: int) -> int:
+    """How tall title, rows and folded lines are."""
+    lines = [_folded(rows, mark) for mark in folded]
+    return 1 + sum(row.mark not in folded for row in rows) + sum(len(line) // width + 1 for line in lines if line)
+
+
+def _coloured(mark: Mark, text: str) -> Text:
+    from rich.text import Text
+
+    return Text(mark.value, style=_COLOURS[mark]).append(text, style="default")
+
+
+def _table(report: CompatReport, rows: list[Row], width: int) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    side = max((width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    titles = "", "", shortened(f"target {report.target}", side), shortened(f"draft {report.draft}", side)
+    for title, n_cells in zip(titles, (_MARK_WIDTH, _TEST_WIDTH, side, side), strict=True):
+        table.add_column(Text(title), width=n_cells, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(_coloured(row.mark, ""), Text(row.test), Text(row.target), Text(row.draft))
+    return table
+
+
+def _explanations(rows: list[Row]) -> Iterator[Text]:
+    """Of each test why, the tokens that differ, and what to do; a hint that the next one repeats is given there."""
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        told = _coloured(row.mark, f"  {row.test}: {row.reason}")
+        if row.details:
+            told.append(f"\n      {'   '.join(row.details)}")
+        if row.remedy and (after is None or after.remedy != row.remedy):
+            told.append("\nhint: ", style="bold cyan").append(row.remedy, style="default")
+        yield told
+
+
+def _write(output: Output, report: CompatReport) -> None:
+    """The same for pipes: a line a test, the reason, the hint and each differing token on lines of their own."""
+    output.line(f"target: {report.target}")
+    output.line(f"draft: {report.draft}")
+    for row in report.rows:
+        output.line("\t".join([row.mark.value, row.test, row.target, row.draft]))
+        told = [("reason", row.reason), *(("detail", line) for line in row.details), ("hint", row.remedy)]
+        for label, text in told:
+            if text:
+                output.line("\t".join([label, row.test, text]))

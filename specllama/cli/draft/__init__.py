@@ -1,0 +1,1 @@
+"""The draft commands: make, list, remove."""

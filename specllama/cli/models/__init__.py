@@ -1,0 +1,1 @@
+"""The models commands: list, show, pull, path, remove, add."""

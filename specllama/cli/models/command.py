@@ -1,0 +1,227 @@
+"""`specllama models`: list, show, pull, path, remove, add."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from specllama.base.disk import meant, only_one, size_text
+from specllama.base.errors import ConfigError, ModelFileError, UsageError
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
+from specllama.cli.args.grouping import option
+from specllama.cli.args.options import Color
+from specllama.cli.args.values import whole
+from specllama.cli.models.command import view as models_view
+from specllama.cli.screen.fetching import fetch_with_progress, watching
+from specllama.cli.screen.output import Output, open_output
+from specllama.files import hub, models_toml
+from specllama.files.catalog import Catalog, load_catalog, user_file
+from specllama.files.model import HubSource, Model, Pair, PairDefaults, PathSource
+
+__all__ = ["app", "fetch_with_progress"]
+
+app = typer.Typer(help="List, fetch and describe models and pairs.", no_args_is_help=True, add_completion=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A pair, a model, or user/repo[:quant] on the Hub.")]
+Offline = Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")]
+Json = Annotated[bool, option("--json", "One JSON object.")]
+Quiet = Annotated[bool, option("-q --quiet", "Only the data and errors.")]
+
+
+def _catalog(output: Output) -> Catalog:
+    """All names; what was noticed while reading them is said."""
+    catalog = load_catalog()
+    for note in catalog.notes:
+        output.note(note)
+    return catalog
+
+
+def _models(catalog: Catalog, name: str, *, offline: bool) -> tuple[Model, ...]:
+    """The models behind a name. Raises ConfigError, SourceUnavailable."""
+    return (hub.repo_model(name, offline=offline),) if "/" in name else catalog.resolve(name)
+
+
+@app.command("list")
+def list_all(json: Json = False, color: Color = "auto") -> None:
+    """All pairs and models, and which of them are here."""
+    output = open_output(color=color, format="json" if json else "human")
+    catalog = _catalog(output)
+    if json:
+        pairs = [models_view.pair_json(pair) for pair in catalog.pairs.values()]
+        models = [models_view.model_json(model) for model in catalog.models.values()]
+        output.data({"default": catalog.default, "pairs": pairs, "models": models})
+    else:
+        models_view.show_list(output, catalog)
+
+
+@app.command()
+def show(name: Name, json: Json = False, color: Color = "auto") -> None:
+    """Everything known about a pair or a model."""
+    output = open_output(color=color, format="json" if json else "human")
+    catalog = _catalog(output)
+    pair = catalog.pairs.get(name)
+    models = _models(catalog, name, offline=True)
+    if json:
+        described = [models_view.model_json(model) for model in models]
+        output.data({**models_view.pair_json(pair), "models": described} if pair else described[0])
+    elif pair:
+        models_view.show_pair(output, pair)
+    else:
+        models_view.show_model(output, models[0])
+
+
+@app.command()
+def pull(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME...", help="Pairs, models or user/repo[:quant]; the default pair if none is given."
+        ),
+    ] = None,
+    offline: Offline = False,
+    update: Annotated[
+        bool, option("--update", "Ask for the newest of what is not pinned, and expect that one from now on.")
+    ] = False,
+    quiet: Quiet = False,
+    color: Color = "auto",
+) -> None:
+    """Fetch models and print where they are: of a pair the target, then the draft."""
+    output = open_output(color=color, quiet=quiet)
+    catalog = _catalog(output)
+    for name in names or [catalog.default]:
+        wanted: tuple[Model | str, ...] = (name,) if "/" in name else catalog.resolve(name)
+        fetched = [fetch_with_progress(model, offline=offline, output=output, update=update) for model in wanted]
+        for item in fetched:
+            output.line(str(item.path))
+
+
+@app.command()
+def path(name: Name) -> None:
+    """Print where a model is; of a pair the target, then the draft. Exit code 1 if it is not here."""
+    output = open_output()
+    for model in _models(_catalog(output), name, offline=True):
+        found = hub.find(model)
+        if found is None:
+            raise ModelFileError(f"{model.name} is not here", hint=models_view.how_to_get(model, name))
+        output.line(str(found))
+
+
+@app.command()
+def remove(
+    name: Name,
+    yes: Annotated[bool, option("-y --yes", "Do not ask.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Remove a model's files from this disk; of a pair those that no other pair here uses."""
+    output = open_output(quiet=quiet)
+    catalog = _catalog(output)
+    doomed = []
+    for model in _models(catalog, name, offline=True):
+        users = _other_users(catalog, name, model) if name in catalog.pairs else []
+        if users:
+            output.note(f"{model.name} stays: {', '.join(users)} uses it")
+        elif hub.find(model) is None:
+            output.note(f"{model.name} is not here")
+        else:
+            doomed.append(model)
+    if doomed and not yes:
+        _ask(doomed)
+    for model in doomed:
+        removed = hub.remove(model)
+        if not removed:
+            output.note(f"{model.name} is your own file and stays: {hub.find(model)}")
+        for place in removed:
+            output.note(f"removed {place}")
+
+
+def _other_users(catalog: Catalog, name: str, model: Model) -> list[str]:
+    """The other pairs that need `model` and whose other half is here: without it they would break."""
+    users = []
+    for pair in catalog.pairs.values():
+        other = {pair.target.name: pair.draft, pair.draft.name: pair.target}.get(model.name)
+        if pair.name != name and other is not None and hub.find(other):
+            users.append(pair.name)
+    return users
+
+
+def _ask(doomed: list[Model]) -> None:
+    """Ask on the terminal; without one nobody can answer."""
+    if not sys.stdin.isatty():
+        raise UsageError("removing files needs --yes where nobody can be asked")
+    sizes = [found.stat().st_size for model in doomed if (found := hub.find(model))]
+    names = ", ".join(model.name for model in doomed)
+    typer.confirm(f"Remove {names} ({size_text(sum(sizes))})?", abort=True, err=True)
+
+
+_WHAT = "A model's name, a GGUF file, or user/repo[:quant or file.gguf] on the Hub."
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the pair is to be called.")],
+    target: Annotated[str, option("-m --target", _WHAT, metavar="WHAT")],
+    draft: Annotated[str, option("-md --draft", _WHAT, metavar="WHAT")],
+    summary: Annotated[str, option("--summary", "What `models list` says about it.", metavar="TEXT")] = "",
+    memory_gb: Annotated[
+        int | None, option("--memory-gb", "The memory it suits.", metavar="N", check=whole(1, MAX_MEMORY_GB))
+    ] = None,
+    n_max: Annotated[
+        int | None,
+        option("--spec-draft-n-max", "Its longest draft.", metavar="N", check=whole(1, MAX_DRAFT), also="--draft-max"),
+    ] = None,
+    n_ctx: Annotated[
+        int | None, option("-c --ctx-size", "Its context.", metavar="N", check=whole(MIN_CTX, MAX_CTX))
+    ] = None,
+    force: Annotated[bool, option("--force", "Replace what has this name already.")] = False,
+    offline: Offline = False,
+) -> None:
+    """Give a pair of your own a name: writes it into your models.toml, fetches nothing."""
+    output = open_output()
+    catalog = _catalog(output)
+    _check_free(catalog, name, force=force)
+    halves = [_described(catalog, what, offline=offline) for what in (target, draft)]
+    pair = Pair(name, halves[0], halves[1], summary, memory_gb, PairDefaults(n_max, n_ctx))
+    with watching(output) as watch, only_one(user_file().name, watch):
+        catalog = load_catalog()  # again: another `add` may have written since
+        _check_free(catalog, name, force=force)
+        backup = models_toml.add_pair(user_file(), pair, _new_models(catalog, halves, force=force))
+    fetch = "" if all(model.only_here for model in halves) else f"; fetch it: specllama models pull {name}"
+    output.note(f"added {name} to {user_file()}{fetch}")
+    if backup is not None:
+        output.note(f"the file as it was before is kept as {backup.name}")
+
+
+def _check_free(catalog: Catalog, name: str, *, force: bool) -> None:
+    """Raise ConfigError if a pair has this name already."""
+    if name in catalog.pairs and not force:
+        raise ConfigError(f"there is a pair named {name} already", hint="take another name, or --force to replace it")
+
+
+def _new_models(catalog: Catalog, halves: list[Model], *, force: bool) -> tuple[Model, ...]:
+    """Those that have no table yet. Raises ConfigError where another model has the name."""
+    new = {model.name: model for model in halves if model != catalog.models.get(model.name)}
+    for name in new:
+        if name in catalog.models and not force:
+            raise ConfigError(
+                f"there is a model named {name} already, from {catalog.models[name].sources[0]}",
+                hint=f"to use that one, give its name: {name}; to replace it, --force",
+            )
+    return tuple(new.values())
+
+
+def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
+    """The model that `what` means. Raises ConfigError, UsageError, SourceUnavailable."""
+    file = meant(what)
+    if file.is_file():
+        return Model(file.stem, f"{file.stem}.gguf", None, None, "not stated", (PathSource(file.resolve()),))
+    if what.removesuffix(".gguf") in catalog.models or "/" not in what:
+        return catalog.model(what)
+    if what.endswith(".gguf") and ":" not in what:
+        raise ModelFileError(f"{file} does not exist")
+    model = hub.repo_model(what, offline=offline)
+    same = catalog.models.get(model.name)
+    ours = {(source.repo, source.file) for source in model.sources if isinstance(source, HubSource)}
+    known = {(source.repo, source.file) for source in same.sources if isinstance(source, HubSource)} if same else set()
+    return same if same and ours & known else model

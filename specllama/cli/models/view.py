@@ -1,0 +1,152 @@
+"""What `specllama models` shows of pairs and models: as JSON, as a table, as lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specllama.base.disk import size_text
+from specllama.cli.screen.output import Output
+from specllama.files import hub
+from specllama.files.catalog import Catalog
+from specllama.files.model import HubSource, Model, Pair, Source, WheelSource
+
+
+def source_json(source: Source) -> dict[str, object]:
+    """A source as models.toml writes it."""
+    if isinstance(source, HubSource):
+        return {"hub": source.repo, "file": source.file, "revision": source.revision}
+    if isinstance(source, WheelSource):
+        wheel = {"wheel": source.name_pattern, "version": source.version}
+        return {**wheel, "parts": source.n_parts, "member": source.member_pattern}
+    return {"path": source.path}
+
+
+def model_json(model: Model) -> dict[str, object]:
+    """Everything known about a model, and where it is."""
+    path = hub.find(model)
+    return {
+        "name": model.name,
+        "files": [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in model.files],
+        "size": model.size,
+        "sha256": model.sha256,
+        "pinned": not model.unpinned,
+        "licence": model.licence,
+        "sources": [source_json(source) for source in model.sources],
+        "installed": path is not None,
+        "path": path,
+    }
+
+
+def pair_json(pair: Pair) -> dict[str, object]:
+    """Everything known about a pair."""
+    return {
+        "name": pair.name,
+        "target": pair.target.name,
+        "draft": pair.draft.name,
+        "summary": pair.summary,
+        "memory_gb": pair.memory_gb,
+        "defaults": {"n_max": pair.defaults.n_max, "n_ctx": pair.defaults.n_ctx},
+        "size": _pair_size(pair),
+        "installed": hub.find(pair.target) is not None and hub.find(pair.draft) is not None,
+    }
+
+
+def _model_size(model: Model) -> int | None:
+    """Bytes of the model, from models.toml or, in one file, from the disk."""
+    path = hub.find(model) if model.size is None and len(model.files) == 1 else None
+    return path.stat().st_size if path else model.size
+
+
+def _pair_size(pair: Pair) -> int | None:
+    """Bytes of both models together, if both are known."""
+    target, draft = _model_size(pair.target), _model_size(pair.draft)
+    return None if target is None or draft is None else target + draft
+
+
+def _size(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else size_text(n_bytes)
+
+
+def _here(names: set[str], *models: Model) -> str:
+    """In words, so that no sign and no colour carries it alone."""
+    count = sum(model.name in names for model in models)
+    return "here" if count == len(models) else "half here" if count else "-"
+
+
+def show_list(output: Output, catalog: Catalog) -> None:
+    """All pairs and models: tables on a terminal, one name a line elsewhere."""
+    here = {model.name for model in catalog.models.values() if hub.find(model)}
+    if output.out.is_terminal:
+        _draw_list(output, catalog, here)
+        return
+    for pair in catalog.pairs.values():
+        output.line("\t".join([pair.name, "pair", _here(here, pair.target, pair.draft), _size(_pair_size(pair))]))
+    for model in catalog.models.values():
+        output.line("\t".join([model.name, "model", _here(here, model), _size(_model_size(model))]))
+
+
+def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(*titles: str) -> Table:
+        made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for title in titles:
+            made.add_column(title, overflow="fold", justify="right" if title in ("size", "memory") else "left")
+        return made
+
+    pairs, models = table("pair", "memory", "size", "", "what it is"), table("model", "size", "", "sum")
+    for pair in sorted(catalog.pairs.values(), key=lambda pair: pair.memory_gb or 0):
+        summary = Text(pair.summary)
+        if pair.name == catalog.default:
+            summary.append(" (default)", style="bold")
+        memory = f"{pair.memory_gb} GB" if pair.memory_gb else "-"
+        state = _here(here, pair.target, pair.draft)
+        pairs.add_row(Text(pair.name, style="cyan"), memory, _size(_pair_size(pair)), state, summary)
+    for model in catalog.models.values():
+        pinned = "unpinned" if model.unpinned else "pinned"
+        models.add_row(Text(model.name, style="cyan"), _size(_model_size(model)), _here(here, model), pinned)
+    console = output.out_console()
+    console.print(pairs)
+    console.print()
+    console.print(models)
+
+
+def how_to_get(model: Model, name: str) -> str:
+    """What to do about a model that is not here; `name` is that of the model, or of a pair that it belongs to."""
+    if model.only_here:
+        return f"it is to be the {model.sources[0]}: put it there, or correct its entry in models.toml"
+    return f"fetch it: specllama models pull {name}"
+
+
+def show_model(output: Output, model: Model, indent: str = "") -> None:
+    """One model, a fact a line."""
+    path = hub.find(model)
+    facts: list[tuple[str, Any]] = [
+        ("model", model.name),
+        ("size", _size(_model_size(model))),
+        *((f"sha256 of {file.name}", file.sha256 or "unpinned") for file in model.files),
+        ("licence", model.licence),
+        *(("source", _source_text(source)) for source in model.sources),
+        ("path", path or f"not here; {how_to_get(model, model.name)}"),
+    ]
+    for name, value in facts:
+        output.line(f"{indent}{name}: {value}")
+
+
+def _source_text(source: Source) -> str:
+    if isinstance(source, HubSource):
+        return f"{source}, {source.file}, revision {source.revision or 'main'}"
+    return str(source)
+
+
+def show_pair(output: Output, pair: Pair) -> None:
+    """One pair and its two models."""
+    output.line(f"pair: {pair.name}")
+    output.line(f"summary: {pair.summary or '-'}")
+    output.line(f"memory: {f'{pair.memory_gb} GB' if pair.memory_gb else '-'}")
+    for option, value in (("--spec-draft-n-max", pair.defaults.n_max), ("--ctx-size", pair.defaults.n_ctx)):
+        output.line(f"default: {option} {value}" if value else f"default: {option} as without a pair")
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        output.line(f"{role}:")
+        show_model(output, model, "  ")

@@ -1,0 +1,1 @@
+"""What people see: streams, live lines, answers as they grow, progress, the keyboard."""

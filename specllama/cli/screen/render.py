@@ -1,0 +1,262 @@
+"""What is drawn: how tokens look by their origin, the live figures, and the summary line."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rich.color import ColorSystem
+from rich.style import Style
+
+from specllama.cli.screen.output import Stream
+from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.stats import SpecStats
+
+# Each origin differs from the others in colour and, without colour, in bold and underline. Cyan, yellow and magenta
+# stay apart for the common kinds of colour blindness, and follow the terminal's own theme.
+STYLES = {
+    "draft": Style(color="cyan"),
+    "correction": Style(color="yellow", bold=True, underline=True),
+    "bonus": Style(color="magenta", underline=True),
+    "target": Style(bold=True),
+    "label": Style(dim=True),
+    "value": Style(),
+}
+LEGEND = (("draft", "drafted"), ("correction", "correction"), ("bonus", "bonus"), ("target", "target"))
+RECENT_S = 2.0  # 'now' is the mean over the steps of the last two seconds
+MAX_POSITIONS = 16  # bars
+
+Span: TypeAlias = tuple[str, str]  # style, text
+Item: TypeAlias = Sequence[Span]  # what is not broken over two lines
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Styles as the codes that switch them on and off; all empty on a stream that may not be styled."""
+
+    codes: dict[str, tuple[str, str]]
+    bar: str  # one cell of a bar, empty to full
+    edge: str  # where a bar would end if it were full
+    rule: str  # one cell of a line
+
+    def paint(self, style: str, text: str) -> str:
+        """`text` in a style."""
+        on, off = self.codes[style]
+        return on + text + off
+
+
+def codes_of(style: Style, stream: Stream) -> tuple[str, str]:
+    """What switches a style on and off, as far as `stream` allows it."""
+    allowed = style if stream.coloured else style.without_color
+    shown = allowed.render("|", color_system=ColorSystem.STANDARD) if stream.styled else "|"
+    on, _, off = shown.partition("|")
+    return on, off
+
+
+def palette_of(stream: Stream) -> Palette:
+    """The styles that `stream` allows."""
+    codes = {name: codes_of(style, stream) for name, style in STYLES.items()}
+    smooth = " ▏▎▍▌▋▊▉█"
+    return Palette(codes, smooth, "▏", "─") if stream.encodes(smooth + "─") else Palette(codes, " #", "|", "-")
+
+
+def bar(share: float, width: int, cells: str) -> str:
+    """A bar of `width` cells, filled to `share`."""
+    n_levels = len(cells) - 1
+    filled = round(min(max(share, 0.0), 1.0) * width * n_levels)
+    full, rest = divmod(filled, n_levels)
+    return (cells[-1] * full + (cells[rest] if full < width else "")).ljust(width)
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share as people read it; n/a where nothing was counted."""
+    if share is None:
+        return "n/a"
+    return "<1 %" if 0.0 < share < 0.005 else f"{100 * share:.{digits}f} %"
+
+
+def rate(per_s: float | None, unit: str) -> str:
+    """A rate with its unit; n/a where nothing was counted."""
+    return f"n/a {unit}" if per_s is None else f"{per_s:.1f} {unit}"
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the events of one answer add up to so far."""
+
+    n_ctx: int
+    drafts: bool  # False in plain decoding, where there is nothing to say about drafts
+    stats: SpecStats = field(default_factory=SpecStats)
+    prompt: PromptProgress | None = None
+    notice: str = ""
+    legend: bool = True  # the text shows who wrote each token
+    n_cached: int | None = None  # prompt tokens that the KV held already; None where that is of no interest
+    k: int = 0  # drafted tokens of the last step
+    _recent: deque[tuple[int, float]] = field(default_factory=deque)  # tokens and seconds of the last steps
+    _n_pending: int = 0  # tokens whose StepEvent is still to come
+
+    def take(self, event: Event) -> None:
+        """Count one event."""
+        if isinstance(event, TokenEvent):
+            self.stats.n_emitted += 1
+            self.stats.n_from_draft += event.origin == "draft"
+            self._n_pending += 1
+        elif isinstance(event, StepEvent):
+            self._take_step(event)
+        elif isinstance(event, PromptProgress):
+            self.prompt = event
+            self.stats.n_prompt = event.total
+        elif isinstance(event, Notice):
+            self.notice = event.text
+
+    def _take_step(self, event: StepEvent) -> None:
+        """Count one verify pass and forget what is no longer recent."""
+        self.k = len(event.drafted)
+        self.stats.record(self.k, event.accepted, event.accepted < self.k)
+        self.stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
+        self._recent.append((self._n_pending, event.step_s))
+        self._n_pending = 0
+        while len(self._recent) > 1 and sum(s for _, s in self._recent) - self._recent[0][1] >= RECENT_S:
+            self._recent.popleft()
+
+    @property
+    def tok_s_now(self) -> float | None:
+        """Tokens per second over the last steps."""
+        seconds = sum(s for _, s in self._recent)
+        return sum(n for n, _ in self._recent) / seconds if seconds else None
+
+
+# -------------------------------------------------------------------------------------------------------------- strip
+
+
+def _labelled(value: str, label: str) -> Item:
+    return (("value", value), ("label", f" {label}"))
+
+
+def _acceptance(figures: Figures) -> Iterator[Item]:
+    """Acceptance rate, mean acceptance length, draft length."""
+    stats = figures.stats
+    counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
+    length = stats.mean_acceptance_length
+    yield (("value", percent(stats.acceptance_rate, 1)), ("label", f" accepted{counts}"))
+    yield _labelled("n/a" if length is None else f"{length:.1f}", "tok/step")
+    yield (("label", "k "), ("value", str(figures.k)))
+
+
+def _speed(figures: Figures) -> Iterator[Item]:
+    """Tokens per second now and on average."""
+    yield _labelled(rate(figures.tok_s_now, "t/s"), "now")
+    yield _labelled(rate(figures.stats.decode_tok_s, "t/s"), "average")
+
+
+def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
+    """One bar a position: how often the token drafted there was reached and accepted."""
+    shares = figures.stats.acceptance_per_position[:MAX_POSITIONS]
+    n_cells = min(max(width // max(len(shares), 1) - 10, 1), 8)
+    for position, share in enumerate(shares, 1):
+        yield (
+            ("label", f"{position} "),
+            ("draft", bar(share, n_cells, palette.bar)),
+            ("value", f" {100 * share:.0f} %"),
+        )
+
+
+def _times(figures: Figures) -> Iterator[Item]:
+    """Where the time of the steps went."""
+    stats = figures.stats
+    whole = stats.decode_s or None
+    other = stats.sample_s + stats.kv_s
+    for label, seconds in (("draft", stats.draft_s), ("verify", stats.eval_s), ("other", other)):
+        if label != "draft" or figures.drafts:
+            yield (("label", f"{label} "), ("value", percent(seconds / whole if whole else None)))
+
+
+def _context(figures: Figures, palette: Palette) -> Iterator[Item]:
+    """How full the context is."""
+    used = figures.stats.n_prompt + figures.stats.n_emitted
+    share = used / figures.n_ctx
+    yield (
+        ("label", "context "),
+        ("value", bar(share, 5, palette.bar)),
+        ("label", palette.edge),
+        ("value", f" {percent(share)}"),
+        ("label", f" of {figures.n_ctx}"),
+    )
+    if figures.n_cached is not None:
+        yield (("label", "cached "), ("value", str(figures.n_cached)))
+        yield (("label", "read "), ("value", str(figures.stats.n_prompt - figures.n_cached)))
+
+
+def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
+    """Items side by side, two spaces apart, in lines of at most `width`; an item wider than that is cut."""
+    line, used = "", 0
+    for item in items:
+        n_cells = sum(len(text) for _, text in item)
+        if line and used + 2 + n_cells > width:
+            yield line
+            line, used = "", 0
+        if line:
+            line, used = line + "  ", used + 2
+        left = width - used
+        for style, text in item:
+            line += palette.paint(style, text[: max(left, 0)])
+            left -= len(text)
+        used += n_cells
+    if line:
+        yield line
+
+
+def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
+    """The live lines: figures in groups, each group starting a line, most telling first; no line wider than `width`."""
+    if not figures.stats.n_steps:
+        return list(flow(_reading(figures, width, palette), width, palette))
+    groups: list[Iterable[Item]] = [(*_times(figures), *_context(figures, palette))]
+    if figures.drafts:
+        groups.insert(0, (*_acceptance(figures), *_speed(figures)))
+        groups.insert(1, _positions(figures, width, palette))
+        if figures.legend:
+            groups.append([((origin, word),) for origin, word in LEGEND])
+    else:
+        groups.insert(0, _speed(figures))
+    if figures.notice:
+        groups.append([(("label", figures.notice),)])
+    rule = palette.paint("label", palette.rule * width)
+    return [rule, *(line for group in groups for line in flow(group, width, palette))]
+
+
+def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
+    """The prompt is being read: how far."""
+    if figures.prompt is None:
+        yield (("label", "reading the prompt"),)
+        return
+    done, total = figures.prompt.done, figures.prompt.total
+    cached = f", {figures.n_cached} cached" if figures.n_cached else ""
+    yield from progress("reading the prompt", done / total, f"{done}/{total} tokens{cached}", width, palette)
+
+
+def progress(what: str, share: float, detail: str, width: int, palette: Palette) -> Iterator[Item]:
+    """One line of progress."""
+    n_cells = min(max(width - len(what) - len(detail) - 14, 4), 30)
+    yield (
+        ("label", f"{what} "),
+        ("draft", bar(share, n_cells, palette.bar)),
+        ("label", palette.edge),
+        ("value", f"{100 * share:3.0f} %"),
+    )
+    yield (("label", detail),)
+
+
+def summary(stats: SpecStats, *, drafts: bool = True) -> str:
+    """The line after an answer; `drafts`: there was something that could draft."""
+    counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
+    length = stats.mean_acceptance_length
+    parts = [f"Prompt: {rate(stats.prompt_tok_s, 't/s')}", f"Generation: {rate(stats.decode_tok_s, 't/s')}"]
+    if drafts:
+        parts.append(f"Draft: {percent(stats.acceptance_rate, 1)}{counts}")
+        parts.append("n/a tok/step" if length is None else f"{length:.1f} tok/step")
+    return f"[ {' | '.join(parts)} ]"

@@ -1,0 +1,161 @@
+"""One terminal, two parts: text that only ever grows, and a few live lines below it.
+
+The cursor rests at the end of the text. Live lines are drawn under it and erased from the cursor down, so neither an
+answer taller than the window nor a resize can tear them: whatever the terminal did to the rows below, one erase takes
+them away, and the text is never written twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from rich.cells import get_character_cell_size
+
+from specllama.cli.screen.output import Stream
+
+SAVE_CURSOR, RESTORE_CURSOR = "\x1b7", "\x1b8"
+DOWN_SCROLLING = "\x1bD"  # index: one row down in the same column, scrolling at the bottom
+UP = "\x1b[A"
+# From the next row on: some terminals take an erase in the first column of the first row as 'clear the screen', and
+# keep what was there in their scrollback.
+ERASE_BELOW = f"{DOWN_SCROLLING}{SAVE_CURSOR}\r\x1b[J{RESTORE_CURSOR}{UP}"
+NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
+FRAME, END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows what is between them at once, if it knows how
+TAB = 8
+
+
+def size_of(stream: Stream) -> tuple[int, int]:
+    """Columns and rows of the terminal behind `stream`, now."""
+    try:
+        size = os.get_terminal_size(stream.file.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    return size.columns or 80, size.lines or 24  # some terminals do not know
+
+
+def column_after(text: str, column: int, width: int) -> int:
+    """The column after `text` was written at `column`; `width` itself means 'at the margin, wrap pending'."""
+    for char in text:
+        if char == "\n":
+            column = 0
+        elif char == "\t":
+            column = min(column - column % TAB + TAB, width - 1)
+        else:
+            n_cells = get_character_cell_size(char)
+            column = (0 if column + n_cells > width else column) + n_cells
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text between the codes that switch its style on and off."""
+
+    text: str
+    on: str = ""
+    off: str = ""
+
+    def __str__(self) -> str:
+        return self.on + self.text + self.off
+
+
+class Breaks(Protocol):
+    """Decides where lines end; see `wrapping.Wrapper`."""
+
+    def feed(self, pieces: Iterable[Piece], column: int, width: int) -> list[Piece]:
+        """What of `pieces`, and of what was held before, can be written from `column` on."""
+        ...
+
+    def finish(self, column: int, width: int) -> list[Piece]:
+        """What is still held."""
+        ...
+
+
+class Screen:
+    """Append-only text on one stream and live lines below it on another, both on the same terminal.
+
+    Where lines end is left to the terminal, or to `breaks`, which may hold text until `finish`.
+
+    Invariant: after `draw` the cursor stands right behind the text, and not at the margin, where terminals disagree
+    about what the next character does: a character that would end there waits for its successor, or for `clear`.
+    """
+
+    def __init__(
+        self,
+        text: Stream,
+        live: Stream,
+        size: Callable[[Stream], tuple[int, int]] = size_of,
+        breaks: Breaks | None = None,
+    ) -> None:
+        self._text = text
+        self._live = live
+        self._size = size
+        self._breaks = breaks
+        self._added: list[Piece] = []  # and not yet broken into lines
+        self._waiting: list[Piece] = []
+        self._line = ""  # the text's unfinished last line, as far as written
+        self._column = 0  # where it ends
+        self._width = 0  # at which width that is true
+        self._drawn = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows, now."""
+        return self._size(self._text if self._text.is_terminal else self._live)
+
+    @property
+    def mid_line(self) -> bool:
+        """True where the text does not end with a newline."""
+        return bool(self._line)
+
+    def add(self, piece: Piece) -> None:
+        """Text for the next `draw`."""
+        if piece.text:
+            self._added.append(piece)
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Write the waiting text, and `lines` below it: as many as fit into half of the window."""
+        width, height = self.size
+        lines = lines[: height // 2]
+        self._live.write(FRAME + (ERASE_BELOW if self._drawn else ""))
+        self._write_waiting(width, leave_margin=True)
+        reserve = DOWN_SCROLLING * len(lines) + UP * len(lines)
+        below = "".join("\r\n" + line for line in lines)
+        self._live.write(f"{reserve}{SAVE_CURSOR}{NO_WRAP}{below}{WRAP}{RESTORE_CURSOR}{END_FRAME}")
+        self._drawn = bool(lines)
+
+    def clear(self) -> None:
+        """Erase the live lines and write all text that waits, but for a word that may have to move."""
+        if self._drawn:
+            self._live.write(ERASE_BELOW)
+            self._drawn = False
+        self._write_waiting(self.size[0], leave_margin=False)
+
+    def finish(self) -> None:
+        """`clear`, and the text is over: nothing waits any longer."""
+        self.clear()
+        if self._breaks is not None:
+            self._waiting += self._breaks.finish(self._column, self._width)
+            self._write_waiting(self._width, leave_margin=False)
+
+    def _write_waiting(self, width: int, *, leave_margin: bool) -> None:
+        """Write what waits; `leave_margin`: all but a last character that would end at the margin."""
+        if width != self._width:  # the window changed: its rows broke anew
+            self._column, self._width = column_after(self._line, 0, width), width
+        pieces, self._waiting, added, self._added = self._waiting, [], self._added, []
+        if self._breaks is not None:
+            held_back = "".join(piece.text for piece in pieces)
+            added = self._breaks.feed(added, column_after(held_back, self._column, width), width)
+        pieces += added
+        column = column_after("".join(piece.text for piece in pieces), self._column, width)
+        if leave_margin and pieces and column == width:
+            last = pieces.pop()
+            pieces.append(replace(last, text=last.text[:-1]))
+            self._waiting = [replace(last, text=last.text[-1])]
+        plain = "".join(piece.text for piece in pieces)
+        if plain:
+            self._text.write("".join(str(piece) for piece in pieces if piece.text))
+            self._column = column_after(plain, self._column, width)
+            self._line = (self._line + plain).rpartition("\n")[2]

@@ -1,0 +1,107 @@
+"""The engine in a second thread: the main thread draws, listens for Ctrl-C, and gets the events in batches."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from types import FrameType, TracebackType
+from typing import Generic, TypeVar
+
+from specllama.cli.screen.ending import endings, handling, leave_at_once
+from specllama.core.types import Cancel
+
+E = TypeVar("E")  # what the work says: the engine's events, or a benchmark's
+
+# Python runs signal handlers in the main thread only, and only between its bytecodes: it never waits longer than this.
+LISTEN_S = 0.1
+# The tokens of a step come in one burst: a moment after the first, all of them are there.
+SETTLE_S = 0.01
+
+
+class _End:
+    """The last item of the queue: the work is over, or failed with `error`."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+class Worker(Generic[E]):
+    """Iterates over `events` in a thread of its own. A context manager: leaving it early cancels and waits."""
+
+    def __init__(self, events: Iterable[E], cancel: Cancel) -> None:
+        self._events = events
+        self._cancel = cancel
+        self._queue: SimpleQueue[E | _End] = SimpleQueue()
+        # A daemon, so that a second Ctrl-C need not wait for it.
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+
+    def _work(self) -> None:
+        try:
+            for event in self._events:
+                self._queue.put(event)
+        except BaseException as error:
+            self._queue.put(_End(error))
+        else:
+            self._queue.put(_End())
+
+    def batches(self, gap_s: float = 0.0) -> Iterator[list[E]]:
+        """Events in their order, at most one batch every `gap_s`; some are empty. Re-raises what the work raised.
+
+        The fewer batches, the less often this thread takes the interpreter away from the engine's.
+        """
+        earliest = monotonic()
+        while True:
+            sleep(max(earliest - monotonic(), 0.0))
+            batch = self._gather()
+            earliest = monotonic() + gap_s
+            if batch and isinstance(batch[-1], _End):
+                yield [item for item in batch if not isinstance(item, _End)]
+                if batch[-1].error is not None:
+                    raise batch[-1].error
+                return
+            yield batch  # type: ignore[misc]  # an _End is always the last item
+
+    def _gather(self) -> list[E | _End]:
+        """The next event and those that come with it; nothing if none comes while we listen."""
+        try:
+            items = [self._queue.get(timeout=LISTEN_S)]
+        except Empty:
+            return []
+        if not isinstance(items[0], _End):
+            sleep(SETTLE_S)
+        with contextlib.suppress(Empty):
+            while True:
+                items.append(self._queue.get_nowait())
+        return items
+
+    def __enter__(self) -> Worker[E]:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._cancel.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP set `cancel`; the second of them leaves the process at once, after `restore`.
+
+    A SIGHUP that is ignored stays ignored: that is what nohup is for.
+    """
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if not cancel.is_set():
+            cancel.set()
+            return
+        leave_at_once(restore)
+
+    with handling([signal.SIGINT, *endings()], handle):
+        yield
