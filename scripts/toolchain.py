@@ -112,7 +112,7 @@ class Plan:
 
 def make_plan(env: Mapping[str, str], *, remembered: Compiler | None = None) -> Plan:
     """The plan for this machine. Raises NoCompiler where there is none and none is remembered."""
-    cpu = load_module("cpu", ROOT / "specllama" / "cpu.py").this_cpu()
+    cpu = load_module("cpu", ROOT / "specllama" / "base" / "cpu.py").this_cpu()
     try:
         compiler = find_compiler(env)
     except NoCompiler:

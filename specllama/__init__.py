@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "distribution": "Distribution",
-    "engine": "Engine",
-    "errors": "BackendError ChecksumMismatch ConfigError ContextFull ConversationError DiskFull DownloadError "
+    "core.distribution": "Distribution",
+    "core.engine": "Engine",
+    "base.errors": "BackendError ChecksumMismatch ConfigError ContextFull ConversationError DiskFull DownloadError "
     "DraftLawError GatedRepository Interrupted MemoryShort ModelFileError NumericsError PairError PromptError "
     "RollbackRefused SourceUnavailable SpecllamaError TemplateError UnsupportedModel UsageError",
-    "events": "Event Finished Notice PromptProgress StepEvent TokenEvent",
-    "sampling": "RandomChooser SamplingParams",
-    "stats": "SpecStats",
-    "types": "Cancel Caps Chooser Draft Drafter DraftPolicy LanguageModel Observation Rule Stopper Verdict",
-    "verification": "verify",
+    "core.events": "Event Finished Notice PromptProgress StepEvent TokenEvent",
+    "core.sampling": "RandomChooser SamplingParams",
+    "core.stats": "SpecStats",
+    "core.types": "Cancel Caps Chooser Draft Drafter DraftPolicy LanguageModel Observation Rule Stopper Verdict",
+    "core.verification": "verify",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

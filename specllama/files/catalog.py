@@ -85,8 +85,8 @@ def user_file() -> Path:
 
 def _shipped_file() -> Path:
     """Inside the package where it was installed, at the repository's top where it is edited."""
-    inside = Path(__file__).with_name(FILE_NAME)
-    return inside if inside.exists() else Path(__file__).parent.parent / FILE_NAME
+    inside = Path(__file__).parent.parent / FILE_NAME
+    return inside if inside.exists() else Path(__file__).parents[2] / FILE_NAME
 
 
 def _project_file(folder: Path) -> tuple[Path | None, str]:

@@ -112,7 +112,7 @@ def about_program() -> Finding:
     """specllama itself."""
     from importlib.metadata import version
 
-    found = f"{version('specllama')} in {Path(__file__).parent}, Python {platform.python_version()}"
+    found = f"{version('specllama')} in {Path(__file__).parents[1]}, Python {platform.python_version()}"
     return Finding("specllama", Level.OK, found)
 
 
