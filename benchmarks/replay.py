@@ -39,9 +39,9 @@ from specllama.cli import loading
 from specllama.cli.screen.output import open_output
 from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
+from specllama.derive import make as derive
+from specllama.derive import store as drafts
 from specllama.derive.make import Recipe
-from specllama.derive.make import make as derive
-from specllama.derive.make import store as drafts
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile, Points
 from specllama.llama import LlamaModel
 from specllama.pairs.draft_in_target_ids import in_target_ids

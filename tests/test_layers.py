@@ -1,4 +1,4 @@
-"""Who may import what (DESIGN, section 8.17): read off the syntax tree, and off a real start of the program."""
+"""Which room may import which: one table, checked against every import, lazy ones included."""
 
 from __future__ import annotations
 
@@ -13,11 +13,39 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "specllama"
 
-# Rooms of pure reasoning: numpy, the standard library, and each other.
-PURE = {"types", "errors", "distribution", "verification", "sampling", "events", "stats"}
-LLAMA = {"llama", "llama_ext", "probe"}  # the only importers of llama_cpp
+# Which rooms a room may import: the whole plan of the house, top to bottom (docs/design.md). A room may always import
+# itself; the files at the top of the package are the room "top".
+MAY_IMPORT: dict[str, str] = {
+    "base": "",
+    "core": "base",
+    "prompts": "base",
+    "drafters": "base core",
+    "files": "base core",
+    "llama": "base core files",
+    "chat": "base core drafters",
+    "pairs": "base core prompts drafters files llama",
+    "tuning": "base core prompts drafters llama chat pairs",
+    "derive": "base core drafters files llama pairs tuning",
+    "bench": "base core prompts drafters llama tuning",
+    "audit": "base core drafters llama chat",
+    "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
+    "top": "base core cli",
+}
+# Which packages a room may import besides the standard library.
+MAY_USE: dict[str, str] = {
+    "base": "platformdirs",
+    "core": "numpy",
+    "drafters": "numpy",
+    "files": "huggingface_hub numpy platformdirs tomli tomli_w",
+    "llama": "llama_cpp numpy platformdirs psutil",
+    "chat": "jinja2",
+    "pairs": "numpy platformdirs",
+    "derive": "numpy platformdirs",
+    "bench": "matplotlib numpy psutil",
+    "audit": "numpy",
+    "cli": "numpy platformdirs prompt_toolkit rich typer",
+}
 HEAVY = {"llama_cpp", "huggingface_hub"}  # never at the top of a module: `--help` must not wait for them
-CLI_ONLY = {"rich", "typer"}
 
 
 @dataclass(frozen=True)
@@ -62,81 +90,77 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 IMPORTS = [entry for path in FILES for entry in imports_of(path)]
 
 
+def home_of(file: str) -> str:
+    """The room of a file below the package."""
+    return file.split("/")[0] if "/" in file else "top"
+
+
 def room_of(entry: Import) -> str:
-    """The room an import of ours leads to: "types" for `specllama.core.types.Draft`; "" for others' modules."""
+    """The room an import of ours leads to: "core" for `specllama.core.types.Draft`; "" for others' modules."""
     parts = entry.name.split(".")
-    return parts[1] if parts[0] == "specllama" and len(parts) > 1 else ""
+    if parts[0] != "specllama" or parts[1:] == ["__version__"]:
+        return ""
+    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "top"
 
 
-def in_file(entry: Import, rooms: set[str]) -> bool:
-    """True for imports made by one of these rooms, which may be files or folders."""
-    return entry.file.removesuffix(".py").split("/")[0] in rooms
+def test_every_import_leads_to_a_room_above() -> None:
+    """Prevents: circles, library code that needs the program, a loop that only runs with llama.cpp."""
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms == set(MAY_IMPORT) - {"top"}
+    assert not [
+        str(entry)
+        for entry in IMPORTS
+        if (to := room_of(entry)) and (home := home_of(entry.file)) != to and to not in MAY_IMPORT[home].split()
+    ]
 
 
-def test_the_pure_rooms_import_numpy_and_the_standard_library_only() -> None:
+def test_the_plan_of_the_house_has_one_direction_and_no_idle_permission() -> None:
+    """Prevents: a table that allows circles, or what nothing needs."""
+    order = list(MAY_IMPORT)
+    up = [
+        (room, to) for room, line in MAY_IMPORT.items() for to in line.split() if order.index(to) >= order.index(room)
+    ]
+    assert not up
+    used = {(home_of(entry.file), room_of(entry)) for entry in IMPORTS}
+    assert not [(room, to) for room, line in MAY_IMPORT.items() for to in line.split() if (room, to) not in used]
+
+
+def test_every_room_uses_only_the_packages_of_its_line() -> None:
     """Prevents: the law of acceptance depending on a model, a network or a terminal."""
-    allowed = {*sys.stdlib_module_names, "numpy"}
-    entries = [entry for entry in IMPORTS if in_file(entry, PURE)]
-    assert {entry.file.removesuffix(".py") for entry in entries} >= PURE - {"errors"}, "a pure room is gone"
-    assert not [str(entry) for entry in entries if entry.top not in allowed and room_of(entry) not in PURE]
+    foreign = [
+        str(entry)
+        for entry in IMPORTS
+        if entry.top not in {*sys.stdlib_module_names, "specllama"}
+        and entry.top not in MAY_USE.get(home_of(entry.file), "").split()
+    ]
+    assert not foreign
+    used = {(home_of(entry.file), entry.top) for entry in IMPORTS}
+    assert not [(room, name) for room, line in MAY_USE.items() for name in line.split() if (room, name) not in used]
 
 
-def test_the_engine_and_the_drafters_import_the_pure_rooms_only() -> None:
-    """Prevents: a loop that only runs with llama.cpp, so that no fake can prove it exact."""
-    allowed = {*sys.stdlib_module_names, "numpy"}
-    rooms = PURE | {"engine", "prefix", "drafters"}
-    entries = [entry for entry in IMPORTS if in_file(entry, {"engine", "prefix", "drafters"})]
-    assert entries
-    assert not [str(entry) for entry in entries if entry.top not in allowed and room_of(entry) not in rooms]
-
-
-def test_only_the_rooms_around_llama_cpp_import_it() -> None:
-    """Prevents: a ctypes type or a return code where nobody expects one."""
-    users = [entry for entry in IMPORTS if entry.top == "llama_cpp"]
-    assert users
-    assert not [str(entry) for entry in users if not in_file(entry, LLAMA)]
-
-
-def test_only_llama_imports_the_unstable_symbols() -> None:
-    """Prevents: a change in llama.cpp breaking rooms all over the house."""
-    unstable = {"llama_ext", "llama_buffers"}
-    users = [entry for entry in IMPORTS if room_of(entry) in unstable or entry.name.split(".")[-1] in unstable]
-    assert users
-    assert not [str(entry) for entry in users if not in_file(entry, {"llama", *unstable})]
-
-
-def test_only_hub_imports_huggingface_hub() -> None:
-    """Prevents: the network being reached from two places, with two ideas of offline."""
-    users = [entry for entry in IMPORTS if entry.top == "huggingface_hub"]
-    assert not [str(entry) for entry in users if not in_file(entry, {"hub"})]
-
-
-def test_only_the_command_line_imports_rich_and_typer() -> None:
-    """Prevents: a library that prints, or that cannot be used without a terminal."""
-    users = [entry for entry in IMPORTS if entry.top in CLI_ONLY]
-    assert users
-    assert not [str(entry) for entry in users if not in_file(entry, {"cli"})]
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("llama_cpp", {"llama/bindings.py", "llama/crash_test.py"}),
+        ("huggingface_hub", {"files/hub.py"}),
+    ],
+)
+def test_one_file_is_the_door_to_a_package_that_changes(name: str, files: set[str]) -> None:
+    """Prevents: a ctypes type, or the network, in a second place with a second idea of it."""
+    assert {entry.file for entry in IMPORTS if entry.top == name} == files
 
 
 def test_only_the_plots_import_matplotlib_and_only_when_they_draw() -> None:
     """Prevents: an optional dependency that is needed after all, or a second of imports before every answer."""
     users = [entry for entry in IMPORTS if entry.top == "matplotlib" and not entry.for_types]
     assert users
-    assert not [str(entry) for entry in users if entry.file != "bench_plots.py" or not entry.lazy]
+    assert not [str(entry) for entry in users if entry.file != "bench/plots.py" or not entry.lazy]
 
 
 def test_only_the_benchmark_imports_the_synthetic_coin() -> None:
     """Prevents: an answer of `run` or `chat` whose tokens nobody judged."""
-    users = [entry for entry in IMPORTS if room_of(entry) == "bench_synthetic"]
-    assert {entry.file for entry in users} == {"bench_answer.py"}
-    askers = [entry for entry in IMPORTS if room_of(entry) in ("bench_answer", "bench")]
-    assert {entry.file for entry in askers} <= {"bench.py", "cli/bench.py"}
-
-
-def test_nobody_imports_the_command_line() -> None:
-    """Prevents: library code that needs the program."""
-    users = [entry for entry in IMPORTS if room_of(entry) == "cli" and not in_file(entry, {"cli", "__main__"})]
-    assert not [str(entry) for entry in users]
+    users = {entry.file for entry in IMPORTS if entry.name.startswith("specllama.bench.synthetic")}
+    assert users == {"bench/answer.py"}
 
 
 def test_typer_is_the_only_door_to_click() -> None:
@@ -158,16 +182,15 @@ def test_only_the_command_line_prints() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
             is_stream = isinstance(node, ast.Attribute) and ast.unparse(node) in {"sys.stdout", "sys.stderr"}
-            if (is_print or is_stream) and not file.startswith("cli/") and file != "probe.py":
+            if (is_print or is_stream) and not file.startswith("cli/") and file != "llama/crash_test.py":
                 speakers.append(f"{file}:{node.lineno}")
     assert not speakers
 
 
-def test_no_room_outgrows_four_hundred_lines_and_the_heart_stays_small() -> None:
-    """Prevents: a file that nobody reads to the end (DESIGN, section 1)."""
-    lengths = {path.relative_to(PACKAGE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in FILES}
-    small = {"engine.py": 200, "verification.py": 200}
-    assert not {file: n_lines for file, n_lines in lengths.items() if n_lines > small.get(file, 400)}
+@pytest.mark.parametrize("file", ["core/engine.py", "core/verification.py"])
+def test_the_heart_stays_small(file: str) -> None:
+    """Prevents: a loop or a rule that cannot be read on one screen after another."""
+    assert len((PACKAGE / file).read_text("utf-8").splitlines()) <= 200
 
 
 def test_every_file_says_in_its_first_line_what_it_is_for() -> None:

@@ -8,14 +8,14 @@ from time import perf_counter
 
 import numpy as np
 
+from specllama.audit import greedy as audit_greedy
+from specllama.audit import kv as audit_kv
+from specllama.audit import sampling as audit_sampling
+from specllama.audit import self_test as audit_self_test
 from specllama.audit.faults import Fault
 from specllama.audit.models import Heard
 from specllama.audit.parts import Effort, Prompt, Subject
 from specllama.audit.report import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
-from specllama.audit.run import greedy as audit_greedy
-from specllama.audit.run import kv as audit_kv
-from specllama.audit.run import sampling as audit_sampling
-from specllama.audit.run import self_test as audit_self_test
 from specllama.base.errors import Interrupted, PromptError
 from specllama.chat.conversation import Conversation, Message, Vocab
 from specllama.llama.running_ahead import AheadModel

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from specllama.audit import greedy as audit_greedy
+from specllama.audit import kv as audit_kv
+from specllama.audit import sampling as audit_sampling
 from specllama.audit.faults import FAULTS, Fault
 from specllama.audit.models import Remembered
 from specllama.audit.parts import Effort, Subject
 from specllama.audit.report import FaultRow, LawRow
-from specllama.audit.run import greedy as audit_greedy
-from specllama.audit.run import kv as audit_kv
-from specllama.audit.run import sampling as audit_sampling
 from specllama.audit.sampling import BROKEN, Place
 from specllama.base.errors import Interrupted
 

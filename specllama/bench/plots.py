@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama.base.errors import ReportError, UsageError
+from specllama.bench import charts as bench_charts
 from specllama.bench.charts import BarPanel, Mark, Panel
 from specllama.bench.report import BenchReport
-from specllama.bench.run import charts as bench_charts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,17 +11,17 @@ from time import perf_counter
 from time import sleep as real_sleep
 
 from specllama.base.errors import Interrupted, PromptError
+from specllama.bench import insight as bench_insight
+from specllama.bench import machine
+from specllama.bench import plan as bench_plan
+from specllama.bench import stats as bench_stats
+from specllama.bench import verdict as bench_verdict
 from specllama.bench.answer import Answerer, Speed, speed
 from specllama.bench.insight import Said
 from specllama.bench.job import Event, Job, Loaded, Open, Progress, Steps, following
 from specllama.bench.pace import pace
 from specllama.bench.plan import Rates
 from specllama.bench.report import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
-from specllama.bench.run import insight as bench_insight
-from specllama.bench.run import machine
-from specllama.bench.run import plan as bench_plan
-from specllama.bench.run import stats as bench_stats
-from specllama.bench.run import verdict as bench_verdict
 from specllama.bench.stats import Sizes
 from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.prompts.load import BenchPrompt

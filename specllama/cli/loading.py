@@ -18,7 +18,7 @@ from specllama.cli.screen.fetching import fetch_with_progress
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.status import StatusLine
 from specllama.core.types import Cancel, Drafter, DraftPolicy
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.drafters.controller import N_MAX as LONGEST_AUTO
 from specllama.drafters.controller import PROBE_TOKENS, controller

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from specllama.base.disk import meant
 from specllama.base.errors import ConfigError
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-import specllama
+from specllama import __version__
 from specllama.chat.stream import TextStream
 from specllama.cli.loading import File, Models, Setup
 from specllama.core.events import Event, Finished, Notice, StepEvent
@@ -27,7 +27,7 @@ CHAT_SCHEMA = {**SCHEMA, "name": "specllama.chat.events"}  # of many answers, an
 def versions(build: BuildInfo) -> dict[str, str]:
     """What decides an answer besides the models and the settings."""
     return {
-        "specllama": specllama.__version__,
+        "specllama": __version__,
         "llama_cpp_python": build.bindings,
         "llama_cpp": build.llama_cpp,
         "build": build.fingerprint,

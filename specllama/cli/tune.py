@@ -16,8 +16,8 @@ from specllama.cli.loading import Setup
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
-from specllama.derive.make import store as drafts
-from specllama.derive.make import worth as tuner_records
+from specllama.derive import store as drafts
+from specllama.derive import worth as tuner_records
 from specllama.drafters import TRANSLATED
 from specllama.pairs import profile as profiles
 from specllama.pairs.overlap_rows import BY_TEXT

@@ -16,10 +16,10 @@ from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.disk import checksum
 from specllama.base.errors import ConfigError, SpecllamaError
+from specllama.derive import make as derive
+from specllama.derive import store as drafts
 from specllama.derive.layers import ALIKE
 from specllama.derive.make import Recipe
-from specllama.derive.make import make as derive
-from specllama.derive.make import store as drafts
 from specllama.derive.store import Derived, Measurement
 from specllama.drafters.controller import CostProfile, Points
 from specllama.llama.header import Header

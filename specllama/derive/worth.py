@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specllama.base.disk import checksum
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from specllama.derive.store import Measurement
 from specllama.pairs.profile import Profile, Subject
 from specllama.tuning import tune as tuner

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.audit import run as audit
 from specllama.audit.report import AuditReport
-from specllama.audit.run import run as audit
 from specllama.cli.audit.view import markdown
 from specllama.core.types import Rule
 from tests.audit.test_run import LEAST, N_VOCAB, RandomTable, subject

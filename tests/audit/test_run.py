@@ -10,6 +10,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from specllama.audit import greedy as audit_greedy
+from specllama.audit import kv as audit_kv
+from specllama.audit import run as audit
+from specllama.audit import self_test as audit_self_test
 from specllama.audit.faults import FAULTS, AtOnce, Fault, Miscounting
 from specllama.audit.kv import Along
 from specllama.audit.law import END, Distance, distance
@@ -17,10 +21,6 @@ from specllama.audit.models import Recorded, Remembered, again, n_dropped
 from specllama.audit.parts import Combination, Effort, Parts, Prompt, Subject
 from specllama.audit.reference import target_law
 from specllama.audit.report import KV_BOUND, LAW_BOUND, AuditReport, LawRow
-from specllama.audit.run import greedy as audit_greedy
-from specllama.audit.run import kv as audit_kv
-from specllama.audit.run import run as audit
-from specllama.audit.run import self_test as audit_self_test
 from specllama.audit.sampling import Place
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law

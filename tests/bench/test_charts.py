@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from specllama.bench import charts as bench_charts
 from specllama.bench.report import ALL, Load
-from specllama.bench.run import charts as bench_charts
 from tests.benchreports import COSTS, report
 
 

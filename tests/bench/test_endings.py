@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from specllama.base.errors import NumericsError
+from specllama.bench import run as module
 from specllama.bench.job import Event, Job, Progress
 from specllama.bench.report import BenchReport, Run
-from specllama.bench.run import run as module
 from specllama.bench.stats import interval
 from specllama.cli.bench.view import report_lines
 from specllama.cli.screen.plot import UNICODE

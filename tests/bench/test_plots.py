@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import ReportError, UsageError
-from specllama.bench.run import plots as bench_plots
+from specllama.bench import plots as bench_plots
 from tests.benchreports import report
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import Interrupted, PromptError
+from specllama.bench import run as module
 from specllama.bench.insight import entropy_of, places
 from specllama.bench.job import Event, Progress
 from specllama.bench.report import ALL, BenchReport, Load, Plan, Run
-from specllama.bench.run import run as module
 from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel

@@ -10,7 +10,7 @@ import pytest
 
 from specllama.audit.faults import accepts_everything
 from specllama.audit.parts import Effort
-from specllama.cli.audit.command import command
+from specllama.cli.audit import command
 from specllama.core.engine import Engine
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal, record_of

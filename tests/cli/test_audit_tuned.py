@@ -11,7 +11,7 @@ import pytest
 
 from specllama.cli import loading
 from specllama.cli.args.options import DraftOptions, HardwareOptions, PairOptions
-from specllama.cli.audit.command import command
+from specllama.cli.audit import command
 from specllama.cli.screen.output import open_output
 from specllama.core.types import Guess
 from specllama.llama import LoadOptions

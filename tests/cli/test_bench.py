@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import UsageError
+from specllama.bench import machine
+from specllama.bench import plots as bench_plots
+from specllama.bench import run as core
 from specllama.bench.compare import compare
 from specllama.bench.report import ALL, BenchReport
-from specllama.bench.run import machine
-from specllama.bench.run import plots as bench_plots
-from specllama.bench.run import run as core
 from specllama.cli.bench.view import main_table
 from specllama.cli.loading import profile_for
 from specllama.drafters.controller import CostProfile

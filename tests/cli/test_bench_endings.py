@@ -15,9 +15,9 @@ import pytest
 
 from specllama.base import disk as storage
 from specllama.base.errors import NumericsError
+from specllama.bench import machine
+from specllama.bench import run as core
 from specllama.bench.report import BenchReport
-from specllama.bench.run import machine
-from specllama.bench.run import run as core
 from tests.bench_cases import MACHINE
 from tests.benchreports import report
 from tests.cli.conftest import Pair
@@ -67,7 +67,7 @@ def test_lines_that_nobody_takes_still_leave_a_report_in_the_file(
     specllama: Run, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: `| head` throwing away what `--output` was asked to keep, or measuring minutes for nobody."""
-    from specllama.cli.bench.command import command
+    from specllama.cli.bench import command
 
     n_written = [0]
     real = command.Output.line

@@ -13,9 +13,9 @@ import pytest
 
 from specllama import llama
 from specllama.chat import saved as chat_file
+from specllama.cli.chat import command
+from specllama.cli.chat import complete as chat_complete
 from specllama.cli.chat.answering import FREE_SHARE, LONGEST_DRAFT
-from specllama.cli.chat.command import command
-from specllama.cli.chat.command import complete as chat_complete
 from specllama.cli.prompting import MAX_BYTES
 from specllama.llama import LoadOptions
 from tests import tiny

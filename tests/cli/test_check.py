@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from specllama import llama
-from specllama.cli.check.command import command as check_command
-from specllama.cli.check.command import probe as check_probe
+from specllama.cli.check import command as check_command
+from specllama.cli.check import probe as check_probe
 from specllama.cli.screen.output import open_output
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile

@@ -11,7 +11,7 @@ import pytest
 
 from specllama import llama
 from specllama.base import child as children
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, record_of
 
@@ -173,7 +173,7 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     specllama: Run, words: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anything between the parts that the stand-ins do not see; a profile that names a draft nobody loads."""
-    from specllama.derive.make import search as derive_search
+    from specllama.derive import search as derive_search
     from specllama.llama.kernel_path import DEFAULT
     from specllama.tuning import child as tuner_child
     from specllama.tuning import kernel_paths as tuner_paths

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.base.errors import ConfigError
 from specllama.cli.naming import named
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from specllama.files.catalog import load_catalog, user_file
 from tests.cli.conftest import Pair, Result, record_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli.audit.command import command as audit_command
+from specllama.cli.audit import command as audit_command
 from specllama.llama import LoadOptions
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile, Subject

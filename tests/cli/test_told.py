@@ -16,7 +16,7 @@ from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
 from specllama.cli.draft.view import show_list
 from specllama.cli.screen.output import Output, Stream, wrapped
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from specllama.llama import build_info
 from specllama.pairs.checkup import about_build
 from specllama.tuning import kernel_paths as tuner_paths

@@ -11,11 +11,11 @@ import pytest
 from specllama import llama
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError
-from specllama.cli.draft.command import view as draft_view
+from specllama.cli.draft import view as draft_view
+from specllama.derive import make as derive
+from specllama.derive import search as derive_search
+from specllama.derive import store as drafts
 from specllama.derive.make import Recipe
-from specllama.derive.make import make as derive
-from specllama.derive.make import search as derive_search
-from specllama.derive.make import store as drafts
 from specllama.derive.search import Outcome, Space
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.profile import Subject

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.base import disk as storage
+from specllama.derive import store as drafts
 from specllama.derive.make import Recipe
-from specllama.derive.make import store as drafts
 from specllama.derive.store import Derived, Parent, stale
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import ConfigError
+from specllama.derive import store as drafts
 from specllama.derive.make import Recipe
-from specllama.derive.make import store as drafts
 from specllama.derive.store import Derived, Measurement
 from specllama.pairs.profile import ClassFigures
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from specllama.audit import run as audit
 from specllama.audit.faults import FAULTS
 from specllama.audit.parts import Effort, Parts, Subject
 from specllama.audit.report import AuditReport
-from specllama.audit.run import run as audit
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import DraftSettings

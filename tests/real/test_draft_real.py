@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specllama import llama
+from specllama.derive import make as derive
 from specllama.derive.make import Recipe
-from specllama.derive.make import make as derive
 from specllama.llama import LoadOptions
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.tuning import traces

@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from specllama import llama
+from specllama.audit import run as auditing
 from specllama.audit.greedy import N_MAX
 from specllama.audit.parts import FULL, QUICK, Subject
 from specllama.audit.report import AuditReport
-from specllama.audit.run import run as auditing
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import Interrupted, SpecllamaError, UsageError

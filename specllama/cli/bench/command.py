@@ -17,14 +17,14 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
+from specllama.bench import compare as bench_compare
+from specllama.bench import machine
+from specllama.bench import plots as bench_plots
+from specllama.bench import run as core
 from specllama.bench.job import Event, Job, Progress
 from specllama.bench.pace import pace
 from specllama.bench.plan import N_MAX_AUTO
 from specllama.bench.report import BenchReport, Plan, Run
-from specllama.bench.run import compare as bench_compare
-from specllama.bench.run import machine
-from specllama.bench.run import plots as bench_plots
-from specllama.bench.run import run as core
 from specllama.bench.verdict import verdict
 from specllama.cli.args.grouping import takes_groups
 from specllama.cli.bench.models import Opener, prepare, wishes_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from specllama.bench import charts as bench_charts
 from specllama.bench.charts import Mark, Panel, Series
 from specllama.bench.report import BenchReport
-from specllama.bench.run import charts as bench_charts
 from specllama.cli.screen.plot import Bar, Signs, filled, plot, span, split
 
 _N_ROWS = 9

@@ -16,18 +16,18 @@ from specllama.cli.args.grouping import option, takes_groups
 from specllama.cli.args.options import Color, HardwareOptions
 from specllama.cli.args.values import whole
 from specllama.cli.check.probe import warn_of_noise
-from specllama.cli.draft.command import view as draft_view
+from specllama.cli.draft import view as draft_view
 from specllama.cli.draft.values import layers, n_tokens, quants
 from specllama.cli.models.command import Json, Quiet
 from specllama.cli.naming import Wanted, named
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
+from specllama.derive import make as derive
+from specllama.derive import search as derive_search
+from specllama.derive import store as drafts
 from specllama.derive.layers import check_dropped, refuse_undroppable
 from specllama.derive.make import Recipe
-from specllama.derive.make import make as derive
-from specllama.derive.make import search as derive_search
-from specllama.derive.make import store as drafts
 from specllama.derive.search import Outcome, Space
 from specllama.derive.store import Derived
 from specllama.drafters.controller import N_MAX

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from specllama.base.disk import size_text
 from specllama.cli.screen.output import Output, in_one_line
-from specllama.derive.make import store as drafts
+from specllama.derive import store as drafts
 from specllama.derive.search import Outcome, Trial
 from specllama.derive.store import Derived
 

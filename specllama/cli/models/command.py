@@ -13,7 +13,7 @@ from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.cli.args.grouping import option
 from specllama.cli.args.options import Color
 from specllama.cli.args.values import whole
-from specllama.cli.models.command import view as models_view
+from specllama.cli.models import view as models_view
 from specllama.cli.screen.fetching import fetch_with_progress, watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.files import hub, models_toml
