@@ -47,7 +47,7 @@ from specllama.llama import LlamaModel
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.prompts.load import BenchPrompt
 from specllama.tuning import traces
-from specllama.tuning.traces import GREEDY, Answer
+from specllama.tuning.traces import GREEDY, TracedAnswer
 
 PUBLISHED, TWO_LAYERS = "published", "two layers"
 TEMPERATURES = (0.0, 1.0)
@@ -138,20 +138,20 @@ def heard(target: LlamaModel, asked: Asked, prompt: Sequence[int], n_tokens: int
             "laws": None if asked.temperature == 0.0 else laws}  # fmt: skip
 
 
-def as_answer(row: dict[str, Any], n_vocab: int) -> Answer:
+def as_answer(row: dict[str, Any], n_vocab: int) -> TracedAnswer:
     """An answer as `traces.judged` takes it. At temperature 0 the law of a token is the token itself."""
     tokens = tuple(row["tokens"])
     points = tuple(map(Distribution.point, tokens))
     greedy = row["laws"] is None
     laws = points if greedy else tuple(Distribution.on(ids, probs) for ids, probs in row["laws"])
     params = GREEDY if greedy else replace(SAMPLER, temperature=row["temperature"])
-    return Answer(row["group"], tuple(row["tokens_of_prompt"]), tokens, n_vocab, params, laws, points)
+    return TracedAnswer(row["group"], tuple(row["tokens_of_prompt"]), tokens, n_vocab, params, laws, points)
 
 
 @contextmanager
 def two_layers(draft: Path) -> Iterator[Path]:
     """The draft without all but its first and its last layer."""
-    header = llama.header(draft)
+    header = llama.read_header(draft)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two-layers.gguf"
         derive.make(header, Recipe(dropped=tuple(range(1, header.n_layer - 1))), path, lambda what, share: None)

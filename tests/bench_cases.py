@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specllama.bench.job import Event, Job, Loaded
+from specllama.bench.job import BenchEvent, BenchJob, Loaded
 from specllama.bench.plan import Wishes
 from specllama.bench.report import (
     Arm,
+    BenchPlan,
     BenchReport,
+    BenchRun,
     Condition,
     Load,
     Machine,
     PairCosts,
-    Plan,
     PlannedPrompt,
-    Run,
 )
 from specllama.bench.run import bench
 from specllama.bench.stats import Sizes, picks, rows
@@ -63,9 +63,9 @@ def plan_of(
     *,
     temperatures: Sequence[float] = (0.0,),
     n_repetitions: int = 1,
-) -> Plan:
+) -> BenchPlan:
     """A plan without limits."""
-    return Plan(
+    return BenchPlan(
         loads=(Load(),),
         drafts=("draft",),
         arms=tuple(arms),
@@ -83,7 +83,7 @@ def plan_of(
 def run_of(
     arm: int, prompt: int, tok_s: float, *, condition: int = 0, repetition: int = 0, prompt_s: float = 1.0,
     n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0,
-) -> Run:  # fmt: skip
+) -> BenchRun:  # fmt: skip
     """100 tokens behind the first pass, at `tok_s`."""
     seconds = 100.0 / tok_s
     stats = SpecStats(
@@ -106,13 +106,13 @@ def run_of(
         decode_s=seconds,
     )
     steps = (seconds / 100,) * 100
-    return Run(
+    return BenchRun(
         arm=arm, condition=condition, prompt=prompt, repetition=repetition, reason="length", stats=stats, steps_s=steps,
         rss=1000 + arm, gpu_bytes=None,
     )  # fmt: skip
 
 
-def report_of(plan: Plan, runs: Sequence[Run], **changes: Any) -> BenchReport:
+def report_of(plan: BenchPlan, runs: Sequence[BenchRun], **changes: Any) -> BenchReport:
     """The report that follows from runs."""
     costs = (PairCosts(load=0, draft=0, step_s=0.1, profile=COSTS, noise=0.1),)
     report = BenchReport(
@@ -193,7 +193,7 @@ class Stage:
             warnings=(),
         )
 
-    def job(self, prompts: Sequence[BenchPrompt], **changes: Any) -> Job:
+    def job(self, prompts: Sequence[BenchPrompt], **changes: Any) -> BenchJob:
         """A job that costs milliseconds; `changes` are the wishes' or the job's."""
         of_job = {key: changes.pop(key) for key in ("synthetic", "params", "seed") if key in changes}
         wishes = Wishes(
@@ -206,14 +206,14 @@ class Stage:
                 **changes,
             }
         )
-        return Job(
+        return BenchJob(
             wishes=wishes, prompts=prompts, machine=MACHINE, made="now", command="bench", settings={}, versions={},
             **of_job,
         )  # fmt: skip
 
     def events(
-        self, job: Job, cancel: Cancel | None = None, sleep: Callable[[float], None] = lambda _: None
-    ) -> list[Event]:
+        self, job: BenchJob, cancel: Cancel | None = None, sleep: Callable[[float], None] = lambda _: None
+    ) -> list[BenchEvent]:
         """Everything the benchmark says."""
         return list(bench(job, self.open, cancel, clock=lambda: self.now, sleep=sleep))
 

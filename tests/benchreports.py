@@ -9,15 +9,15 @@ from typing import Any
 from specllama.bench.report import (
     ALL,
     Arm,
+    BenchPlan,
     BenchReport,
+    BenchRow,
     Condition,
     Interval,
     Load,
     Machine,
     PairCosts,
-    Plan,
     PlannedPrompt,
-    Row,
     TimeSplit,
 )
 from specllama.drafters.controller import CostProfile
@@ -40,13 +40,13 @@ def arms(lengths: Sequence[int | None] = LENGTHS) -> tuple[Arm, ...]:
     return (Arm(name="plain"), *drafting)
 
 
-def row(arm: int, k: int | None, condition: int, category: str) -> Row:
+def row(arm: int, k: int | None, condition: int, category: str) -> BenchRow:
     """Figures that hang together: those of the cost model, and an interval around them."""
     alpha, length = _ALPHA[category] - 0.05 * condition, 4 if k is None else k
     tokens = sum(alpha**i for i in range(length + 1))
     speedup = tokens / (0.3 * length + COSTS.verify_cost(length + 1))
     plain = k == 0
-    return Row(
+    return BenchRow(
         arm=arm, condition=condition, category=category, n_prompts=4, n_runs=8, ttft_s=0.8, latency_s=3.0,
         prefill_tok_s=90.0, decode_tok_s=20.0 * speedup, decode_low_tok_s=19.0 * speedup,
         decode_high_tok_s=21.0 * speedup, tpot_s=0.05 / speedup, step_s=0.05, step_p95_s=0.06, n_drafted=100 * length,
@@ -73,7 +73,7 @@ def report(
         for name in CLASSES
         for i in range(4)
     )
-    plan = Plan(
+    plan = BenchPlan(
         loads=(Load(),), drafts=("small-q4_0.gguf",), arms=all_arms, conditions=conditions, prompts=prompts,
         n_repetitions=2, fixed_length=True, delay_s=0.0, budget_s=600.0, expected_s=500.0, note="made up",
     )  # fmt: skip

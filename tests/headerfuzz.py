@@ -70,7 +70,7 @@ def damage(body: bytearray, rng: random.Random, n_header: int) -> bytes:
 def outcome(path: Path) -> str:
     """What the reader makes of a file; raises what it should not."""
     try:
-        llama.header(path)
+        llama.read_header(path)
         llama.load_vocabulary(path).close()
     except SpecllamaError as error:
         if not str(error) or "\n" in str(error):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specllama.audit.models import Op, Recorded, again, held
-from specllama.audit.parts import Combination, Effort, Prompt, Subject
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination
 from specllama.audit.reference import adjusted
-from specllama.audit.report import Difference, GreedyRun
+from specllama.audit.report import GreedyRun, TextDifference
 from specllama.base.errors import Interrupted
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
@@ -29,7 +29,7 @@ N_MAX = 8  # longest draft
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreedyAnswer:
     """A greedy answer; `ended`: by an end token, which is not among its tokens."""
 
     tokens: tuple[int, ...]
@@ -39,7 +39,7 @@ class Answer:
 
 def answer(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, n_tokens: int, cancel: Cancel | None = None
-) -> Answer:
+) -> GreedyAnswer:
     """The greedy answer of `n_tokens` at most. Raises Interrupted."""
     tokens: list[int] = []
     for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens, cancel=cancel):
@@ -48,7 +48,7 @@ def answer(
         elif isinstance(event, Finished):
             if event.reason == "cancelled":
                 break
-            return Answer(tuple(tokens), event.reason == "stop", event.stats)
+            return GreedyAnswer(tuple(tokens), event.reason == "stop", event.stats)
     raise Interrupted("cancelled in the middle of a greedy answer")
 
 
@@ -89,7 +89,7 @@ def control(model: LanguageModel, prompt: Sequence[int], said: Sequence[int]) ->
     return Control(alone, tuple(last_row(width) for width in widths) or (alone,))
 
 
-def first_difference(plain: Answer, ours: Answer) -> int | None:
+def first_difference(plain: GreedyAnswer, ours: GreedyAnswer) -> int | None:
     """The place of the first token in which two answers differ; an end token counts as one."""
     if (plain.tokens, plain.ended) == (ours.tokens, ours.ended):
         return None
@@ -98,11 +98,11 @@ def first_difference(plain: Answer, ours: Answer) -> int | None:
 
 
 @dataclass(slots=True)
-class Comparison:
+class GreedyComparison:
     """Greedy answers to one prompt, compared with the plain one."""
 
-    subject: Subject
-    prompt: Prompt
+    subject: AuditSubject
+    prompt: AuditPrompt
     n_tokens: int
     _controls: dict[int, Control] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class Comparison:
     params: SamplingParams = field(init=False)
     target: Recorded = field(init=False)
     engine: Engine = field(init=False)
-    plain: Answer = field(init=False)
+    plain: GreedyAnswer = field(init=False)
     _reading: list[Op] = field(init=False)  # of the prompt
 
     def _fresh(self) -> None:
@@ -125,7 +125,7 @@ class Comparison:
         self._reading = list(self.target.ops)
         self.plain = self._answer(self.n_tokens)
 
-    def _answer(self, n_tokens: int) -> Answer:
+    def _answer(self, n_tokens: int) -> GreedyAnswer:
         return answer(self.engine, self.prompt.tokens, self.params, n_tokens, self.subject.cancel)
 
     def run(self, combination: Combination, n_max: int) -> GreedyRun:
@@ -171,7 +171,7 @@ class Comparison:
             want=at,
         )
 
-    def _difference(self, ours: Answer, at: int) -> Difference:
+    def _difference(self, ours: GreedyAnswer, at: int) -> TextDifference:
         """What the control says of the place where two answers part."""
         ops, said = list(self.target.ops), self.plain.tokens[:at]
         target, prompt = self.subject.target, self.prompt.tokens
@@ -189,7 +189,7 @@ class Comparison:
         a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))
         top = np.partition(here.alone, len(here.alone) - 2)[-2:]
         row = here.alone if reread is None else adjusted(reread, line, self.params)
-        return Difference(
+        return TextDifference(
             at=at,
             plain=a,
             ours=b,
@@ -202,18 +202,18 @@ class Comparison:
         )
 
 
-def _token_at(said: Answer, at: int, row: FloatArray, end_tokens: frozenset[int]) -> int:
+def _token_at(said: GreedyAnswer, at: int, row: FloatArray, end_tokens: frozenset[int]) -> int:
     """The token of an answer at `at`; of an answer that ended there, the likeliest end token."""
     if at < len(said.tokens):
         return said.tokens[at]
     return max(end_tokens, key=lambda token: float(row[token]), default=0)
 
 
-def compare(subject: Subject, effort: Effort) -> Iterator[GreedyRun]:
+def compare(subject: AuditSubject, effort: AuditEffort) -> Iterator[GreedyRun]:
     """Every prompt with K = 1 to the longest; strategies and rules take turns."""
     turn = 0
     for prompt in subject.prompts[: effort.n_prompts]:
-        comparison = Comparison(subject, prompt, effort.n_tokens)
+        comparison = GreedyComparison(subject, prompt, effort.n_tokens)
         for n_max in range(1, subject.drafting.n_max + 1):
             subject.require_going()
             yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)

@@ -12,7 +12,7 @@ import numpy as np
 
 from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
 from specllama.audit.models import Change, Recorded, again, held, n_dropped
-from specllama.audit.parts import Combination, Effort, Prompt, Subject, Watching
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Watching
 from specllama.audit.report import KV_BOUND as KV_BOUND
 from specllama.audit.report import DrawRow, KvRow
 from specllama.base.errors import ContextFull, Interrupted
@@ -124,9 +124,9 @@ def check_kv(
 
 
 def _run(
-    subject: Subject,
+    subject: AuditSubject,
     combination: Combination,
-    prompt: Prompt,
+    prompt: AuditPrompt,
     models: tuple[Recorded, Recorded | None],
     *,
     along: Along,
@@ -165,7 +165,7 @@ def _run(
     return n_done, tuple(said[:-1])
 
 
-def check(subject: Subject, effort: Effort, along: Along) -> Iterator[list[KvRow]]:
+def check(subject: AuditSubject, effort: AuditEffort, along: Along) -> Iterator[list[KvRow]]:
     """One run after the other, the combinations taking turns; the rows of both models. `along` sees what is drawn."""
     target = Recorded(subject.parts.target(subject.target))
     draft = None if subject.draft is None else Recorded(subject.parts.draft(subject.draft))

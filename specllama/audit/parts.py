@@ -25,7 +25,7 @@ from specllama.core.types import (
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.llama.running_ahead import AheadModel
 
-Piece = Callable[[int], bytes]  # what a token shows
+PieceOf = Callable[[int], bytes]  # what a token shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class AuditEffort:
     """How much of everything."""
 
     n_prompts: int  # for greedy answers
@@ -53,10 +53,10 @@ class Effort:
     n_steps: int  # of each
 
 
-FULL = Effort(
+FULL = AuditEffort(
     n_prompts=6, n_tokens=16, n_contexts=10, most_branches=1000, n_enumerated=3, n_draws=300, n_runs=6, n_steps=12
 )
-QUICK = Effort(
+QUICK = AuditEffort(
     n_prompts=1, n_tokens=8, n_contexts=4, most_branches=300, n_enumerated=2, n_draws=100, n_runs=1, n_steps=6
 )
 
@@ -74,18 +74,18 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class AuditSubject:
     """What is audited."""
 
     target: LanguageModel
     draft: LanguageModel | None
-    prompts: Sequence[Prompt]
+    prompts: Sequence[AuditPrompt]
     params: SamplingParams
     strategies: tuple[str, ...]
     rules: tuple[Rule, ...]
     drafting: DraftSettings  # n_max is the longest draft of greedy answers
     seed: int
-    piece: Piece
+    piece: PieceOf
     cancel: Cancel = field(default_factory=Cancel)
     parts: Parts = field(default_factory=Parts)
     ahead: bool = False  # the draft reads on while the target verifies, as in answers of this pair
@@ -127,7 +127,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class AuditPrompt:
     """A prompt in tokens that both models know."""
 
     name: str

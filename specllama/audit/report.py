@@ -24,7 +24,7 @@ NEAR_TIE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TextDifference:
     """Where a greedy answer parts from plain decoding, and what the control without any draft says."""
 
     at: int  # tokens of the answer before it
@@ -58,7 +58,7 @@ class GreedyRun:
     n_tokens: int
     n_drafted: int
     n_accepted: int
-    difference: Difference | None
+    difference: TextDifference | None
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""

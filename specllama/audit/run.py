@@ -14,10 +14,10 @@ from specllama.audit import sampling as audit_sampling
 from specllama.audit import self_test as audit_self_test
 from specllama.audit.faults import Fault
 from specllama.audit.models import Heard
-from specllama.audit.parts import Effort, Prompt, Subject
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
 from specllama.audit.report import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
 from specllama.base.errors import Interrupted, PromptError
-from specllama.chat.conversation import Conversation, Message, Vocab
+from specllama.chat.conversation import Conversation, Message, TemplateVocabulary
 from specllama.llama.running_ahead import AheadModel
 
 N_ROOM = 160  # tokens behind a prompt that the audit needs
@@ -28,7 +28,7 @@ SHARES = {"greedy answers": 0.25, "exact laws and draws": 0.45, "the KV": 0.3, "
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AuditProgress:
     """What the audit is doing, the share that is done, and the seconds that are left, where they can be guessed."""
 
     doing: str
@@ -36,15 +36,15 @@ class Progress:
     left_s: float | None
 
 
-Tell = Callable[[Progress], None]
+TellAudit = Callable[[AuditProgress], None]
 
 
 def prompts_for(
-    vocab: Vocab, template: str | None, texts: Mapping[str, str], *, n_known: int, n_room: int
-) -> tuple[Prompt, ...]:
+    vocab: TemplateVocabulary, template: str | None, texts: Mapping[str, str], *, n_known: int, n_room: int
+) -> tuple[AuditPrompt, ...]:
     """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError if none does."""
     conversation = Conversation(vocab, template)
-    found = [Prompt(name, tuple(conversation.tokens([Message("user", text)]))) for name, text in texts.items()]
+    found = [AuditPrompt(name, tuple(conversation.tokens([Message("user", text)]))) for name, text in texts.items()]
     fit = tuple(each for each in found if 1 < len(each.tokens) <= n_room and max(each.tokens) < n_known)
     if not fit:
         raise PromptError("no prompt fits these models", hint="use a longer context (--ctx-size), or another pair")
@@ -55,10 +55,10 @@ def prompts_for(
 class _Work:
     """What is found so far, and how far the audit is."""
 
-    subject: Subject
-    effort: Effort
+    subject: AuditSubject
+    effort: AuditEffort
     sections: Mapping[str, int]  # units of each
-    tell: Tell
+    tell: TellAudit
     started: float = field(default_factory=perf_counter)
     section: str = ""
     done: float = 0.0
@@ -75,16 +75,16 @@ class _Work:
         """What a unit of the section is of the whole."""
         return SHARES[self.section] / sum(SHARES[name] for name in self.sections) / max(self.sections[self.section], 1)
 
-    def _progress(self, share: float) -> Progress:
+    def _progress(self, share: float) -> AuditProgress:
         spent, share = perf_counter() - self.started, min(share, 1.0)
-        return Progress(self.section, share, spent / share - spent if share > LEAST_KNOWN else None)
+        return AuditProgress(self.section, share, spent / share - spent if share > LEAST_KNOWN else None)
 
-    def begin(self, section: str) -> Progress:
+    def begin(self, section: str) -> AuditProgress:
         """The next section."""
         self.section, self.n_beats, self.usual = section, 0, USUAL
         return self._progress(self.done)
 
-    def tick(self) -> Progress:
+    def tick(self) -> AuditProgress:
         """One unit more of the section is done."""
         self.done += self._unit()
         self.usual, self.n_beats = max(self.n_beats, 1), 0
@@ -112,7 +112,7 @@ class _Work:
         )
 
 
-def _sections(subject: Subject, effort: Effort, faults: Sequence[Fault]) -> dict[str, int]:
+def _sections(subject: AuditSubject, effort: AuditEffort, faults: Sequence[Fault]) -> dict[str, int]:
     """The sections, and in how many units they go forward."""
     sections = {
         "greedy answers": min(effort.n_prompts, len(subject.prompts)) * subject.drafting.n_max,
@@ -123,13 +123,13 @@ def _sections(subject: Subject, effort: Effort, faults: Sequence[Fault]) -> dict
 
 
 def run(
-    subject: Subject,
-    effort: Effort,
+    subject: AuditSubject,
+    effort: AuditEffort,
     about: Mapping[str, object],
     *,
     self_test: bool = False,
-    tell: Tell = lambda progress: None,
-) -> Iterator[Progress | AuditReport]:
+    tell: TellAudit = lambda progress: None,
+) -> Iterator[AuditProgress | AuditReport]:
     """The audit; the last item is the report, a partial one where `subject.cancel` was set meanwhile.
 
     `tell` hears of every pass, between the items: some take a minute. Raises what the models raise.

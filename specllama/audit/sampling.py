@@ -12,7 +12,7 @@ from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_law
 from specllama.audit.enumeration import ContractBroken, TooManyBranches
 from specllama.audit.law import END, NONE, Block, block_law, distance
 from specllama.audit.models import Remembered
-from specllama.audit.parts import Combination, Effort, Prompt, Subject, Watching
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Watching
 from specllama.audit.reference import target_law
 from specllama.audit.report import DrawRow, LawRow
 from specllama.base.errors import Interrupted, SpecllamaError
@@ -40,7 +40,7 @@ class Context:
     tokens: tuple[int, ...]
 
 
-def _uncertain(subject: Subject, prompt: Prompt) -> tuple[tuple[int, ...], list[int]]:
+def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, ...], list[int]]:
     """A sampled plain answer, and its places: first where the target is of two minds about the next token.
 
     Where it is of many, there are too many branches for more than one drafted token; where it is sure, nothing shows.
@@ -64,7 +64,7 @@ def _uncertain(subject: Subject, prompt: Prompt) -> tuple[tuple[int, ...], list[
     return tuple(tokens), sorted(range(len(peaks)), key=lambda place: abs(peaks[place] - 0.5))
 
 
-def contexts(subject: Subject, effort: Effort) -> Iterator[Context]:
+def contexts(subject: AuditSubject, effort: AuditEffort) -> Iterator[Context]:
     """Texts at whose end the target is undecided: answers cut there, and every second one with a passage said again.
 
     Said again, so that lookups find something.
@@ -86,10 +86,10 @@ def contexts(subject: Subject, effort: Effort) -> Iterator[Context]:
 
 
 @dataclass(slots=True)
-class Place:
+class AuditedContext:
     """One context, with models that remember what they computed for it, and p behind every continuation."""
 
-    subject: Subject
+    subject: AuditSubject
     context: Context
     target: Remembered
     draft: Remembered | None
@@ -112,7 +112,7 @@ class Place:
         drafter: Drafter = subject.drafter(combination.strategy, self.draft, n_max)
         return subject.parts.engine(subject.parts.target(self.target), drafter, rule=combination.rule)
 
-    def measure(self, combination: Combination, effort: Effort) -> LawRow:
+    def measure(self, combination: Combination, effort: AuditEffort) -> LawRow:
         """The exact law of the engine's block with drafts of every length that is feasible."""
         found, n_branches, n_drafted, failure = NONE, 0, 0, ""
         for n_max in range(1, effort.n_enumerated + 1):
@@ -239,13 +239,13 @@ def merged_draws(rows: Sequence[DrawRow]) -> tuple[DrawRow, ...]:
     return tuple(found.values())
 
 
-def measure(subject: Subject, effort: Effort) -> Iterator[tuple[list[LawRow], list[DrawRow]]]:
+def measure(subject: AuditSubject, effort: AuditEffort) -> Iterator[tuple[list[LawRow], list[DrawRow]]]:
     """Context after context: the exact laws of every combination, and draws."""
     target = Remembered(subject.target)
     draft = None if subject.draft is None else Remembered(subject.parts.draft(subject.draft))
     seeds = np.random.default_rng(subject.seed)
     for context in list(contexts(subject, effort)):
-        place = Place(subject, context, target, draft)
+        place = AuditedContext(subject, context, target, draft)
         laws, draws = [], []
         for combination in subject.combinations:
             subject.require_going()

@@ -12,12 +12,12 @@ from specllama.audit import kv as audit_kv
 from specllama.audit import sampling as audit_sampling
 from specllama.audit.faults import FAULTS, Fault
 from specllama.audit.models import Remembered
-from specllama.audit.parts import Effort, Subject
+from specllama.audit.parts import AuditEffort, AuditSubject
 from specllama.audit.report import FaultRow, LawRow
-from specllama.audit.sampling import BROKEN, Place
+from specllama.audit.sampling import BROKEN, AuditedContext
 from specllama.base.errors import Interrupted
 
-MINIMAL = Effort(
+MINIMAL = AuditEffort(
     n_prompts=1, n_tokens=8, n_contexts=8, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=6
 )
 LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in every second context, and not always what is possible
@@ -25,7 +25,7 @@ N_DRAWN_IN = 2  # contexts that are drawn in
 NARROW = 3  # tokens in a law: few branches, so that drafts of two tokens are feasible everywhere
 
 
-def faults_for(subject: Subject) -> tuple[Fault, ...]:
+def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
     """The faults that this pair can show: lookups have no law of their own, so without a draft there are fewer."""
     faults = (fault for fault in FAULTS if subject.ahead or not fault.needs_ahead)
     if subject.draft is not None:
@@ -34,21 +34,21 @@ def faults_for(subject: Subject) -> tuple[Fault, ...]:
 
 
 @dataclass(slots=True)
-class _Bench:
+class _FaultBench:
     """The pair, with contexts that all faults share; their rows are computed once."""
 
-    subject: Subject
-    effort: Effort
-    places: list[Place] = field(default_factory=list)
+    subject: AuditSubject
+    effort: AuditEffort
+    places: list[AuditedContext] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Choose the contexts."""
         target = Remembered(self.subject.target)
         draft = None if self.subject.draft is None else Remembered(self.subject.draft)
         for context in list(audit_sampling.contexts(self.subject, self.effort)):
-            self.places.append(Place(self.subject, context, target, draft))
+            self.places.append(AuditedContext(self.subject, context, target, draft))
 
-    def by_law(self, broken: Subject) -> tuple[str, bool]:
+    def by_law(self, broken: AuditSubject) -> tuple[str, bool]:
         """The largest distance over the contexts, up to the first that shows the fault: not every one can."""
         rows: list[LawRow] = []
         for place in self.places:
@@ -58,7 +58,7 @@ class _Bench:
         (row,) = audit_sampling.merged_laws(rows)
         return row.failure or f"TV {row.distance.tv:.2g}", not row.sound
 
-    def by_draws(self, broken: Subject) -> tuple[str, bool]:
+    def by_draws(self, broken: AuditSubject) -> tuple[str, bool]:
         """The statistic over the contexts."""
         rows = []
         for i, place in enumerate(self.places[:N_DRAWN_IN]):
@@ -69,7 +69,7 @@ class _Bench:
         told = "nothing varied" if value is None else f"p-value {value:.2g} over {row.test.n_draws} draws"
         return row.failure or told, not row.sound
 
-    def by_greedy(self, broken: Subject) -> tuple[str, bool]:
+    def by_greedy(self, broken: AuditSubject) -> tuple[str, bool]:
         """The first answer that parts from the plain one for no reason of arithmetic."""
         for run in audit_greedy.compare(broken, self.effort):
             if run.difference and not run.difference.near_tie:
@@ -77,7 +77,7 @@ class _Bench:
                 return f"token {found.at}, gap {found.gap:.2f}, blocks move it by {found.moved:.2g}", True
         return "the same text", False
 
-    def by_kv(self, broken: Subject) -> tuple[str, bool]:
+    def by_kv(self, broken: AuditSubject) -> tuple[str, bool]:
         """The difference that what was dropped made."""
         along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
         found = [row for rows in audit_kv.check(broken, self.effort, along) for row in rows]
@@ -87,7 +87,7 @@ class _Bench:
         return f"logits differ by {max(row.difference for row in found):.2g}", caught
 
 
-def _catch(bench: _Bench, fault: Fault) -> FaultRow:
+def _catch(bench: _FaultBench, fault: Fault) -> FaultRow:
     """Run the section that has to notice `fault` on the broken program."""
     broken = replace(bench.subject, parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
     sections = {"law": bench.by_law, "draws": bench.by_draws, "greedy": bench.by_greedy, "kv": bench.by_kv}
@@ -100,11 +100,11 @@ def _catch(bench: _Bench, fault: Fault) -> FaultRow:
     return FaultRow(fault.name, fault.section, figure, caught)
 
 
-def catch_all(subject: Subject, faults: Sequence[Fault]) -> Iterator[FaultRow]:
+def catch_all(subject: AuditSubject, faults: Sequence[Fault]) -> Iterator[FaultRow]:
     """Every fault, and what noticed it. Those that use the models' rows come first: they trust what the models hold."""
     top_k = min(subject.params.top_k or NARROW, NARROW)
     subject = replace(subject, params=replace(subject.params, top_k=top_k))
-    bench = _Bench(subject, MINIMAL if subject.draft is not None else LOOKUPS)
+    bench = _FaultBench(subject, MINIMAL if subject.draft is not None else LOOKUPS)
     bench.prepare()
     for fault in sorted(faults, key=lambda fault: fault.section not in ("law", "draws")):
         subject.require_going()

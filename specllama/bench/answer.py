@@ -10,7 +10,7 @@ from statistics import median
 from time import perf_counter
 
 from specllama.base.errors import Interrupted
-from specllama.bench.job import Job, Loaded
+from specllama.bench.job import BenchJob, Loaded
 from specllama.bench.report import Arm, Condition
 from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.engine import Engine
@@ -36,7 +36,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """What came of it."""
 
     finished: Finished
@@ -46,7 +46,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class WarmUpSpeed:
     """How fast an arm was while it warmed up."""
 
     prefill_tok_s: float
@@ -54,7 +54,7 @@ class Speed:
     draft_read_s: float  # for a token of the prompt
 
 
-def speed(answer: Answer) -> Speed:
+def speed(answer: TimedAnswer) -> WarmUpSpeed:
     """How fast it went.
 
     The draft reads the prompt in one of the first steps, which shows as a step that takes longer than usual.
@@ -62,7 +62,7 @@ def speed(answer: Answer) -> Speed:
     stats, steps = answer.finished.stats, answer.steps_s
     usual_s = median(steps) if steps else 0.0
     per_step = (stats.n_emitted - stats.n_first) / len(steps) if steps else 1.0
-    return Speed(
+    return WarmUpSpeed(
         stats.prompt_tok_s or math.inf,
         per_step / usual_s if usual_s and per_step else math.inf,
         max(sum(steps) - len(steps) * usual_s, 0.0) / stats.n_prompt,
@@ -72,7 +72,7 @@ def speed(answer: Answer) -> Speed:
 class Answerer:
     """Asks loaded models the job's prompts."""
 
-    def __init__(self, job: Job, cancel: Cancel, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, job: BenchJob, cancel: Cancel, clock: Callable[[], float] = perf_counter) -> None:
         self._job = job
         self._cancel = cancel
         self._clock = clock
@@ -120,7 +120,7 @@ class Answerer:
 
     def answering(
         self, loaded: Loaded, arm: Arm, condition: Condition, question: Question, *, seed: int, n_predict: int
-    ) -> Generator[float, None, Answer]:
+    ) -> Generator[float, None, TimedAnswer]:
         """One answer from empty caches, or from caches that hold `question.before`; says now and then which share of it
         is done. Raises Interrupted.
         """
@@ -151,7 +151,7 @@ class Answerer:
         assert isinstance(finished, Finished), "the engine's last event is always Finished"
         if finished.reason == "cancelled":
             raise Interrupted("the benchmark was stopped on request")
-        return Answer(
+        return TimedAnswer(
             finished,
             tuple(event.step_s for event in events if isinstance(event, StepEvent) and event.step > 0),
             tuple(event.token for event in events if isinstance(event, TokenEvent)),

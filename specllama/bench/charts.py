@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from specllama.bench.plan import differences
-from specllama.bench.report import ALL, Arm, BenchReport, Interval, Row, TimeSplit
+from specllama.bench.report import ALL, Arm, BenchReport, BenchRow, Interval, TimeSplit
 from specllama.bench.verdict import condition_name
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ PARTS: Sequence[str] = tuple(field.name for field in fields(TimeSplit))
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """One measured value; low and high are its confidence interval, the value itself where there is none."""
 
     x: float
@@ -33,7 +33,7 @@ class Series:
     """Values of one kind, in the order of x."""
 
     name: str
-    marks: tuple[Mark, ...]
+    marks: tuple[ChartMark, ...]
     predicted: tuple[tuple[float, float], ...] = ()  # what the cost model expects at some of these places
 
 
@@ -47,7 +47,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimeBar:
     """Where one arm's time goes."""
 
     name: str
@@ -60,15 +60,15 @@ class BarPanel:
     """The arms under one condition."""
 
     title: str
-    bars: tuple[Bar, ...]
+    bars: tuple[TimeBar, ...]
 
 
 # -------------------------------------------------------------------------------------------------- the plots
 
 
-def _mark(x: float, found: Interval) -> Mark:
+def _mark(x: float, found: Interval) -> ChartMark:
     low, high = (found.value if end is None else end for end in (found.low, found.high))
-    return Mark(x, found.value, low, high)
+    return ChartMark(x, found.value, low, high)
 
 
 def _panels(report: BenchReport, make: Callable[[int, str], T | None]) -> tuple[T, ...]:
@@ -83,7 +83,7 @@ def _load_names(report: BenchReport) -> list[str]:
     return [" ".join(differences(load, report.plan.loads)) for load in report.plan.loads]
 
 
-def _rows(report: BenchReport, condition: int, category: str = ALL) -> list[Row]:
+def _rows(report: BenchReport, condition: int, category: str = ALL) -> list[BenchRow]:
     """In the order of the arms."""
     rows = [row for row in report.rows_of(category) if row.condition == condition]
     return sorted(rows, key=lambda row: row.arm)
@@ -137,23 +137,23 @@ def over_length(report: BenchReport) -> tuple[Panel, ...]:
     return _panels(report, panel)
 
 
-def _families(report: BenchReport, rows: Sequence[Row]) -> list[list[Row]]:
+def _families(report: BenchReport, rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
     """The rows of arms that differ in nothing but the longest draft, family by family."""
 
-    def family(row: Row) -> tuple[int, str, str, int]:
+    def family(row: BenchRow) -> tuple[int, str, str, int]:
         arm = report.plan.arms[row.arm]
         return (arm.load, arm.spec_type, arm.verify_rule, -1 if arm.draft is None else arm.draft)
 
     return [list(each) for _, each in groupby(sorted(rows, key=family), key=family)]
 
 
-def _over_length(report: BenchReport, rows: Sequence[Row], auto_at: float) -> Iterator[Series]:
+def _over_length(report: BenchReport, rows: Sequence[BenchRow], auto_at: float) -> Iterator[Series]:
     """One series for all arms that differ in nothing but the length."""
     arms = report.plan.arms
     families = _families(report, rows)
     names = _family_names(report, [arms[each[0].arm] for each in families])
     for name, members in zip(names, families, strict=True):
-        marks, predicted = [Mark(0.0, 1.0, 1.0, 1.0)], [(0.0, 1.0)]  # no draft is plain decoding itself
+        marks, predicted = [ChartMark(0.0, 1.0, 1.0, 1.0)], [(0.0, 1.0)]  # no draft is plain decoding itself
         if all(arms[row.arm].n_max is None for row in members):
             name, marks = f"auto: {name}", []  # it has no place on the axis of lengths
         for row in members:
@@ -224,8 +224,8 @@ def costs(report: BenchReport) -> tuple[Panel, ...]:
     return (Panel("", tuple((x, f"{x:g}") for x in places), tuple(series)),)
 
 
-def _measured(points: Sequence[tuple[int, float]]) -> tuple[Mark, ...]:
-    return tuple(Mark(float(n), cost, cost, cost) for n, cost in points)
+def _measured(points: Sequence[tuple[int, float]]) -> tuple[ChartMark, ...]:
+    return tuple(ChartMark(float(n), cost, cost, cost) for n, cost in points)
 
 
 def time_split(report: BenchReport) -> tuple[BarPanel, ...]:
@@ -233,7 +233,7 @@ def time_split(report: BenchReport) -> tuple[BarPanel, ...]:
 
     def panel(condition: int, title: str) -> BarPanel | None:
         bars = [
-            Bar(
+            TimeBar(
                 report.plan.arms[row.arm].name,
                 1.0 / row.decode_tok_s,
                 tuple(getattr(row.time_split, part) for part in PARTS),

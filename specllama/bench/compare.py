@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from specllama.base.jsonable import to_plain
-from specllama.bench.report import ALL, BenchReport, Condition, Interval, Row, Run
+from specllama.bench.report import ALL, BenchReport, BenchRow, BenchRun, Condition, Interval
 from specllama.bench.stats import decode_speed, interval
 from specllama.bench.verdict import condition_name, span
 
@@ -32,7 +32,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ReportComparison:
     """What `bench compare` finds."""
 
     a: str  # when it was made
@@ -48,7 +48,7 @@ class Comparison:
         return to_plain(self)
 
 
-def _by_prompt(report: BenchReport, row: Row) -> dict[tuple[str, int], Run]:
+def _by_prompt(report: BenchReport, row: BenchRow) -> dict[tuple[str, int], BenchRun]:
     """The runs behind a row, by prompt and repetition."""
     return {
         (report.plan.prompts[run.prompt].id, run.repetition): run
@@ -57,7 +57,7 @@ def _by_prompt(report: BenchReport, row: Row) -> dict[tuple[str, int], Run]:
     }
 
 
-def _ratio(a: BenchReport, b: BenchReport, of_a: Row, of_b: Row) -> Interval | None:
+def _ratio(a: BenchReport, b: BenchReport, of_a: BenchRow, of_b: BenchRow) -> Interval | None:
     """B over A, paired by prompt; repetitions are paired in their order, which only averages them."""
     mine, theirs = _by_prompt(b, of_b), _by_prompt(a, of_a)
     found: dict[str, list[float]] = {}
@@ -68,7 +68,7 @@ def _ratio(a: BenchReport, b: BenchReport, of_a: Row, of_b: Row) -> Interval | N
     return interval(list(found.values()))
 
 
-def _keyed(report: BenchReport) -> Mapping[tuple[str, Condition], Row]:
+def _keyed(report: BenchReport) -> Mapping[tuple[str, Condition], BenchRow]:
     """Rows over all classes by what they are, not by where they stand."""
     return {(report.plan.arms[row.arm].name, report.plan.conditions[row.condition]): row for row in report.rows_of(ALL)}
 
@@ -139,7 +139,7 @@ def _verdict(rows: tuple[Compared, ...]) -> str:
     return "; ".join(said) + "."
 
 
-def compare(a: BenchReport, b: BenchReport) -> Comparison:
+def compare(a: BenchReport, b: BenchReport) -> ReportComparison:
     """B against A, setting by setting."""
     mine, theirs = _keyed(a), _keyed(b)
     rows = tuple(
@@ -158,7 +158,7 @@ def compare(a: BenchReport, b: BenchReport) -> Comparison:
         if key in theirs
     )
 
-    def missing(some: Mapping[tuple[str, Condition], Row], others: Mapping[tuple[str, Condition], Row],
+    def missing(some: Mapping[tuple[str, Condition], BenchRow], others: Mapping[tuple[str, Condition], BenchRow],
                 report: BenchReport) -> tuple[str, ...]:  # fmt: skip
         return tuple(
             f"{name} at {condition_name(condition, report.plan.conditions)}"
@@ -166,7 +166,7 @@ def compare(a: BenchReport, b: BenchReport) -> Comparison:
             if (name, condition) not in others
         )
 
-    return Comparison(
+    return ReportComparison(
         a=a.made,
         b=b.made,
         rows=rows,

@@ -22,7 +22,7 @@ ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence
 _ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")  # those of Chinese and Japanese, too
 
-Piece = Callable[[int], bytes]  # what a token shows
+PieceOf = Callable[[int], bytes]  # what a token shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def entropy_of(row: FloatArray) -> float:
     return max(math.log(total) - float((weights[finite] * values[finite]).sum()) / total, 0.0)
 
 
-def places(answer: Sequence[int], piece: Piece) -> list[int]:
+def places(answer: Sequence[int], piece: PieceOf) -> list[int]:
     """Of every token, how many tokens of its sentence come before it."""
     found, place = [], 0
     for token in answer:
@@ -74,7 +74,7 @@ def _rows(model: LanguageModel, said: Said, n_vocab: int) -> list[FloatArray]:
 
 
 def samples(
-    target: LanguageModel, draft: LanguageModel, said: Said, params: SamplingParams, piece: Piece
+    target: LanguageModel, draft: LanguageModel, said: Said, params: SamplingParams, piece: PieceOf
 ) -> list[Sample]:
     """One sample for every token of a plain answer; none where the draft cannot read it. Both models are empty then."""
     n_vocab = min(target.vocab_size, draft.vocab_size)

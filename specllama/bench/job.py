@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from specllama.bench.plan import Wishes
-from specllama.bench.report import Arm, BenchReport, Machine, Plan, Run
+from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Machine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import DraftPolicy, LanguageModel
 from specllama.prompts.load import BenchPrompt
@@ -35,7 +35,7 @@ Open: TypeAlias = Callable[[int], AbstractContextManager[Loaded]]  # the models 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BenchJob:
     """Everything that is settled before the first model is loaded."""
 
     wishes: Wishes
@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BenchProgress:
     """What is being done, and how much of everything is done by then."""
 
     what: str
@@ -62,13 +62,15 @@ class Progress:
     left_s: float | None = None  # None: nobody knows yet
 
 
-Event: TypeAlias = Progress | Plan | Run | BenchReport
-Steps: TypeAlias = Generator[Event, None, None]
+BenchEvent: TypeAlias = BenchProgress | BenchPlan | BenchRun | BenchReport
+Steps: TypeAlias = Generator[BenchEvent, None, None]
 
 T = TypeVar("T")
 
 
-def following(work: Generator[float, None, T], told: Callable[[float], Progress]) -> Generator[Event, None, T]:
+def following(
+    work: Generator[float, None, T], told: Callable[[float], BenchProgress]
+) -> Generator[BenchEvent, None, T]:
     """What the work returns, and how far it is meanwhile."""
     while True:
         try:

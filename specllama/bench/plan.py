@@ -9,7 +9,7 @@ from math import gcd
 from typing import Literal, Protocol, TypeVar
 
 from specllama.bench.pace import pace
-from specllama.bench.report import Arm, Condition, Load, Plan, PlannedPrompt
+from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
 from specllama.drafters import REGISTRY
 
 LEAST_PROMPTS = 2  # one to pick by, one to confirm with
@@ -33,8 +33,8 @@ def in_turn(items: Sequence[T], at: int) -> list[T]:
     return [items[(at + stride * i) % n] for i in range(n)]
 
 
-class Prompt(Protocol):
-    """What planning needs of a prompt; `bench_prompts.BenchPrompt` has it."""
+class HasCategory(Protocol):
+    """A prompt as planning sees it; `BenchPrompt` has it."""
 
     @property
     def id(self) -> str:
@@ -52,7 +52,7 @@ class Prompt(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Prompt)
+P = TypeVar("P", bound=HasCategory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def spread(prompts: Sequence[P]) -> list[P]:
     return [prompt for turn in zip_longest(*turned) for prompt in turn if prompt is not None]
 
 
-def halves(prompts: Sequence[Prompt]) -> list[bool]:
+def halves(prompts: Sequence[HasCategory]) -> list[bool]:
     """Of each prompt, whether it is of the half that picks: classes and languages are in both as evenly as can be."""
     seen: dict[str, int] = {}
     picks = []
@@ -208,7 +208,7 @@ def _said(wishes: Wishes, n_prompts: int, n_there: int, n_repetitions: int, n_pr
     return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s{haste}"
 
 
-def fit(wishes: Wishes, prompts: Sequence[tuple[Prompt, int]], rates: Rates, left_s: float) -> Plan:
+def fit(wishes: Wishes, prompts: Sequence[tuple[HasCategory, int]], rates: Rates, left_s: float) -> BenchPlan:
     """The plan that fits into `left_s` seconds, the most prompts first, then repetitions.
 
     `prompts`: in the order in which they are to be taken, each with its number of tokens. Without a budget, all.
@@ -230,7 +230,7 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[Prompt, int]], rates: Rates, lef
         n_repetitions = min(max(int(left_s / once_s), 1), MOST_REPETITIONS)
     expected_s = n_repetitions * once_s
     chosen = [prompt for prompt, _ in prompts[:n]]
-    return Plan(
+    return BenchPlan(
         loads=wishes.loads,
         drafts=wishes.drafts,
         arms=arms(wishes),

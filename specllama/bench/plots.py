@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from specllama.base.errors import ReportError, UsageError
 from specllama.bench import charts as bench_charts
-from specllama.bench.charts import BarPanel, Mark, Panel
+from specllama.bench.charts import BarPanel, ChartMark, Panel
 from specllama.bench.report import BenchReport
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _STYLE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenPlots:
     """What became of the plots."""
 
     paths: tuple[Path, ...]
@@ -82,7 +82,7 @@ def _told(path: Path) -> Iterator[None]:
         raise ReportError(f"{path} cannot be written: {error.strerror}", hint="give another folder") from None
 
 
-def write(report: BenchReport, folder: Path) -> Written:
+def write(report: BenchReport, folder: Path) -> WrittenPlots:
     """Every plot that the report has figures for, into `folder`; files of the same name are replaced.
 
     Raises what `prepare` raises.
@@ -101,7 +101,7 @@ def write(report: BenchReport, folder: Path) -> Written:
                 missing.append(name)
                 continue
             paths += [_save(figure, folder / f"{name}.{kind}", kind) for kind in FORMATS]
-    return Written(tuple(paths), tuple(missing))
+    return WrittenPlots(tuple(paths), tuple(missing))
 
 
 def _fonts() -> list[str]:
@@ -193,7 +193,7 @@ def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _error(marks: Sequence[Mark]) -> Any:
+def _error(marks: Sequence[ChartMark]) -> Any:
     """Distances down and up from each value, as matplotlib wants them; None where there is no interval."""
     if all(mark.low == mark.high for mark in marks):
         return None

@@ -2,9 +2,9 @@
 
 How to read a `BenchReport`. `plan` was fixed before the first counted run: `plan.arms` are what is compared (the
 first one is plain decoding), `plan.conditions` what each is compared under (temperature, lengths), `plan.prompts` what
-is asked. A `Run` is one answer and points into these three by index. `rows` are the table: one `Row` for each arm,
-condition and class of prompts, and one for all classes together (`category == ALL`). Everything in `rows`, `picks` and
-`verdict` follows from `runs`, `costs` and `insights` alone (see `bench_stats`).
+is asked. A `BenchRun` is one answer and points into these three by index. `rows` are the table: one `BenchRow` for each
+arm, condition and class of prompts, and one for all classes together (`category == ALL`). Everything in `rows`, `picks`
+and `verdict` follows from `runs`, `costs` and `insights` alone (see `bench_stats`).
 
 Rates and shares are fractions of 1, None where nothing was counted; `*_s` are seconds; speeds are tokens per second.
 """
@@ -28,7 +28,7 @@ SCHEMA: Mapping[str, object] = {
 }
 ALL = "all"  # the category of rows over all classes of prompts
 
-Place = Literal["inside", "below", "above"]
+BandPlace = Literal["inside", "below", "above"]
 
 
 # ------------------------------------------------------------------------------------------------------ what is planned
@@ -82,7 +82,7 @@ class PlannedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """The run matrix: every arm under every condition for every prompt, `n_repetitions` times, prompt by prompt."""
 
     loads: tuple[Load, ...]
@@ -107,7 +107,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchRun:
     """One answer. arm, condition and prompt are indices into the plan's."""
 
     arm: int
@@ -193,7 +193,7 @@ class Band:
     low: float
     high: float
     measured: float
-    place: Place
+    place: BandPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class TimeSplit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """Figures of one arm under one condition, over the prompts of one class or over all of them."""
 
     arm: int
@@ -302,11 +302,11 @@ class BenchReport:
     target: Mapping[str, Any]  # file, size, SHA-256, description, how it was loaded
     drafts: tuple[Mapping[str, Any], ...]  # the same, in the order of plan.drafts
     machine: Machine
-    plan: Plan
-    runs: tuple[Run, ...]
+    plan: BenchPlan
+    runs: tuple[BenchRun, ...]
     costs: tuple[PairCosts, ...]
     insights: tuple[Insight, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     picks: tuple[Pick, ...]
     verdict: str
     partial: str = ""  # why not everything that was planned was measured; empty: everything was
@@ -315,7 +315,7 @@ class BenchReport:
     spent: Spent | None = None  # None: the report is of a version that did not say
     schema: Mapping[str, Any] = field(default_factory=lambda: dict(SCHEMA))
 
-    def rows_of(self, category: str = ALL) -> tuple[Row, ...]:
+    def rows_of(self, category: str = ALL) -> tuple[BenchRow, ...]:
         """The rows of one class of prompts, or those over all classes."""
         return tuple(row for row in self.rows if row.category == category)
 

@@ -16,12 +16,12 @@ from specllama.bench import machine
 from specllama.bench import plan as bench_plan
 from specllama.bench import stats as bench_stats
 from specllama.bench import verdict as bench_verdict
-from specllama.bench.answer import Answerer, Speed, speed
+from specllama.bench.answer import Answerer, WarmUpSpeed, speed
 from specllama.bench.insight import Said
-from specllama.bench.job import Event, Job, Loaded, Open, Progress, Steps, following
+from specllama.bench.job import BenchEvent, BenchJob, BenchProgress, Loaded, Open, Steps, following
 from specllama.bench.pace import pace
 from specllama.bench.plan import Rates
-from specllama.bench.report import Arm, BenchReport, Insight, PairCosts, Plan, Run, Spent
+from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Insight, PairCosts, Spent
 from specllama.bench.stats import Sizes
 from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.prompts.load import BenchPrompt
@@ -41,7 +41,7 @@ _INTERRUPTED = "it was interrupted"
 class _Bench:
     """One benchmark; see `bench`."""
 
-    def __init__(self, job: Job, open_load: Open, cancel: Cancel, clock: Callable[[], float],
+    def __init__(self, job: BenchJob, open_load: Open, cancel: Cancel, clock: Callable[[], float],
                  sleep: Callable[[float], None]) -> None:  # fmt: skip
         self.job, self.wishes = job, job.wishes
         self._open, self._cancel, self._clock, self._sleep = open_load, cancel, clock, sleep
@@ -57,19 +57,19 @@ class _Bench:
         self._answerer = Answerer(job, cancel, clock)
         self._fitting: list[tuple[BenchPrompt, int]] = []
         self._asked = {prompt.id: prompt for prompt in job.prompts}
-        self._rates: dict[str, Speed] = {}  # by arm's name
+        self._rates: dict[str, WarmUpSpeed] = {}  # by arm's name
         self._notices: dict[str, None] = {}  # what the drafters had to say, each once
         self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
         self._arms, self._warm_condition = bench_plan.for_warming_up(self.wishes)
-        self._plan: Plan | None = None
-        self._runs: list[Run] = []
+        self._plan: BenchPlan | None = None
+        self._runs: list[BenchRun] = []
         self._costs: list[PairCosts] = []
         self._insights: list[Insight] = []
         self._partial = _INTERRUPTED  # until everything is done
 
     def _run(
-        self, loaded: Loaded, plan: Plan, arm: int, condition: int, prompt: int, repetition: int
-    ) -> Generator[Event, None, Run]:
+        self, loaded: Loaded, plan: BenchPlan, arm: int, condition: int, prompt: int, repetition: int
+    ) -> Generator[BenchEvent, None, BenchRun]:
         """One counted run."""
         wanted = plan.conditions[condition]
         question = self._answerer.question(loaded, self._asked[plan.prompts[prompt].id], wanted)
@@ -82,7 +82,7 @@ class _Bench:
         self._notices.update(dict.fromkeys(answer.notices))
         if arm == 0 and repetition == 0:
             self._said[condition, prompt] = Said(question.tokens, answer.tokens)
-        return Run(
+        return BenchRun(
             arm=arm,
             condition=condition,
             prompt=prompt,
@@ -135,7 +135,7 @@ class _Bench:
         seconds = self._budget(self._pace.costs_share, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
         n_most = N_HURRIED_TOKENS if self._pace.hurried else N_COST_TOKENS
         for index, draft in enumerate(drafts):
-            yield Progress(COSTS, index / len(drafts))
+            yield BenchProgress(COSTS, index / len(drafts))
             n = min(n_most, loaded.target.n_ctx, draft.n_ctx if draft else n_most)
             tokens = (known * (n // len(known) + 1))[:n] if known else []
             while draft is not None and tokens and room_after(draft, tokens) < 0:  # it may spell them with several
@@ -146,7 +146,7 @@ class _Bench:
                 measuring_costs(
                     loaded.target, draft, tokens, seconds=seconds, hurried=self._pace.hurried, clock=self._clock
                 ),
-                lambda share, index=index: Progress(COSTS, (index + share) / len(drafts)),  # type: ignore[misc]
+                lambda share, index=index: BenchProgress(COSTS, (index + share) / len(drafts)),  # type: ignore[misc]
             )
             self._costs.append(
                 PairCosts(
@@ -173,8 +173,8 @@ class _Bench:
         n_predict = self._n_warm_up(load)
         for index, arm in enumerate(arms):
 
-            def told(share: float, name: str = arm.name, index: int = index) -> Progress:
-                return Progress(f"warming up: {name}", (index + share) / len(arms))
+            def told(share: float, name: str = arm.name, index: int = index) -> BenchProgress:
+                return BenchProgress(f"warming up: {name}", (index + share) / len(arms))
 
             yield told(0.0)
             answer = yield from following(
@@ -185,11 +185,11 @@ class _Bench:
             )
             self._rates[arm.name] = speed(answer)
 
-    def _use(self, load: int) -> Generator[Event, None, Loaded]:
+    def _use(self, load: int) -> Generator[BenchEvent, None, Loaded]:
         """The models of a load, opened and warmed up if they are not the ones in memory."""
         if self._at != load or self._loaded is None:
             self._close()
-            yield Progress("loading", 0.0)
+            yield BenchProgress("loading", 0.0)
             began = self._clock()
             self._loaded = self._stack.enter_context(self._open(load))
             loaded = self._clock()
@@ -211,7 +211,7 @@ class _Bench:
         self._loaded, self._at = None, None
         self._stack.close()
 
-    def _make_plan(self) -> Plan:
+    def _make_plan(self) -> BenchPlan:
         """Fixed now, and never changed."""
         known = [self._rates[arm.name] for arm in self._arms]
         rates = Rates(
@@ -225,7 +225,7 @@ class _Bench:
 
     # ------------------------------------------------------------------------------------------------- the counted runs
 
-    def _progress(self, plan: Plan, arm: Arm, prompt: int, of_run: float = 0.0) -> Progress:
+    def _progress(self, plan: BenchPlan, arm: Arm, prompt: int, of_run: float = 0.0) -> BenchProgress:
         """How far, and for how long still: as was expected until all arms had a turn, then as fast as it went so far.
 
         No longer than the budget lets it.
@@ -235,9 +235,9 @@ class _Bench:
         whole_s = spent_s / share if len(self._runs) >= block else plan.expected_s
         left_s = min((1.0 - share) * whole_s, max(self._left_s(), 0.0))
         what = f"prompt {prompt + 1} of {len(plan.prompts)} ({plan.prompts[prompt].category}), {arm.name}"
-        return Progress(what, share, left_s if math.isfinite(left_s) else None)
+        return BenchProgress(what, share, left_s if math.isfinite(left_s) else None)
 
-    def _block(self, loaded: Loaded, plan: Plan, load: int, prompt: int, repetition: int) -> Steps:
+    def _block(self, loaded: Loaded, plan: BenchPlan, load: int, prompt: int, repetition: int) -> Steps:
         """One prompt: every condition, all arms of the load in turn, each time in another order."""
         ours = [index for index, arm in enumerate(plan.arms) if arm.load == load]
         for condition in range(len(plan.conditions)):
@@ -257,7 +257,7 @@ class _Bench:
             return False
         return n_blocks * block_s > self._left_s() + (OVERRUN - 1.0) * self.wishes.budget_s
 
-    def _measure(self, plan: Plan) -> Generator[Event, None, str]:
+    def _measure(self, plan: BenchPlan) -> Generator[BenchEvent, None, str]:
         """All repetitions; why not all of them, or ''. Where time runs out, all arms have done the same prompts."""
         self._runs_began = self._clock()
         n_loads, block_s = len(plan.loads), 0.0
@@ -279,7 +279,7 @@ class _Bench:
                 return f"the budget was spent after {len(self._runs)} of {plan.n_runs} runs"
         return ""
 
-    def _look_into(self, plan: Plan) -> Steps:
+    def _look_into(self, plan: BenchPlan) -> Steps:
         """When the drafts were right, at every temperature, as far as there is time for it."""
         loaded = self._loaded
         if loaded is None or not loaded.drafts or self.job.synthetic is not None:
@@ -303,14 +303,14 @@ class _Bench:
                     if of_condition == index and (not found or self._clock() < until):
                         spent_s = self._clock() - began
                         left_s = max(most_s - spent_s, 0.0)
-                        yield Progress("looking at what was accepted", min(spent_s / most_s, 1.0), left_s)
+                        yield BenchProgress("looking at what was accepted", min(spent_s / most_s, 1.0), left_s)
                         found += bench_insight.samples(loaded.target, model, said, params, loaded.piece)
                 if found:
                     self._insights.append(bench_insight.insight(draft, temperature, found))
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
-    def _report(self, plan: Plan) -> BenchReport:
+    def _report(self, plan: BenchPlan) -> BenchReport:
         first, job = self._first, self.job
         assert first is not None
         sizes = Sizes(
@@ -364,7 +364,7 @@ class _Bench:
         yield from self._look_into(plan)
         self._partial = cut
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[BenchEvent]:
         """See `bench`."""
         failure: Exception | None = None
         with self._stack, suppress(Interrupted):
@@ -383,13 +383,13 @@ class _Bench:
 
 
 def bench(
-    job: Job,
+    job: BenchJob,
     open_load: Open,
     cancel: Cancel | None = None,
     *,
     clock: Callable[[], float] = perf_counter,
     sleep: Callable[[float], None] = real_sleep,
-) -> Iterator[Event]:
+) -> Iterator[BenchEvent]:
     """Measure; the events of it, the plan before the first counted run, the last one the report.
 
     `open_load` loads the models as one of `job.wishes.loads` wants them. Where `cancel` is set the report holds what

@@ -13,13 +13,13 @@ from specllama.bench.report import (
     ALL,
     Arm,
     Band,
+    BandPlace,
+    BenchPlan,
+    BenchRow,
+    BenchRun,
     Interval,
     PairCosts,
     Pick,
-    Place,
-    Plan,
-    Row,
-    Run,
     TimeSplit,
 )
 from specllama.core.stats import SpecStats
@@ -47,23 +47,23 @@ TEMPERATURE_BANDS: Sequence[tuple[float, float, float, float]] = (  # from, to, 
 )
 
 Ratios = Sequence[Sequence[float]]  # by prompt: the logarithms of a ratio, one for each repetition
-Speed = Callable[[Run], float | None]
+SpeedOf = Callable[[BenchRun], float | None]
 
 
 # ------------------------------------------------------------------------------------------------------- paired ratios
 
 
-def decode_speed(run: Run) -> float | None:
+def decode_speed(run: BenchRun) -> float | None:
     """Tokens per second behind the first pass."""
     return run.stats.decode_tok_s
 
 
-def answer_speed(run: Run) -> float | None:
+def answer_speed(run: BenchRun) -> float | None:
     """Tokens per second of the whole answer, prefill included: what the wait feels like."""
     return run.stats.n_emitted / run.latency_s if run.stats.n_emitted and run.latency_s else None
 
 
-def log_ratios(runs: Iterable[Run], base: Iterable[Run], speed: Speed = decode_speed) -> list[list[float]]:
+def log_ratios(runs: Iterable[BenchRun], base: Iterable[BenchRun], speed: SpeedOf = decode_speed) -> list[list[float]]:
     """ln(speed of a run / speed of the base's run of the same condition, prompt and repetition), by prompt."""
     known = {(run.condition, run.prompt, run.repetition): speed(run) for run in base}
     found: dict[tuple[int, int], list[float]] = {}
@@ -165,7 +165,7 @@ def weight_bytes_s(arm: Arm, stats: SpecStats, n_runs: int, n_target: int, n_dra
 
 
 def _band(source: str, low: float, high: float, alpha: float) -> Band:
-    place: Place = "below" if alpha < low else "above" if alpha > high else "inside"
+    place: BandPlace = "below" if alpha < low else "above" if alpha > high else "inside"
     return Band(source, low, high, alpha, place)
 
 
@@ -197,7 +197,7 @@ class Sizes:
     memory_bytes_s: float | None  # of the machine
 
 
-def merged(runs: Iterable[Run]) -> SpecStats:
+def merged(runs: Iterable[BenchRun]) -> SpecStats:
     """The counters and times of several runs together."""
     total = SpecStats()
     for run in runs:
@@ -211,7 +211,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _time_split(stats: SpecStats, runs: Sequence[Run]) -> TimeSplit | None:
+def _time_split(stats: SpecStats, runs: Sequence[BenchRun]) -> TimeSplit | None:
     """Shares of the time of all steps, as a person at the clock would see it."""
     whole = sum(sum(run.steps_s) for run in runs)
     if not whole:
@@ -220,8 +220,16 @@ def _time_split(stats: SpecStats, runs: Sequence[Run]) -> TimeSplit | None:
     return TimeSplit(draft=parts[0], verify=parts[1], sampling=parts[2], kv=parts[3], other=max(1.0 - sum(parts), 0.0))
 
 
-def _row(plan: Plan, runs: Sequence[Run], base: Sequence[Run], category: str, pair: PairCosts | None, sizes: Sizes,
-         reference: Sequence[Run], others: Sequence[float]) -> Row:  # fmt: skip
+def _row(
+    plan: BenchPlan,
+    runs: Sequence[BenchRun],
+    base: Sequence[BenchRun],
+    category: str,
+    pair: PairCosts | None,
+    sizes: Sizes,
+    reference: Sequence[BenchRun],
+    others: Sequence[float],
+) -> BenchRow:
     """One row; `base`: plain decoding of the same load, `reference`: that of the first one."""
     arm, condition = plan.arms[runs[0].arm], plan.conditions[runs[0].condition]
     stats = merged(runs)
@@ -232,7 +240,7 @@ def _row(plan: Plan, runs: Sequence[Run], base: Sequence[Run], category: str, pa
     n_draft = sizes.drafts[arm.draft] if arm.draft is not None else 0
     bytes_s = weight_bytes_s(arm, stats, len(runs), sizes.target, n_draft)
     gpu = [run.gpu_bytes for run in runs if run.gpu_bytes is not None]
-    return Row(
+    return BenchRow(
         arm=runs[0].arm,
         condition=runs[0].condition,
         category=category,
@@ -270,7 +278,7 @@ def _row(plan: Plan, runs: Sequence[Run], base: Sequence[Run], category: str, pa
     )
 
 
-def _alphas_above_zero(plan: Plan, runs: Sequence[Run], arm: int, condition: int) -> list[float]:
+def _alphas_above_zero(plan: BenchPlan, runs: Sequence[BenchRun], arm: int, condition: int) -> list[float]:
     """The acceptance of an arm at every temperature above 0, all else being as under `condition`."""
     here = plan.conditions[condition]
     shape = (here.n_depth, here.n_prompt, here.n_predict)
@@ -281,7 +289,7 @@ def _alphas_above_zero(plan: Plan, runs: Sequence[Run], arm: int, condition: int
     return [alpha for alpha in found if alpha is not None]
 
 
-def rows(plan: Plan, runs: Sequence[Run], costs: Sequence[PairCosts], sizes: Sizes) -> tuple[Row, ...]:
+def rows(plan: BenchPlan, runs: Sequence[BenchRun], costs: Sequence[PairCosts], sizes: Sizes) -> tuple[BenchRow, ...]:
     """The table: by condition and arm, first over all classes of prompts, then class by class; what was not run is not
     there.
     """
@@ -312,7 +320,7 @@ def _length(arm: Arm) -> int:
     return 0 if arm.plain else N_MAX if arm.n_max is None else arm.n_max
 
 
-def picks(plan: Plan, runs: Sequence[Run]) -> tuple[Pick, ...]:
+def picks(plan: BenchPlan, runs: Sequence[BenchRun]) -> tuple[Pick, ...]:
     """The best arm under every condition: picked on one half of the prompts, confirmed on the other."""
     found = []
     for condition in range(len(plan.conditions)):

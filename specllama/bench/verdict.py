@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.bench.report import ALL, Arm, BenchReport, Condition, Interval, Pick, Row
+from specllama.bench.report import ALL, Arm, BenchReport, BenchRow, Condition, Interval, Pick
 
 CLEAR = 1.02  # a gain below this is none that anybody would notice
 
@@ -26,7 +26,7 @@ def span(found: Interval) -> str:
     return f"{found.low:.2f} to {found.high:.2f}"
 
 
-def _tried(report: BenchReport, pick: Pick) -> Row | None:
+def _tried(report: BenchReport, pick: Pick) -> BenchRow | None:
     """The best speculative row of a condition where plain decoding won: what drafting would have done."""
     rows = [
         row

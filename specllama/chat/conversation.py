@@ -27,7 +27,7 @@ _PLAIN = "{% for message in messages %}{{ message.content }}{% if not loop.last 
 _SYSTEM_PROBE, _USER_PROBE = "words of the system prompt", "words of the first message"
 
 
-class Vocab(Protocol):
+class TemplateVocabulary(Protocol):
     """What this room needs of a vocabulary; `llama.Vocabulary` has it."""
 
     @property
@@ -71,14 +71,14 @@ class Message:
             raise PromptError(f"a message has the role {self.role!r}, which is none of a conversation's", hint=hint)
 
 
-def _with_bos(vocab: Vocab, tokens: list[int]) -> list[int]:
+def _with_bos(vocab: TemplateVocabulary, tokens: list[int]) -> list[int]:
     """`tokens`, with the begin token in front where the model wants one and they do not bring it."""
     if not vocab.add_bos or vocab.bos is None or tokens[:1] == [vocab.bos]:
         return tokens
     return [vocab.bos, *tokens]
 
 
-def raw_tokens(vocab: Vocab, text: str) -> list[int]:
+def raw_tokens(vocab: TemplateVocabulary, text: str) -> list[int]:
     """The tokens of a raw prompt (`--raw`). Its markers are the user's own work, so they become special tokens.
 
     A begin token comes first where the model wants one, but never a second one. Nothing else is added.
@@ -111,7 +111,9 @@ class Conversation:
     last conversation had a system prompt that the template does not know, so that the first user message carries it.
     """
 
-    def __init__(self, vocab: Vocab, template: str | None, variables: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, vocab: TemplateVocabulary, template: str | None, variables: Mapping[str, object] | None = None
+    ) -> None:
         """Compile `template`, the model file's own; `variables` are its switches. Raises TemplateError."""
         self._vocab = vocab
         self._special = SpecialTexts(vocab.special_texts())

@@ -72,12 +72,12 @@ def load(path: Path) -> Saved:
         return _saved(parsed(text))
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
-    except (ValueError, _Wrong) as error:
+    except (ValueError, _BadField) as error:
         reason = str(error)
     raise ConversationError(f"{path} is damaged, or no saved chat: {reason}", hint=_EXPECTED)
 
 
-class _Wrong(Exception):
+class _BadField(Exception):
     """Something in the file is not what it should be; the message names the place."""
 
 
@@ -85,9 +85,9 @@ def _saved(data: object) -> Saved:
     top = _typed(data, dict, "the file", "a conversation")
     schema = _typed(top.get("schema"), dict, "schema", "its name and version")
     if schema.get("name") != SCHEMA:
-        raise _Wrong(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
+        raise _BadField(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
     if schema.get("version") != VERSION:
-        raise _Wrong(f"schema.version is {schema.get('version')!r}, this version of the program reads {VERSION}")
+        raise _BadField(f"schema.version is {schema.get('version')!r}, this version of the program reads {VERSION}")
     system, turns = _turns(_typed(top.get("messages"), list, "messages", "a list"))
     models = _typed(top.get("models", {}), dict, "models", "names")
     return Saved(system, tuple(turns), _settings(_typed(top.get("settings"), dict, "settings", "values")), models)
@@ -96,7 +96,7 @@ def _saved(data: object) -> Saved:
 def _typed(value: object, kind: type, where: str, expected: str) -> Any:
     """`value`, which must be a `kind`."""
     if not isinstance(value, kind):
-        raise _Wrong(f"{where} is {_short(value)}, expected {expected}")
+        raise _BadField(f"{where} is {_short(value)}, expected {expected}")
     return value
 
 
@@ -112,7 +112,7 @@ def _settings(data: Mapping[str, object]) -> Settings:
         try:
             settings = setting_table.from_json({name: value}, settings)
         except UsageError as error:
-            raise _Wrong(f"settings.{name}: {error}") from None
+            raise _BadField(f"settings.{name}: {error}") from None
     return settings
 
 
@@ -123,10 +123,10 @@ def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
     roles = ["system"] * first + ["user", "assistant"] * ((len(entries) - first + 1) // 2)
     for i, (entry, role) in enumerate(zip(entries, roles, strict=False)):
         if entry.get("role") != role:
-            raise _Wrong(f"messages[{i}].role is {_short(entry.get('role'))}, expected {json.dumps(role)}")
+            raise _BadField(f"messages[{i}].role is {_short(entry.get('role'))}, expected {json.dumps(role)}")
         _typed(entry.get("content"), str, f"messages[{i}].content", "text")
     if (len(entries) - first) % 2:
-        raise _Wrong(f"messages[{len(entries) - 1}] has no answer after it")
+        raise _BadField(f"messages[{len(entries) - 1}] has no answer after it")
     turns = [_turn(entries[i]["content"], entries[i + 1], f"messages[{i + 1}]") for i in range(first, len(entries), 2)]
     return (entries[0]["content"] if first else ""), turns
 
@@ -134,8 +134,8 @@ def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
 def _turn(user: str, answer: Mapping[str, object], where: str) -> Turn:
     seed = answer.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise _Wrong(f"{where}.seed is {_short(seed)}, expected a whole number from 0 to {MAX_SEED}")
+        raise _BadField(f"{where}.seed is {_short(seed)}, expected a whole number from 0 to {MAX_SEED}")
     reason = answer.get("finish_reason", "stop")
     if reason not in _REASONS:
-        raise _Wrong(f"{where}.finish_reason is {_short(reason)}, expected one of {', '.join(_REASONS)}")
+        raise _BadField(f"{where}.finish_reason is {_short(reason)}, expected one of {', '.join(_REASONS)}")
     return Turn(user, str(answer["content"]), seed, cast("Reason", reason))

@@ -33,7 +33,7 @@ KEPT_SHARE = 0.5  # of the context
 THINK, END_THINK = "<think>", "</think>"
 
 
-class Vocab(conversation.Vocab, Protocol):
+class ChatVocabulary(conversation.TemplateVocabulary, Protocol):
     """What a chat needs of a vocabulary; `llama.Vocabulary` has it."""
 
     def piece(self, token: int) -> bytes:
@@ -45,7 +45,7 @@ class ChatModel(LanguageModel, Protocol):
     """What a chat needs of its target; `llama.LlamaModel` has it."""
 
     @property
-    def vocab(self) -> Vocab:
+    def vocab(self) -> ChatVocabulary:
         """Its vocabulary."""
         ...
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from specllama.base.errors import UsageError
 
-Piece = Callable[[int], bytes]  # the bytes that a token shows; none for control tokens
+PieceOf = Callable[[int], bytes]  # the bytes that a token shows; none for control tokens
 
 
 class Detokenizer:
@@ -19,7 +19,7 @@ class Detokenizer:
     a raw prompt the space is part of the continuation, and llama.cpp shows it too.
     """
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: PieceOf) -> None:
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -105,7 +105,7 @@ class _StopAutomaton:
 class StopWatch:
     """The engine's `Stopper`: says which token completes a stop string, wherever the tokens split it."""
 
-    def __init__(self, stops: Sequence[str], piece: Piece) -> None:
+    def __init__(self, stops: Sequence[str], piece: PieceOf) -> None:
         self._piece = piece
         self._automaton = _StopAutomaton(stops)
 
@@ -119,7 +119,7 @@ class StopWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TaggedText:
     """A piece of text and the tag of the token that completed it."""
 
     text: str
@@ -134,7 +134,7 @@ class TextStream:
     are the answer. A character made of several tokens carries the tag of the last.
     """
 
-    def __init__(self, piece: Piece, stops: Sequence[str] = ()) -> None:
+    def __init__(self, piece: PieceOf, stops: Sequence[str] = ()) -> None:
         self._piece = piece
         self._automaton = _StopAutomaton(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -166,7 +166,7 @@ class TextStream:
         """`len(tokens)`."""
         return self._n_shown
 
-    def push(self, token: int, tag: str = "") -> list[Span]:
+    def push(self, token: int, tag: str = "") -> list[TaggedText]:
         """Take the next token; return what may be shown now, in order, neighbours of one tag joined."""
         if self._stopped:
             return []
@@ -182,11 +182,11 @@ class TextStream:
         self._stopped = True
         return self._release(self._n_held - len(data) + start, last=True)
 
-    def finish(self) -> list[Span]:
+    def finish(self) -> list[TaggedText]:
         """The answer is over: return what was held back. An incomplete character becomes one U+FFFD."""
         return [] if self._stopped else self._release(self._n_held, last=True)
 
-    def _release(self, n_bytes: int, *, last: bool = False) -> list[Span]:
+    def _release(self, n_bytes: int, *, last: bool = False) -> list[TaggedText]:
         """Decode the first `n_bytes` held bytes; `last`: nothing follows, the rest is dropped."""
         pieces: list[tuple[str, str]] = []
         while n_bytes > 0:
@@ -202,7 +202,7 @@ class TextStream:
             self._held.clear()
             self._n_held = 0
             self._show(self._decoder.decode(b"", final=True), pieces)
-        return [Span(text, tag) for text, tag in pieces]
+        return [TaggedText(text, tag) for text, tag in pieces]
 
     def _show(self, text: str, pieces: list[tuple[str, str]]) -> None:
         """Add `text` to the answer and to `pieces`, under the tag of the bytes decoded last."""

@@ -27,7 +27,7 @@ except KeyboardInterrupt:  # imports take a tenth of a second, and Ctrl-C then i
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LazyCommand:
     """A command that is imported when it is used, so that `specllama --help` imports none."""
 
     module: str
@@ -36,15 +36,21 @@ class Entry:
 
 
 COMMANDS = {
-    "run": Entry("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
-    "chat": Entry("specllama.cli.chat.command", "chat", "Talk with the target, its drafts shown while it answers."),
-    "check": Entry("specllama.cli.check.command", "check", "Check whether a draft fits its target, and why not."),
-    "tune": Entry("specllama.cli.tune", "tune", "Measure what pays on this machine, and keep it for later answers."),
-    "audit": Entry("specllama.cli.audit.command", "audit", "Prove on this machine that drafts change nothing."),
-    "draft": Entry("specllama.cli.draft.command", "app", "Make cheaper drafts out of models that are here."),
-    "bench": Entry("specllama.cli.bench.command", "bench", "Measure what drafting gains here, against plain decoding."),
-    "models": Entry("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
-    "doctor": Entry("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
+    "run": LazyCommand("specllama.cli.run", "run", "Answer one prompt, fast and exactly as the target would."),
+    "chat": LazyCommand(
+        "specllama.cli.chat.command", "chat", "Talk with the target, its drafts shown while it answers."
+    ),
+    "check": LazyCommand("specllama.cli.check.command", "check", "Check whether a draft fits its target, and why not."),
+    "tune": LazyCommand(
+        "specllama.cli.tune", "tune", "Measure what pays on this machine, and keep it for later answers."
+    ),
+    "audit": LazyCommand("specllama.cli.audit.command", "audit", "Prove on this machine that drafts change nothing."),
+    "draft": LazyCommand("specllama.cli.draft.command", "app", "Make cheaper drafts out of models that are here."),
+    "bench": LazyCommand(
+        "specllama.cli.bench.command", "bench", "Measure what drafting gains here, against plain decoding."
+    ),
+    "models": LazyCommand("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
+    "doctor": LazyCommand("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }
 
 

@@ -100,7 +100,7 @@ def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
         formatter.write_dl([(stream.paint(name, fg="cyan", bold=True), summary) for name, summary in rows])
 
 
-class Command(TyperCommand):
+class CommandWithHelp(TyperCommand):
     """A command with such help, and with the trap refused."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -136,7 +136,7 @@ def adopt(app: typer.Typer) -> None:
     app.rich_markup_mode = None
     app.info.cls = Group
     for info in app.registered_commands:
-        info.cls = Command
+        info.cls = CommandWithHelp
     for group in app.registered_groups:
         if group.typer_instance is not None:
             adopt(group.typer_instance)

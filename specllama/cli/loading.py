@@ -33,7 +33,7 @@ from specllama.llama.running_ahead import AheadModel
 from specllama.pairs import profile as profiles
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
-from specllama.pairs.profile import SIMPLE, Profile, Subject
+from specllama.pairs.profile import SIMPLE, Profile, ProfileKey
 
 N_CTX, N_MAX = 4096, 4  # where neither an option nor the pair says otherwise
 
@@ -128,9 +128,9 @@ class File:
 def bring(wanted: Wanted, *, offline: bool, output: Output) -> File:
     """The file of a model, fetched if need be. Raises DownloadError and ModelFileError."""
     if isinstance(wanted, Path):
-        return File(llama.header(wanted), storage.known_checksum(wanted) if wanted.is_file() else None, "path")
+        return File(llama.read_header(wanted), storage.known_checksum(wanted) if wanted.is_file() else None, "path")
     fetched = fetch_with_progress(wanted, offline=offline, output=output)
-    return File(llama.header(fetched.path), fetched.sha256, fetched.source)
+    return File(llama.read_header(fetched.path), fetched.sha256, fetched.source)
 
 
 # ------------------------------------------------------------------------------------------------------------ checking
@@ -156,12 +156,12 @@ class Setup:
     by_text: bool = False  # see `Choice`
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> ProfileKey:
         """What a profile is of."""
         draft = self.draft
         options = None if draft is None else self.draft_options(self.target_options.n_ctx)
         path = draft.path if draft else None
-        return Subject(self.target.path, self.target_options, path, options, self.by_text and draft is not None)
+        return ProfileKey(self.target.path, self.target_options, path, options, self.by_text and draft is not None)
 
     def policy(self, *, greedy: bool, draft_temp: float | None) -> DraftPolicy | None:
         """What decides how far to draft in one answer or chat; None = the longest draft and the confidence alone."""
@@ -255,7 +255,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
     if profile.derived is not None and draft is not None:  # the costs are those of this one
-        draft = File(llama.header(profile.derived), storage.known_checksum(profile.derived), "derived")
+        draft = File(llama.read_header(profile.derived), storage.known_checksum(profile.derived), "derived")
     if any_strategy:
         # A draft that could not pay if all of it were accepted is not worth the memory either.
         draft = draft if profile.draft_can_pay else None

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from specllama.base.disk import size_text
 from specllama.base.errors import PromptError, UsageError
-from specllama.chat.conversation import Conversation, Message, Vocab, raw_tokens
+from specllama.chat.conversation import Conversation, Message, TemplateVocabulary, raw_tokens
 from specllama.cli.args.options import PromptOptions
 from specllama.cli.screen.output import Output
 
@@ -116,7 +116,9 @@ def _decoded(data: bytes, where: str) -> str:
         ) from None
 
 
-def prompt_tokens(text: str, options: PromptOptions, vocab: Vocab, template: str | None, output: Output) -> list[int]:
+def prompt_tokens(
+    text: str, options: PromptOptions, vocab: TemplateVocabulary, template: str | None, output: Output
+) -> list[int]:
     """The prompt as the model reads it: through its chat template, or as it stands with `--raw`."""
     if options.raw:
         return raw_tokens(vocab, text)

@@ -40,7 +40,7 @@ from specllama.drafters import DraftSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunJob:
     """One answer, settled before any weight is loaded."""
 
     tokens: list[int]  # of the prompt
@@ -93,7 +93,7 @@ def run(
         require_room(tokens, choice.n_ctx, sampling.predict)
         require_known(params.logit_bias, vocab.size)
     loading.require_fit(setup, out)
-    job = Job(
+    job = RunJob(
         tokens=tokens,
         params=params,
         rule=Rule(drafting.verify_rule),
@@ -137,7 +137,7 @@ def _wants_live(asked: bool | None, out: Output) -> bool:
     return asked is True or out.out.is_terminal or out.out.is_file
 
 
-def _answer(job: Job, setup: loading.Setup, out: Output, live: bool) -> Reason:
+def _answer(job: RunJob, setup: loading.Setup, out: Output, live: bool) -> Reason:
     """Load the models, generate, show; returns why the answer ended."""
     cancel = Cancel()
     with ExitStack() as stack:

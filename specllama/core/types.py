@@ -77,7 +77,7 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DraftPlan:
     """What a `Planner` allows for one step. It is made before anything is evaluated or drawn."""
 
     n_given: int = 0  # tokens to take from the offer; they come first
@@ -97,7 +97,7 @@ class Decision:
     depth: int
     confidence: float  # in token `depth`: see DraftPolicy.go_on; 0.0 where the law was not looked at yet
     go_on: bool
-    plan: Plan | None = None  # the whole plan, where that was the question
+    plan: DraftPlan | None = None  # the whole plan, where that was the question
 
     def to_json(self) -> Mapping[str, object]:
         return asdict(self)
@@ -174,7 +174,7 @@ class DraftPolicy(Protocol):
 class Planner(DraftPolicy, Protocol):
     """A policy that knows what drafting costs: it also decides whether the draft model is to be evaluated at all."""
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         """How to draft at most `limit` tokens.
 
         `offer`: confidences of tokens that cost nothing to propose, in order. `lag`: tokens that the draft model must

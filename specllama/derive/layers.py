@@ -10,7 +10,7 @@ import numpy as np
 
 from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.files import gguf_rewrite
-from specllama.files.gguf_rewrite import Source, Tensor
+from specllama.files.gguf_rewrite import SourceFile, SourceTensor
 from specllama.llama.header import Header
 
 # Architectures whose layers are all alike to llama.cpp. In others the place of a layer says what it does: which ones
@@ -71,8 +71,8 @@ def check_dropped(header: Header, dropped: Sequence[int]) -> tuple[int, ...]:
 
 
 def without_layers(
-    source: Source, header: Header, tensors: Sequence[Tensor], dropped: Sequence[int]
-) -> tuple[Mapping[str, bytes | None], list[Tensor]]:
+    source: SourceFile, header: Header, tensors: Sequence[SourceTensor], dropped: Sequence[int]
+) -> tuple[Mapping[str, bytes | None], list[SourceTensor]]:
     """(metadata that changes, tensors that are left, the layers numbered anew).
 
     Arrays with an entry for each layer lose the same entries, which llama.cpp's own pruning forgets.

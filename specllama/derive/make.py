@@ -111,7 +111,7 @@ def _make(parent: Header, recipe: Recipe, destination: Path, folder: Path, tell:
     """The same, with a folder to work in."""
     storage.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
     whole = children.run(partial(build, parent.path, recipe, folder), tell)
-    llama.header(whole)
+    llama.read_header(whole)
     storage.forget_checksum(destination)
     whole.replace(destination)
 
@@ -126,7 +126,7 @@ def _most_bytes(parent: Header, recipe: Recipe) -> int:
 
 def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
     """Write the derived model into `folder`; returns its path. llama.cpp may end the process."""
-    header, source = llama.header(parent), parent
+    header, source = llama.read_header(parent), parent
     if recipe.n_vocab or recipe.dropped:
         source = folder / "cut.gguf"
         with storage.named_disk_full(source.name, MAKE_ROOM):
@@ -160,7 +160,7 @@ def _or_disk_full(error: BackendError, folder: Path) -> BackendError | DiskFull:
     return error
 
 
-def cut(parent: Header, recipe: Recipe, destination: Path, tell: gguf_rewrite.Tell | None = None) -> None:
+def cut(parent: Header, recipe: Recipe, destination: Path, tell: gguf_rewrite.TellShare | None = None) -> None:
     """Write the parent with fewer tokens and layers. Raises UsageError, UnsupportedModel and OSError."""
     source = gguf_rewrite.read_source(parent.parts)
     values: dict[str, bytes | None] = {}

@@ -23,12 +23,12 @@ from specllama.derive.make import Recipe
 from specllama.derive.store import Derived, Measurement
 from specllama.drafters.controller import CostProfile, Points
 from specllama.llama.header import Header
-from specllama.pairs.profile import ClassFigures, Subject
+from specllama.pairs.profile import ClassFigures, ProfileKey
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import traces
-from specllama.tuning.child import Job, Measured, Way, load, open_draft, run_child
-from specllama.tuning.traces import Answer, Trace
-from specllama.tuning.tune import PATH_MARGIN, Effort, figures
+from specllama.tuning.child import Measured, MeasureJob, Way, load, open_draft, run_child
+from specllama.tuning.traces import Trace, TracedAnswer
+from specllama.tuning.tune import PATH_MARGIN, TuneEffort, figures
 
 # What is tried where nothing is asked for: types with quick kernels everywhere, from coarse to fine, and a vocabulary
 # that covers nearly all of what is said. A vocabulary that is small already is not worth cutting.
@@ -38,8 +38,8 @@ LARGE_VOCAB = 64_000
 SHARES_DROPPED = (1 / 8, 1 / 4, 3 / 8)  # of the layers
 N_RANKED = 24  # tokens of every answer by which layers are ranked
 
-SEARCH = Effort(seconds=6.0, n_visits=1, n_tokens=48)
-QUICK = Effort(seconds=2.0, n_visits=1, n_tokens=16)
+SEARCH = TuneEffort(seconds=6.0, n_visits=1, n_tokens=48)
+QUICK = TuneEffort(seconds=2.0, n_visits=1, n_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """What the search found."""
 
     parent: Trial
@@ -129,7 +129,7 @@ class Outcome:
         return fastest if fastest.speed > PATH_MARGIN * self.parent.speed else None
 
 
-Run = Callable[[Job, Tell], Measured]
+RunMeasureJob = Callable[[MeasureJob, Tell], Measured]
 
 
 @dataclass(slots=True)
@@ -137,18 +137,18 @@ class _Search:
     """A search in progress."""
 
     parent: Header
-    subject: Subject  # the target, and the parent as its draft
+    subject: ProfileKey  # the target, and the parent as its draft
     way: Way
-    effort: Effort
+    effort: TuneEffort
     tell: Tell
-    run: Run
+    run: RunMeasureJob
     n_steps: int
     made: list[Path] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     errors: list[SpecllamaError] = field(default_factory=list)  # behind them
     verify: Points = ()
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[TracedAnswer, ...] = ()
     first: Measured | None = None
     n_done: int = 0
 
@@ -164,7 +164,7 @@ class _Search:
 
     def look_at_parent(self) -> Trial:
         """Measure the parent, and the target with it."""
-        job = Job(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)
+        job = MeasureJob(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)
         found = self.first = self.run(job, self.step("the draft as it is"))
         assert found.verify is not None, "nothing is out beforehand"
         self.verify = tuple((n, cost / found.verify[0][1]) for n, cost in found.verify)
@@ -199,11 +199,13 @@ class _Search:
         self.trials.append(trial)
         return trial
 
-    def _job(self, draft: Path) -> Job:
+    def _job(self, draft: Path) -> MeasureJob:
         assert self.first is not None
         subject = replace(self.subject, draft=draft)
         threads = self.first.threads
-        return Job(subject, self.way, self.effort.seconds / 2, 0, answers=self.answers, rows=(1,), threads=threads)
+        return MeasureJob(
+            subject, self.way, self.effort.seconds / 2, 0, answers=self.answers, rows=(1,), threads=threads
+        )
 
     def ranked_layers(self, base: Path) -> list[int]:
         """All layers, those first without which most is accepted."""
@@ -218,14 +220,14 @@ class _Search:
         return sorted(layers, key=lambda layer: -accepted[layer])
 
 
-def judge_without(job: Job, layers: Sequence[int], folder: Path, tell: Tell) -> list[float]:
+def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Tell) -> list[float]:
     """How much of the draft is accepted without each of `layers`; for a child process.  (len(layers),)"""
     assert job.subject.draft is not None
     bench, base, path = load(replace(job, subject=replace(job.subject, draft=None))), job.subject.draft, folder / "one"
     found = []
     for i, layer in enumerate(layers):
         tell(f"without layer {layer}", i / len(layers))
-        derive.cut(llama.header(base), Recipe(dropped=(layer,)), path)
+        derive.cut(llama.read_header(base), Recipe(dropped=(layer,)), path)
         with open_draft(job, path) as own:
             bench.put(own)
             found.append(traces.acceptance([t for by in job.answers for t in bench.judge(traces.head(by, N_RANKED))]))
@@ -256,15 +258,15 @@ def _tidy(search: _Search) -> Iterator[None]:
 
 def search(
     parent: Header,
-    subject: Subject,
+    subject: ProfileKey,
     space: Space,
     tell: Tell,
     *,
     way: Way,
-    effort: Effort = SEARCH,
+    effort: TuneEffort = SEARCH,
     only: Recipe | None = None,
-    run: Run = run_child,
-) -> Outcome:
+    run: RunMeasureJob = run_child,
+) -> SearchOutcome:
     """Look for the best draft within `space`; the best one and what was there before stay, the others go.
 
     Each kind of change is tried on the best of what came before: quantisation, vocabulary, layers. `only`: measure this
@@ -286,7 +288,7 @@ def search(
             best = _better(best, state.attempt(replace(best.recipe, dropped=space.dropped)))
         if space.finds_layers:
             best = _without_layers(state, best)
-        outcome = Outcome(first, tuple(state.trials), tuple(state.failures), _step_s(state), only)
+        outcome = SearchOutcome(first, tuple(state.trials), tuple(state.failures), _step_s(state), only)
     kept = outcome.kept
     for path in state.made:
         if kept is None or path != kept.path:
@@ -322,7 +324,7 @@ def _without_layers(state: _Search, best: Trial) -> Trial:
     return best
 
 
-def measurement(subject: Subject, outcome: Outcome, trial: Trial) -> Measurement:
+def measurement(subject: ProfileKey, outcome: SearchOutcome, trial: Trial) -> Measurement:
     """What is kept of a trial."""
     return Measurement(
         target=subject.target.name,

@@ -14,7 +14,7 @@ import numpy as np
 from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.core.types import IntArray
 from specllama.files import gguf_rewrite
-from specllama.files.gguf_rewrite import Source, Tensor
+from specllama.files.gguf_rewrite import SourceFile, SourceTensor
 from specllama.llama.header import Header
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from specllama.pairs.tokenizer import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
@@ -28,7 +28,7 @@ _PER_TOKEN = ("token_embd.weight", "output.weight", "output.bias")  # tensors wi
 _KINDS = ("bpe", "spm")
 
 
-def kept_tokens(source: Source, tokenizer: Tokenizer, n_tokens: int) -> IntArray:
+def kept_tokens(source: SourceFile, tokenizer: Tokenizer, n_tokens: int) -> IntArray:
     """The ids that stay, ascending: all that are special, all single bytes, and the lowest of the others.
 
     Vocabularies of the kinds that are taken here are numbered by frequency: the lowest ids are the first merges. With
@@ -53,7 +53,7 @@ def kept_tokens(source: Source, tokenizer: Tokenizer, n_tokens: int) -> IntArray
     return np.array(sorted(kept))
 
 
-def _special(source: Source, tokenizer: Tokenizer) -> set[int]:
+def _special(source: SourceFile, tokenizer: Tokenizer) -> set[int]:
     """What must stay whatever its id is: tokens that steer, single bytes, and all that the metadata names."""
     steering = {UNKNOWN, CONTROL, USER_DEFINED, BYTE}
     found = {token for token, kind in enumerate(tokenizer.types) if kind in steering}
@@ -78,8 +78,8 @@ def _is_id(key: str) -> bool:
 
 
 def with_vocabulary(
-    source: Source, header: Header, tensors: Sequence[Tensor], kept: IntArray
-) -> tuple[Mapping[str, bytes | None], list[Tensor]]:
+    source: SourceFile, header: Header, tensors: Sequence[SourceTensor], kept: IntArray
+) -> tuple[Mapping[str, bytes | None], list[SourceTensor]]:
     """(metadata that changes, tensors with the rows of `kept` alone). Raises UnsupportedModel.  kept: (n,)"""
     n_before = source.count(f"{_TOKENIZER}tokens")
     rows = [tensor for tensor in tensors if tensor.name in _PER_TOKEN]
@@ -96,7 +96,7 @@ def with_vocabulary(
     return {**_tokenizer_values(source, header, kept, n_before), VOCAB_MAP: gguf_rewrite.integers(kept)}, left
 
 
-def _tokenizer_values(source: Source, header: Header, kept: IntArray, n_before: int) -> dict[str, bytes | None]:
+def _tokenizer_values(source: SourceFile, header: Header, kept: IntArray, n_before: int) -> dict[str, bytes | None]:
     """The tokenizer's part of the metadata, for the tokens that stay."""
     walked, values = source.walked, dict[str, bytes | None]()
     for key in walked.entries:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from specllama.base.disk import checksum
 from specllama.derive import store as drafts
 from specllama.derive.store import Measurement
-from specllama.pairs.profile import Profile, Subject
+from specllama.pairs.profile import Profile, ProfileKey
 from specllama.tuning import tune as tuner
 from specllama.tuning.findings import Findings
 
 
-def keep(subject: Subject, found: Findings, profile: Profile) -> None:
+def keep(subject: ProfileKey, found: Findings, profile: Profile) -> None:
     """Keep what each derived draft was worth; one that went meanwhile is left alone. Raises ConfigError, DiskFull."""
     own, *others = tuner.judged(found, profile)
     for each in others:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from specllama.base.errors import ConfigError
 from specllama.core.distribution import Distribution
-from specllama.core.types import Observation, Plan
+from specllama.core.types import DraftPlan, Observation
 from specllama.drafters.calibration import Calibration, Prior
 
 LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them
@@ -188,7 +188,7 @@ class _Alone:
 class _Step:
     """What was planned and answered since the last verification."""
 
-    plan: Plan
+    plan: DraftPlan
     limit: int
     looks: bool  # `look` is asked before every evaluation
     hazards: list[float]  # acceptance of the model's token at every depth, its confidence not known yet  (limit,)
@@ -243,7 +243,7 @@ class Controller:
         self._gap: int | None = None  # idle tokens before the next probe; None until the model is first thought of
         self._probed = False  # a probe was ordered, and its outcome not judged yet
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         """See `Planner.plan`; the rule is the class's."""
         return self._begin_step(limit, offer, lag, looks=True).plan
 
@@ -253,7 +253,7 @@ class Controller:
         chances = [self.calibration.at(LOOKUP, confidence) for confidence in offer[:limit]]
         hazards = [] if lag is None else self.calibration.by_depth(MODEL, limit)
         n_given, rate = self._best_offer(chances)
-        plan = Plan(n_given, rate=rate)
+        plan = DraftPlan(n_given, rate=rate)
         if hazards and lag is not None:
             plan = self._with_model(plan, chances[:n_given], hazards, lag)
         step = self._step = _Step(plan, limit, looks, hazards)
@@ -272,13 +272,15 @@ class Controller:
                 n_best, best = n, rate
         return n_best, best
 
-    def _with_model(self, without: Plan, chances: Sequence[float], hazards: Sequence[float], lag: int) -> Plan:
+    def _with_model(
+        self, without: DraftPlan, chances: Sequence[float], hazards: Sequence[float], lag: int
+    ) -> DraftPlan:
         """The plan with the model drawing, or being probed, where that is better than the plan `without` it."""
         n_given, rate = self._best_model(chances, hazards)
         rival = max(without.rate, self._alone.rate)
         pays = rate > LEAST_RATE * rival
         if pays and self._worth_catching_up(lag, rate, rival):
-            return Plan(n_given, len(hazards) - n_given, heat=self._thermostat.heat, rate=rate)
+            return DraftPlan(n_given, len(hazards) - n_given, heat=self._thermostat.heat, rate=rate)
         failed_by = min(max(LEAST_TO_PROBE - rate / rival, 0.0) / CLEAR_FAILURE, 1.0)
         longer = int(failed_by * GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS))
         if self._gap is None:
@@ -288,7 +290,7 @@ class Controller:
         elif self._n_idle >= self._wait(rate, rival) and not (pays and self._is_known()):
             self.calibration.age(MODEL, self._n_idle)
             self._n_idle, self._probed = 0, True
-            return Plan(without.n_given, probe=PROBE_TOKENS, heat=self._thermostat.heat, rate=without.rate)
+            return DraftPlan(without.n_given, probe=PROBE_TOKENS, heat=self._thermostat.heat, rate=without.rate)
         return without
 
     def _wait(self, rate: float, rival: float) -> int:

@@ -36,7 +36,7 @@ FADE = 0.99  # of older samples, a sample
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class LookupGuess:
     """A token that a lookup proposes, and the chance that it is right, those before it being right."""
 
     token: int
@@ -130,12 +130,12 @@ class LookupDrafter:
             evidence = _evidence(guessed, self._index.n_seen(match) - 1)  # its last place, the end, has no successor
             self._record.learn(match.length, evidence, right=guessed.token == token)
 
-    def offer(self, tokens: Sequence[int], limit: int) -> Iterator[Guess]:
+    def offer(self, tokens: Sequence[int], limit: int) -> Iterator[LookupGuess]:
         """At most `limit` guesses of what follows `tokens`, each given that those before it are right."""
         if self.follow(tokens):
             yield from self._guesses(limit)
 
-    def _guesses(self, limit: int) -> Iterator[Guess]:
+    def _guesses(self, limit: int) -> Iterator[LookupGuess]:
         """`offer` behind the text that is indexed."""
         match = self._index.match()
         at_end = True
@@ -145,19 +145,19 @@ class LookupDrafter:
             if guess is None:
                 return
             evidence = _evidence(guess, self._index.n_seen(match) - at_end)
-            yield Guess(guess.token, self._record.chance(match.length, evidence))
+            yield LookupGuess(guess.token, self._record.chance(match.length, evidence))
             match = self._index.advance(match, guess.token)
             at_end = False
 
-    def alternatives(self, tokens: Sequence[int], n_most: int) -> list[Guess]:
+    def alternatives(self, tokens: Sequence[int], n_most: int) -> list[LookupGuess]:
         """The `n_most` best guesses for the one token that follows, the longest match's first; for drafting trees."""
-        found: dict[int, Guess] = {}
+        found: dict[int, LookupGuess] = {}
         match = self._index.match() if self.follow(tokens) else Match(0, 0)
         while match.length and len(found) < n_most:
             ranked = sorted(self._index.continuations(match), key=lambda each: (-each.n_followed, each.token))
             for each in (other for other in ranked if other.token not in found):
                 evidence = _evidence(each, self._index.n_seen(match) - 1)
-                found[each.token] = Guess(each.token, self._record.chance(match.length, evidence))
+                found[each.token] = LookupGuess(each.token, self._record.chance(match.length, evidence))
             match = self._index.shorter(match)
         return list(found.values())[:n_most]
 

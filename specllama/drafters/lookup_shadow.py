@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from specllama.core.types import Planner
 
 if TYPE_CHECKING:
-    from specllama.drafters.lookup import Guess
+    from specllama.drafters.lookup import LookupGuess
 
-Look: TypeAlias = Callable[[], "Sequence[Guess]"]
+AskLookup: TypeAlias = Callable[[], "Sequence[LookupGuess]"]
 
 
 class LookupsAlone:
@@ -30,7 +30,7 @@ class LookupsAlone:
         """A new answer starts: the step in progress comes to nothing."""
         self._given = None
 
-    def say(self, token: int, look: Look) -> None:
+    def say(self, token: int, look: AskLookup) -> None:
         """The next token of the answer. `look` gives what would be offered for it and those behind it."""
         if self._given is None:
             guesses = look()

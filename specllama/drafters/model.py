@@ -15,13 +15,13 @@ from specllama.core.types import (
     Chooser,
     Decision,
     Draft,
+    DraftPlan,
     DraftPolicy,
     DraftReport,
     FloatArray,
     Guess,
     LanguageModel,
     Observation,
-    Plan,
     Planner,
     RunsAhead,
     room_after,
@@ -161,7 +161,7 @@ class ModelDrafter:
         drawn, laws = self.draw(tokens, (), plan, params, choose)
         return Draft(tuple(drawn), tuple(laws) or None)
 
-    def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> Plan:
+    def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> DraftPlan:
         """Begin a step: what may be drafted after `tokens`. `offer`: see `Planner.plan`. May probe the model."""
         self._decisions.clear()
         self._notice = ""
@@ -170,7 +170,7 @@ class ModelDrafter:
         lag = self._lag(tokens) if limit > 0 else None
         if self._planner is None:
             n_given = self._n_taken(offer[:limit])
-            return Plan(n_given, 0 if lag is None else limit - n_given)
+            return DraftPlan(n_given, 0 if lag is None else limit - n_given)
         plan = self._ask(self._planner, limit, offer, lag)
         if plan.probe:
             self._probe(self._planner, tokens, plan.probe, self._own(params, plan.heat))
@@ -184,7 +184,7 @@ class ModelDrafter:
                 return depth
         return len(offer)
 
-    def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None) -> Plan:
+    def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None) -> DraftPlan:
         """The planner's plan; it is on record."""
         plan = planner.plan(limit, offer=offer, lag=lag)
         self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
@@ -221,7 +221,7 @@ class ModelDrafter:
             planner.learn(0, confidence_of(row, q, greedy=params.greedy), acceptance)
 
     def draw(
-        self, tokens: Sequence[int], given: Sequence[int], plan: Plan, params: SamplingParams, choose: Chooser
+        self, tokens: Sequence[int], given: Sequence[int], plan: DraftPlan, params: SamplingParams, choose: Chooser
     ) -> tuple[list[int], list[Distribution]]:
         """What the model draws behind `tokens` and the drafted `given`, as far as `plan` allows.
 

@@ -50,7 +50,7 @@ class Words(Protocol):
         ...
 
 
-class Written(Protocol):
+class TargetVocabulary(Protocol):
     """The vocabulary whose tokens are to be spelled; `llama.Vocabulary` is one."""
 
     def piece(self, token: int) -> bytes:
@@ -62,7 +62,7 @@ class Written(Protocol):
         ...
 
 
-class Reading(Protocol):
+class DraftVocabulary(Protocol):
     """The vocabulary that spells them; `llama.Vocabulary` is one."""
 
     @property
@@ -126,7 +126,7 @@ class Speller:
     So the draft's cells are a function of the committed tokens, and taking tokens back takes back whole spellings.
     """
 
-    def __init__(self, target: Written, draft: Reading, to_target: IntArray) -> None:
+    def __init__(self, target: TargetVocabulary, draft: DraftVocabulary, to_target: IntArray) -> None:
         self._target, self._draft = target, draft
         mapped = np.flatnonzero(to_target != NO_TOKEN).tolist()
         self._known: dict[int, tuple[int, ...]] = {int(to_target[token]): (token,) for token in mapped}

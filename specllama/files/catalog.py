@@ -17,7 +17,6 @@ from specllama.files.model import HubSource, Model, ModelFile, Pair, PairDefault
 
 __all__ = [
     "Catalog",
-    "Difference",
     "FitReport",
     "HubSource",
     "Model",
@@ -26,6 +25,7 @@ __all__ = [
     "PairDefaults",
     "PathSource",
     "Source",
+    "VocabDifference",
     "WheelSource",
     "fit",
     "load_catalog",
@@ -155,7 +155,7 @@ def _join(entry: models_toml.PairEntry, models: Mapping[str, Model]) -> Pair:
 OWN_FAMILY = "take a draft of the target's own family; `specllama models list` shows pairs that fit"
 
 
-class Vocab(Protocol):
+class Spelled(Protocol):
     """What the fit looks at; `llama.Vocabulary` is one."""
 
     @property
@@ -172,7 +172,7 @@ class Vocab(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class VocabDifference:
     """A token id that means one text to the target and another to the draft."""
 
     token: int
@@ -193,7 +193,7 @@ class FitReport:
     target_size: int
     draft_size: int
     n_differing: int  # among the ids that both have
-    differing: tuple[Difference, ...]  # the first ten
+    differing: tuple[VocabDifference, ...]  # the first ten
     notes: tuple[str, ...]
 
     @property
@@ -226,7 +226,7 @@ class FitReport:
 _N_SHOWN = 10
 
 
-def fit(target: Vocab, draft: Vocab) -> FitReport:
+def fit(target: Spelled, draft: Spelled) -> FitReport:
     """Compare two vocabularies token by token.
 
     More rows at the end of one of them are allowed: models of one family are padded to different sizes. Ids that only
@@ -234,7 +234,7 @@ def fit(target: Vocab, draft: Vocab) -> FitReport:
     """
     texts = list(zip(target.texts(), draft.texts(), strict=False))  # as long as the shorter
     differing = [token for token, (ours, theirs) in enumerate(texts) if ours != theirs]
-    shown = tuple(Difference(token, *texts[token]) for token in differing[:_N_SHOWN])
+    shown = tuple(VocabDifference(token, *texts[token]) for token in differing[:_N_SHOWN])
     return FitReport(
         target_kind=str(target.kind),
         draft_kind=str(draft.kind),
@@ -246,7 +246,7 @@ def fit(target: Vocab, draft: Vocab) -> FitReport:
     )
 
 
-def size_note(target: Vocab, draft: Vocab) -> str:
+def size_note(target: Spelled, draft: Spelled) -> str:
     """What a difference in size means; empty where there is none."""
     if draft.size < target.size:
         return f"{target.size - draft.size:,} token ids at the end are the target's alone and are never drafted"
@@ -255,7 +255,7 @@ def size_note(target: Vocab, draft: Vocab) -> str:
     return ""
 
 
-def special_notes(target: Vocab, draft: Vocab) -> list[str]:
+def special_notes(target: Spelled, draft: Spelled) -> list[str]:
     """Differences in special tokens; they do no harm."""
     notes = []
     for what, ours, theirs in (("BOS", target.bos, draft.bos), ("EOS", target.eos, draft.eos)):

@@ -56,7 +56,7 @@ class MoreNeeded(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyValue:
     """One metadata value: where it lies in the header."""
 
     kind: int  # of the value, or of each item of an array
@@ -66,7 +66,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorInfo:
     """One tensor's description."""
 
     name: str
@@ -85,8 +85,8 @@ class Walked:
     """A header that was walked to its end."""
 
     data: bytes  # the beginning of the file, at least the header
-    entries: Mapping[str, Entry]
-    tensors: tuple[Tensor, ...]
+    entries: Mapping[str, KeyValue]
+    tensors: tuple[TensorInfo, ...]
     end: int  # where the header ends
 
     @property
@@ -170,7 +170,7 @@ class _Walker:
         self.at = at
         self.skip(8, what)  # the checks, at the end or where the loop could not go on
 
-    def value(self, what: str) -> Entry:
+    def value(self, what: str) -> KeyValue:
         """Go on behind one metadata value."""
         kind, count = self.take(_KIND, what), None
         if kind == _ARRAY:
@@ -184,9 +184,9 @@ class _Walker:
             self.skip(np.dtype(_NUMBERS[kind]).itemsize * (1 if count is None else count), what)
         elif kind != _STRING:
             raise Unsound(f"{what} is of type {kind}, which does not exist")
-        return Entry(kind, count, start, self.at)
+        return KeyValue(kind, count, start, self.at)
 
-    def tensor(self, what: str) -> Tensor:
+    def tensor(self, what: str) -> TensorInfo:
         """Go on behind one tensor's description."""
         name = self.name(what)
         what = f"tensor {name!r}"
@@ -196,7 +196,7 @@ class _Walker:
         shape = tuple(self.take(_LENGTH, what) for _ in range(n_dims))
         if math.prod(shape) >= 1 << 63:
             raise Unsound(f"{what} claims {math.prod(shape):,} numbers")
-        return Tensor(name, shape, self.take(_KIND, what), self.take(_LENGTH, what))
+        return TensorInfo(name, shape, self.take(_KIND, what), self.take(_LENGTH, what))
 
 
 def walk(data: bytes, n_file_bytes: int) -> Walked:

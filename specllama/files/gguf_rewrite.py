@@ -20,7 +20,7 @@ from specllama.core.types import IntArray
 from specllama.files.gguf_check import walk_file
 from specllama.files.gguf_header import Walked
 
-Tell = Callable[[float], None]  # told the share that is written
+TellShare = Callable[[float], None]  # told the share that is written
 
 # ggml's types: numbers in a block, and its bytes.
 BLOCKS: Mapping[int, tuple[int, int]] = {
@@ -63,7 +63,7 @@ _CHUNK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class SourceTensor:
     """A tensor and where its bytes are."""
 
     name: str
@@ -91,12 +91,12 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A model's files, read as far as their headers go."""
 
     path: Path  # the first of them
     walked: Walked  # its header
-    tensors: tuple[Tensor, ...]  # of all parts
+    tensors: tuple[SourceTensor, ...]  # of all parts
 
     def value(self, key: str) -> Any:
         """A single number or text of the metadata; None where there is none."""
@@ -117,14 +117,14 @@ _DTYPES = dict(enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))
 _DTYPES.update({10: "<u8", 11: "<i8", 12: "<f8"})
 
 
-def read_source(parts: Sequence[Path]) -> Source:
+def read_source(parts: Sequence[Path]) -> SourceFile:
     """The headers of a model's files, in order. Raises ModelFileError."""
     walks = [walk_file(part) for part in parts]
     tensors = [tensor for part, walked in zip(parts, walks, strict=True) for tensor in _tensors(part, walked)]
-    return Source(parts[0], walks[0], tuple(tensors))
+    return SourceFile(parts[0], walks[0], tuple(tensors))
 
 
-def _tensors(path: Path, walked: Walked) -> Iterator[Tensor]:
+def _tensors(path: Path, walked: Walked) -> Iterator[SourceTensor]:
     alignment = _alignment(path, walked)
     start = walked.end + -walked.end % alignment
     n_file_bytes = path.stat().st_size
@@ -135,7 +135,7 @@ def _tensors(path: Path, walked: Walked) -> Iterator[Tensor]:
         n_bytes = each.n_elements // n_values * n_block_bytes
         if not each.shape or each.shape[0] % n_values or start + each.offset + n_bytes > n_file_bytes:
             raise ModelFileError(f"{path} is damaged: tensor {each.name!r} is not whole", hint="download it again")
-        yield Tensor(each.name, each.shape, each.kind, path, start + each.offset, n_bytes)
+        yield SourceTensor(each.name, each.shape, each.kind, path, start + each.offset, n_bytes)
 
 
 def _alignment(path: Path, walked: Walked) -> int:
@@ -199,12 +199,12 @@ def _copied(walked: Walked, key: str) -> bytes:
 
 
 def write(
-    source: Source,
+    source: SourceFile,
     destination: Path,
     *,
     values: Mapping[str, bytes | None],
-    tensors: Sequence[Tensor],
-    tell: Tell | None = None,
+    tensors: Sequence[SourceTensor],
+    tell: TellShare | None = None,
 ) -> None:
     """Write `tensors` with the metadata of `source`, of which `values` replaces some and adds some; None removes.
 
@@ -238,7 +238,7 @@ def _write_padded(file: IO[bytes], pieces: Iterator[bytes] | list[bytes]) -> Non
     file.write(bytes(-n_bytes % _ALIGNMENT))
 
 
-def _pieces(tensor: Tensor) -> Iterator[bytes]:
+def _pieces(tensor: SourceTensor) -> Iterator[bytes]:
     """The wanted bytes, some megabytes at a time."""
     if tensor.n_bytes == 0:
         return

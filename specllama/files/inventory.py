@@ -15,7 +15,7 @@ from specllama.files.repo_files import split_names
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFile:
     """One file to have from one source, with everything known about it beforehand."""
 
     source: Source
@@ -44,13 +44,13 @@ class Wanted:
         return path if path.is_file() and file.size in (None, path.stat().st_size) else None
 
 
-def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[Wanted, ...]:
+def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[WantedFile, ...]:
     """The files of `model` as `source` has them; `pinned` adds what the first pull of an unpinned one recorded."""
     known = pins() if pinned and model.unpinned and not isinstance(source, PathSource) else {}
     revision = source.revision if isinstance(source, HubSource) else None
     wanted = []
     for file, place in zip(model.files, _places(model, source), strict=True):
-        item = Wanted(source, file, place, revision)
+        item = WantedFile(source, file, place, revision)
         pin = known.get(item.key) if file.sha256 is None else None
         if pin is not None:
             item = replace(item, file=ModelFile(file.name, pin.size, pin.sha256), revision=pin.commit or revision)
@@ -69,7 +69,7 @@ def _places(model: Model, source: Source) -> Sequence[str]:
     return [first.removesuffix(base) + name for name in split_names(base)]
 
 
-def all_here(wanted: Sequence[Wanted]) -> list[Path]:
+def all_here(wanted: Sequence[WantedFile]) -> list[Path]:
     """Where they lie, if every one of them is here; else nothing."""
     paths = [path for item in wanted if (path := item.here()) is not None]
     return paths if len(paths) == len(wanted) else []

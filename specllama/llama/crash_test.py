@@ -41,7 +41,9 @@ _CRASHES = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP"}
 _WINDOWS_CRASHES = {0xC000001D: "SIGILL", 0xC0000005: "SIGSEGV", 0xC0000409: "SIGABRT"}
 
 # `-I` keeps the user's folder and environment out; the parent's own import path is passed on instead.
-_CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from specllama import probe; probe.child()"
+_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);from specllama.llama import crash_test; crash_test.child()"
+)
 
 # With these GCC keeps the stores that fill the AMX tile configuration (scripts/toolchain.py builds with them, too).
 GCC_FLAGS = "-fno-tree-dse -fno-dse"

@@ -46,8 +46,8 @@ from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, physical
 from specllama.llama.log import LogSink
 from specllama.llama.memory import MemoryNeed, memory_free, need_for
 from specllama.llama.open import (
+    LoadProgress,
     Native,
-    Progress,
     describe,
     load_model,
     load_vocabulary_only,
@@ -66,12 +66,12 @@ __all__ = [
     "MemoryNeed",
     "Vocabulary",
     "build_info",
-    "header",
     "load",
     "load_vocabulary",
     "matrices",
     "memory_free",
     "memory_needed",
+    "read_header",
     "requantize",
     "set_log",
 ]
@@ -84,7 +84,7 @@ def set_log(sink: LogSink | None) -> None:
     log.sink = sink
 
 
-def header(path: Path, *, needs_weights: bool = True) -> Header:
+def read_header(path: Path, *, needs_weights: bool = True) -> Header:
     """What a model file says about itself; quick, no weights are read, nor asked for if so. Raises ModelFileError."""
     path = Path(path)
     check_file(path)
@@ -112,17 +112,17 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
 
 def matrices(path: Path) -> tuple[Matrix, ...]:
     """The matrices of a model file, and which of the CPU's extra buffer types can hold each. Raises ModelFileError."""
-    return llama_buffers.matrices(header(path).parts)
+    return llama_buffers.matrices(read_header(path).parts)
 
 
-def load(path: Path, options: LoadOptions | None = None, *, progress: Progress | None = None) -> LlamaModel:
+def load(path: Path, options: LoadOptions | None = None, *, progress: LoadProgress | None = None) -> LlamaModel:
     """Load a model and open a context on it.
 
     `progress` is told the share that is loaded and stops the loading by returning False. Raises ModelFileError,
     UnsupportedModel, MemoryShort, UsageError, BackendError, and Interrupted where `progress` said so.
     """
     wish = options or LoadOptions()
-    about = header(path)
+    about = read_header(path)
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
     orders = llama_buffers.overrides(about.parts, KernelPath.of(wish))
@@ -139,17 +139,17 @@ def load(path: Path, options: LoadOptions | None = None, *, progress: Progress |
 
 
 def requantize(
-    source: Path, destination: Path, kind: str, *, n_threads: int | None = None, progress: Progress | None = None
+    source: Path, destination: Path, kind: str, *, n_threads: int | None = None, progress: LoadProgress | None = None
 ) -> None:
     """Write `source` as `destination` with all weights in `kind`, see `llama_quantize.quantize`."""
-    about = header(source)
+    about = read_header(source)
     refuse_architecture(about)
     quantize(bindings(), log, about, destination, kind, n_threads=n_threads or physical_cores(), progress=progress)
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a model file without its weights. Raises ModelFileError and, as `load`, UnsupportedModel."""
-    native = load_vocabulary_only(bindings(), log, header(path, needs_weights=False))
+    native = load_vocabulary_only(bindings(), log, read_header(path, needs_weights=False))
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 

@@ -17,7 +17,7 @@ from specllama.llama.header import Header, cannot_roll_back, not_left_to_right, 
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 from specllama.llama.log import LogBook
 
-Progress = Callable[[float], bool]  # told the share that is loaded; False stops the loading
+LoadProgress = Callable[[float], bool]  # told the share that is loaded; False stops the loading
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
@@ -62,7 +62,7 @@ def load_model(
     about: Header,
     plan: LoadPlan,
     options: LoadOptions,
-    progress: Progress | None,
+    progress: LoadProgress | None,
     overrides: Any = None,
 ) -> Native:
     """Load the weights, some of them by `overrides` (see llama_buffers.py).
@@ -138,7 +138,7 @@ def describe(native: Native) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
-def _load(lib: Any, log: LogBook, about: Header, params: Any, progress: Progress | None) -> Native:
+def _load(lib: Any, log: LogBook, about: Header, params: Any, progress: LoadProgress | None) -> Native:
     stopped: list[BaseException | None] = []  # why the loading was stopped; None = `progress` returned False
 
     def report(done: float, _user_data: object) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from specllama.base.errors import BackendError, UsageError
 from specllama.llama.header import Header
 from specllama.llama.log import LogBook
-from specllama.llama.open import Progress
+from specllama.llama.open import LoadProgress
 
 _STEP = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")  # "[  12/ 290] blk.0.attn_q.weight - ...": one line a tensor
 
@@ -63,7 +63,7 @@ def quantize(
     kind: str,
     *,
     n_threads: int,
-    progress: Progress | None = None,
+    progress: LoadProgress | None = None,
 ) -> None:
     """Write the model of `about`, whatever its weights are stored in now, with its weights as `kind`.
 

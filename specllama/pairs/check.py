@@ -10,8 +10,8 @@ from pathlib import Path
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.llama import Header, LoadOptions
-from specllama.pairs.model_rows import Machine, Side, model_rows, refusal_row
-from specllama.pairs.report import CompatReport, Row
+from specllama.pairs.model_rows import MachineMemory, Side, model_rows, refusal_row
+from specllama.pairs.report import CheckRow, CompatReport
 from specllama.pairs.token_rows import token_rows
 from specllama.pairs.tokenizer import Tokenizer, n_params, read_tokenizer
 
@@ -33,15 +33,19 @@ class Candidate:
         return self.name or self.header.path.name
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineMemory:
     """What is free now, and which llama.cpp is installed. Raises BackendError."""
     build = llama.build_info()
     own = sum(device.memory_free for device in build.devices if device.kind == "gpu" and "Metal" not in device.name)
-    return Machine(llama.memory_free(), own, build.bindings, build.llama_cpp)
+    return MachineMemory(llama.memory_free(), own, build.bindings, build.llama_cpp)
 
 
 def check_pair(
-    target: Candidate, find_draft: Callable[[], Candidate], machine: Machine | None = None, *, by_text: bool = False
+    target: Candidate,
+    find_draft: Callable[[], Candidate],
+    machine: MachineMemory | None = None,
+    *,
+    by_text: bool = False,
 ) -> CompatReport:
     """Compare two model files by their headers; no weights are read.
 
@@ -69,7 +73,7 @@ def _side(one: Candidate, n_ctx: int, own: int) -> Side:
     return Side(header, n_params(header), need, n_ctx)
 
 
-def _token_rows(target: Path, draft: Path, by_text: bool) -> tuple[Row, ...]:
+def _token_rows(target: Path, draft: Path, by_text: bool) -> tuple[CheckRow, ...]:
     """The rows that only the two files decide, remembered until one of them changes.
 
     Reading and comparing 150,000 texts takes about a second, which the first token would wait for at every start.
@@ -77,7 +81,7 @@ def _token_rows(target: Path, draft: Path, by_text: bool) -> tuple[Row, ...]:
     stamp, kind = [_VERSION, llama.build_info().fingerprint], f"{_REMEMBERED} by text" if by_text else _REMEMBERED
     known = storage.recall(kind, target, draft)
     if known is not None and known["stamp"] == stamp:
-        return tuple(map(Row.from_json, known["rows"]))
+        return tuple(map(CheckRow.from_json, known["rows"]))
     sides = (_tokenizer(path, *_state(path)) for path in (target, draft))
     rows = token_rows(*sides, by_text=by_text)
     storage.remember(kind, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)

@@ -195,7 +195,7 @@ def about_models(catalog: Catalog, models: Mapping[str, Path], disk_free: int) -
     return [Finding("models", Level.NOTE, found, fetch), disk]
 
 
-def about_tuning(pair: str, found: profiles.Found) -> Finding:
+def about_tuning(pair: str, found: profiles.FoundProfile) -> Finding:
     """Has anybody measured what pays here, and which kernel paths came of it?"""
     profile = found.profile
     if profile is None:
@@ -247,7 +247,7 @@ def _look_at_tuning(catalog: Catalog, models: Mapping[str, Path]) -> list[Findin
     files = [models.get(model.name) for model in (pair.target, pair.draft)]
     if files[0] is None or files[1] is None:
         return []
-    found = profiles.find(profiles.Subject(files[0], LoadOptions(), files[1], LoadOptions()))
+    found = profiles.find(profiles.ProfileKey(files[0], LoadOptions(), files[1], LoadOptions()))
     return [about_tuning(pair.name, found)]
 
 

@@ -16,7 +16,7 @@ from specllama.files import hub, hub_cache
 from specllama.files.repo_files import model_files
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.check import Candidate, check_pair
-from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, Machine, family
+from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, MachineMemory, family
 from specllama.pairs.report import CompatReport
 
 _N_REPOS = 12  # looked at on the Hub; each costs some megabytes
@@ -25,7 +25,7 @@ _DRAFT = LoadOptions(max_block=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDraft:
     """A possible draft: in or out, and why."""
 
     name: str
@@ -42,27 +42,27 @@ class Found:
         return not self.fits, off_size, self.n_warnings, self.n_bytes or 0, self.name
 
 
-Look = Callable[[], AbstractContextManager[Path]]  # opens a file, or its header
+OpenHeader = Callable[[], AbstractContextManager[Path]]  # opens a file, or its header
 
 
-def rank(target: Candidate, looks: Iterable[tuple[str, Look]], machine: Machine) -> list[Found]:
+def rank(target: Candidate, looks: Iterable[tuple[str, OpenHeader]], machine: MachineMemory) -> list[FoundDraft]:
     """Every candidate with its reason, best first; none of them stops the search."""
     found = [judge(target, name, look, machine) for name, look in looks]
     return sorted(found, key=lambda each: each.order)
 
 
-def judge(target: Candidate, name: str, look: Look, machine: Machine) -> Found:
+def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory) -> FoundDraft:
     """One candidate."""
     try:
         with look() as path:
-            header = llama.header(path)
+            header = llama.read_header(path)
             ratio = header.n_weight_bytes / max(target.header.n_weight_bytes, 1)
             if target.header.n_weight_bytes and ratio >= 1:
-                return Found(name, False, "it is no smaller than the target", header.n_weight_bytes, ratio)
+                return FoundDraft(name, False, "it is no smaller than the target", header.n_weight_bytes, ratio)
             report = check_pair(target, lambda: Candidate(header, _DRAFT), machine)
     except SpecllamaError as error:
-        return Found(name, False, str(error))
-    return Found(name, report.fits, _reason(report), header.n_weight_bytes, ratio, len(report.warnings))
+        return FoundDraft(name, False, str(error))
+    return FoundDraft(name, report.fits, _reason(report), header.n_weight_bytes, ratio, len(report.warnings))
 
 
 def _reason(report: CompatReport) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from specllama.core.types import IntArray
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files.catalog import OWN_FAMILY, FitReport, fit
-from specllama.pairs.report import Mark, Row
+from specllama.pairs.report import CheckRow, RowMark
 from specllama.pairs.tokenizer import Tokenizer
 
 # Where less than this share of a text's tokens can be drafted at all, drafting cannot pay: with half of them accepted a
@@ -57,28 +57,30 @@ def overlap(target: Tokenizer, to_target: IntArray) -> Overlap:
     return Overlap(int(reached.sum()), share, used, len(target.sample))
 
 
-def overlap_row(found: Overlap, mark: Mark, remedy: str) -> Row:
+def overlap_row(found: Overlap, mark: RowMark, remedy: str) -> CheckRow:
     """What both have, as a row of the report."""
-    return Row(
+    return CheckRow(
         "overlap", mark, f"{100 * found.share:.0f} % shared", f"{100 * found.used:.0f} % by use", found.reason, remedy
     )
 
 
-def by_text_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
+def by_text_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
     """The rows of a pair that is translated by the texts of its tokens: only what both have decides."""
     to_target = map_by_text(target, draft)
     found = overlap(target, to_target)
     fits = found.can_serve
     sizes = f"{target.size:,} tokens", f"{draft.size:,} tokens"
     return (
-        Row("tokenizer", Mark.PASS, target.kind, draft.kind),
-        Row("vocabulary", Mark.PASS, *sizes, f"{found.n_shared:,} tokens have the same text, whatever their ids"),
-        overlap_row(found, Mark.WARN if fits else Mark.FAIL, _MEASURE if fits else OWN_FAMILY),
+        CheckRow("tokenizer", RowMark.PASS, target.kind, draft.kind),
+        CheckRow(
+            "vocabulary", RowMark.PASS, *sizes, f"{found.n_shared:,} tokens have the same text, whatever their ids"
+        ),
+        overlap_row(found, RowMark.WARN if fits else RowMark.FAIL, _MEASURE if fits else OWN_FAMILY),
         _end_row(target, draft, to_target),
     )
 
 
-def mapped_rows(target: Tokenizer, draft: Tokenizer) -> tuple[tuple[Row, ...], FitReport]:
+def mapped_rows(target: Tokenizer, draft: Tokenizer) -> tuple[tuple[CheckRow, ...], FitReport]:
     """The rows of a trimmed draft, whose file says which of its parent's tokens it kept; and how the texts compare."""
     assert draft.vocab_map is not None
     kept = [(token, parent) for token, parent in enumerate(draft.vocab_map) if parent < target.size]
@@ -92,23 +94,25 @@ def mapped_rows(target: Tokenizer, draft: Tokenizer) -> tuple[tuple[Row, ...], F
     note = "the draft was trimmed: it spells the other tokens for itself and never proposes them"
     sizes = f"{target.size:,} tokens", f"{draft.size:,} of them"
     if kept:
-        vocabulary = Row("vocabulary", Mark.PASS, *sizes, note)
+        vocabulary = CheckRow("vocabulary", RowMark.PASS, *sizes, note)
     else:
         none = "every token that the draft kept of its parent lies outside the target's vocabulary"
-        vocabulary = Row("vocabulary", Mark.FAIL, sizes[0], "none of them", none, OWN_FAMILY)
+        vocabulary = CheckRow("vocabulary", RowMark.FAIL, sizes[0], "none of them", none, OWN_FAMILY)
     rows = (
         vocabulary,
-        overlap_row(found, Mark.PASS if enough else Mark.WARN, "" if enough else "trim it less: draft make --vocab"),
+        overlap_row(
+            found, RowMark.PASS if enough else RowMark.WARN, "" if enough else "trim it less: draft make --vocab"
+        ),
         _end_row(target, draft, to_target),
     )
     return rows, report
 
 
-def _end_row(target: Tokenizer, draft: Tokenizer, to_target: IntArray) -> Row:
+def _end_row(target: Tokenizer, draft: Tokenizer, to_target: IntArray) -> CheckRow:
     """Can the draft propose the end?"""
     ends = {int(to_target[token]) for token in draft.end_tokens} & target.end_tokens
     values = f"{len(target.end_tokens)} of them", f"{len(ends)} in common"
     if ends or not target.end_tokens:
-        return Row("end tokens", Mark.PASS, *values)
+        return CheckRow("end tokens", RowMark.PASS, *values)
     reason = "the draft can never propose the end of an answer: that token is always the target's"
-    return Row("end tokens", Mark.WARN, *values, reason, "nothing to do")
+    return CheckRow("end tokens", RowMark.WARN, *values, reason, "nothing to do")

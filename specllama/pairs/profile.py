@@ -65,7 +65,7 @@ class Profile:
     classes: tuple[ClassFigures, ...]  # empty where there is no draft
     threads: Threads | None = None  # None = as the options say
     derived: Path | None = None  # the draft that is faster here than the one it was derived from; None = that one
-    strategy: str = SIMPLE  # whose drafts were measured; see `Subject`
+    strategy: str = SIMPLE  # whose drafts were measured; see `ProfileKey`
     plain_path: KernelPath | None = None  # where plain decoding alone is fastest; None = made when nobody asked
 
     @property
@@ -125,7 +125,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ProfileKey:
     """What is tuned: files, and how they are wished to be loaded. Another wish is another profile."""
 
     target: Path
@@ -153,24 +153,24 @@ def _wish(options: LoadOptions) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundProfile:
     """The profile of a subject, or why there is none that holds."""
 
     profile: Profile | None = None
     stale: str = ""  # what has changed since it was made
 
 
-def path_of(subject: Subject) -> Path:
+def path_of(subject: ProfileKey) -> Path:
     """Where the profile is kept. It took minutes to find out, so it is state and no cache."""
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
 
 
-def kept(subject: Subject) -> bool:
+def kept(subject: ProfileKey) -> bool:
     """Was it tuned at all, whether or not the profile still holds?"""
     return path_of(subject).is_file()
 
 
-def _circumstances(subject: Subject, derived: Path | None) -> dict[str, object]:
+def _circumstances(subject: ProfileKey, derived: Path | None) -> dict[str, object]:
     """What must be as it was; the keys are told to people."""
     cpu = this_cpu()
     facts: dict[str, object] = {
@@ -191,7 +191,7 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def save(subject: Subject, profile: Profile) -> Path:
+def save(subject: ProfileKey, profile: Profile) -> Path:
     """Keep the profile, in one step; the one before it goes. Returns where it is."""
     path = path_of(subject)
     record = {
@@ -203,19 +203,19 @@ def save(subject: Subject, profile: Profile) -> Path:
     return path
 
 
-def find(subject: Subject) -> Found:
+def find(subject: ProfileKey) -> FoundProfile:
     """The subject's profile, if there is one and nothing has changed since. Never raises for what is in the file."""
     try:
         record = parsed(path_of(subject).read_text(encoding="utf-8"))
         if record["version"] != VERSION:
-            return Found(stale="this version of specllama measures otherwise")
+            return FoundProfile(stale="this version of specllama measures otherwise")
         profile = Profile.from_json(record["profile"])
         then, now = record["circumstances"], _circumstances(subject, profile.derived)
         changed = [name for name, fact in now.items() if then.get(name) != fact]
         if changed:
-            return Found(stale=f"{' and '.join(changed)} changed since")
-        return Found(profile)
+            return FoundProfile(stale=f"{' and '.join(changed)} changed since")
+        return FoundProfile(profile)
     except FileNotFoundError:
-        return Found()
+        return FoundProfile()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
-        return Found(stale="its file is damaged")
+        return FoundProfile(stale="its file is damaged")

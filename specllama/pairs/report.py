@@ -17,7 +17,7 @@ RULE = (
 )
 
 
-class Mark(Enum):
+class RowMark(Enum):
     """What a test came to."""
 
     PASS = "PASS"
@@ -26,11 +26,11 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckRow:
     """One test: the value on each side, and where there is something to say, why it matters and what to do."""
 
     test: str
-    mark: Mark
+    mark: RowMark
     target: str
     draft: str
     reason: str = ""
@@ -42,9 +42,9 @@ class Row:
         return {**asdict(self), "mark": self.mark.value}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> CheckRow:
         """The inverse of `to_json`."""
-        return cls(**{**data, "mark": Mark(data["mark"]), "details": tuple(data["details"])})
+        return cls(**{**data, "mark": RowMark(data["mark"]), "details": tuple(data["details"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CompatReport:
 
     target: str  # what was compared, for people
     draft: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
 
     @property
     def fits(self) -> bool:
@@ -61,14 +61,14 @@ class CompatReport:
         return not self.failures
 
     @property
-    def failures(self) -> Sequence[Row]:
+    def failures(self) -> Sequence[CheckRow]:
         """The rows that say why not."""
-        return [row for row in self.rows if row.mark is Mark.FAIL]
+        return [row for row in self.rows if row.mark is RowMark.FAIL]
 
     @property
-    def warnings(self) -> Sequence[Row]:
+    def warnings(self) -> Sequence[CheckRow]:
         """The rows that say what may not pay."""
-        return [row for row in self.rows if row.mark is Mark.WARN]
+        return [row for row in self.rows if row.mark is RowMark.WARN]
 
     def require(self) -> None:
         """Raise PairError with the first reason, if the draft does not fit."""

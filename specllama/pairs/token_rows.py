@@ -7,7 +7,7 @@ from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files import catalog as pairs
 from specllama.files.catalog import OWN_FAMILY, FitReport
 from specllama.pairs.overlap_rows import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
-from specllama.pairs.report import Mark, Row
+from specllama.pairs.report import CheckRow, RowMark
 from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 
 _N_SHOWN_IDS = 3
@@ -17,7 +17,7 @@ LLAMA_CPP_MAX_SIZE_DIFFERENCE = 128
 LLAMA_CPP_FIRST_TOKEN = 5
 
 
-def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) -> tuple[Row, ...]:
+def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) -> tuple[CheckRow, ...]:
     """One row per test of the two tokenizers; `by_text`: as a pair that is translated by the texts of its tokens."""
     if by_text:
         return (*by_text_rows(target, draft), _llama_cpp_row(target, draft))
@@ -29,7 +29,7 @@ def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) ->
     return _own_rows(target, draft)
 
 
-def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
+def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
     """The rows of a pair where the draft's ids are to be the target's."""
     report = pairs.fit(target, draft)
     to_target = None if report.fits else map_by_text(target, draft)
@@ -46,37 +46,37 @@ def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[Row, ...]:
         _end_row(target, draft),
     ]
     if found is not None:
-        rows.append(overlap_row(found, Mark.WARN, remedy))
+        rows.append(overlap_row(found, RowMark.WARN, remedy))
     rows.append(_llama_cpp_row(target, draft))
     return tuple(rows)
 
 
-def _row(test: str, target: object, draft: object, mark: Mark, reason: str = "", remedy: str = "") -> Row:
+def _row(test: str, target: object, draft: object, mark: RowMark, reason: str = "", remedy: str = "") -> CheckRow:
     """A row whose reason is said only where it has one to say."""
-    return Row(test, mark, str(target), str(draft), reason, remedy)
+    return CheckRow(test, mark, str(target), str(draft), reason, remedy)
 
 
-def _kind_row(report: FitReport, remedy: str) -> Row:
+def _kind_row(report: FitReport, remedy: str) -> CheckRow:
     values = report.target_kind, report.draft_kind
     if not report.kind_reason:
-        return _row("tokenizer", *values, Mark.PASS)
-    return _row("tokenizer", *values, Mark.FAIL, report.kind_reason, remedy)
+        return _row("tokenizer", *values, RowMark.PASS)
+    return _row("tokenizer", *values, RowMark.FAIL, report.kind_reason, remedy)
 
 
-def _size_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _size_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     """Padding at the end of one of them does no harm."""
     reason = pairs.size_note(target, draft)
-    return _row("vocabulary", f"{target.size:,} tokens", f"{draft.size:,} tokens", Mark.PASS, reason)
+    return _row("vocabulary", f"{target.size:,} tokens", f"{draft.size:,} tokens", RowMark.PASS, reason)
 
 
-def _text_row(report: FitReport, remedy: str, to_target: IntArray | None = None) -> Row:
+def _text_row(report: FitReport, remedy: str, to_target: IntArray | None = None) -> CheckRow:
     """`to_target`: what a map of ids could make of it, where nothing was mapped yet."""
     n_shared = min(report.target_size, report.draft_size)
     if report.n_differing == 0:
-        return _row("token texts", f"{n_shared:,} compared", "all equal", Mark.PASS)
-    return Row(
+        return _row("token texts", f"{n_shared:,} compared", "all equal", RowMark.PASS)
+    return CheckRow(
         "token texts",
-        Mark.FAIL,
+        RowMark.FAIL,
         f"{n_shared:,} compared",
         f"{report.n_differing:,} differ",
         report.text_reason if to_target is None else f"{report.text_reason}; {_bridge(to_target)}",
@@ -93,32 +93,34 @@ def _bridge(to_target: IntArray) -> str:
     return f"a map of ids could bridge that only in part: {n_without:,} of the draft's texts are no token of the target"
 
 
-def _pre_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _pre_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     if target.pre == draft.pre:
-        return _row("pre-tokenizer", target.pre, draft.pre, Mark.PASS)
+        return _row("pre-tokenizer", target.pre, draft.pre, RowMark.PASS)
     reason = "both read the target's tokens, but the draft was trained on text that was cut otherwise"
-    return _row("pre-tokenizer", target.pre, draft.pre, Mark.WARN, reason, "expect fewer accepted tokens, or measure")
+    return _row(
+        "pre-tokenizer", target.pre, draft.pre, RowMark.WARN, reason, "expect fewer accepted tokens, or measure"
+    )
 
 
-def _merges_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _merges_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     values = f"{target.n_merges:,}", f"{draft.n_merges:,}"
     if target.merges_sum == draft.merges_sum:
-        return _row("merges", *values, Mark.PASS)
+        return _row("merges", *values, RowMark.PASS)
     reason = "the merges differ: the draft was trained on text that was cut otherwise"
-    return _row("merges", *values, Mark.WARN, reason, "expect fewer accepted tokens, or measure")
+    return _row("merges", *values, RowMark.WARN, reason, "expect fewer accepted tokens, or measure")
 
 
-def _types_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _types_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     pairs_of_types = list(zip(target.types, draft.types, strict=False))
     differing = [token for token, (ours, theirs) in enumerate(pairs_of_types) if ours != theirs]
     values = _type_counts(target), _type_counts(draft)
     if not differing:
-        return _row("token types", *values, Mark.PASS)
+        return _row("token types", *values, RowMark.PASS)
     reason = (
         f"{len(differing):,} ids are of another type, the first is {differing[0]}: what is a control token for one of "
         "them may be plain text for the other"
     )
-    return _row("token types", *values, Mark.WARN, reason, "nothing to do: the target's types count")
+    return _row("token types", *values, RowMark.WARN, reason, "nothing to do: the target's types count")
 
 
 def _type_counts(tokenizer: Tokenizer) -> str:
@@ -126,14 +128,14 @@ def _type_counts(tokenizer: Tokenizer) -> str:
     return f"{n_special:,} special" if tokenizer.types else "not given"
 
 
-def _special_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _special_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     values = _specials(target), _specials(draft)
     notes = pairs.special_notes(target, draft)
     if target.eot != draft.eot:
         notes.append(f"EOT is {target.eot} for the target, {draft.eot} for the draft: the target's is used")
     if target.add_eos != draft.add_eos:
         notes.append("only one of the two wants an EOS behind: the target's wish is followed")
-    mark = Mark.WARN if notes else Mark.PASS
+    mark = RowMark.WARN if notes else RowMark.PASS
     return _row("begin and end", *values, mark, "; ".join(notes), "nothing to do" if notes else "")
 
 
@@ -143,12 +145,12 @@ def _specials(tokenizer: Tokenizer) -> str:
     return f"{ids} {added or '+none'}"
 
 
-def _end_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _end_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     values = _listed(target.end_tokens), _listed(draft.end_tokens)
     if target.end_tokens == draft.end_tokens:
-        return _row("end tokens", *values, Mark.PASS)
+        return _row("end tokens", *values, RowMark.PASS)
     reason = "the target's end tokens end the answer; where the draft's differ it proposes past the end, or stops early"
-    return _row("end tokens", *values, Mark.WARN, reason, "nothing to do")
+    return _row("end tokens", *values, RowMark.WARN, reason, "nothing to do")
 
 
 def _listed(tokens: frozenset[int]) -> str:
@@ -176,9 +178,9 @@ def llama_cpp_refusal(target: Tokenizer, draft: Tokenizer) -> str:
     return ""
 
 
-def _llama_cpp_row(target: Tokenizer, draft: Tokenizer) -> Row:
+def _llama_cpp_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     refusal = llama_cpp_refusal(target, draft)
     if not refusal:
-        return _row("llama.cpp rule", "would pair", "them, too", Mark.PASS)
+        return _row("llama.cpp rule", "would pair", "them, too", RowMark.PASS)
     reason = f"llama.cpp's own tools would refuse this pair: {refusal}"
-    return _row("llama.cpp rule", "would refuse", "them", Mark.WARN, reason, "it counts for those tools, not here")
+    return _row("llama.cpp rule", "would refuse", "them", RowMark.WARN, reason, "it counts for those tools, not here")

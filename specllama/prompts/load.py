@@ -98,14 +98,14 @@ def _parsed(text: str, name: str) -> Iterator[BenchPrompt]:
         try:
             prompt = _prompt(line, n_line)
             if prompt.id in line_of:
-                raise _Wrong(f"the id {_short(prompt.id)} was given in line {line_of[prompt.id]} already")
-        except _Wrong as error:
+                raise _BadLine(f"the id {_short(prompt.id)} was given in line {line_of[prompt.id]} already")
+        except _BadLine as error:
             raise PromptError(f"{name}, line {n_line}: {error}", hint=_HINT) from None
         line_of[prompt.id] = n_line
         yield prompt
 
 
-class _Wrong(Exception):
+class _BadLine(Exception):
     """Something in a line is not what it should be; the message says what."""
 
 
@@ -113,11 +113,11 @@ def _prompt(line: str, n_line: int) -> BenchPrompt:
     try:
         data = json.loads(line)
     except json.JSONDecodeError as error:
-        raise _Wrong(f"no JSON: {error.msg} at column {error.colno}") from None
+        raise _BadLine(f"no JSON: {error.msg} at column {error.colno}") from None
     except (RecursionError, ValueError):  # nested beyond reason; a number of more digits than Python reads
-        raise _Wrong("no JSON that can be read") from None
+        raise _BadLine("no JSON that can be read") from None
     if not isinstance(data, dict):
-        raise _Wrong(f"found {_short(data)}, expected an object")
+        raise _BadLine(f"found {_short(data)}, expected an object")
     return BenchPrompt(_id(data, n_line), _category(data), _word(data, "language", UNKNOWN_LANGUAGE), _turns(data))
 
 
@@ -127,14 +127,14 @@ def _id(data: dict[str, Any], n_line: int) -> str:
         return _word(data, "id", f"line-{n_line}")
     number = data["question_id"]
     if isinstance(number, bool) or not isinstance(number, (int, str)):
-        raise _Wrong(f"question_id is {_short(number)}, expected a number")
+        raise _BadLine(f"question_id is {_short(number)}, expected a number")
     return _word({"question_id": str(number)}, "question_id", "")
 
 
 def _category(data: dict[str, Any]) -> str:
     name = _word(data, "category", UNSORTED)
     if name == RESERVED:
-        raise _Wrong(f"category is {_short(name)}, which stands for all classes together")
+        raise _BadLine(f"category is {_short(name)}, which stands for all classes together")
     return name
 
 
@@ -142,27 +142,27 @@ def _word(data: dict[str, Any], key: str, default: str) -> str:
     """A name that can head a row of a table."""
     value = data.get(key, default)
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _MOST_CHARS:
-        raise _Wrong(f"{key} is {_short(value)}, expected one short line of text")
+        raise _BadLine(f"{key} is {_short(value)}, expected one short line of text")
     return value.strip()
 
 
 def _turns(data: dict[str, Any]) -> tuple[str, ...]:
     if "prompt" in data:
         if "turns" in data:
-            raise _Wrong("it has both prompt and turns, expected one of them")
+            raise _BadLine("it has both prompt and turns, expected one of them")
         return (_text(data["prompt"], "prompt"),)
     turns = data.get("turns")
     if not isinstance(turns, list) or not turns:
-        raise _Wrong(f"turns is {_short(turns)}, expected a list of texts")
+        raise _BadLine(f"turns is {_short(turns)}, expected a list of texts")
     return tuple(_text(turn, f"turns[{i}]") for i, turn in enumerate(turns))
 
 
 def _text(value: object, where: str) -> str:
     """What a person may ask: some text, and such as can be written as UTF-8 (JSON can spell halves of characters)."""
     if not isinstance(value, str) or not value.strip():
-        raise _Wrong(f"{where} is {_short(value)}, expected text")
+        raise _BadLine(f"{where} is {_short(value)}, expected text")
     if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
-        raise _Wrong(f"{where} holds half of a surrogate pair, which is no text")
+        raise _BadLine(f"{where} holds half of a surrogate pair, which is no text")
     return value
 
 

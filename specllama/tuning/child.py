@@ -21,11 +21,11 @@ from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.llama.load_plan import thread_choices
 from specllama.pairs.draft_in_target_ids import speaking
-from specllama.pairs.profile import Subject, Threads
+from specllama.pairs.profile import ProfileKey, Threads
 from specllama.prompts.four import sample_prompts
 from specllama.tuning import traces
 from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
-from specllama.tuning.traces import Answer, Trace
+from specllama.tuning.traces import Trace, TracedAnswer
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
@@ -59,16 +59,16 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MeasureJob:
     """What one child does."""
 
-    subject: Subject
+    subject: ProfileKey
     way: Way
     seconds: float
     n_tokens: int  # of an answer to every prompt, for traces; 0 = none are wanted
     most_step_s: float = math.inf  # a target whose T(1) is longer is out: nothing more of it is measured
     checks: bool = False  # T(1) alone, to see whether the machine is as fast as it was
-    answers: tuple[Answer, ...] = ()  # judge the draft by these, which another child heard
+    answers: tuple[TracedAnswer, ...] = ()  # judge the draft by these, which another child heard
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
     threads: Threads | None = None  # found by another child; None = try some, unless the subject says how many
     n_spelled: float | None = None  # as another child counted it; None = count
@@ -83,7 +83,7 @@ class Measured:
     verify: Points | None  # None: T(1) alone was reason enough, or all that was asked for
     draft: Points  # by tokens of the target, however many of the draft's they are; empty where there is none
     traces: tuple[Trace, ...]
-    answers: tuple[Answer, ...] = ()  # behind the traces
+    answers: tuple[TracedAnswer, ...] = ()  # behind the traces
     threads: Threads | None = None  # measured with; None = those of the subject
     noise: float = 0.0  # width of the middle half of a pass's times, as a share of their median; the usual pass's
     n_spelled: float = 1.0  # of the draft's own tokens to one of the target's, in the answers; or in the prompts
@@ -132,7 +132,7 @@ def by_tokens(cells: Points, n_spelled: float) -> Points:
 class Bench:
     """A target and a draft as one child has them, with some text read."""
 
-    def __init__(self, job: Job, target: LlamaModel, draft: LlamaModel | None) -> None:
+    def __init__(self, job: MeasureJob, target: LlamaModel, draft: LlamaModel | None) -> None:
         self.job = job
         self.target = target
         self.draft: LlamaModel | TranslatedModel | None = None
@@ -149,7 +149,7 @@ class Bench:
         """Take another draft."""
         self.draft, self._own_draft = speaking(self.target, draft, by_text=self.job.subject.by_text), draft
 
-    def judge(self, by: Answer) -> tuple[Trace, Trace]:
+    def judge(self, by: TracedAnswer) -> tuple[Trace, Trace]:
         """The draft judged by an answer."""
         assert self.draft is not None
         return traces.judged(self.draft, by)
@@ -170,7 +170,7 @@ class Bench:
         assert self.draft is not None
         return reading(self.draft, N_BEFORE, _known(self.draft, self.rest)[:n_rows])
 
-    def n_spelled(self, answers: Sequence[Answer]) -> float:
+    def n_spelled(self, answers: Sequence[TracedAnswer]) -> float:
         """How many of its own tokens the draft reads one of the target's as, in what the target says."""
         if self.draft is None:
             return 1.0
@@ -238,7 +238,7 @@ def _best_of(choices: Sequence[int], times: Sequence[float]) -> int:
     return choices[fastest] if THREAD_MARGIN * times[fastest] < times[0] else choices[0]
 
 
-def _may_choose_threads(subject: Subject) -> bool:
+def _may_choose_threads(subject: ProfileKey) -> bool:
     """Whoever says how many threads gets as many."""
     several = (subject.target_options, *([subject.draft_options] if subject.draft_options else []))
     return all(options.n_threads is None and options.n_threads_batch is None for options in several)
@@ -274,9 +274,9 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
     return Measured(step_s, verify, by_tokens(reads, n_spelled), found, answers, threads, noise, n_spelled)
 
 
-def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:
+def _hear(bench: Bench, tell: Tell) -> tuple[TracedAnswer, ...]:
     """The target's answers, where traces are wanted: those that are known already, or new ones."""
-    job, found = bench.job, list[Answer]()
+    job, found = bench.job, list[TracedAnswer]()
     if job.answers or bench.draft is None or not job.n_tokens:
         return job.answers
     for i, (name, tokens) in enumerate(bench.prompts.items()):
@@ -286,7 +286,7 @@ def _hear(bench: Bench, tell: Tell) -> tuple[Answer, ...]:
     return tuple(found)
 
 
-def open_draft(job: Job, path: Path) -> LlamaModel:
+def open_draft(job: MeasureJob, path: Path) -> LlamaModel:
     """Load a draft as the job wants it. Raises what `llama.load` raises."""
     assert job.subject.draft_options is not None
     return _open(path, job.subject.draft_options, job.way.draft)
@@ -297,28 +297,28 @@ def _open(path: Path, options: LoadOptions, kernels: KernelPath) -> LlamaModel:
     return llama.load(path, replace(wish, max_block=max(VERIFY_ROWS)))
 
 
-def load(job: Job) -> Bench:
+def load(job: MeasureJob) -> Bench:
     """Load what the job is about. Raises what `llama.load` raises."""
     subject = job.subject
     target = _open(subject.target, subject.target_options, job.way.target)
     return Bench(job, target, None if subject.draft is None else open_draft(job, subject.draft))
 
 
-def child(job: Job, tell: Tell) -> Measured:
+def child(job: MeasureJob, tell: Tell) -> Measured:
     """Load, measure, and return what came of it."""
     tell("loading", 0.0)
     return _measure(load(job), tell)
 
 
-Work = Callable[[Job, Tell], Measured]
+Work = Callable[[MeasureJob, Tell], Measured]
 
 
-def run_child(job: Job, tell: Tell, work: Work = child) -> Measured:
+def run_child(job: MeasureJob, tell: Tell, work: Work = child) -> Measured:
     """Measure in a child process. Raises BackendError where it dies, and what the child raises."""
     return children.run(partial(work, job), tell)
 
 
-Run = Callable[[Job, Tell], Measured]
+RunMeasureJob = Callable[[MeasureJob, Tell], Measured]
 
 
 def _plausible(found: Measured) -> bool:
@@ -331,7 +331,7 @@ class HeldUp(BackendError):
     """Twice what a child measured cannot be."""
 
 
-def steady(run: Run, job: Job, tell: Tell) -> Measured:
+def steady(run: RunMeasureJob, job: MeasureJob, tell: Tell) -> Measured:
     """What a child measured, or another one where that cannot be. Raises HeldUp, and what the child raises."""
     found = run(job, tell)
     if not _plausible(found):

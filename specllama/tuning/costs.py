@@ -20,7 +20,7 @@ from specllama.drafters.model import ModelDrafter
 T = TypeVar("T")
 
 Pass = Callable[[], object]
-Progress = Callable[[float], None]  # told the share that is done
+TellShare = Callable[[float], None]  # told the share that is done
 
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone everywhere, and leaps: the first ones count most
 QUICK_ROWS = (1, 2, 4, 8, 16)
@@ -42,7 +42,7 @@ class Costs:
     noise: float  # how far the middle half of a pass's samples spreads, as a share of their median; the usual pass's
 
 
-def _drained(work: Generator[float, None, T], progress: Progress | None) -> T:
+def _drained(work: Generator[float, None, T], progress: TellShare | None) -> T:
     """What the work returns; `progress` hears how far it is."""
     while True:
         try:
@@ -111,7 +111,7 @@ def interleaved(
     passes: Sequence[Pass],
     *,
     seconds: float,
-    progress: Progress | None = None,
+    progress: TellShare | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> list[list[float]]:
     """Seconds of every pass, in rounds that run each of them once: a machine that slows down slows all of them alike.
@@ -127,7 +127,7 @@ def measure_costs(
     tokens: Sequence[int],
     *,
     seconds: float,
-    progress: Progress | None = None,
+    progress: TellShare | None = None,
 ) -> Costs:
     """T(n) of the target and the draft's cost of n rows, behind the first half of `tokens`, in medians.
 
@@ -216,7 +216,7 @@ def measure_acceptance(
     *,
     n_max: int,
     n_tokens: int,
-    progress: Progress | None = None,
+    progress: TellShare | None = None,
 ) -> dict[str, SpecStats]:
     """What became of the drafts while `n_tokens` were generated from each prompt, always from the same seed."""
     drafter = ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)

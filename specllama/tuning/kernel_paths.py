@@ -14,7 +14,7 @@ from specllama.base.child import Tell
 from specllama.base.errors import SpecllamaError
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
 from specllama.llama.load_plan import placeable
-from specllama.pairs.profile import Subject
+from specllama.pairs.profile import ProfileKey
 from specllama.tuning.child import Way
 
 Ask = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]
@@ -53,7 +53,7 @@ def split(way: Way, default: Way) -> list[Way]:
 def _ask(files: Sequence[Path], tell: Tell) -> list[tuple[KernelPath, ...]]:
     """The paths of every file, as llama.cpp says; for a child process."""
     tell("asking for kernel paths", 0.0)
-    return [candidates(llama.matrices(path), llama.header(path).n_weight_bytes) for path in files]
+    return [candidates(llama.matrices(path), llama.read_header(path).n_weight_bytes) for path in files]
 
 
 def ask_child(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
@@ -61,7 +61,7 @@ def ask_child(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
     return children.run(partial(_ask, tuple(files)), lambda _what, _share: None)
 
 
-def worth_measuring(subject: Subject, variants: Sequence[Path], ask: Ask = ask_child) -> Paths:
+def worth_measuring(subject: ProfileKey, variants: Sequence[Path], ask: Ask = ask_child) -> Paths:
     """The paths of all files that this build has, and that the subject's options leave open."""
     own = [subject.target] if subject.draft is None else [subject.target, subject.draft]
     several, failure = _several(subject, [*own, *variants], ask)
@@ -69,7 +69,7 @@ def worth_measuring(subject: Subject, variants: Sequence[Path], ask: Ask = ask_c
     return Paths(several[0], draft, tuple(zip(variants, several[len(own) :], strict=True)), failure)
 
 
-def _several(subject: Subject, files: Sequence[Path], ask: Ask) -> tuple[list[tuple[KernelPath, ...]], str]:
+def _several(subject: ProfileKey, files: Sequence[Path], ask: Ask) -> tuple[list[tuple[KernelPath, ...]], str]:
     build = llama.build_info()
     if not subject.target_options.use_extra_bufts:
         return [(AS_IN_FILE,)] * len(files), ""

@@ -12,7 +12,7 @@ from specllama.core.types import FloatArray, LanguageModel
 from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.drafters.model import confidence_of
 
-Progress = Callable[[float], None]  # told the share that is done
+TellShare = Callable[[float], None]  # told the share that is done
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -28,7 +28,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TracedAnswer:
     """What the target said, and the laws it said it with: any draft can be judged by it, also in another process."""
 
     name: str  # the class of the prompt
@@ -47,8 +47,8 @@ def answer(
     *,
     n_tokens: int,
     params: SamplingParams | None = None,
-    progress: Progress = lambda share: None,
-) -> Answer:
+    progress: TellShare = lambda share: None,
+) -> TracedAnswer:
     """Up to `n_tokens` of the target's own, always from the same seed. The target is empty afterwards."""
     params = params or SamplingParams()
     choose = RandomChooser(0)
@@ -68,10 +68,10 @@ def answer(
     finally:
         target.truncate(0)
     said = tuple(tokens[len(prompt) :])
-    return Answer(name, tuple(prompt), said, target.vocab_size, params, tuple(laws), tuple(greedy_laws))
+    return TracedAnswer(name, tuple(prompt), said, target.vocab_size, params, tuple(laws), tuple(greedy_laws))
 
 
-def head(whole: Answer, n_tokens: int) -> Answer:
+def head(whole: TracedAnswer, n_tokens: int) -> TracedAnswer:
     """The beginning of an answer, at most `n_tokens` long."""
     laws, greedy_laws = whole.laws[:n_tokens], whole.greedy_laws[:n_tokens]
     return replace(whole, tokens=whole.tokens[:n_tokens], laws=laws, greedy_laws=greedy_laws)
@@ -89,7 +89,7 @@ def _rows(draft: LanguageModel, prompt: Sequence[int], said: Sequence[int], n_vo
     return found
 
 
-def judged(draft: LanguageModel, by: Answer) -> tuple[Trace, Trace]:
+def judged(draft: LanguageModel, by: TracedAnswer) -> tuple[Trace, Trace]:
     """Traces of an answer as it was sampled, and of the same answer judged at temperature 0.
 
     The draft reads what the target said, in a few passes, which is much cheaper than drafting. It is empty afterwards.

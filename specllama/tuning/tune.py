@@ -17,13 +17,13 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters.controller import CostProfile
 from specllama.llama.kernel_path import DEFAULT, KernelPath
-from specllama.pairs.profile import ClassFigures, Profile, Subject, Threads
+from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
 from specllama.tuning import traces
-from specllama.tuning.child import HeldUp, Job, Measured, Run, Way, run_child, steady
+from specllama.tuning.child import HeldUp, Measured, MeasureJob, RunMeasureJob, Way, run_child, steady
 from specllama.tuning.costs import QUICK_ROWS, VERIFY_ROWS
 from specllama.tuning.findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled
 from specllama.tuning.kernel_paths import MOST_PATHS, Paths, split
-from specllama.tuning.traces import Answer, Trace
+from specllama.tuning.traces import Trace, TracedAnswer
 
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
 # whenever drafting pauses, that would be the speed.
@@ -43,7 +43,7 @@ THREADS_SHARE = 0.2  # beside them, what choosing the numbers of threads gets, o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class TuneEffort:
     """How much time to spend."""
 
     seconds: float  # for the passes of one child
@@ -52,8 +52,8 @@ class Effort:
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks
 
 
-QUICK = Effort(seconds=5.0, n_visits=1, n_tokens=24, rows=QUICK_ROWS)
-THOROUGH = Effort(seconds=30.0, n_visits=2, n_tokens=96)
+QUICK = TuneEffort(seconds=5.0, n_visits=1, n_tokens=24, rows=QUICK_ROWS)
+THOROUGH = TuneEffort(seconds=30.0, n_visits=2, n_tokens=96)
 
 
 def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
@@ -78,7 +78,7 @@ class _Visits:
     """What the children told so far."""
 
     def __init__(
-        self, run: Run, threads: Threads | None = None, failures: Mapping[Way, SpecllamaError] | None = None
+        self, run: RunMeasureJob, threads: Threads | None = None, failures: Mapping[Way, SpecllamaError] | None = None
     ) -> None:
         self._run = run
         self.by_way: dict[Way, list[Measured]] = {}
@@ -86,12 +86,12 @@ class _Visits:
         self._held_up: dict[Way, SpecllamaError] = {}  # in a visit that does not count
         self._divided: set[Way] = set()  # failed, but each of its two paths got a chance of its own
         self.traces: tuple[Trace, ...] = ()
-        self.answers: tuple[Answer, ...] = ()
+        self.answers: tuple[TracedAnswer, ...] = ()
         self.threads = threads
         self.n_spelled: float | None = None  # once there are answers to count in
         self.fastest = math.inf
 
-    def tour(self, ways: Sequence[Way], n_visits: int, job: Job, tell: Tell) -> None:
+    def tour(self, ways: Sequence[Way], n_visits: int, job: MeasureJob, tell: Tell) -> None:
         """Visit every way in turn, the default one first. Raises BackendError where that was held up throughout."""
         turns = deque(_schedule(ways, n_visits))
         done = 0.0
@@ -120,7 +120,7 @@ class _Visits:
         # In their order, whichever was the first that was not held up.
         self.by_way = {way: self.by_way[way] for way in (*ways, *self.by_way) if way in self.by_way}
 
-    def _visit(self, job: Job, tell: Tell) -> None:
+    def _visit(self, job: MeasureJob, tell: Tell) -> None:
         """One child more."""
         most_step_s = self.fastest * SLOWEST_PLAIN
         job = replace(job, threads=self.threads, most_step_s=most_step_s, n_spelled=self.n_spelled)
@@ -154,7 +154,9 @@ class _Visits:
         return max(max(each) / min(each) for each in steps)
 
 
-def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run = run_child) -> Findings:
+def measure(
+    subject: ProfileKey, paths: Paths, effort: TuneEffort, tell: Tell, run: RunMeasureJob = run_child
+) -> Findings:
     """Measure every path of target and draft, or the best few of many, then the variants of the draft.
 
     Raises BackendError if no path works.
@@ -173,11 +175,13 @@ def measure(subject: Subject, paths: Paths, effort: Effort, tell: Tell, run: Run
         return lambda what, share: tell(what, (n_before + share_of * share) / n_all)
 
     if n_coarse:
-        job = Job(subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS, threads_s=threads_s)
+        job = MeasureJob(
+            subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS, threads_s=threads_s
+        )
         visits.tour(paths.ways, 1, job, telling(0, n_coarse))
         paths = _shortlist(paths, visits)
         visits = _Visits(run, visits.threads, visits.failures)
-    job = Job(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows, threads_s=threads_s)
+    job = MeasureJob(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows, threads_s=threads_s)
     visits.tour(paths.ways, effort.n_visits, job, telling(n_coarse, n_full))
     layouts = visits.layouts
     failures += [f"{way.name}: {error}" for way, error in visits.failures.items()]
@@ -235,13 +239,13 @@ def _first(prices: Mapping[KernelPath, float]) -> tuple[KernelPath, ...]:
 
 
 def _measure_variant(
-    subject: Subject,
+    subject: ProfileKey,
     several: Sequence[KernelPath],
     target: Layout,
     visits: _Visits,
-    effort: Effort,
+    effort: TuneEffort,
     tell: Tell,
-    run: Run,
+    run: RunMeasureJob,
 ) -> tuple[Variant, list[str]]:
     """A draft on every path of its own, judged by what the target said before; and which paths failed, and why.
 
@@ -253,7 +257,9 @@ def _measure_variant(
     for i, path in enumerate(several):
         way = replace(target.way, draft=path)
         answers = () if recorded else visits.answers
-        job = Job(subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads)
+        job = MeasureJob(
+            subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads
+        )
         job = replace(job, n_spelled=n_spelled)  # its own, not that of the draft that it was derived from
         try:
             at: Tell = lambda what, share, i=i: tell(what, (i + share) / len(several))  # type: ignore[misc]  # noqa: E731

@@ -14,11 +14,11 @@ from tests.exact.translating import WatchedDraft
 
 def test_every_pass_moves_the_bar_and_no_unit_moves_it_back() -> None:
     """Prevents: a bar that stands still for a minute, while one context is enumerated."""
-    seen: list[audit.Progress] = []
+    seen: list[audit.AuditProgress] = []
     items = list(audit.run(subject(), LEAST, {}, tell=seen.append))
     shares = [each.share for each in seen]
     assert shares == sorted(shares)
-    told = [each for each in items if isinstance(each, audit.Progress)]
+    told = [each for each in items if isinstance(each, audit.AuditProgress)]
     for section in audit.SHARES:
         if section != "self-test":
             n_units = sum(each.doing == section for each in told)

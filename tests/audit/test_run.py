@@ -18,10 +18,10 @@ from specllama.audit.faults import FAULTS, AtOnce, Fault, Miscounting
 from specllama.audit.kv import Along
 from specllama.audit.law import END, Distance, distance
 from specllama.audit.models import Recorded, Remembered, again, n_dropped
-from specllama.audit.parts import Combination, Effort, Parts, Prompt, Subject
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Parts
 from specllama.audit.reference import target_law
 from specllama.audit.report import KV_BOUND, LAW_BOUND, AuditReport, LawRow
-from specllama.audit.sampling import Place
+from specllama.audit.sampling import AuditedContext
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
 from specllama.core.types import Draft, FloatArray, Guess, LanguageModel, Observation, Rule, Verdict, room_after
@@ -33,18 +33,18 @@ from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, RandomTable, Table
 
 N_VOCAB = 6
-TINY = Effort(
+TINY = AuditEffort(
     n_prompts=2, n_tokens=12, n_contexts=2, most_branches=150, n_enumerated=2, n_draws=60, n_runs=3, n_steps=6
 )
 LEAST = replace(TINY, n_prompts=1, n_draws=1, n_runs=1)
-PROMPTS = (Prompt("first", (0, 1, 2, 3, 0, 1, 4)), Prompt("second", (3, 3, 1)))
+PROMPTS = (AuditPrompt("first", (0, 1, 2, 3, 0, 1, 4)), AuditPrompt("second", (3, 3, 1)))
 
 
-def subject(table: Table | None = None, **changes: object) -> Subject:
+def subject(table: Table | None = None, **changes: object) -> AuditSubject:
     """A pair that often agrees, over few tokens, the last of which ends an answer."""
     table = table or RandomTable(N_VOCAB, 1)
     ends = frozenset({N_VOCAB - 1})
-    made = Subject(
+    made = AuditSubject(
         target=FakeModel(table, N_VOCAB, 600, ends),
         draft=FakeModel(agreeing(table, N_VOCAB, 7), N_VOCAB, 600, ends),
         prompts=PROMPTS,
@@ -58,18 +58,18 @@ def subject(table: Table | None = None, **changes: object) -> Subject:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def reading_ahead(**changes: object) -> Subject:
+def reading_ahead(**changes: object) -> AuditSubject:
     """The same pair on two devices, as `run` has it."""
     plain = subject(**changes)  # type: ignore[arg-type]
     assert plain.draft is not None
     return replace(plain, draft=AheadModel(plain.draft))
 
 
-def report_of(what: Subject, effort: Effort = TINY, *, self_test: bool = False) -> AuditReport:
+def report_of(what: AuditSubject, effort: AuditEffort = TINY, *, self_test: bool = False) -> AuditReport:
     """The last thing that an audit says."""
     *progress, report = audit.run(what, effort, {"seed": what.seed}, self_test=self_test)
     assert isinstance(report, AuditReport)
-    shares = [each.share for each in progress if isinstance(each, audit.Progress)]
+    shares = [each.share for each in progress if isinstance(each, audit.AuditProgress)]
     assert shares == sorted(shares)
     assert report.partial or shares[-1] == pytest.approx(1.0)
     return report
@@ -166,12 +166,12 @@ def test_a_fault_that_one_context_cannot_show_is_looked_for_in_the_next(monkeypa
     """`not caught` for a draft that the target hardly agrees with: whatever is wrong with what it has accepted."""
     measured: list[str] = []
 
-    def measure(self: Place, combination: Combination, effort: Effort) -> LawRow:
+    def measure(self: AuditedContext, combination: Combination, effort: AuditEffort) -> LawRow:
         measured.append(self.context.name)
         tv = 0.1 if len(measured) % 3 == 0 else 0.0
         return LawRow("draft-simple", "block", 1, 0, 1, 1, 2, 9, Distance(tv, tv, tv, tv))
 
-    monkeypatch.setattr(Place, "measure", measure)
+    monkeypatch.setattr(AuditedContext, "measure", measure)
     fault = next(each for each in FAULTS if each.section == "law")
     assert [row.caught for row in audit_self_test.catch_all(subject(), (fault,))] == [True]
     assert len(set(measured)) == 3

@@ -67,7 +67,7 @@ def _sleep(tell: Tell) -> None:
 
 def test_a_child_ends_with_its_parent_however_that_ended() -> None:
     """Minutes of quantising for nobody, on all cores, after a parent that was killed."""
-    source = "from specllama import children\nfrom tests.base.test_child import _sleep\n"
+    source = "from specllama.base import child as children\nfrom tests.base.test_child import _sleep\n"
     source += "children.run(_sleep, lambda what, share: print(what, flush=True))\n"
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

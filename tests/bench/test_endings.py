@@ -8,8 +8,8 @@ import pytest
 
 from specllama.base.errors import NumericsError
 from specllama.bench import run as module
-from specllama.bench.job import Event, Job, Progress
-from specllama.bench.report import BenchReport, Run
+from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
+from specllama.bench.report import BenchReport, BenchRun
 from specllama.bench.stats import interval
 from specllama.cli.bench.view import report_lines
 from specllama.cli.screen.plot import UNICODE
@@ -17,9 +17,11 @@ from specllama.core.types import Cancel
 from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
 
 
-def ended(stage: Stage, job: Job, spoil: Callable[[list[Event]], None]) -> tuple[list[Event], Exception | None]:
+def ended(
+    stage: Stage, job: BenchJob, spoil: Callable[[list[BenchEvent]], None]
+) -> tuple[list[BenchEvent], Exception | None]:
     """Everything a benchmark says while `spoil` looks on, and the error behind it."""
-    seen: list[Event] = []
+    seen: list[BenchEvent] = []
     try:
         for event in module.bench(job, stage.open, Cancel(), clock=lambda: stage.now):
             seen.append(event)
@@ -29,14 +31,14 @@ def ended(stage: Stage, job: Job, spoil: Callable[[list[Event]], None]) -> tuple
     return seen, None
 
 
-def failing_after(stage: Stage, n_runs: int, error: Exception) -> Callable[[list[Event]], None]:
+def failing_after(stage: Stage, n_runs: int, error: Exception) -> Callable[[list[BenchEvent]], None]:
     """Lets the models fail once so many runs are counted."""
 
     def fail() -> None:
         raise error
 
-    def spoil(seen: list[Event]) -> None:
-        if sum(isinstance(each, Run) for each in seen) == n_runs:
+    def spoil(seen: list[BenchEvent]) -> None:
+        if sum(isinstance(each, BenchRun) for each in seen) == n_runs:
             stage.on_eval = fail
 
     return spoil
@@ -100,7 +102,7 @@ def test_measuring_costs_and_warming_up_say_how_far_they_are() -> None:
     stage = Stage(eval_s=0.4)
     events = stage.events(stage.job(asked(3), budget_s=600.0, n_predict=(8,)))
     for what in (module.COSTS, "warming up: plain", "prompt 1 of 3 (coding), plain"):
-        shares = [event.share for event in events if isinstance(event, Progress) and event.what == what]
+        shares = [event.share for event in events if isinstance(event, BenchProgress) and event.what == what]
         assert len(set(shares)) > 3, what
         assert shares == sorted(shares)
 
@@ -109,7 +111,7 @@ def test_the_time_that_is_left_is_no_more_than_the_budget() -> None:
     """Prevents: "37:00 left" of a budget of one minute, because the first answer was a slow one."""
     stage = Stage(eval_s=0.05)
     events = stage.events(stage.job(asked(8), budget_s=30.0, temperatures=(0.0, 0.7)))
-    left = [event.left_s for event in events if isinstance(event, Progress) and event.left_s is not None]
+    left = [event.left_s for event in events if isinstance(event, BenchProgress) and event.left_s is not None]
     assert left
     assert max(left) <= 30.0
     assert min(left) >= 0.0

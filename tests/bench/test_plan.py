@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from specllama.bench.plan import Rates, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
-from specllama.bench.report import Load, Plan
+from specllama.bench.report import BenchPlan, Load
 
 WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), n_max=(0, 2, 4))
 RATES = Rates(prefill_tok_s=100.0, decode_tok_s=(10.0, 20.0, 5.0), draft_read_s=(0.0, 0.0, 0.0))  # plain, K=2, K=4
@@ -29,7 +29,7 @@ def asked(n_classes: int, n_each: int) -> list[Asked]:
     return [Asked(f"{c}{i}", f"class{c}", languages[i % 3]) for c in range(n_classes) for i in range(n_each)]
 
 
-def planned(wishes: Wishes, n: int, left_s: float, n_tokens: int = 100) -> Plan:
+def planned(wishes: Wishes, n: int, left_s: float, n_tokens: int = 100) -> BenchPlan:
     """The plan for `n` prompts of one class."""
     return fit(wishes, [(prompt, n_tokens) for prompt in asked(1, n)], RATES, left_s)
 

@@ -12,8 +12,8 @@ import pytest
 from specllama.base.errors import Interrupted, PromptError
 from specllama.bench import run as module
 from specllama.bench.insight import entropy_of, places
-from specllama.bench.job import Event, Progress
-from specllama.bench.report import ALL, BenchReport, Load, Plan, Run
+from specllama.bench.job import BenchEvent, BenchProgress
+from specllama.bench.report import ALL, BenchPlan, BenchReport, BenchRun, Load
 from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel
@@ -21,12 +21,12 @@ from specllama.prompts.filler import notes
 from tests.bench_cases import Stage, asked
 
 
-def parts(events: list[Event]) -> tuple[Plan, list[Run], BenchReport]:
+def parts(events: list[BenchEvent]) -> tuple[BenchPlan, list[BenchRun], BenchReport]:
     """The plan, the runs as they came, and the report, which must be the last."""
     report = events[-1]
     assert isinstance(report, BenchReport)
-    (plan,) = (event for event in events if isinstance(event, Plan))
-    return plan, [event for event in events if isinstance(event, Run)], report
+    (plan,) = (event for event in events if isinstance(event, BenchPlan))
+    return plan, [event for event in events if isinstance(event, BenchRun)], report
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plan_comes_before_the_first_run_and_every_run_of_it_is_made_once() -> None:
     """A matrix that grows while it is measured, or one with holes."""
     events = Stage().events(Stage().job(asked(4), temperatures=(0.0, 0.7), n_repetitions=2))
-    first_run = next(i for i, event in enumerate(events) if isinstance(event, Run))
-    assert any(isinstance(event, Plan) for event in events[:first_run])
+    first_run = next(i for i, event in enumerate(events) if isinstance(event, BenchRun))
+    assert any(isinstance(event, BenchPlan) for event in events[:first_run])
     plan, runs, report = parts(events)
     cells = Counter((run.arm, run.condition, run.prompt, run.repetition) for run in runs)
     assert set(cells.values()) == {1}
@@ -201,7 +201,7 @@ def test_an_interrupted_benchmark_reports_what_was_measured() -> None:
     stage, cancel, seen = Stage(), Cancel(), []
     for event in module.bench(stage.job(asked(6)), stage.open, cancel):
         seen.append(event)
-        if sum(isinstance(each, Run) for each in seen) == 7:
+        if sum(isinstance(each, BenchRun) for each in seen) == 7:
             cancel.set()
     _, runs, report = parts(seen)
     assert len(runs) == len(report.runs) == 7
@@ -221,7 +221,7 @@ def test_an_interruption_before_the_first_run_is_no_report() -> None:
 def test_progress_says_what_is_done_and_how_long_it_will_take() -> None:
     """A bar that stands still for ten minutes."""
     stage = Stage(eval_s=0.01)
-    progress = [event for event in stage.events(stage.job(asked(4))) if isinstance(event, Progress)]
+    progress = [event for event in stage.events(stage.job(asked(4))) if isinstance(event, BenchProgress)]
     counted = [event for event in progress if event.what.startswith("prompt ")]
     assert counted[0].what.startswith("prompt 1 of 4 (coding), ")
     assert [event.share for event in counted] == sorted(event.share for event in counted)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.base.errors import UsageError
-from specllama.chat.stream import Detokenizer, Span, StopWatch, TextStream
+from specllama.chat.stream import Detokenizer, StopWatch, TaggedText, TextStream
 
 # Few letters, so that stop strings overlap each other and themselves; characters of 1 to 4 bytes; bytes that are not
 # UTF-8.
@@ -50,7 +50,7 @@ def streamed(pieces: list[bytes], stops: list[str] = (), tags: list[str] | None 
     return stream, [*spans, stream.finish()]
 
 
-def joined(spans: list[list[Span]]) -> str:
+def joined(spans: list[list[TaggedText]]) -> str:
     return "".join(span.text for group in spans for span in group)
 
 
@@ -212,14 +212,14 @@ def test_spans_keep_the_tags_of_held_back_tokens_and_join_neighbours():
     stream = TextStream([b"so", b"E", b"N", b"x", b"y"].__getitem__, ["END"])
     pushed = [stream.push(token, tag) for token, tag in enumerate(["draft", "draft", "correction", "draft", "bonus"])]
     assert pushed == [
-        [Span("so", "draft")],
+        [TaggedText("so", "draft")],
         [],
         [],
-        [Span("E", "draft"), Span("N", "correction"), Span("x", "draft")],
-        [Span("y", "bonus")],
+        [TaggedText("E", "draft"), TaggedText("N", "correction"), TaggedText("x", "draft")],
+        [TaggedText("y", "bonus")],
     ]
     joined_stream = TextStream([b"E", b"N", b"x"].__getitem__, ["END"])
-    assert [joined_stream.push(token, "draft") for token in range(3)] == [[], [], [Span("ENx", "draft")]]
+    assert [joined_stream.push(token, "draft") for token in range(3)] == [[], [], [TaggedText("ENx", "draft")]]
 
 
 def test_a_character_of_several_tokens_takes_the_tag_of_the_last():
@@ -227,7 +227,7 @@ def test_a_character_of_several_tokens_takes_the_tag_of_the_last():
     emoji = "😀".encode()
     stream = TextStream([emoji[:2], emoji[2:]].__getitem__)
     assert stream.push(0, "draft") == []
-    assert stream.push(1, "bonus") == [Span("😀", "bonus")]
+    assert stream.push(1, "bonus") == [TaggedText("😀", "bonus")]
 
 
 def test_a_stop_string_may_start_in_the_middle_of_one_token_and_end_in_another():
@@ -246,7 +246,7 @@ def test_of_two_stops_in_one_token_the_one_that_starts_first_counts():
 def test_after_a_stop_nothing_more_is_shown():
     """What had been drafted behind the stop string was printed."""
     stream = TextStream([b"a END b", b" more"].__getitem__, ["END"])
-    assert stream.push(0) == [Span("a ", "")]
+    assert stream.push(0) == [TaggedText("a ", "")]
     assert stream.push(1) == []
     assert stream.finish() == []
     assert (stream.text, stream.tokens) == ("a ", [0])
@@ -266,11 +266,11 @@ def test_control_tokens_in_between_stay_and_those_at_the_end_go():
 def test_held_back_text_comes_out_at_the_end():
     """An answer that ends in the first half of a stop string lost it."""
     stream = TextStream([b"a<", b"/do"].__getitem__, ["</done>"])
-    assert stream.push(0, "draft") == [Span("a", "draft")]
+    assert stream.push(0, "draft") == [TaggedText("a", "draft")]
     assert stream.push(1, "bonus") == []
     assert stream.text == "a"
     assert stream.tokens == [0]
-    assert stream.finish() == [Span("<", "draft"), Span("/do", "bonus")]
+    assert stream.finish() == [TaggedText("<", "draft"), TaggedText("/do", "bonus")]
     assert stream.finish() == []
     assert stream.tokens == [0, 1]
 

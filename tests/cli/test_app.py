@@ -27,7 +27,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, specllama: Run) -> Callable[[BaseEx
         def fail() -> None:
             raise error
 
-        monkeypatch.setitem(app.COMMANDS, "fail", app.Entry(__name__, "fail", ""))
+        monkeypatch.setitem(app.COMMANDS, "fail", app.LazyCommand(__name__, "fail", ""))
         monkeypatch.setattr(sys.modules[__name__], "fail", fail, raising=False)
         return specllama("fail")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama.audit.faults import accepts_everything
-from specllama.audit.parts import Effort
+from specllama.audit.parts import AuditEffort
 from specllama.cli.audit import command
 from specllama.core.engine import Engine
 from tests import tiny
@@ -18,7 +18,9 @@ from tests.cli.conftest import Pair, Result, Terminal, record_of
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., Result]
-LITTLE = Effort(n_prompts=1, n_tokens=6, n_contexts=2, most_branches=60, n_enumerated=1, n_draws=4, n_runs=1, n_steps=3)
+LITTLE = AuditEffort(
+    n_prompts=1, n_tokens=6, n_contexts=2, most_branches=60, n_enumerated=1, n_draws=4, n_runs=1, n_steps=3
+)
 NARROW = ("--top-k", "4", "--spec-draft-n-max", "2")
 
 

@@ -19,7 +19,7 @@ from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama.running_ahead import AheadModel
 from specllama.pairs import draft_in_target_ids as draft_model
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import Subject
+from specllama.pairs.profile import ProfileKey
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW, short_pair  # noqa: F401  # a fixture
 from tests.cli.test_tune import PROFILE
@@ -31,7 +31,7 @@ def keep(pair: Pair, derived: Path | None) -> None:
     """Keeps a profile of the pair that chose another draft."""
     wish = LoadOptions(n_threads=1)
     profile = replace(PROFILE, derived=derived, draft_path=AS_IN_FILE)
-    profiles.save(Subject(pair.target, wish, pair.draft, wish), profile)
+    profiles.save(ProfileKey(pair.target, wish, pair.draft, wish), profile)
 
 
 @pytest.mark.usefixtures("specllama")  # with the probe of the build

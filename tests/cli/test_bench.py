@@ -173,9 +173,9 @@ def test_plots_go_into_their_folder(
     """An option that is read and forgotten; or minutes of measuring before it is said that nothing can be drawn."""
     drawn: list[tuple[int, Path]] = []
 
-    def write(report: BenchReport, folder: Path) -> bench_plots.Written:
+    def write(report: BenchReport, folder: Path) -> bench_plots.WrittenPlots:
         drawn.append((len(report.runs), folder))
-        return bench_plots.Written((folder / "speedup.png",), ("costs",))
+        return bench_plots.WrittenPlots((folder / "speedup.png",), ("costs",))
 
     monkeypatch.setattr(bench_plots, "prepare", lambda folder: None)
     monkeypatch.setattr(bench_plots, "write", write)
@@ -229,7 +229,7 @@ def test_why_auto_takes_no_part_is_one_line_and_in_the_report(
     (line,) = (line for line in found.err.splitlines() if "tuned" in line)
     assert line.startswith(f"note: {reason}")
     assert any(warning.startswith(reason) for warning in record_of(found)["warnings"])
-    monkeypatch.setattr(profiles, "find", lambda subject: profiles.Found(stale="the CPU changed since"))
+    monkeypatch.setattr(profiles, "find", lambda subject: profiles.FoundProfile(stale="the CPU changed since"))
     stale = specllama(*args[:-4], "--spec-draft-n-max", "auto,2", "-r", "1")
     assert "note: auto takes no part, for the profile of this pair is not used: the CPU changed since (" in stale.err
     assert "- warning: auto takes no part, for the profile of this pair is not used" in stale.out
@@ -244,7 +244,7 @@ def test_in_haste_a_tuned_pair_is_measured_as_answers_use_it(
     seen = ClassFigures("code", greedy=True, acceptance=0.9, confidence=0.9, n_max=4, speedup=1.5)
     profile = Profile(made="2026-01-01", quick=True, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1,
                       costs=costs, classes=(seen,))  # fmt: skip
-    monkeypatch.setattr(profiles, "find", lambda subject: profiles.Found(profile))
+    monkeypatch.setattr(profiles, "find", lambda subject: profiles.FoundProfile(profile))
     bare = [*args[: args.index("--spec-draft-n-max")], "-r", "1", "--budget", "20", "--format", "json"]
     report = BenchReport.from_json(record_of(specllama(*bare)))
     assert [arm.name for arm in report.plan.arms] == ["plain", "auto"]
@@ -410,7 +410,7 @@ def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
         (["a.json", "b.json", "c.json"], "compare takes two reports, not 3", 2),
         (["nowhere.json", "b.json"], "nowhere.json cannot be read: No such file", 1),
         (["text.json", "text.json"], "text.json is not JSON", 1),
-        (["other.json", "other.json"], "other.json: this is no specllama.bench.run report", 1),
+        (["other.json", "other.json"], "other.json: this is no specllama.bench report", 1),
         (["deep.json", "deep.json"], "deep.json is not JSON", 1),
         (["astray.json", "astray.json"], "rows[0] is of an arm, condition or prompt that the plan has not", 1),
         (["endless.json", "endless.json"], "the report.machine.memory_bytes_s is no finite number", 1),

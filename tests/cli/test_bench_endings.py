@@ -118,7 +118,7 @@ def test_a_full_disk_behind_output_costs_no_report(
         (["nowhere.json", "a.json"], "is the name right? write a report with: specllama bench --output FILE.json"),
         (["folder", "a.json"], "folder cannot be read: Is a directory\nhint: write a report with: specllama bench"),
         (["text.json", "a.json"], "text.json is not JSON\nhint: write a report with: specllama bench --output"),
-        (["other.json", "a.json"], "other.json: this is no specllama.bench.run report\nhint: write one with"),
+        (["other.json", "a.json"], "other.json: this is no specllama.bench report\nhint: write one with"),
     ],
 )
 def test_what_cannot_be_compared_is_told_with_what_to_do(

@@ -11,7 +11,7 @@ import pytest
 
 from specllama.llama import LoadOptions
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import Profile, Subject
+from specllama.pairs.profile import Profile, ProfileKey
 from tests.cli.conftest import Pair, Result
 from tests.cli.test_tune import DEAR, PROFILE
 
@@ -22,7 +22,7 @@ LINES = ("hello", "/set draft-n-max", "/set draft-max 3", "/set draft-n-max auto
 def keep(talker: Pair, plain_environment: None) -> Callable[[Profile], Path]:
     """Keeps a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
-    return lambda profile: profiles.save(Subject(talker.target, wish, talker.draft, wish), profile)
+    return lambda profile: profiles.save(ProfileKey(talker.target, wish, talker.draft, wish), profile)
 
 
 @pytest.fixture

@@ -246,7 +246,7 @@ def test_a_context_of_zero_takes_no_more_memory_than_both_models_may_have(
     chat, talker: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that takes all the memory there is, so that its draft cannot be loaded."""
-    headers = [llama.header(path) for path in (talker.target, talker.draft)]
+    headers = [llama.read_header(path) for path in (talker.target, talker.draft)]
     options = LoadOptions(n_ctx=1024, max_block=LONGEST_DRAFT + 1)
     free = sum(llama.memory_needed(header, options).total for header in headers) / FREE_SHARE
     monkeypatch.setattr(llama, "memory_free", lambda: int(free))

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.chat.session import Reuse
 from specllama.chat.stream import TextStream
-from specllama.cli.chat.view import ChatView, Look, turn_summary
+from specllama.cli.chat.view import AnswerLook, ChatView, turn_summary
 from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.render import Figures
 from specllama.core.events import Finished, PromptProgress, TokenEvent
@@ -29,7 +29,7 @@ class Paper(io.StringIO):
 
 
 def show(
-    look: Look, *, styled: bool = True, drafts: bool = True, starts_thinking: bool = False
+    look: AnswerLook, *, styled: bool = True, drafts: bool = True, starts_thinking: bool = False
 ) -> tuple[str, ChatView]:
     """What is written for an answer of all PIECES, every other one drafted; the first of them is the template's own."""
     paper = Paper()
@@ -51,8 +51,8 @@ def plain(written: str) -> str:
     return re.sub(r"\x1b(\[[\d;?]*[A-Za-z]|[78D])", "", written)
 
 
-@pytest.mark.parametrize("look", [Look(), Look(colors=False)])
-def test_every_character_is_written_once_and_none_can_steer(look: Look) -> None:
+@pytest.mark.parametrize("look", [AnswerLook(), AnswerLook(colors=False)])
+def test_every_character_is_written_once_and_none_can_steer(look: AnswerLook) -> None:
     """Text lost to a style, a mark that vanishes, or a model that clears the screen."""
     written, view = show(look)
     assert plain(written) == "<think>a b</think>\n# T\nsay **yes**\\x1b[2J\n"
@@ -62,14 +62,14 @@ def test_every_character_is_written_once_and_none_can_steer(look: Look) -> None:
 
 def test_origins_are_coloured_and_markdown_keeps_out_of_their_way() -> None:
     """Bold that looks like a correction where colours tell who wrote what."""
-    written, _ = show(Look())
+    written, _ = show(AnswerLook())
     assert "\x1b[3;36mye" in written  # drafted, in italics
     assert "\x1b[1" not in written
 
 
 def test_without_colours_markdown_is_seen() -> None:
     """`/set colors off` that leaves the origins, or no look at all."""
-    written, _ = show(Look(colors=False))
+    written, _ = show(AnswerLook(colors=False))
     assert "\x1b[1myes" in written
     assert "\x1b[1;4mT" in written
     assert not re.search(r"\x1b\[[\d;]*3[56]", written)
@@ -77,25 +77,25 @@ def test_without_colours_markdown_is_seen() -> None:
 
 def test_thinking_is_dimmed_or_folded() -> None:
     """A passage that is not told from the answer, or that is hidden without a word."""
-    assert "\x1b[2m<think>" in show(Look(colors=False))[0]
-    written, view = show(Look(fold=True))
+    assert "\x1b[2m<think>" in show(AnswerLook(colors=False))[0]
+    written, view = show(AnswerLook(fold=True))
     assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
     assert view.reading.thought == "a b"
 
 
 def test_thinking_that_the_template_began_is_dimmed_or_folded_and_unfolded() -> None:
     """Qwen3's successors, and DeepSeek's, write the first mark in the prompt: their thoughts looked like the answer."""
-    written, view = show(Look(colors=False), starts_thinking=True)
+    written, view = show(AnswerLook(colors=False), starts_thinking=True)
     assert "\x1b[2ma" in written
     assert plain(written).startswith("a b</think>\n# T")
     assert view.reading.thought == "a b"
-    written, view = show(Look(fold=True), starts_thinking=True)
+    written, view = show(AnswerLook(fold=True), starts_thinking=True)
     assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
 
 
 def test_a_pipe_gets_the_answer_byte_for_byte() -> None:
     """Markdown, folding or spelled-out bytes in a file."""
-    assert show(Look(fold=True), styled=False)[0] == "".join(PIECES) + "\n"
+    assert show(AnswerLook(fold=True), styled=False)[0] == "".join(PIECES) + "\n"
 
 
 @pytest.mark.parametrize(

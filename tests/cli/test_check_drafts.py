@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specllama.pairs.find_drafts import Found, size_in_name
+from specllama.pairs.find_drafts import FoundDraft, size_in_name
 from tests import tiny
 from tests.cli.conftest import Result, Terminal
 from tests.hubserver import HubServer
@@ -170,10 +170,10 @@ def test_a_size_is_read_from_a_name(name: str, size: float | None) -> None:
 def test_a_fitting_draft_of_the_wrong_size_comes_after_the_others() -> None:
     """Prevents: a draft of a thousandth of the target's size at the top of the list."""
     right, large, tiny_one, out = (
-        Found("a", True, "", 20, 0.2, 3),
-        Found("b", True, "", 50, 0.5, 0),
-        Found("c", True, "", 1, 0.001, 0),
-        Found("d", False, "no", 10, 0.1, 0),
+        FoundDraft("a", True, "", 20, 0.2, 3),
+        FoundDraft("b", True, "", 50, 0.5, 0),
+        FoundDraft("c", True, "", 1, 0.001, 0),
+        FoundDraft("d", False, "no", 10, 0.1, 0),
     )
     assert sorted([out, tiny_one, large, right], key=lambda each: each.order) == [right, tiny_one, large, out]
 

@@ -48,7 +48,7 @@ def test_a_draft_is_made_listed_used_by_name_and_removed(specllama: Run, words: 
     assert made.code == 0, made.err
     path = Path(made.out.strip())
     assert path == drafts.folder() / "draft+q4_0+drop1.gguf"
-    assert llama.header(path).n_layer == 2
+    assert llama.read_header(path).n_layer == 2
     assert "made draft+q4_0+drop1: weights in Q4_0, without layers 1; " in made.err
 
     again = specllama("draft", "make", str(words.draft), "--quant", "Q4_0", "--drop-layers", "1")
@@ -180,8 +180,8 @@ def test_a_search_tells_what_it_tried_and_tuning_considers_the_draft(
     from specllama.tuning import tune as tuner
     from specllama.tuning.kernel_paths import Paths
 
-    monkeypatch.setattr(derive_search, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))
-    monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.2, n_visits=1, n_tokens=4))
+    monkeypatch.setattr(derive_search, "QUICK", tuner.TuneEffort(seconds=0.2, n_visits=1, n_tokens=4))
+    monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=0.2, n_visits=1, n_tokens=4))
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes this short are spoiled by any other program
     found = specllama(
         "draft", "make", str(words.draft), "-m", str(words.target), "--quant", "q8_0", "--measure", "--quick", "-t", "1"

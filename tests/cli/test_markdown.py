@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.cli.screen.markdown import Reading
+from specllama.cli.screen.markdown import AnswerReading
 
 KINDS = {"text": "", "heading": "h", "bold": "b", "code": "c", "mark": "m", "think": "t"}
 
 
 def looks(text: str, *, starts_thinking: bool = False, n: int = 1) -> str:
     """The text with the look of each piece, such as `m(**)b(word)m(**)`, fed `n` characters at a time."""
-    reading = Reading(starts_thinking=starts_thinking)
+    reading = AnswerReading(starts_thinking=starts_thinking)
     shown = [one for i in range(0, len(text), n) for one in reading.feed(text[i : i + n], "draft")]
     shown += reading.finish()
     pieces = [(kind, "".join(char for char, _, _ in group)) for kind, group in groupby(shown, key=lambda one: one[2])]
@@ -65,7 +65,7 @@ def test_thinking_is_told_from_the_answer(text: str, starts: bool, expected: str
 
 def test_what_was_thought_is_kept() -> None:
     """`/think` with nothing to show."""
-    reading = Reading()
+    reading = AnswerReading()
     list(reading.feed("<think>\nwell\n</think>yes", "draft"))
     assert reading.thought == "well"
     assert not reading.thinks
@@ -75,14 +75,14 @@ def test_what_was_thought_is_kept() -> None:
 @given(st.text(alphabet="ab \n*`#~<>/think", max_size=60), st.booleans())
 def test_no_character_is_lost_or_moved(text: str, starts: bool) -> None:
     """Text that is swallowed with its marks; what is copied from the screen is what was said."""
-    reading = Reading(starts_thinking=starts)
+    reading = AnswerReading(starts_thinking=starts)
     shown = [*reading.feed(text, "draft"), *reading.finish()]
     assert "".join(char for char, _, _ in shown) == text
 
 
 def test_little_is_held_back() -> None:
     """A stream that stands still because something might still become Markdown."""
-    reading, n_shown = Reading(), 0
+    reading, n_shown = AnswerReading(), 0
     for n_fed, char in enumerate("# A title\n\nand **bold** `code`\n```py\nx\n```\n" * 3, 1):
         n_shown += len(list(reading.feed(char, "draft")))
         assert n_fed - n_shown <= 4

@@ -18,7 +18,7 @@ from specllama.cli.screen.fetching import shortened, watching
 from specllama.cli.screen.output import open_output
 from specllama.files import hub
 from specllama.files.catalog import load_catalog, user_file
-from tests.files.conftest import BODY, FILE, REPO, Pip
+from tests.homes import BODY, FILE, REPO, Pip
 from tests.hubserver import HubServer
 
 DRAFT, DRAFT_REPO = "tiny-draft-q8_0.gguf", "maker/tiny-draft-GGUF"
@@ -342,7 +342,7 @@ def test_the_library_of_the_hub_is_not_imported_for_a_cached_model(tiny: HubServ
 
     hub.fetch(Model(FILE[:-5], FILE, None, None, "none", (HubSource(REPO, FILE),)))
     code = (
-        "import sys; from specllama import hub; from specllama.files.catalog import load_catalog;"
+        "import sys; from specllama.files import hub; from specllama.files.catalog import load_catalog;"
         f"hub.fetch(load_catalog().model('{FILE}')); assert 'huggingface_hub' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

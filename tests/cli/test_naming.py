@@ -65,10 +65,10 @@ def test_every_command_takes_the_same_names(
         pass
 
     def found(wanted: loading.Wanted, **_: object) -> loading.File:
-        seen.append(loading.llama.header(wanted if isinstance(wanted, Path) else wanted.sources[0].path).path)  # type: ignore[union-attr]
+        seen.append(loading.llama.read_header(wanted if isinstance(wanted, Path) else wanted.sources[0].path).path)  # type: ignore[union-attr]
         if len(seen) == 2:
             raise Enough
-        return loading.File(loading.llama.header(seen[0]), None, "path")
+        return loading.File(loading.llama.read_header(seen[0]), None, "path")
 
     seen: list[Path] = []
     words = [command, "-m", target.replace("TARGET", str(pair.target)), "-md", draft]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specllama.cli.bench.small_plots import small_plots
-from specllama.cli.screen.plot import Bar, Signs, filled, span, split
+from specllama.cli.screen.plot import PlotBar, Signs, filled, span, split
 from tests.benchreports import report
 
 SIGNS = Signs("o", "|", "-", "+", "#")
@@ -12,10 +12,10 @@ SIGNS = Signs("o", "|", "-", "+", "#")
 def test_a_lying_range_shows_the_line_and_its_middle() -> None:
     """Prevents: a range that begins in the wrong column, or hides what it is compared with."""
     draw = {"bottom": 0.0, "top": 2.0, "n_columns": 9, "signs": SIGNS}
-    assert span(Bar("", 1.25, 1.5, 2.0), 1.0, **draw) == "    |-o--"
-    assert span(Bar("", 0.0, 0.5, 1.5), 1.0, **draw) == "--o----  "
-    assert span(Bar("", 1.0, 1.0, 1.0), 1.0, **draw) == "    o    "
-    assert span(Bar("", 1.5, 1.5, 9.0), 1.0, **draw) == "    | o--", "beyond the edge is the edge"
+    assert span(PlotBar("", 1.25, 1.5, 2.0), 1.0, **draw) == "    |-o--"
+    assert span(PlotBar("", 0.0, 0.5, 1.5), 1.0, **draw) == "--o----  "
+    assert span(PlotBar("", 1.0, 1.0, 1.0), 1.0, **draw) == "    o    "
+    assert span(PlotBar("", 1.5, 1.5, 9.0), 1.0, **draw) == "    | o--", "beyond the edge is the edge"
 
 
 def test_bars_are_as_long_as_their_share() -> None:

@@ -10,7 +10,7 @@ import pyte
 import pytest
 
 from specllama.cli.screen.output import Stream, visible
-from specllama.cli.screen.terminal import Piece, Screen, column_after
+from specllama.cli.screen.terminal import Screen, StyledText, column_after
 from tests.cli.conftest import TerminalScreen
 
 LIVE = ["~~~~~~~~", "live one", "live two"]
@@ -59,7 +59,7 @@ def _pieces(text: str, seed: int) -> Sequence[str]:
 def _shown_alone(text: str, columns: int, rows: int) -> list[str]:
     """What a terminal shows of `text` and nothing else."""
     window = Window(columns, rows)
-    window.screen.add(Piece(text))
+    window.screen.add(StyledText(text))
     window.screen.clear()
     return window.lines
 
@@ -82,7 +82,7 @@ def test_the_text_is_written_once_whatever_is_drawn_below_it(text: str, columns:
     """An answer taller than the window that repeats, flickers, or loses a line to the figures below it."""
     window = Window(columns, rows)
     for piece in _pieces(text, seed=columns):
-        window.screen.add(Piece(piece))
+        window.screen.add(StyledText(piece))
         window.screen.draw(LIVE)
     window.screen.clear()
     assert window.sent == text
@@ -93,7 +93,7 @@ def test_the_live_lines_stand_below_the_text_while_it_grows() -> None:
     """Figures in the middle of the answer, or twice."""
     window = Window(30, 12)
     for n in range(40):
-        window.screen.add(Piece(f"line {n}\n" if n % 3 else f"part {n} "))
+        window.screen.add(StyledText(f"line {n}\n" if n % 3 else f"part {n} "))
         window.screen.draw(LIVE)
         assert window.lines[-3:] == LIVE
         assert sum(line == "live one" for line in window.lines) == 1
@@ -102,7 +102,7 @@ def test_the_live_lines_stand_below_the_text_while_it_grows() -> None:
 def test_at_most_half_of_a_small_window_is_taken() -> None:
     """A window of six lines in which the answer cannot be read for figures."""
     window = Window(40, 4)
-    window.screen.add(Piece("the answer"))
+    window.screen.add(StyledText("the answer"))
     window.screen.draw(["1", "2", "3", "4", "5"])
     assert window.lines == ["the answer", "1", "2"]
 
@@ -111,7 +111,7 @@ def test_no_live_line_wraps() -> None:
     """A figure line longer than the window, which moves everything below it."""
     window = Window(20, 10)
     for _ in range(3):
-        window.screen.add(Piece("text "))
+        window.screen.add(StyledText("text "))
         window.screen.draw(["x" * 50, "second"])
         assert window.lines[0].startswith("text")
         assert window.lines[2] == "second"
@@ -125,7 +125,7 @@ def test_a_resize_leaves_nothing_behind(smaller: tuple[int, int]) -> None:
     for n, piece in enumerate(_pieces(text, seed=1)):
         if n == 40:
             window.display.resize(lines=smaller[1], columns=smaller[0])
-        window.screen.add(Piece(piece))
+        window.screen.add(StyledText(piece))
         window.screen.draw(LIVE)
     window.screen.clear()
     assert window.sent == text
@@ -135,7 +135,7 @@ def test_a_resize_leaves_nothing_behind(smaller: tuple[int, int]) -> None:
 def test_a_character_at_the_margin_waits_for_the_next() -> None:
     """The cursor between two rows, where terminals disagree: the next character overwrites the last."""
     window = Window(10, 5)
-    window.screen.add(Piece("0123456789", "<", ">"))
+    window.screen.add(StyledText("0123456789", "<", ">"))
     window.screen.draw(LIVE[:1])
     assert window.sent == "<012345678>"
     window.screen.draw(LIVE[:1])
@@ -147,10 +147,10 @@ def test_a_character_at_the_margin_waits_for_the_next() -> None:
 def test_the_margin_is_found_again_after_a_resize() -> None:
     """A cursor that is reckoned by the old width, so that the character at the new margin is written too early."""
     window = Window(10, 5)
-    window.screen.add(Piece("01234567"))
+    window.screen.add(StyledText("01234567"))
     window.screen.draw(LIVE[:1])
     window.display.resize(columns=6)  # the terminal breaks the line anew: the text now ends in column 2
-    window.screen.add(Piece("89ab"))
+    window.screen.add(StyledText("89ab"))
     window.screen.draw(LIVE[:1])
     assert window.sent == "0123456789a"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
-from specllama.pairs.report import CompatReport, Mark, Row
+from specllama.pairs.report import CheckRow, CompatReport, RowMark
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Terminal, record_of
 
@@ -122,12 +122,14 @@ def test_folding_keeps_every_test_and_every_failure() -> None:
     """Prevents: a test that is on no line of a report that had to be made short."""
     from specllama.cli.check.view import _folded, _n_table_lines
 
-    rows = [Row(f"test {i}", mark, "a", "b") for i, mark in enumerate([Mark.PASS, Mark.WARN, Mark.FAIL] * 5)]
+    rows = [
+        CheckRow(f"test {i}", mark, "a", "b") for i, mark in enumerate([RowMark.PASS, RowMark.WARN, RowMark.FAIL] * 5)
+    ]
     report = CompatReport("t", "d", tuple(rows))
     assert _n_table_lines(rows, [], 80) == 16
-    assert _n_table_lines(rows, [Mark.PASS], 80) == 1 + 10 + 1
-    assert _n_table_lines(rows, [Mark.PASS, Mark.WARN], 20) == 1 + 5 + 2 * 3
-    folded = _folded(list(report.rows), Mark.WARN)
+    assert _n_table_lines(rows, [RowMark.PASS], 80) == 1 + 10 + 1
+    assert _n_table_lines(rows, [RowMark.PASS, RowMark.WARN], 20) == 1 + 5 + 2 * 3
+    folded = _folded(list(report.rows), RowMark.WARN)
     assert folded is not None
     assert folded.plain == "WARN  test 1, test 4, test 7, test 10, test 13"
-    assert _folded([rows[0]], Mark.WARN) is None
+    assert _folded([rows[0]], RowMark.WARN) is None

@@ -12,7 +12,7 @@ import pytest
 from specllama.cli.audit import command as audit_command
 from specllama.llama import LoadOptions
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import Profile, Subject
+from specllama.pairs.profile import Profile, ProfileKey
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
 from tests.cli.conftest import Pair, Result, record_of
@@ -30,7 +30,7 @@ BY_TEXT = replace(PROFILE, strategy="draft-tli")
 def kept(pair: Pair, profile: Profile, *, by_text: bool = True) -> Path:
     """Keeps a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
-    return profiles.save(Subject(pair.target, wish, pair.draft, wish, by_text), profile)
+    return profiles.save(ProfileKey(pair.target, wish, pair.draft, wish, by_text), profile)
 
 
 def test_tuning_by_text_leaves_a_profile_that_says_so_and_that_answers_use(
@@ -39,7 +39,7 @@ def test_tuning_by_text_leaves_a_profile_that_says_so_and_that_answers_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prevents: a refusal of pairs that `run` can draft with, or a profile that the next answer does not find."""
-    monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.1, n_visits=1, n_tokens=4))
+    monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=0.1, n_visits=1, n_tokens=4))
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes of some hundred microseconds, on a busy machine
     told = specllama("tune", *strangers.options, "--quick")
     assert told.code == 0, told.err

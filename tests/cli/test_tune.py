@@ -24,7 +24,7 @@ from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import ClassFigures, Profile, Subject
+from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
@@ -60,7 +60,7 @@ ASK = ("--raw", "abcabcabc", "-n", "40", "--seed", "4", *ENDLESS)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """As quick as measuring can be, and whatever comes of it: such passes are shorter than anybody's interruptions."""
-    monkeypatch.setattr(tuner, "QUICK", tuner.Effort(seconds=0.1, n_visits=1, n_tokens=4))
+    monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=0.1, n_visits=1, n_tokens=4))
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes of some hundred microseconds, on a busy machine
 
 
@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep(pair: Pair, plain_environment: None) -> Callable[[Profile], Path]:
     """Keeps a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
-    return lambda profile: profiles.save(Subject(pair.target, wish, pair.draft, wish), profile)
+    return lambda profile: profiles.save(ProfileKey(pair.target, wish, pair.draft, wish), profile)
 
 
 # ------------------------------------------------------------------------------------------------------------- tuning

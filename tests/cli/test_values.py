@@ -18,7 +18,7 @@ from specllama.cli.args.options import (
     PromptOptions,
     SamplingOptions,
 )
-from specllama.cli.command import SILENT, Command
+from specllama.cli.command import SILENT, CommandWithHelp
 
 Groups = dict[str, object]
 
@@ -40,7 +40,7 @@ def parse() -> Callable[..., Groups]:
         seen.update(locals())
 
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    app.command(cls=Command)(command)
+    app.command(cls=CommandWithHelp)(command)
 
     def run(*args: str) -> Groups:
         seen.clear()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specllama.cli.screen.terminal import Piece, Screen
+from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.wrapping import Wrapper
 from tests.cli.test_terminal import LIVE, Window
 
@@ -41,7 +41,7 @@ def _written(text: str, columns: int, *, pieces: list[str] | None = None, live: 
     window = Window(columns, rows)
     window.screen = _wrapping(window)
     for piece in _pieces(text, columns) if pieces is None else pieces:
-        window.screen.add(Piece(piece))
+        window.screen.add(StyledText(piece))
         window.screen.draw(LIVE if live else [])
     window.screen.finish()
     return window
@@ -99,10 +99,10 @@ def test_a_word_wider_than_the_window_does_not_wait_for_its_end() -> None:
     """An address that appears seconds late, or never."""
     window = Window(20, 10)
     window.screen = _wrapping(window)
-    window.screen.add(Piece("see " + "x" * 30))
+    window.screen.add(StyledText("see " + "x" * 30))
     window.screen.draw(LIVE)
     assert window.sent == "see " + "x" * 30
-    window.screen.add(Piece("x and more of it"))
+    window.screen.add(StyledText("x and more of it"))
     window.screen.finish()
     assert window.lines == ["see " + "x" * 16, "x" * 15 + " and", "more of it"]
 
@@ -112,14 +112,14 @@ def test_the_first_word_of_an_answer_does_not_wait_for_the_second() -> None:
     window = Window(20, 10)
     window.screen = _wrapping(window)
     for piece, sent in (("On", "On"), ("ce", "Once"), (" up", "Once"), ("on", "Once"), (" a", "Once upon")):
-        window.screen.add(Piece(piece))
+        window.screen.add(StyledText(piece))
         window.screen.draw(LIVE)
         assert window.sent == sent
 
 
 def test_the_style_of_a_word_stays_with_it() -> None:
     """A drafted token that looks like the target's own because it went to the next line."""
-    pieces = Wrapper().feed([Piece("one two th"), Piece("ree ", "<", ">"), Piece("x ")], 0, 10)
+    pieces = Wrapper().feed([StyledText("one two th"), StyledText("ree ", "<", ">"), StyledText("x ")], 0, 10)
     assert "".join(map(str, pieces)) == "one two\nth<ree >x"
 
 
@@ -132,7 +132,7 @@ def test_a_resize_in_the_middle_counts_from_the_next_word_on(columns: int) -> No
         if n == 30:
             window.display.resize(columns=columns)
             n_before = window.sent.count("\n")
-        window.screen.add(Piece(piece))
+        window.screen.add(StyledText(piece))
         window.screen.draw(LIVE)
     window.screen.finish()
     lines = window.sent.split("\n")

@@ -35,7 +35,7 @@ def _large(folder: Path, **options: object) -> Path:
 
 def _cut(path: Path, recipe: Recipe) -> Path:
     destination = path.with_name("cut.gguf")
-    derive.cut(llama.header(path), recipe, destination)
+    derive.cut(llama.read_header(path), recipe, destination)
     return destination
 
 
@@ -74,7 +74,7 @@ def test_what_is_left_of_the_vocabulary_keeps_its_logits(tmp_path: Path) -> None
     """Rows of other tokens under the ids that stay: a draft that proposes nonsense."""
     parent = _large(tmp_path)
     cut = _cut(parent, Recipe(n_vocab=512))
-    kept = llama.header(cut)
+    kept = llama.read_header(cut)
     to_parent = gguf_rewrite.read_source([cut]).walked.numbers(VOCAB_MAP)
     assert to_parent is not None
     assert kept.n_vocab == len(to_parent) == 512
@@ -125,7 +125,7 @@ def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> No
     arrays = {"llama.attention.head_count_kv": [1, 2, 1, 1], "llama.feed_forward_length": [64, 64, 64, 64]}
     path = tiny.write_model(tmp_path / "m.gguf", n_layer=4)
     cut = _cut(path, Recipe(dropped=(1, 2)))
-    assert llama.header(cut).n_layer == 2
+    assert llama.read_header(cut).n_layer == 2
     source, left = gguf_rewrite.read_source([path]), gguf_rewrite.read_source([cut])
     by_name = {tensor.name: tensor for tensor in source.tensors}
     for tensor in left.tensors:
@@ -142,9 +142,9 @@ def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> No
     bare = gguf_rewrite.read_source([with_arrays])
     from specllama.derive.layers import without_layers
 
-    values, _ = without_layers(bare, llama.header(with_arrays, needs_weights=False), (), (1,))
+    values, _ = without_layers(bare, llama.read_header(with_arrays, needs_weights=False), (), (1,))
     gguf_rewrite.write(bare, tmp_path / "out.gguf", values=values, tensors=())
-    assert llama.header(tmp_path / "out.gguf", needs_weights=False).n_head_kv == (1, 1, 1)
+    assert llama.read_header(tmp_path / "out.gguf", needs_weights=False).n_head_kv == (1, 1, 1)
 
 
 def test_every_recipe_gives_a_model_that_runs(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_every_recipe_gives_a_model_that_runs(tmp_path: Path) -> None:
     told: list[str] = []
     recipe = Recipe(quant="q4_0", n_vocab=500, dropped=(2,))
     destination = tmp_path / "made" / "draft.gguf"
-    derive.make(llama.header(parent), recipe, destination, lambda what, share: told.append(f"{what} {share <= 1}"))
+    derive.make(llama.read_header(parent), recipe, destination, lambda what, share: told.append(f"{what} {share <= 1}"))
     assert [path.name for path in destination.parent.iterdir()] == ["draft.gguf"]
-    header = llama.header(destination)
+    header = llama.read_header(destination)
     assert (header.n_layer, header.n_vocab) == (3, 512)
     assert "q4_0" in header.weight_bytes
     assert _logits(destination, [1, 2]).shape == (2, 512)
@@ -176,7 +176,7 @@ def test_recipes_that_cannot_be_meant_are_refused(
     tmp_path: Path, recipe: Recipe, error: type[Exception], message: str
 ) -> None:
     """A file that is written and useless, or an error from inside llama.cpp."""
-    parent = llama.header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
     with pytest.raises(error, match=message):
         derive.make(parent, recipe, tmp_path / "out.gguf", _silent)
     assert not (tmp_path / "out.gguf").exists()
@@ -186,15 +186,15 @@ def test_layers_that_are_not_alike_are_never_left_out(tmp_path: Path) -> None:
     """Every window and every rotation of a Gemma moved by one layer: it runs, and drafts rubbish."""
     path = tiny.write_model(tmp_path / "m.gguf", arch="gemma3", sliding_window=16, n_layer=4)
     with pytest.raises(UnsupportedModel, match="sliding windows"):
-        derive.checked(llama.header(path), Recipe(dropped=(1,)))
+        derive.checked(llama.read_header(path), Recipe(dropped=(1,)))
     other = tiny.write_model(tmp_path / "n.gguf", arch="gemma3", n_layer=4)
     with pytest.raises(UnsupportedModel, match="may depend on their number"):
-        derive.checked(llama.header(other), Recipe(dropped=(1,)))
+        derive.checked(llama.read_header(other), Recipe(dropped=(1,)))
 
 
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a model under the final name, or 'basic_ios::clear: iostream error'."""
-    parent = llama.header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
 
     def full(*_args: object, **_rest: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -212,7 +212,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """'This should not have happened' for a folder that is none."""
-    parent = llama.header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
     (tmp_path / "file").touch()
     with pytest.raises(ModelFileError, match="file cannot be written"):
         derive.make(parent, Recipe(dropped=(1,)), tmp_path / "file" / "out.gguf", _silent)
@@ -220,7 +220,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_an_interrupted_making_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C that costs the draft that was good, or leaves gigabytes behind."""
-    parent = llama.header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
     destination = tmp_path / "made" / "out.gguf"
     derive.make(parent, Recipe(dropped=(1,)), destination, _silent)
     before = destination.read_bytes()

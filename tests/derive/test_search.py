@@ -16,10 +16,10 @@ from specllama.derive import make as derive
 from specllama.derive import search as derive_search
 from specllama.derive import store as drafts
 from specllama.derive.make import Recipe
-from specllama.derive.search import Outcome, Space
+from specllama.derive.search import SearchOutcome, Space
 from specllama.llama import Header, LoadOptions
-from specllama.pairs.profile import Subject
-from specllama.tuning.child import Job, Measured, Way
+from specllama.pairs.profile import ProfileKey
+from specllama.tuning.child import Measured, MeasureJob, Way
 from specllama.tuning.traces import Trace
 from tests import tiny
 
@@ -31,11 +31,11 @@ ACCEPTED = 0.9
 def parent(home: Path) -> Header:
     """A draft whose target is never loaded."""
     home.mkdir()
-    return llama.header(tiny.write_model(home / "draft.gguf", vocabulary=tiny.word_level(), n_layer=8))
+    return llama.read_header(tiny.write_model(home / "draft.gguf", vocabulary=tiny.word_level(), n_layer=8))
 
 
 @pytest.fixture
-def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SearchOutcome]:
     """Searches where a child takes as long and accepts as much as `worth` says of a recipe's name."""
     (parent.path.parent / "target.gguf").write_bytes(b"target")
 
@@ -44,10 +44,10 @@ def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Out
         path.write_text(recipe.name)
 
     monkeypatch.setattr(derive, "make", make)
-    subject = Subject(parent.path.parent / "target.gguf", LoadOptions(), parent.path, LoadOptions())
+    subject = ProfileKey(parent.path.parent / "target.gguf", LoadOptions(), parent.path, LoadOptions())
 
-    def run(space: Space, worth: dict[str, tuple[float, float]], **options: object) -> Outcome:
-        def child(job: Job, _tell: Tell) -> Measured:
+    def run(space: Space, worth: dict[str, tuple[float, float]], **options: object) -> SearchOutcome:
+        def child(job: MeasureJob, _tell: Tell) -> Measured:
             assert job.subject.draft is not None
             name = "" if job.subject.draft == parent.path else job.subject.draft.read_text()
             if name not in worth:
@@ -74,7 +74,7 @@ def _kept() -> list[str]:
     return [path.stem for path in drafts.paths()]
 
 
-def test_each_change_is_tried_on_the_best_so_far_and_only_the_best_stays(search: Callable[..., Outcome]) -> None:
+def test_each_change_is_tried_on_the_best_so_far_and_only_the_best_stays(search: Callable[..., SearchOutcome]) -> None:
     """Gigabytes of candidates left behind, or a combination of two changes that both did harm."""
     worth = {"": (0.4, 0.9), "q4_0": (0.2, 0.89), "q2_k": (0.19, 0.5), "q4_0+v512": (0.12, 0.88)}
     found = search(Space(("Q4_0", "Q2_K"), 512), worth)
@@ -91,7 +91,7 @@ def test_each_change_is_tried_on_the_best_so_far_and_only_the_best_stays(search:
     assert draft_view.verdict(found).startswith("Weights in Q4_0, 512 tokens: ")
 
 
-def test_where_none_is_clearly_faster_nothing_stays_and_that_is_said(search: Callable[..., Outcome]) -> None:
+def test_where_none_is_clearly_faster_nothing_stays_and_that_is_said(search: Callable[..., SearchOutcome]) -> None:
     """A draft kept for a gain that is noise, or a search that ends in silence."""
     found = search(Space(("Q4_0",)), {"": (0.4, 0.9), "q4_0": (0.395, 0.9)})
     assert (found.best, found.kept, _kept()) == (None, None, [])
@@ -102,7 +102,7 @@ def test_where_none_is_clearly_faster_nothing_stays_and_that_is_said(search: Cal
 
 
 def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
-    search: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    search: Callable[..., SearchOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The most important layers left out first, or more of them although speed falls."""
     harm = {0: 0.1, 1: 0.8, 2: 0.85, 3: 0.7, 4: 0.6, 5: 0.5, 6: 0.4, 7: 0.2}
@@ -113,14 +113,14 @@ def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
     assert _kept() == ["draft+drop2"]
 
 
-def test_a_candidate_that_fails_is_told_and_the_search_goes_on(search: Callable[..., Outcome]) -> None:
+def test_a_candidate_that_fails_is_told_and_the_search_goes_on(search: Callable[..., SearchOutcome]) -> None:
     """All thrown away because one kind of weights kills the process."""
     found = search(Space(("Q2_K", "Q4_0")), {"": (0.4, 0.9), "q4_0": (0.2, 0.9)})
     assert found.failures == ("weights in Q2_K: it died",)
     assert _kept() == ["draft+q4_0"]
 
 
-def test_one_recipe_that_was_asked_for_stays_whatever_it_is_worth(search: Callable[..., Outcome]) -> None:
+def test_one_recipe_that_was_asked_for_stays_whatever_it_is_worth(search: Callable[..., SearchOutcome]) -> None:
     """A draft that was asked for and vanished."""
     found = search(Space(), {"": (0.4, 0.9), "q2_k": (0.5, 0.2)}, only=Recipe(quant="Q2_K"))
     assert found.best is None
@@ -130,7 +130,7 @@ def test_one_recipe_that_was_asked_for_stays_whatever_it_is_worth(search: Callab
         search(Space(), {"": (0.4, 0.9)}, only=Recipe(quant="Q8_0"))
 
 
-def test_what_was_there_before_is_used_and_stays(search: Callable[..., Outcome], parent: Header) -> None:
+def test_what_was_there_before_is_used_and_stays(search: Callable[..., SearchOutcome], parent: Header) -> None:
     """A draft made by hand that is gone after a search which found a better one."""
     mine = drafts.place(parent.path, Recipe(quant="Q2_K"))
     mine.parent.mkdir(parents=True)
@@ -142,7 +142,7 @@ def test_what_was_there_before_is_used_and_stays(search: Callable[..., Outcome],
 
 
 def test_ctrl_c_leaves_nothing_of_what_was_made(
-    search: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    search: Callable[..., SearchOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a search's files in the cache."""
     monkeypatch.setattr(drafts, "measured", _interrupted)

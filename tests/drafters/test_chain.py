@@ -10,7 +10,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, Observation, Plan, Verdict
+from specllama.core.types import Draft, DraftPlan, Observation, Verdict
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import LookupDrafter
@@ -26,7 +26,7 @@ TOKENS = (1, 2, 3, 4, 5, 6, 1, 2, 3)  # a lookup says 4, 5, 6
 class Scripted:
     """A planner that gives prepared plans and allows everything within them."""
 
-    def __init__(self, *plans: Plan, looks: bool = True) -> None:
+    def __init__(self, *plans: DraftPlan, looks: bool = True) -> None:
         self.plans = list(plans)
         self.looks = looks
         self.asked: list[tuple[int, int, int | None]] = []  # limit, tokens offered, lag
@@ -34,9 +34,9 @@ class Scripted:
         self.learned_alone: list[tuple[int, int]] = []
         self.n_observed = 0
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         self.asked.append((limit, len(offer), lag))
-        return self.plans.pop(0) if self.plans else Plan()
+        return self.plans.pop(0) if self.plans else DraftPlan()
 
     def look(self, depth: int) -> bool:
         return self.looks
@@ -75,7 +75,7 @@ def calls(drafter: ChainDrafter, name: str) -> list[Call]:
 
 def test_a_mixed_chain_carries_the_law_of_every_token() -> None:
     """A looked-up token with the model's law beside it, or a drawn one without: both are biases."""
-    drafter = chain_of(Scripted(Plan(n_given=2, n_drawn=2)))
+    drafter = chain_of(Scripted(DraftPlan(n_given=2, n_drawn=2)))
     draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
     assert draft.tokens[:2] == (4, 5)
     assert len(draft.tokens) == 4
@@ -84,8 +84,8 @@ def test_a_mixed_chain_carries_the_law_of_every_token() -> None:
     assert all(len(law.support()) == N_VOCAB for law in draft.probs[2:])
 
 
-@pytest.mark.parametrize("plan", [Plan(n_given=2), Plan(n_given=2, n_drawn=2)])
-def test_a_chain_without_chance_is_a_point_mass(plan: Plan) -> None:
+@pytest.mark.parametrize("plan", [DraftPlan(n_given=2), DraftPlan(n_given=2, n_drawn=2)])
+def test_a_chain_without_chance_is_a_point_mass(plan: DraftPlan) -> None:
     """Laws made for nothing: temperature 0, or a chain that was looked up as a whole."""
     drafter = chain_of(Scripted(plan))
     draft = drafter.propose(TOKENS, 8, GREEDY if plan.n_drawn else SAMPLED, RandomChooser(0))
@@ -95,7 +95,7 @@ def test_a_chain_without_chance_is_a_point_mass(plan: Plan) -> None:
 
 def test_the_model_reads_what_was_looked_up_before_it_draws() -> None:
     """Tokens drawn as if the looked-up ones were not there: they would hardly ever be accepted."""
-    drafter = chain_of(Scripted(Plan(n_given=2, n_drawn=2)))
+    drafter = chain_of(Scripted(DraftPlan(n_given=2, n_drawn=2)))
     draft = drafter.propose(TOKENS, 8, GREEDY, RandomChooser(0))
     history = [*TOKENS, 4, 5]
     for token in draft.tokens[2:]:
@@ -106,14 +106,14 @@ def test_the_model_reads_what_was_looked_up_before_it_draws() -> None:
 
 def test_a_pure_lookup_leaves_the_model_alone() -> None:
     """A draft model that is fed for tokens it has no part in costs what the lookup saved."""
-    drafter = chain_of(Scripted(Plan(n_given=3)))
+    drafter = chain_of(Scripted(DraftPlan(n_given=3)))
     drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
     assert fake(drafter).calls == []
 
 
 def test_the_models_cache_follows_whoever_proposed() -> None:
     """A hole after a lookup that was accepted whole, or tokens left over from one that was not."""
-    planner = Scripted(Plan(n_given=1, n_drawn=1), Plan(n_given=2), Plan(n_drawn=1))
+    planner = Scripted(DraftPlan(n_given=1, n_drawn=1), DraftPlan(n_given=2), DraftPlan(n_drawn=1))
     drafter = chain_of(planner)
     tokens = list(TOKENS)
     first = drafter.propose(tokens, 8, GREEDY, RandomChooser(0))
@@ -132,7 +132,7 @@ def test_the_models_cache_follows_whoever_proposed() -> None:
 
 def test_the_planner_hears_what_lookups_alone_would_have_made_of_the_answer() -> None:
     """A model that is held against plain decoding alone, because nobody told what the lookups find."""
-    planner = Scripted(Plan(n_drawn=1))
+    planner = Scripted(DraftPlan(n_drawn=1))
     drafter = chain_of(planner)
     drafter.propose([*TOKENS, 4, 5, 9, 9], 8, GREEDY, RandomChooser(0))
     (n_given, n_emitted), bare = planner.learned_alone
@@ -149,7 +149,7 @@ def test_the_planner_is_told_what_is_offered_and_how_far_the_model_lags() -> Non
 
 def test_an_end_token_that_was_looked_up_ends_the_draft() -> None:
     """FIELD 10: what stood behind the end of an earlier turn, drafted and drawn on."""
-    drafter = chain_of(Scripted(Plan(n_given=3, n_drawn=3)))
+    drafter = chain_of(Scripted(DraftPlan(n_given=3, n_drawn=3)))
     fake(drafter).end_tokens = frozenset({5})
     draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
     assert draft.tokens == (4, 5)
@@ -171,7 +171,7 @@ def test_without_a_planner_sure_lookups_come_first_and_the_model_behind_them() -
 def test_a_probe_reads_a_few_tokens_and_leaves_no_trace_where_the_model_lags_far_behind() -> None:
     """Probed tokens kept at wrong places in the KV: every later draft would be off, silently."""
     prompt = tuple(i % N_VOCAB for i in range(60))
-    planner = Scripted(Plan(), Plan(), Plan(probe=10), Plan(), Plan(n_drawn=1))
+    planner = Scripted(DraftPlan(), DraftPlan(), DraftPlan(probe=10), DraftPlan(), DraftPlan(n_drawn=1))
     model = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB, n_ctx=200)
     target = FakeModel(RandomTable(N_VOCAB, 2), N_VOCAB, n_ctx=200)
     drafter = ModelDrafter(model, policy=planner)
@@ -188,7 +188,7 @@ def test_a_probe_reads_a_few_tokens_and_leaves_no_trace_where_the_model_lags_far
 
 def test_a_probe_within_reach_is_kept() -> None:
     """Tokens that are read for a probe and then read again."""
-    planner = Scripted(Plan(), Plan(), Plan(probe=30), Plan(n_drawn=2))
+    planner = Scripted(DraftPlan(), DraftPlan(), DraftPlan(probe=30), DraftPlan(n_drawn=2))
     model, target = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), FakeModel(RandomTable(N_VOCAB, 2), N_VOCAB)
     events = Engine(target, ModelDrafter(model, policy=planner)).generate(
         TOKENS, SAMPLED, RandomChooser(3), max_tokens=8
@@ -197,7 +197,7 @@ def test_a_probe_within_reach_is_kept() -> None:
     assert len(steps[2].drafted) == 2
     evaluated = [call for call in model.calls if call.name in ("feed", "eval")]
     assert [call.length for call in evaluated][:4] == [0, 8, 10, 11]
-    assert [decision.plan for decision in steps[2].decisions][:2] == [Plan(probe=30), Plan(n_drawn=2)]
+    assert [decision.plan for decision in steps[2].decisions][:2] == [DraftPlan(probe=30), DraftPlan(n_drawn=2)]
 
 
 def test_what_a_probe_tells_has_the_mean_that_drafting_would_have_had_accepted() -> None:
@@ -205,7 +205,7 @@ def test_what_a_probe_tells_has_the_mean_that_drafting_would_have_had_accepted()
     p, q = (0.5, 0.3, 0.2), (0.2, 0.2, 0.6)
     mean = 0.0
     for token, weight in enumerate(p):
-        planner = Scripted(Plan(probe=30))
+        planner = Scripted(DraftPlan(probe=30))
         model = FakeModel(table_of(always(q)), 3)
         drafter = ModelDrafter(model, policy=planner)
         tokens = [0, 1, 0, 1, 0, 1, 0, 1, 0]
@@ -227,7 +227,7 @@ def test_a_token_that_was_evaluated_and_not_drawn_still_teaches() -> None:
         def go_on(self, depth: int, confidence: float) -> bool:
             return depth < 1
 
-    planner = Careful(*(Plan(n_drawn=4) for _ in range(40)))
+    planner = Careful(*(DraftPlan(n_drawn=4) for _ in range(40)))
     model, target = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB)
     engine = Engine(target, ModelDrafter(model, policy=planner))
     steps = [
@@ -249,9 +249,9 @@ def test_greedy_confidence_is_the_models_opinion_and_not_the_point_it_becomes() 
             seen.append(confidence)
             return True
 
-    drafter = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=Listening(Plan(n_drawn=3)))
+    drafter = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=Listening(DraftPlan(n_drawn=3)))
     drafter.propose(TOKENS, 3, GREEDY, RandomChooser(0))
-    sampled = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=Listening(Plan(n_drawn=1)))
+    sampled = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=Listening(DraftPlan(n_drawn=1)))
     sampled.propose(TOKENS, 1, SAMPLED, RandomChooser(0))
     assert len(seen) == 4
     assert seen[0] == pytest.approx(seen[3])

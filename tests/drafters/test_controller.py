@@ -12,7 +12,7 @@ import pytest
 from specllama.base.errors import ConfigError
 from specllama.core.distribution import Distribution
 from specllama.core.stats import expected_speedup
-from specllama.core.types import Draft, Observation, Plan, Planner, Verdict
+from specllama.core.types import Draft, DraftPlan, Observation, Planner, Verdict
 from specllama.drafters.calibration import HALF_LIFE, PRIORS, Calibration, Prior
 from specllama.drafters.controller import (
     BELIEVED,
@@ -184,7 +184,7 @@ def test_the_plan_is_the_length_of_the_highest_rate(verify: Points, alpha: float
     controller = Controller(profile, calibration=calibration)
     plan = controller.plan(16, lag=0)
     if rate <= 1.02:
-        assert plan == Plan()
+        assert plan == DraftPlan()
     else:
         assert plan.rate == pytest.approx(rate)
         assert plan.n_drawn == 16
@@ -199,7 +199,7 @@ def test_the_rate_is_the_one_of_the_papers_figures() -> None:
     assert controller.n_max == 4, "what was not measured is not tried"
     assert controller.plan(16, lag=0).rate == pytest.approx(expected_speedup(0.8, 4, 0.1), rel=1e-3)
     assert expected_speedup(0.8, 4, 0.1) == pytest.approx(2.401, abs=5e-4)
-    assert Controller(profile, calibration=known(0.05)).plan(16, lag=0) == Plan()
+    assert Controller(profile, calibration=known(0.05)).plan(16, lag=0) == DraftPlan()
 
 
 def test_of_two_plans_as_good_the_shorter_one_is_taken() -> None:
@@ -303,7 +303,7 @@ def test_a_verification_of_someone_elses_draft_teaches_nothing() -> None:
 # ---------------------------------------------------------------------------------------------------- pause and probes
 
 
-def pass_time(controller: Controller, n_tokens: int, lag: int = 0) -> list[Plan]:
+def pass_time(controller: Controller, n_tokens: int, lag: int = 0) -> list[DraftPlan]:
     """Plain steps; returns the plans that were made."""
     plans = []
     for i in range(n_tokens):
@@ -319,7 +319,7 @@ def test_a_model_that_does_not_pay_rests_and_is_probed_ever_more_rarely() -> Non
     """METHODS: a probe in every step, or never again."""
     controller = Controller(HOPELESS, calibration=known(0.05))
     probes = [i for i, plan in enumerate(pass_time(controller, 1500)) if plan.probe]
-    assert all(plan == Plan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
+    assert all(plan == DraftPlan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
     gaps = [later - earlier for earlier, later in pairwise((0, *probes))]
     assert gaps[0] == DOUBTFUL_GAP
     assert all(later >= min(2 * earlier, LAST_GAP) for earlier, later in pairwise(gaps))

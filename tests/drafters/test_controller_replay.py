@@ -21,7 +21,7 @@ import pytest
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, FloatArray, Observation, Plan, Verdict
+from specllama.core.types import Draft, DraftPlan, FloatArray, Observation, Verdict
 from specllama.drafters.controller import Controller, CostProfile, Points
 from specllama.drafters.model import PROBE_CONTEXT, ModelDrafter
 from tests.fakes import FakeModel, History
@@ -124,9 +124,9 @@ class Replay:
     def _lag(self) -> int:
         return N_PROMPT + self.n_said - 1 - self.n_held
 
-    def _plan(self, limit: int) -> Plan:
+    def _plan(self, limit: int) -> DraftPlan:
         if self.n_said == 0 or limit == 0:
-            return Plan()
+            return DraftPlan()
         plan = self.policy.plan(limit, lag=self._lag())
         if plan.probe:
             self._probe(plan.probe)

@@ -9,10 +9,10 @@ import pytest
 
 from specllama.base.errors import UsageError
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, Observation, Plan, Verdict
+from specllama.core.types import Draft, DraftPlan, Observation, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
-from specllama.drafters.lookup import Guess, LookupDrafter
+from specllama.drafters.lookup import LookupDrafter, LookupGuess
 
 PARAMS = SamplingParams()
 
@@ -174,7 +174,7 @@ def test_alternatives_hold_the_best_guesses_of_every_context_once() -> None:
     drafter = begun(tokens)
     found = drafter.alternatives(tokens, 3)
     assert [guess.token for guess in found] == [5, 6, 7]
-    assert all(isinstance(guess, Guess) for guess in found)
+    assert all(isinstance(guess, LookupGuess) for guess in found)
     assert len(drafter.alternatives(tokens, 2)) == 2
     assert drafter.alternatives([*tokens, 77], 3) == []
 
@@ -185,10 +185,10 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
     class Two(Taking):
         offers: list[Sequence[float]] = []  # noqa: RUF012
 
-        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
             assert lag is None
             self.offers.append(offer)
-            return Plan(n_given=2)
+            return DraftPlan(n_given=2)
 
         def look(self, depth: int) -> bool:
             raise AssertionError("there is nothing to evaluate")
@@ -206,7 +206,7 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
     drafter = begun(tokens, Two())
     assert propose(drafter, tokens, 5) == (4, 5)
     assert [len(offer) for offer in Two.offers] == [5]
-    assert drafter.report().decisions[0].plan == Plan(n_given=2)
+    assert drafter.report().decisions[0].plan == DraftPlan(n_given=2)
 
 
 def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
@@ -237,8 +237,8 @@ class Following:
     def learn_alone(self, n_given: int, n_emitted: int) -> None:
         self.steps.append((n_given, n_emitted))
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
-        return Plan(n_given=self.alone(offer))
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+        return DraftPlan(n_given=self.alone(offer))
 
     def look(self, depth: int) -> bool:
         return False

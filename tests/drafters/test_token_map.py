@@ -212,7 +212,7 @@ def test_a_damaged_map_is_told(tmp_path: Path, numbers: list[object]) -> None:
     path = mapped(tmp_path / "d.gguf", numbers)
     with pytest.raises(ModelFileError, match=r"specllama\.vocab_map"):
         read_vocab_map(path)
-    assert VOCAB_MAP in llama.header(path).arrays
+    assert VOCAB_MAP in llama.read_header(path).arrays
 
 
 def test_a_map_of_ids_that_no_model_can_have_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Drafter, DraftPolicy, Observation, Plan, Rule
+from specllama.core.types import Chooser, Drafter, DraftPlan, DraftPolicy, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters import controller as tuning
 from specllama.drafters.chain import ChainDrafter
@@ -51,10 +51,10 @@ class Moody:
         self.seen.append(die)
         return die
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         n_given = self._die(min(len(offer), limit) + 1)
         n_drawn = 0 if lag is None else self._die(limit - n_given + 1)
-        return Plan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)], heat=(1.0, 0.5, 1.7, 0.0)[self._die(4)])
+        return DraftPlan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)], heat=(1.0, 0.5, 1.7, 0.0)[self._die(4)])
 
     def look(self, depth: int) -> bool:
         return self._die(4) > 0
@@ -217,8 +217,8 @@ def test_the_heat_of_a_plan_is_the_temperature_that_is_drawn_with() -> None:
     """A temperature that is announced but not used makes the thermostat judge laws that never were."""
 
     class Heated(Moody):
-        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> Plan:
-            return Plan(0, limit, heat=0.5)
+        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+            return DraftPlan(0, limit, heat=0.5)
 
         def look(self, depth: int) -> bool:
             return True

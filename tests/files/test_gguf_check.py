@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
-from specllama.llama import header, load, load_vocabulary
+from specllama.llama import load, load_vocabulary, read_header
 from tests import tiny
 
 
@@ -139,7 +139,7 @@ def test_a_missing_tensor_is_quoted_from_llama_cpp(tmp_path: Path) -> None:
 def test_a_split_model_loads_from_its_first_part(tmp_path: Path) -> None:
     """Prevents: needing to join the parts by hand; the parts together are the model."""
     parts = tiny.write_split(tmp_path / "whole", 3)
-    about = header(parts[0])
+    about = read_header(parts[0])
     assert about.parts == tuple(parts)
     assert about.n_file_bytes == sum(part.stat().st_size for part in parts)
     whole = tiny.write_model(tmp_path / "one.gguf")
@@ -194,7 +194,7 @@ def test_a_recurrent_model_that_no_list_names_is_refused_after_loading(
 def test_a_memory_that_cannot_roll_back_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a kind of memory that neither list knows, refusing its first rollback in the middle of an answer."""
     monkeypatch.setattr("specllama.llama.header._RECURRENT", frozenset())
-    monkeypatch.setattr("specllama.llama.refuse_kind", lambda native, about: None)
+    monkeypatch.setattr("specllama.llama.model.refuse_kind", lambda native, about: None)
     told = refusal(tiny.write_model(tmp_path / "mamba.gguf", arch="mamba"), UnsupportedModel)
     assert "refused a rollback" in told
 
@@ -216,7 +216,7 @@ def test_a_vocabulary_can_be_read_without_the_weights_being_loadable(tmp_path: P
 def test_the_header_tells_sizes_names_and_metadata(tmp_path: Path) -> None:
     """Prevents: pairs and memory being judged by numbers other than the file's."""
     path = tiny.write_model(tmp_path / "m.gguf", n_layer=3, n_embd=64, n_head=4, n_head_kv=2, n_ctx=1024)
-    about = header(path)
+    about = read_header(path)
     assert (about.architecture, about.name, about.n_layer, about.n_embd) == ("llama", "tiny llama", 3, 64)
     assert (about.n_head, about.n_head_kv, about.key_length, about.n_ctx_train) == (4, (2, 2, 2), 16, 1024)
     assert (about.n_vocab, about.n_swa, set(about.weight_bytes)) == (12, 0, {"f32"})
@@ -227,7 +227,7 @@ def test_the_header_tells_sizes_names_and_metadata(tmp_path: Path) -> None:
 def test_heads_per_layer_may_be_an_array(tmp_path: Path) -> None:
     """Prevents: OpenELM-like files, with other head counts in each layer, giving a wrong KV size."""
     path = tiny.write_model(tmp_path / "m.gguf", n_layer=2, extra={"llama.attention.head_count_kv": [1, 2]})
-    assert header(path).n_head_kv == (1, 2)
+    assert read_header(path).n_head_kv == (1, 2)
 
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
@@ -235,4 +235,4 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "model.gguf"
     os.mkfifo(pipe)
     with pytest.raises(ModelFileError, match="no regular file"):
-        header(pipe)
+        read_header(pipe)

@@ -171,7 +171,7 @@ def test_a_file_with_such_a_header_is_refused_before_llama_cpp_reads_it(tmp_path
     vocabulary = tiny.letters()
     twice = tiny.TinyVocabulary(**{**vocabulary.__dict__, "tokens": ("a", *vocabulary.tokens[:-1])})
     path = tiny.write_model(tmp_path / "twice.gguf", vocabulary=twice)
-    for use in (llama.header, llama.load_vocabulary, llama.load):
+    for use in (llama.read_header, llama.load_vocabulary, llama.load):
         with pytest.raises(ModelFileError, match="is damaged: tokens 0 and 1 of its vocabulary share"):
             use(path)
 
@@ -189,6 +189,6 @@ def test_a_bare_vocabulary_can_be_looked_at_but_not_loaded(tmp_path: Path) -> No
     """Prevents: two vocabularies that cannot be compared because their weights are elsewhere."""
     path = tiny.write_bare(tmp_path / "bare.gguf", vocabulary=tiny.letters())
     assert llama.load_vocabulary(path).size == 12
-    assert llama.header(path, needs_weights=False).n_weight_bytes == 0
+    assert llama.read_header(path, needs_weights=False).n_weight_bytes == 0
     with pytest.raises(ModelFileError, match="holds a vocabulary but no weights"):
-        llama.header(path)
+        llama.read_header(path)

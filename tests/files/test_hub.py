@@ -21,7 +21,7 @@ from specllama.base.errors import (
 from specllama.files import hub, hub_cache
 from specllama.files.model import HubSource, Model, ModelFile, PathSource, Source
 from specllama.files.pins import pins
-from tests.files.conftest import BODY, FILE, REPO, Watch, file_size_limit
+from tests.homes import BODY, FILE, REPO, Watch, file_size_limit
 from tests.hubserver import HubServer
 
 

@@ -13,7 +13,7 @@ from specllama.files import hub_headers
 from specllama.files.hub_headers import header_only
 from specllama.files.model import HubSource, Model, WheelSource
 from tests import tiny
-from tests.files.conftest import Watch
+from tests.homes import Watch
 from tests.hubserver import HubServer
 
 REPO = "maker/tiny-GGUF"
@@ -40,7 +40,7 @@ def test_a_header_from_the_hub_says_what_the_file_would(
 ) -> None:
     """Prevents: gigabytes of download for a look at a header, or another verdict than after it."""
     with header_only(model_of("large.gguf"), watch=watch) as path:
-        remote, here = llama.header(path), llama.header(large)
+        remote, here = llama.read_header(path), llama.read_header(large)
         assert remote.weight_bytes == here.weight_bytes
         assert remote.metadata == here.metadata
         assert remote.n_file_bytes == here.n_file_bytes
@@ -58,7 +58,7 @@ def test_a_server_that_ignores_ranges_is_cut_short(large: Path, hub_server: HubS
     """Prevents: a whole model in memory, or the wrong bytes, where a mirror knows no ranges."""
     hub_server.ignores_ranges = True
     with header_only(model_of("large.gguf")) as path:
-        assert llama.header(path).weight_bytes == llama.header(large).weight_bytes
+        assert llama.read_header(path).weight_bytes == llama.read_header(large).weight_bytes
 
 
 def test_every_part_of_a_split_model_is_looked_at(tmp_path: Path, hub_server: HubServer) -> None:
@@ -67,7 +67,7 @@ def test_every_part_of_a_split_model_is_looked_at(tmp_path: Path, hub_server: Hu
     for part in parts:
         hub_server.repo(REPO).files[part.name] = part.read_bytes()
     with header_only(model_of(parts[0].name)) as path:
-        assert llama.header(path).weight_bytes == llama.header(parts[0]).weight_bytes
+        assert llama.read_header(path).weight_bytes == llama.read_header(parts[0]).weight_bytes
     del hub_server.repo(REPO).files[parts[2].name]
     with pytest.raises(SourceUnavailable, match="has no file"), header_only(model_of(parts[0].name)):
         pass
@@ -87,7 +87,7 @@ def test_what_is_no_model_is_told_in_a_sentence(hub_server: HubServer, body: byt
     """Prevents: an allocation, an endless download or a traceback on the word of somebody's repository."""
     hub_server.repo(REPO).files["odd.gguf"] = body
     with pytest.raises(ModelFileError, match=found), header_only(model_of("odd.gguf")) as path:
-        llama.header(path)
+        llama.read_header(path)
 
 
 def test_errors_of_the_hub_have_our_names(hub_server: HubServer) -> None:
@@ -115,5 +115,5 @@ def test_the_next_source_is_asked_where_one_does_not_answer(large: Path, hub_ser
         "large", "large.gguf", None, None, "x", (HubSource("maker/gone", "large.gguf"), HubSource(REPO, "large.gguf"))
     )
     with header_only(model, watch=watch) as path:
-        assert llama.header(path).n_layer == 2
+        assert llama.read_header(path).n_layer == 2
     assert "asking the next source" in watch.notes[0]

@@ -16,9 +16,9 @@ from specllama.base.errors import ChecksumMismatch, DiskFull, DownloadError, Sou
 from specllama.files import hub, wheels
 from specllama.files.model import HubSource, Model, WheelSource
 from specllama.files.pins import pins
-from tests.files.conftest import JOINED as BODY
-from tests.files.conftest import JOINED_FILE as FILE
-from tests.files.conftest import N_PARTS, SOURCE, Pip, Watch, file_size_limit, make_wheel
+from tests.homes import JOINED as BODY
+from tests.homes import JOINED_FILE as FILE
+from tests.homes import N_PARTS, SOURCE, Pip, Watch, file_size_limit, make_wheel
 
 
 def joined(body: bytes | None = BODY, source: WheelSource = SOURCE) -> Model:

@@ -55,7 +55,7 @@ def _mib(by_name: dict[str, Matrix], way: KernelPath, buffer: str) -> float:
 
 def test_every_path_puts_the_weights_where_it_says_and_says_the_same(path: Path, by_name: dict[str, Matrix]) -> None:
     """A placement that llama.cpp overlooks, so that the same path is measured twice; or one that computes nonsense."""
-    ways = candidates(list(by_name.values()), llama.header(path).n_weight_bytes)
+    ways = candidates(list(by_name.values()), llama.read_header(path).n_weight_bytes)
     assert len(ways) >= 4  # both, neither, and each of the two types alone
     _, expected = _load(path, AS_IN_FILE)
     for way in ways:
@@ -127,7 +127,7 @@ def test_a_damaged_file_is_an_error_and_no_crash(tmp_path: Path) -> None:
 def test_weights_are_mapped_unless_the_path_keeps_them_twice(path: Path) -> None:
     """A second copy of the model in memory that the estimate knows nothing of; or a slow start without need."""
     gpu = GpuMemory(supported=False, n_free=0, shared=False)
-    header = llama.header(path)
+    header = llama.read_header(path)
 
     def mapped(way: KernelPath) -> bool:
         options = way.applied(LoadOptions(n_ctx=64))
@@ -144,4 +144,4 @@ def test_nothing_is_placed_by_type_where_layers_are_on_a_gpu(path: Path) -> None
     gpu = GpuMemory(supported=True, n_free=1 << 40, shared=False)
     options = KernelPath(True, (("q4_0", "CPU_REPACK"),)).applied(LoadOptions(n_ctx=64))
     with pytest.raises(UsageError, match="GPU"):
-        plan_load(llama.header(path), options, free=1 << 40, gpu=gpu, extra=("CPU_REPACK",))
+        plan_load(llama.read_header(path), options, free=1 << 40, gpu=gpu, extra=("CPU_REPACK",))

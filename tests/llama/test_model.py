@@ -462,7 +462,7 @@ def test_extra_buffer_types_and_mapping_are_passed_on(
         seen.append((params.use_extra_bufts, params.load_mode == 1))
         return lib.llama_model_load_from_file(name, params)
 
-    monkeypatch.setattr("specllama.llama.bindings", lambda: Broken(lib, llama_model_load_from_file=spy))
+    monkeypatch.setattr("specllama.llama.model.bindings", lambda: Broken(lib, llama_model_load_from_file=spy))
     tiny.load(path, use_extra_bufts=wanted, use_mmap=wanted).close()
     assert seen == [(wanted, wanted)]
 

@@ -22,7 +22,7 @@ from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.pairs import checkup
 from specllama.pairs.checkup import Level
-from specllama.pairs.profile import Found, Profile
+from specllama.pairs.profile import FoundProfile, Profile
 
 CPU = Cpu("A CPU", "x86_64", ("avx2", "fma"), frozenset({"AVX2", "FMA"}))
 BUILD = BuildInfo(
@@ -92,13 +92,16 @@ def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
         costs=CostProfile(verify=((1, 1.0),), draft=((1, 0.2),)),
         classes=(),
     )
-    tuned = checkup.about_tuning("coder", Found(profile))
+    tuned = checkup.about_tuning("coder", FoundProfile(profile))
     assert tuned.level is Level.OK
     assert tuned.found == (
         "coder was tuned 2026-01-02; kernel path: rearranged weights, Q4_K in CPU_REPACK for the target, "
         "weights as in the file for the draft"
     )
-    for found, words in ((Found(), "coder was not tuned"), (Found(stale="the CPU changed since"), "CPU changed")):
+    for found, words in (
+        (FoundProfile(), "coder was not tuned"),
+        (FoundProfile(stale="the CPU changed since"), "CPU changed"),
+    ):
         finding = checkup.about_tuning("coder", found)
         assert (finding.level, words in finding.found, "specllama tune" in finding.hint) == (Level.NOTE, True, True)
 

@@ -15,7 +15,7 @@ from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import ClassFigures, Profile, Subject, Threads
+from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (9, 2.0)), draft=((1, 0.2), (2, 0.2)))
 DEAR = CostProfile(verify=((1, 1.0), (2, 2.0), (9, 9.0)), draft=((1, 0.7), (2, 0.7)))
@@ -33,23 +33,23 @@ PROFILE = Profile(
 
 
 @pytest.fixture
-def subject(home: Path) -> Subject:
+def subject(home: Path) -> ProfileKey:
     """Two files that are no models: nothing is loaded."""
     home.mkdir()
     for name in ("target", "draft"):
         (home / name).write_bytes(b"weights")
-    return Subject(home / "target", LoadOptions(), home / "draft", LoadOptions(max_block=1))
+    return ProfileKey(home / "target", LoadOptions(), home / "draft", LoadOptions(max_block=1))
 
 
-def test_a_profile_is_found_as_it_was_kept(subject: Subject) -> None:
+def test_a_profile_is_found_as_it_was_kept(subject: ProfileKey) -> None:
     """A number that is rounded or left out on its way through the file."""
-    assert profiles.find(subject) == profiles.Found()
+    assert profiles.find(subject) == profiles.FoundProfile()
     assert profiles.save(subject, PROFILE) == profiles.path_of(subject)
-    assert profiles.find(subject) == profiles.Found(PROFILE)
+    assert profiles.find(subject) == profiles.FoundProfile(PROFILE)
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
-def test_a_changed_file_makes_it_stale_and_is_named(subject: Subject, home: Path, name: str) -> None:
+def test_a_changed_file_makes_it_stale_and_is_named(subject: ProfileKey, home: Path, name: str) -> None:
     """Costs of another file steering the drafts of this one."""
     profiles.save(subject, PROFILE)
     (home / name).write_bytes(b"other weights")
@@ -57,7 +57,7 @@ def test_a_changed_file_makes_it_stale_and_is_named(subject: Subject, home: Path
     assert (found.profile, found.stale) == (None, f"the {name}'s file changed since")
 
 
-def test_another_build_or_cpu_makes_it_stale_and_is_named(subject: Subject) -> None:
+def test_another_build_or_cpu_makes_it_stale_and_is_named(subject: ProfileKey) -> None:
     """A profile copied to another machine, or made before llama.cpp was built anew."""
     path = profiles.save(subject, PROFILE)
     record = json.loads(path.read_text())
@@ -67,7 +67,7 @@ def test_another_build_or_cpu_makes_it_stale_and_is_named(subject: Subject) -> N
         assert profiles.find(subject).stale == f"{fact} changed since"
 
 
-def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subject) -> None:
+def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: ProfileKey) -> None:
     """Threads that are tuned for four and used with two; or a new profile for every length of context."""
     for wish in (LoadOptions(n_threads=1), LoadOptions(type_k="q8_0"), LoadOptions(n_gpu_layers=3)):
         assert replace(subject, target_options=wish).key != subject.key
@@ -82,14 +82,14 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Subjec
     ]
 
 
-def test_a_profile_says_whose_drafts_it_is_about(subject: Subject) -> None:
+def test_a_profile_says_whose_drafts_it_is_about(subject: ProfileKey) -> None:
     """Costs of a draft in its own tokens for one that is translated; a profile from before that is thrown away."""
     by_text = replace(subject, by_text=True)
     assert not profiles.kept(by_text)
     path = profiles.save(by_text, replace(PROFILE, strategy="draft-tli"))
     assert profiles.kept(by_text)
     assert not profiles.kept(subject)
-    assert profiles.find(by_text) == profiles.Found(replace(PROFILE, strategy="draft-tli"))
+    assert profiles.find(by_text) == profiles.FoundProfile(replace(PROFILE, strategy="draft-tli"))
     record = json.loads(path.read_text())
     del record["profile"]["strategy"]
     assert Profile.from_json(record["profile"]) == PROFILE
@@ -98,7 +98,7 @@ def test_a_profile_says_whose_drafts_it_is_about(subject: Subject) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"version": 3}', '{"version": 3, "circumstances": {}}', "[" * 100_000]
 )
-def test_a_damaged_file_is_no_profile_and_no_error(subject: Subject, text: str) -> None:
+def test_a_damaged_file_is_no_profile_and_no_error(subject: ProfileKey, text: str) -> None:
     """A traceback at every start because a disk was full once."""
     profiles.save(subject, PROFILE).write_text(text)
     found = profiles.find(subject)
@@ -140,14 +140,16 @@ def test_the_path_of_plain_decoding_comes_back_and_profiles_that_lack_it_still_h
     assert Profile.from_json(data) == PROFILE
 
 
-def test_a_profile_of_another_version_is_not_read(subject: Subject) -> None:
+def test_a_profile_of_another_version_is_not_read(subject: ProfileKey) -> None:
     """Numbers that meant something else."""
     path = profiles.save(subject, PROFILE)
     path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
     assert "measures otherwise" in profiles.find(subject).stale
 
 
-def test_the_derived_draft_and_the_threads_come_back_and_a_changed_draft_is_named(subject: Subject, home: Path) -> None:
+def test_the_derived_draft_and_the_threads_come_back_and_a_changed_draft_is_named(
+    subject: ProfileKey, home: Path
+) -> None:
     """A profile that speeds up with a draft that is no longer the one that was measured, or is gone."""
     derived = home / "draft+q4_0.gguf"
     derived.write_bytes(b"fewer bits")
@@ -161,7 +163,7 @@ def test_the_derived_draft_and_the_threads_come_back_and_a_changed_draft_is_name
     assert profiles.find(subject).stale == "the derived draft draft+q4_0 changed since"
 
 
-def test_a_crash_while_it_is_written_leaves_the_old_one(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_it_is_written_leaves_the_old_one(subject: ProfileKey, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file."""
     profiles.save(subject, PROFILE)
 

@@ -11,8 +11,8 @@ import pytest
 from specllama.base.errors import PairError
 from specllama.llama.header import Header
 from specllama.llama.memory import MemoryNeed
-from specllama.pairs.model_rows import Machine, Side, family, is_tuned, model_rows, refusal_row
-from specllama.pairs.report import CompatReport, Mark, Row
+from specllama.pairs.model_rows import MachineMemory, Side, family, is_tuned, model_rows, refusal_row
+from specllama.pairs.report import CheckRow, CompatReport, RowMark
 from specllama.pairs.token_rows import llama_cpp_refusal, token_rows
 from specllama.pairs.tokenizer import CONTROL, NORMAL, Tokenizer
 
@@ -54,18 +54,18 @@ HEADER = Header(
     metadata={"general.basename": "Big", "general.finetune": "Instruct", "tokenizer.chat_template": "{{ x }}" * 50},
 )
 SMALL = replace(HEADER, path=Path("big-0.5b-instruct.gguf"), name="Big 0.5B Instruct", weight_bytes={"q4_0": GB // 2})
-MACHINE = Machine(memory_free=16 * GB, gpu_free=0, bindings="0.3.36", llama_cpp="b1234")
+MACHINE = MachineMemory(memory_free=16 * GB, gpu_free=0, bindings="0.3.36", llama_cpp="b1234")
 
 
 def texts(entries: list[str]) -> dict[str, list[Any]]:
     return {"entries": entries, "spellings": [text.encode() for text in entries]}
 
 
-def token_row(test: str, **changes: object) -> Row:
+def token_row(test: str, **changes: object) -> CheckRow:
     return row_of(token_rows(BASE, replace(BASE, **changes)), test)  # type: ignore[arg-type]
 
 
-def row_of(rows: tuple[Row, ...], test: str) -> Row:
+def row_of(rows: tuple[CheckRow, ...], test: str) -> CheckRow:
     found = [row for row in rows if row.test == test]
     assert len(found) == 1, f"{test} in {[row.test for row in rows]}"
     return found[0]
@@ -77,8 +77,8 @@ def side(header: Header, n_ctx: int = 4096) -> Side:
 
 
 def model_row(
-    test: str, target: Header = HEADER, draft: Header = SMALL, n_ctx: int = 4096, machine: Machine = MACHINE
-) -> Row:
+    test: str, target: Header = HEADER, draft: Header = SMALL, n_ctx: int = 4096, machine: MachineMemory = MACHINE
+) -> CheckRow:
     return row_of(model_rows(side(target, n_ctx), side(draft, n_ctx), machine), test)
 
 
@@ -88,7 +88,7 @@ def model_row(
 def test_equal_tokenizers_pass_every_test_without_a_word() -> None:
     """Prevents: warnings about nothing."""
     rows = token_rows(BASE, BASE)
-    assert {row.mark for row in rows} == {Mark.PASS}
+    assert {row.mark for row in rows} == {RowMark.PASS}
     assert not [row for row in rows if row.reason or row.remedy]
 
 
@@ -98,7 +98,7 @@ def test_one_differing_id_of_many_is_named_with_both_texts() -> None:
     many = replace(BASE, **texts([f"t{i}" for i in range(256_000)]), types=())
     other = replace(many, **texts([*many.entries[:77_777], "other", *many.entries[77_778:]]))
     row = row_of(token_rows(many, other), "token texts")
-    assert row.mark is Mark.FAIL
+    assert row.mark is RowMark.FAIL
     assert row.reason.startswith("1 of 256,000 token ids differ, the first is 77777: the target reads 't77777', ")
     assert "the draft 'other'" in row.reason
     assert row.details == ("77777: 't77777' | 'other'",)
@@ -123,36 +123,36 @@ def test_padding_at_the_end_passes_and_is_explained(n_more: int) -> None:
     sizes = (151_936 // 8, 151_936 // 8 + n_more)
     target, draft = (replace(BASE, entries=[f"t{i}" for i in range(size)], types=()) for size in sizes)
     rows = token_rows(target, draft)
-    assert not [row for row in rows if row.mark is Mark.FAIL]
+    assert not [row for row in rows if row.mark is RowMark.FAIL]
     assert "128 token ids at the end are the" in row_of(rows, "vocabulary").reason
-    assert row_of(rows, "llama.cpp rule").mark is Mark.PASS
+    assert row_of(rows, "llama.cpp rule").mark is RowMark.PASS
 
 
 def test_other_special_tokens_are_allowed_with_a_note() -> None:
     """Prevents: refusing a pair for metadata that does no harm, or hiding it (case 18)."""
     rows = token_rows(BASE, replace(BASE, eos=7, eot=8, end_tokens=frozenset([7, 8])))
-    assert not [row for row in rows if row.mark is Mark.FAIL]
+    assert not [row for row in rows if row.mark is RowMark.FAIL]
     assert "EOS is 2 for the target, 7 for the draft" in row_of(rows, "begin and end").reason
     assert "EOT is 3 for the target, 8 for the draft" in row_of(rows, "begin and end").reason
     assert (row_of(rows, "begin and end").target, row_of(rows, "begin and end").draft) == ("1/2/3 +none", "1/7/8 +none")
     assert token_row("begin and end", add_bos=True, add_eos=True, eot=None).draft == "1/2/- +BOS+EOS"
-    assert row_of(rows, "end tokens").mark is Mark.WARN
-    assert row_of(rows, "llama.cpp rule").mark is Mark.PASS, "it looks at EOS only where one is added"
+    assert row_of(rows, "end tokens").mark is RowMark.WARN
+    assert row_of(rows, "llama.cpp rule").mark is RowMark.PASS, "it looks at EOS only where one is added"
 
 
 @pytest.mark.parametrize(
     ("test", "changes", "mark"),
     [
-        ("tokenizer", {"kind": "spm"}, Mark.FAIL),
-        ("pre-tokenizer", {"pre": "llama-bpe"}, Mark.WARN),
-        ("merges", {"merges_sum": "xyz"}, Mark.WARN),
-        ("token types", {"types": [NORMAL] * 300}, Mark.WARN),
-        ("begin and end", {"add_bos": True}, Mark.WARN),
-        ("begin and end", {"add_eos": True}, Mark.WARN),
-        ("end tokens", {"end_tokens": frozenset([2])}, Mark.WARN),
+        ("tokenizer", {"kind": "spm"}, RowMark.FAIL),
+        ("pre-tokenizer", {"pre": "llama-bpe"}, RowMark.WARN),
+        ("merges", {"merges_sum": "xyz"}, RowMark.WARN),
+        ("token types", {"types": [NORMAL] * 300}, RowMark.WARN),
+        ("begin and end", {"add_bos": True}, RowMark.WARN),
+        ("begin and end", {"add_eos": True}, RowMark.WARN),
+        ("end tokens", {"end_tokens": frozenset([2])}, RowMark.WARN),
     ],
 )
-def test_each_difference_shows_in_its_own_row(test: str, changes: dict[str, object], mark: Mark) -> None:
+def test_each_difference_shows_in_its_own_row(test: str, changes: dict[str, object], mark: RowMark) -> None:
     """Prevents: a row that says PASS whatever it looks at."""
     row = token_row(test, **changes)
     assert row.mark is mark
@@ -204,7 +204,7 @@ def test_another_tokenizer_is_refused_with_what_could_be_accepted(
     row = row_of(rows, "overlap")
     assert (row.target, row.draft) == ("75 % shared", f"{used} % by use")
     assert f"{used} % of a sample of 4 tokens" in row.reason
-    assert row_of(rows, "tokenizer").mark is row_of(rows, "token texts").mark is Mark.FAIL
+    assert row_of(rows, "tokenizer").mark is row_of(rows, "token texts").mark is RowMark.FAIL
     for test in ("tokenizer", "token texts", "overlap"):
         assert ("--spec-type draft-tli" in row_of(rows, test).remedy) is serves
         assert "own family" in row_of(rows, test).remedy
@@ -212,19 +212,19 @@ def test_another_tokenizer_is_refused_with_what_could_be_accepted(
 
 def test_drafting_over_what_both_have_fits_where_that_is_enough() -> None:
     """Prevents: `--spec-type draft-tli` refused for the very thing it is for, or let through where it cannot pay."""
-    for sample, mark in (((0, 1), Mark.WARN), ((0, 2), Mark.WARN), ((0, 2, 2), Mark.FAIL)):
+    for sample, mark in (((0, 1), RowMark.WARN), ((0, 2), RowMark.WARN), ((0, 2, 2), RowMark.FAIL)):
         rows = token_rows(with_sample(*sample), THEIRS, by_text=True)
         assert row_of(rows, "overlap").mark is mark
-        assert {row.mark for row in rows if row.test not in ("overlap", "llama.cpp rule")} == {Mark.PASS}
-        assert ("own family" in row_of(rows, "overlap").remedy) == (mark is Mark.FAIL)
+        assert {row.mark for row in rows if row.test not in ("overlap", "llama.cpp rule")} == {RowMark.PASS}
+        assert ("own family" in row_of(rows, "overlap").remedy) == (mark is RowMark.FAIL)
     assert "3 tokens have the same text" in row_of(rows, "vocabulary").reason
 
 
 def test_a_draft_that_cannot_say_the_end_is_told_of() -> None:
     """Prevents: every last token of an answer rejected, and nobody knows why."""
     nameless = replace(THEIRS, eos=None)
-    assert row_of(token_rows(OURS, nameless, by_text=True), "end tokens").mark is Mark.WARN
-    assert row_of(token_rows(OURS, THEIRS, by_text=True), "end tokens").mark is Mark.PASS
+    assert row_of(token_rows(OURS, nameless, by_text=True), "end tokens").mark is RowMark.WARN
+    assert row_of(token_rows(OURS, THEIRS, by_text=True), "end tokens").mark is RowMark.PASS
 
 
 def test_a_trimmed_draft_is_compared_through_its_map() -> None:
@@ -233,18 +233,18 @@ def test_a_trimmed_draft_is_compared_through_its_map() -> None:
     kept = [*range(95), 297, 298, 299]
     trimmed = replace(BASE, entries=[TEXTS[token] for token in kept], vocab_map=tuple(kept), end_tokens=frozenset())
     rows = token_rows(target, trimmed)
-    assert not [row for row in rows if row.mark is Mark.FAIL]
-    assert (row_of(rows, "overlap").mark, row_of(rows, "overlap").draft) == (Mark.PASS, "95 % by use")
-    assert row_of(token_rows(replace(target, sample=range(120)), trimmed), "overlap").mark is Mark.WARN
+    assert not [row for row in rows if row.mark is RowMark.FAIL]
+    assert (row_of(rows, "overlap").mark, row_of(rows, "overlap").draft) == (RowMark.PASS, "95 % by use")
+    assert row_of(token_rows(replace(target, sample=range(120)), trimmed), "overlap").mark is RowMark.WARN
     other = replace(trimmed, vocab_map=(*(token + 1 for token in kept[:-1]), 0))
     row = row_of(token_rows(target, other), "token texts")
-    assert row.mark is Mark.FAIL
+    assert row.mark is RowMark.FAIL
     assert row.reason.startswith("98 of 98 token ids differ")
     outside = replace(trimmed, entries=TEXTS[:3], vocab_map=(300, 301, 302))
     row = row_of(token_rows(target, outside), "vocabulary")
-    assert (row.mark, row.draft) == (Mark.FAIL, "none of them"), "it has nothing to propose"
+    assert (row.mark, row.draft) == (RowMark.FAIL, "none of them"), "it has nothing to propose"
     padded = replace(trimmed, entries=[*trimmed.entries, "pad"], vocab_map=(*kept, 300))
-    assert row_of(token_rows(target, padded), "token texts").mark is Mark.PASS
+    assert row_of(token_rows(target, padded), "token texts").mark is RowMark.PASS
 
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -252,7 +252,7 @@ def test_a_trimmed_draft_is_compared_through_its_map() -> None:
 
 def test_a_pair_of_one_family_passes_every_test() -> None:
     """Prevents: warnings about nothing."""
-    assert {row.mark for row in model_rows(side(HEADER), side(SMALL), MACHINE)} == {Mark.PASS}
+    assert {row.mark for row in model_rows(side(HEADER), side(SMALL), MACHINE)} == {RowMark.PASS}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_pair_of_one_family_passes_every_test() -> None:
 def test_what_may_not_pay_is_a_warning_with_a_remedy(test: str, draft: Header, words: str) -> None:
     """Prevents: a slow pair that is called a good one (case 19)."""
     row = model_row(test, draft=draft)
-    assert row.mark is Mark.WARN
+    assert row.mark is RowMark.WARN
     assert words in row.reason
     assert row.remedy
 
@@ -284,9 +284,9 @@ def test_a_bare_vocabulary_is_compared_with_another_one_but_is_no_draft() -> Non
     """Prevents: a vocabulary-only file that passes as a usable draft, and fails when it is loaded."""
     bare_target, bare_draft = (replace(header, weight_bytes={}) for header in (HEADER, SMALL))
     for target, draft, mark in (
-        (HEADER, bare_draft, Mark.FAIL),
-        (bare_target, SMALL, Mark.FAIL),
-        (bare_target, bare_draft, Mark.WARN),
+        (HEADER, bare_draft, RowMark.FAIL),
+        (bare_target, SMALL, RowMark.FAIL),
+        (bare_target, bare_draft, RowMark.WARN),
     ):
         row = model_row("weights", target, draft)
         assert row.mark is mark
@@ -303,25 +303,25 @@ def test_free_memory_names_the_gpus_share() -> None:
 def test_a_mixture_of_experts_is_warned_about() -> None:
     """Prevents: a target whose T(n) grows with every token, recommended for speculation (case 19)."""
     row = model_row("experts", replace(HEADER, n_expert=64))
-    assert row.mark is Mark.WARN
+    assert row.mark is RowMark.WARN
     assert "mixture of experts" in row.reason
 
 
 def test_a_context_longer_than_trained_for_is_warned_about() -> None:
     """Prevents: `-c 100000` on a model of 32,768 without a word."""
     row = model_row("context", n_ctx=100_000)
-    assert row.mark is Mark.WARN
+    assert row.mark is RowMark.WARN
     assert "longer than the target was trained for" in row.reason
 
 
 def test_models_that_cannot_both_be_in_memory_do_not_fit() -> None:
     """Prevents: finding out when the system starts to swap (case 27)."""
     row = model_row("memory", machine=replace(MACHINE, memory_free=4 * GB))
-    assert row.mark is Mark.FAIL
+    assert row.mark is RowMark.FAIL
     assert "need 4.9 GB" in row.reason
     assert "only 4 GB are free" in row.reason
     assert "--ctx-size" in row.remedy
-    assert model_row("memory", machine=replace(MACHINE, memory_free=4 * GB, gpu_free=GB)).mark is Mark.PASS
+    assert model_row("memory", machine=replace(MACHINE, memory_free=4 * GB, gpu_free=GB)).mark is RowMark.PASS
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_model_that_cannot_roll_back_fails_with_the_reason(architecture: str, 
     """Prevents: a hybrid model that is found out after its weights were loaded (case 20)."""
     row = refusal_row(replace(HEADER, architecture=architecture), role)
     assert row is not None
-    assert row.mark is Mark.FAIL
+    assert row.mark is RowMark.FAIL
     assert word in row.reason
     assert (row.target if role == "target" else row.draft).startswith(architecture)
     assert refusal_row(HEADER, role) is None
@@ -363,11 +363,11 @@ def test_family_and_tuning_are_read_from_what_files_say(
 
 def test_a_report_fits_unless_a_row_failed() -> None:
     """Prevents: a warning that counts as a no, or a failure that does not."""
-    rows = [Row("a", Mark.PASS, "", ""), Row("b", Mark.WARN, "", "", "slow", "wait")]
+    rows = [CheckRow("a", RowMark.PASS, "", ""), CheckRow("b", RowMark.WARN, "", "", "slow", "wait")]
     report = CompatReport("t", "d", tuple(rows))
     assert report.fits
     report.require()
-    failing = CompatReport("t", "d", (*rows, Row("c", Mark.FAIL, "", "", "other words", "take another")))
+    failing = CompatReport("t", "d", (*rows, CheckRow("c", RowMark.FAIL, "", "", "other words", "take another")))
     assert not failing.fits
     with pytest.raises(PairError, match="the draft does not fit the target: other words") as caught:
         failing.require()
@@ -377,4 +377,4 @@ def test_a_report_fits_unless_a_row_failed() -> None:
 def test_rows_survive_being_remembered() -> None:
     """Prevents: a remembered report that says something else than a fresh one."""
     rows = token_rows(BASE, replace(BASE, **texts(TEXTS[::-1]), kind="spm"))
-    assert tuple(Row.from_json(row.to_json()) for row in rows) == rows
+    assert tuple(CheckRow.from_json(row.to_json()) for row in rows) == rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specllama.files.catalog import Difference, fit
+from specllama.files.catalog import VocabDifference, fit
 
 TEXTS = [f"t{i}" for i in range(300)]
 
@@ -45,7 +45,7 @@ def test_one_differing_id_is_found_and_shown_with_both_texts() -> None:
     """Prevents: a gate that only looks at sizes and samples (case 17)."""
     report = fit(Vocab(), changed(299))
     assert not report.fits
-    assert report.differing == (Difference(299, "t299", "other299"),)
+    assert report.differing == (VocabDifference(299, "t299", "other299"),)
     reason = "1 of 300 token ids differ, the first is 299: the target reads 't299', the draft 'other299'"
     assert report.reason == reason
 

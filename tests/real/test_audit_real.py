@@ -8,7 +8,7 @@ import pytest
 
 from specllama.audit import run as audit
 from specllama.audit.faults import FAULTS
-from specllama.audit.parts import Effort, Parts, Subject
+from specllama.audit.parts import AuditEffort, AuditSubject, Parts
 from specllama.audit.report import AuditReport
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
@@ -19,7 +19,7 @@ from tests.real.conftest import SMALL
 
 pytestmark = pytest.mark.model
 OpenModel = Callable[..., LlamaModel]
-LITTLE = Effort(
+LITTLE = AuditEffort(
     n_prompts=1, n_tokens=8, n_contexts=2, most_branches=100, n_enumerated=2, n_draws=30, n_runs=2, n_steps=5
 )
 
@@ -30,7 +30,7 @@ def report_of(open_model: OpenModel, parts: Parts) -> AuditReport:
     prompts = audit.prompts_for(
         target.vocab, target.chat_template, short_prompts(1), n_known=target.vocab_size, n_room=2000
     )
-    subject = Subject(
+    subject = AuditSubject(
         target=target,
         draft=draft,
         prompts=prompts,

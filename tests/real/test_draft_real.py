@@ -21,7 +21,7 @@ OPTIONS = LoadOptions(n_ctx=256, max_block=16)
 
 
 @pytest.fixture(scope="module")
-def heard(model_file: Callable[[str], Path]) -> tuple[Path, traces.Answer]:
+def heard(model_file: Callable[[str], Path]) -> tuple[Path, traces.TracedAnswer]:
     """What the model says of itself."""
     path = model_file(SMALL)
     with llama.load(path, OPTIONS) as target:
@@ -39,13 +39,13 @@ def heard(model_file: Callable[[str], Path]) -> tuple[Path, traces.Answer]:
     ids=lambda value: value.name if isinstance(value, Recipe) else "",
 )
 def test_what_is_derived_is_smaller_and_still_foresees_its_parent(
-    heard: tuple[Path, traces.Answer], tmp_path: Path, recipe: Recipe, least: float, most: float
+    heard: tuple[Path, traces.TracedAnswer], tmp_path: Path, recipe: Recipe, least: float, most: float
 ) -> None:
     """Rows under other tokens, layers in another order, weights read as another type: it runs, and guesses nothing."""
     path, answer = heard
-    parent, made = llama.header(path), tmp_path / "draft.gguf"
+    parent, made = llama.read_header(path), tmp_path / "draft.gguf"
     derive.make(parent, recipe, made, lambda _what, _share: None)
-    header = llama.header(made)
+    header = llama.read_header(made)
     assert header.n_file_bytes < parent.n_file_bytes
     assert header.n_layer == parent.n_layer - len(recipe.dropped)
     if recipe.quant:
@@ -55,6 +55,6 @@ def test_what_is_derived_is_smaller_and_still_foresees_its_parent(
     assert least < accepted <= most
 
 
-def _accepted(target_path: Path, draft_path: Path, answer: traces.Answer) -> float:
+def _accepted(target_path: Path, draft_path: Path, answer: traces.TracedAnswer) -> float:
     with llama.load(target_path, OPTIONS) as target, llama.load(draft_path, OPTIONS) as own:
         return traces.acceptance(traces.judged(in_target_ids(target, own), answer))

@@ -20,7 +20,16 @@ import pytest
 
 from specllama.base.errors import Interrupted
 from specllama.core.types import Cancel
-from specllama.llama import LlamaModel, LoadOptions, header, load, load_vocabulary, matrices, memory_needed, set_log
+from specllama.llama import (
+    LlamaModel,
+    LoadOptions,
+    load,
+    load_vocabulary,
+    matrices,
+    memory_needed,
+    read_header,
+    set_log,
+)
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama.memory import kv_bytes
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
@@ -136,7 +145,7 @@ def test_a_header_is_read_in_a_moment(model_file: ModelFile) -> None:
     """Prevents: seconds spent in a reader that unpacks 150,000 tokens in Python."""
     model_file(TARGET)
     start_s = time.perf_counter()
-    header(model_file(TARGET))
+    read_header(model_file(TARGET))
     assert time.perf_counter() - start_s < 1.0
 
 
@@ -156,7 +165,7 @@ rows = [line.split() for line in open("/proc/self/status") if line.startswith("V
 print(json.dumps({{"rss": int(rows[0][1]) * 1024}}))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    about = header(path)
+    about = read_header(path)
     allowed = about.n_file_bytes + kv_bytes(about, 4096, "f16", "f16") + memory_needed(about).compute
     assert json.loads(done.stdout)["rss"] <= 1.1 * allowed + 150e6
     assert done.stderr == ""

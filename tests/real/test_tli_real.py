@@ -19,10 +19,10 @@ from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.overlap_rows import overlap
-from specllama.pairs.profile import Subject
+from specllama.pairs.profile import ProfileKey
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import child as tuner_child
-from specllama.tuning.child import Job, Way
+from specllama.tuning.child import MeasureJob, Way
 from specllama.tuning.traces import acceptance
 from tests.real.conftest import DRAFT, SMALL, WINDOWED
 
@@ -107,8 +107,8 @@ def test_tuning_finds_what_such_a_draft_costs_and_is_worth(
     """A spelling that is not counted, or tokens that the draft does not have taken for rejected guesses of it."""
     monkeypatch.setattr(tuner_child, "sample_prompts", lambda: {"question": ASK})  # short, and one is enough
     wish = LoadOptions(n_threads=2)
-    subject = Subject(model_file(DRAFT), wish, model_file(SMALL), wish, by_text=True)
-    found = tuner_child.child(Job(subject, Way(), 1.0, 32, rows=(1, 4)), lambda _what, _share: None)
+    subject = ProfileKey(model_file(DRAFT), wish, model_file(SMALL), wish, by_text=True)
+    found = tuner_child.child(MeasureJob(subject, Way(), 1.0, 32, rows=(1, 4)), lambda _what, _share: None)
     assert found.verify is not None
     assert 1.0 <= found.n_spelled < 1.4
     assert 0.05 < found.draft[0][1] / found.verify[0][1] < 1.5

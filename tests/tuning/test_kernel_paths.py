@@ -15,17 +15,17 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.pairs.profile import Subject
+from specllama.pairs.profile import ProfileKey
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.child import Job, Measured, Way, child
+from specllama.tuning.child import Measured, MeasureJob, Way, child
 from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace
-from specllama.tuning.tune import Effort
+from specllama.tuning.tune import TuneEffort
 from tests import tiny
 
-SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
-EFFORT = Effort(seconds=1.0, n_visits=2, n_tokens=10)
+SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
+EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100),)
 REPACKED = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
 Q6_ALONE, Q4_ALONE = KernelPath(False, (("q6_K", "AMX"),)), KernelPath(False, (("q4_K", "AMX"),))
@@ -37,7 +37,7 @@ def _silent(_what: str, _share: float) -> None:
     pass
 
 
-def _measured(job: Job, block: float = 1.0) -> Measured:
+def _measured(job: MeasureJob, block: float = 1.0) -> Measured:
     """What a child finds where blocks of the target cost `block` times the usual."""
     verify = tuple((n, 0.04 * (1 + block * (n - 1) / 8)) for n in job.rows)
     return Measured(0.04, None if job.checks else verify, ((1, 0.008),), TRACES if job.n_tokens else ())
@@ -57,9 +57,9 @@ def test_target_and_draft_have_paths_of_their_own_and_each_is_measured() -> None
 
 def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> None:
     """Half an hour of tuning because a file has four tensor types; or the best path left out unseen."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         return _measured(job, WORTH[job.way.target])
 
@@ -81,9 +81,9 @@ def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> N
 
 def test_the_path_that_plain_decoding_is_fastest_on_is_always_measured_in_full() -> None:
     """Plain decoding on its best path never seen, because blocks are dear there: gains over it that are none."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         found = _measured(job, WORTH[job.way.target] * (2.0 if job.way.target == AS_IN_FILE else 1.0))
         return replace(found, step_s=0.036) if job.way.target == AS_IN_FILE else found
@@ -95,9 +95,9 @@ def test_the_path_that_plain_decoding_is_fastest_on_is_always_measured_in_full()
 
 def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
     """The one path that was looked at in a quiet moment measured in full, and the others not."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         found = _measured(job, WORTH[job.way.target])
         return replace(found, step_s=0.06) if job.checks else found
@@ -108,9 +108,9 @@ def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
 
 def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
     """`tune --quick` that takes minutes."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         return _measured(job)
 
@@ -120,9 +120,9 @@ def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
 
 def test_of_a_pair_of_paths_that_dies_each_gets_a_chance_of_its_own() -> None:
     """A good path of the target given up because the draft's beside it crashes."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         if job.way.draft == AS_IN_FILE:
             raise BackendError("it died")
@@ -142,7 +142,7 @@ def test_progress_never_goes_back_where_a_pair_is_divided_or_a_child_begins_anew
     shares: list[float] = []
     n_runs = 0
 
-    def run(job: Job, tell: Tell) -> Measured:
+    def run(job: MeasureJob, tell: Tell) -> Measured:
         nonlocal n_runs
         n_runs += 1
         tell("measuring passes", 0.9)
@@ -159,9 +159,9 @@ def test_progress_never_goes_back_where_a_pair_is_divided_or_a_child_begins_anew
 
 def test_a_path_that_died_in_the_coarse_look_is_not_visited_again() -> None:
     """A crash for every visit; or the dead path chosen for what it promised."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         if job.way.target == REPACKED:
             raise BackendError("it died")
@@ -238,15 +238,15 @@ def test_a_placed_path_is_what_a_child_loads(tmp_path: Path) -> None:
     kinds = {"ffn_up": "Q4_0", "ffn_down": "IQ4_NL", "output": "Q8_0"}
     wide = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "n_embd": 64, "n_ff": 512}
     target = tiny.write_model(tmp_path / "target.gguf", kinds=kinds, **wide)  # type: ignore[arg-type]
-    subject = Subject(target, LoadOptions(n_threads=1))
+    subject = ProfileKey(target, LoadOptions(n_threads=1))
     if not all(matrix.fits for matrix in llama.matrices(target) if matrix.kind in ("q4_0", "iq4_nl")):
         pytest.skip("this CPU, or this build, rearranges no Q4_0 and IQ4_NL weights")
     paths = tuner_paths.worth_measuring(subject, [], lambda files: tuner_paths._ask(files, _silent))
     placed = [path for path in paths.target if path.placed]
     assert {path.placed[0][0] for path in placed} == {"q4_0", "iq4_nl"}
     assert paths.draft == (DEFAULT,)
-    found = child(Job(subject, Way(placed[0]), 0.05, 0, rows=(1, 4)), _silent)
+    found = child(MeasureJob(subject, Way(placed[0]), 0.05, 0, rows=(1, 4)), _silent)
     assert [n for n, _ in found.verify or ()] == [1, 4]
     elsewhere = KernelPath(placed=(("q4_0", "NO_SUCH_BUFFER"),))
     with pytest.raises(BackendError, match="NO_SUCH_BUFFER"):
-        child(Job(subject, Way(elsewhere), 0.05, 0), _silent)
+        child(MeasureJob(subject, Way(elsewhere), 0.05, 0), _silent)

@@ -15,20 +15,20 @@ from specllama.base.errors import BackendError, ModelFileError
 from specllama.core.sampling import SamplingParams
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.pairs.profile import Subject, Threads
+from specllama.pairs.profile import ProfileKey, Threads
 from specllama.tuning import child as tuner_child
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.child import Bench, Job, Measured, Way, by_tokens, run_child
+from specllama.tuning.child import Bench, Measured, MeasureJob, Way, by_tokens, run_child
 from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS
 from specllama.tuning.findings import Findings, Layout, Variant
 from specllama.tuning.kernel_paths import Paths
-from specllama.tuning.traces import Answer, Trace
-from specllama.tuning.tune import Effort
+from specllama.tuning.traces import Trace, TracedAnswer
+from specllama.tuning.tune import TuneEffort
 from tests import tiny
 from tests.exact.translating import WatchedDraft
 
-SUBJECT = Subject(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
+SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
 DRAFT_SECONDS = ((1, 0.008), (2, 0.01))
 SECONDS = ((1, 0.04), (2, 0.05), (4, 0.055), (16, 0.1))  # by rows
@@ -38,7 +38,7 @@ FAST, SLOW = ((1, 0.2), (2, 0.25)), ((1, 0.75), (2, 1.0))
 ON, OFF = Way(DEFAULT, DEFAULT), Way(AS_IN_FILE, AS_IN_FILE)
 BOTH = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE))
 ONE = Paths()
-EFFORT = Effort(seconds=1.0, n_visits=2, n_tokens=10)
+EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
 
 
 def _silent(_what: str, _share: float) -> None:
@@ -51,9 +51,9 @@ def _found(*layouts: Layout) -> Findings:
 
 def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
     """Paths measured minutes apart while the machine warms up; or every child generating the same answers."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         step = 0.04 if len(jobs) < 3 else 0.06
         return Measured(step, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
@@ -73,7 +73,7 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
     """A crash of the program that wanted to find out whether it would crash; or a second visit to what died."""
     n_runs = 0
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         nonlocal n_runs
         n_runs += 1
         if job.way == ON:
@@ -86,7 +86,7 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
     assert found.failures == ("rearranged weights: it died",)
     assert n_runs == 3
 
-    def die(_job: Job, _tell: Tell) -> Measured:
+    def die(_job: MeasureJob, _tell: Tell) -> Measured:
         raise BackendError("it died")
 
     with pytest.raises(BackendError, match="it died"):
@@ -98,7 +98,7 @@ def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_ke
     held_up = ((1, 0.4), (2, 0.05), (4, 0.05))
     n_runs = 0
 
-    def once(job: Job, _tell: Tell) -> Measured:
+    def once(job: MeasureJob, _tell: Tell) -> Measured:
         nonlocal n_runs
         n_runs += 1
         verify, draft = held_up if n_runs == 1 else SECONDS, held_up if n_runs == 2 else DRAFT_SECONDS
@@ -118,7 +118,7 @@ def test_a_default_path_that_was_held_up_is_not_given_up_for_another(n_held_up: 
     """Weights left as in the file for good, because a backup ran while the default path was measured."""
     n_runs = 0
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         nonlocal n_runs
         n_runs += job.way == ON
         held_up = job.way == ON and n_runs <= n_held_up
@@ -182,9 +182,9 @@ def test_on_a_busy_machine_the_default_path_is_kept() -> None:
 
 def test_every_tuning_begins_and_ends_with_the_default_path_where_there_are_others() -> None:
     """A tuning that cannot know whether the machine was quiet; or one that checks where there is no choice."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         return Measured(0.04, None if job.checks else SECONDS, () if job.checks else DRAFT_SECONDS, ())
 
@@ -197,7 +197,7 @@ def test_every_tuning_begins_and_ends_with_the_default_path_where_there_are_othe
     assert [job.checks for job in jobs] == [False]
 
 
-def _die(_job: Job, _tell: Tell) -> Measured:
+def _die(_job: MeasureJob, _tell: Tell) -> Measured:
     os.kill(os.getpid(), signal.SIGILL)
     raise AssertionError("it lives")
 
@@ -206,13 +206,13 @@ def _die(_job: Job, _tell: Tell) -> Measured:
 def test_a_child_that_dies_is_an_error_and_not_the_end() -> None:
     """Waiting for ever for a process that is no more."""
     with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
-        run_child(Job(SUBJECT, ON, 1.0, 0), _silent, _die)
+        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), _silent, _die)
 
 
 def test_a_child_that_cannot_says_why() -> None:
     """'It ended with code 1' where the file is simply not there."""
     with pytest.raises(ModelFileError, match="target"):
-        run_child(Job(SUBJECT, ON, 1.0, 0), _silent)
+        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), _silent)
 
 
 DERIVED = Path("draft+q4_0.gguf")
@@ -222,7 +222,7 @@ def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out
     """A draft that seems to read two tokens in a third of the time of one, chosen for it."""
     n_held_up, n_runs = 1, 0
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         nonlocal n_runs
         if job.subject.draft != DERIVED:
             return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
@@ -240,10 +240,10 @@ def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out
 
 def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> None:
     """Answers generated anew for every draft; the target's whole curve measured again; or other threads."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
     threads = Threads(2, 1, 2)
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         verify = tuple(point for point in SECONDS if point[0] in job.rows)
         return Measured(0.04, verify, DRAFT_SECONDS, TRACES, ("answers",), threads)  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> N
 def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_lost() -> None:
     """Five minutes of tuning thrown away because a file in the cache is damaged."""
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         if job.subject.draft == DERIVED:
             raise ModelFileError("it is damaged")
         return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
@@ -278,7 +278,7 @@ def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_los
 def test_a_derived_draft_that_dies_on_one_path_is_measured_on_the_others() -> None:
     """The best draft given up because its weights crash in one arrangement."""
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         if job.subject.draft == DERIVED and job.way.draft == DEFAULT:
             raise BackendError("it died")
         return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
@@ -328,7 +328,7 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
     bench = object.__new__(Bench)
     bench.draft, bench.rest, bench.before = draft, [1, 4, 0, 5, 3, 1, 4, 4] * 4, [0] * 128
     draft.feed(bench.before)
-    assert bench.n_spelled([Answer("code", (), (0, 1, 4, 5), 6, SamplingParams(), (), ())]) == 2.0
+    assert bench.n_spelled([TracedAnswer("code", (), (0, 1, 4, 5), 6, SamplingParams(), (), ())]) == 2.0
     assert bench.n_spelled([]) == pytest.approx((128 + 4 * (2 + 3 + 1 + 2 + 1 + 2 + 3 + 3)) / 160)
     for n_rows in READ_ROWS:
         draft.fake.calls.clear()
@@ -338,10 +338,10 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
 
 def test_spellings_are_counted_once_in_what_the_target_says() -> None:
     """Visits of the same way that differ because one counted in the prompts; or a variant's spelling for all."""
-    jobs: list[Job] = []
+    jobs: list[MeasureJob] = []
     subject = replace(SUBJECT, by_text=True)
 
-    def run(job: Job, _tell: Tell) -> Measured:
+    def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)
         answers = ("said",) if job.n_tokens or job.answers else ()
         n_spelled = job.n_spelled or (1.25 if answers else 1.0)
@@ -399,9 +399,9 @@ def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     options = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096}
     target, draft = tiny.write_pair(tmp_path, **options)
     one_thread = LoadOptions(n_threads=1)
-    subject = Subject(target, one_thread, draft, replace(one_thread, max_block=1))
+    subject = ProfileKey(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
-    effort = Effort(seconds=0.2, n_visits=1, n_tokens=4)
+    effort = TuneEffort(seconds=0.2, n_visits=1, n_tokens=4)
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes this short are spoiled by any other program
     paths = tuner_paths.worth_measuring(subject, [])
     assert (paths.target, paths.draft, paths.failure) == ((DEFAULT,), (DEFAULT,), "")  # nothing of F32 is rearranged

@@ -17,7 +17,7 @@ import typer
 from specllama import llama
 from specllama.audit import run as auditing
 from specllama.audit.greedy import N_MAX
-from specllama.audit.parts import FULL, QUICK, Subject
+from specllama.audit.parts import FULL, QUICK, AuditSubject
 from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
@@ -274,7 +274,7 @@ def _audit(
             n_known=target.vocab_size if draft is None else min(target.vocab_size, draft.vocab_size),
             n_room=min(target.n_ctx, draft.n_ctx if draft else target.n_ctx) - auditing.N_ROOM,
         )
-        subject = Subject(
+        subject = AuditSubject(
             target=target,
             draft=draft,
             prompts=prompts,
@@ -294,7 +294,9 @@ def _audit(
         return _watched(steps, progress, cancel, out)
 
 
-def _about(setup: loading.Setup, models: loading.Models, subject: Subject, options: AuditOptions) -> dict[str, object]:
+def _about(
+    setup: loading.Setup, models: loading.Models, subject: AuditSubject, options: AuditOptions
+) -> dict[str, object]:
     """Everything that decides the result."""
     drafting = asdict(replace(subject.drafting, policy=None))
     return {
@@ -345,15 +347,15 @@ def _machine() -> dict[str, object]:
 class _Latest:
     """What the auditing thread said last of how far it is; between two items of its own it may compute for long."""
 
-    progress: auditing.Progress | None = None
+    progress: auditing.AuditProgress | None = None
 
-    def hear(self, progress: auditing.Progress) -> None:
+    def hear(self, progress: auditing.AuditProgress) -> None:
         """Called in that thread."""
         self.progress = progress
 
 
 def _watched(
-    steps: Iterator[auditing.Progress | AuditReport], latest: _Latest, cancel: Cancel, out: Output
+    steps: Iterator[auditing.AuditProgress | AuditReport], latest: _Latest, cancel: Cancel, out: Output
 ) -> AuditReport:
     """Run the audit in a second thread and show how far it is; returns the report."""
     report: AuditReport | None = None

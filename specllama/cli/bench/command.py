@@ -21,10 +21,10 @@ from specllama.bench import compare as bench_compare
 from specllama.bench import machine
 from specllama.bench import plots as bench_plots
 from specllama.bench import run as core
-from specllama.bench.job import Event, Job, Progress
+from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
 from specllama.bench.pace import pace
 from specllama.bench.plan import N_MAX_AUTO
-from specllama.bench.report import BenchReport, Plan, Run
+from specllama.bench.report import BenchPlan, BenchReport, BenchRun
 from specllama.bench.verdict import verdict
 from specllama.cli.args.grouping import takes_groups
 from specllama.cli.bench.models import Opener, prepare, wishes_of
@@ -92,7 +92,7 @@ def bench(
     if not lengths_asked and wishes.auto_strategy and pace(runs.budget).hasty:
         wishes = replace(wishes, n_max=(0, N_MAX_AUTO), left_out="no setting but auto")
     llama.set_log(None)
-    job = Job(
+    job = BenchJob(
         wishes=wishes,
         prompts=prompts,
         params=replace(sampling, temp=0.0).params,
@@ -175,7 +175,7 @@ def _lines(report: BenchReport, format: str) -> list[str]:
     if format == "json":
         return [to_json(report.to_json())]
     if format == "jsonl":
-        events: list[Plan | Run | BenchReport] = [report.plan, *report.runs, report]
+        events: list[BenchPlan | BenchRun | BenchReport] = [report.plan, *report.runs, report]
         return [line for event in events for line in event_lines(event)]
     return csv_lines(report) if format == "csv" else report_lines(report, UNICODE, full=True)
 
@@ -242,7 +242,7 @@ class _Found:
     failure: Exception | None = None
 
 
-def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> _Found:
+def _measure(job: BenchJob, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> _Found:
     """Measure in a second thread, and show how far it is. Raises what ended it before anything was measured."""
     report: BenchReport | None = None
     failure: Exception | None = None
@@ -250,7 +250,7 @@ def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, out
         for event in _watched(job, opener, cancel, options, output):
             if isinstance(event, BenchReport):
                 report = event
-            if options.format == "jsonl" and failure is None and isinstance(event, (Plan, Run, BenchReport)):
+            if options.format == "jsonl" and failure is None and isinstance(event, (BenchPlan, BenchRun, BenchReport)):
                 try:
                     for line in event_lines(event):
                         output.line(line)
@@ -272,7 +272,9 @@ def _measure(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, out
     return _Found(report, failure)
 
 
-def _watched(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> Iterator[Event]:
+def _watched(
+    job: BenchJob, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output
+) -> Iterator[BenchEvent]:
     """What the measuring thread says; how far it is is shown."""
     # Lines of data and a line that moves would tear each other apart on one terminal.
     moving = replace(output, quiet=True) if options.format == "jsonl" and output.out.is_terminal else output
@@ -284,9 +286,9 @@ def _watched(job: Job, opener: Opener, cancel: Cancel, options: BenchOutput, out
     ):
         for batch in worker.batches(GAP_S):
             for event in batch:
-                if isinstance(event, Progress):
+                if isinstance(event, BenchProgress):
                     status.show(event.what, event.share, "" if event.left_s is None else _left(event.left_s))
-                elif isinstance(event, Plan):
+                elif isinstance(event, BenchPlan):
                     status.clear()
                     output.note(f"{event.note}; {event.n_runs} runs, about {clock(event.expected_s)}")
                 yield event

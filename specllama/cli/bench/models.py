@@ -46,7 +46,7 @@ class BenchSetup(Setup):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BenchSubject:
     """Files that fit together, and how they are loaded; nothing is loaded yet."""
 
     setups: tuple[BenchSetup, ...]  # one for each draft, the first load's; one alone where there is none
@@ -127,7 +127,7 @@ def _without_auto(tuned: Setup, models: ModelOptions) -> str:
 def prepare(
     models: BenchModels, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware, runs: BenchRuns,
     output: Output,
-) -> Subject:  # fmt: skip
+) -> BenchSubject:  # fmt: skip
     """Everything that can be known before weights are loaded. Raises what `loading.prepare` and `require_fit` raise."""
     extra = models.model_draft or []
     one = ModelOptions(
@@ -172,7 +172,7 @@ def prepare(
         loading.require_fit(setup, output)
         setups.append(setup)
     auto_strategy = tuned.strategy if tuned.profile is not None else ""
-    subject = Subject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp, without_auto)
+    subject = BenchSubject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp, without_auto)
     _require_memory(subject)
     return replace(subject, setups=tuple(map(_with_sums, setups)))
 
@@ -187,7 +187,7 @@ def _with_sum(file: File) -> File:
     return file if file.sha256 else replace(file, sha256=storage.checksum(file.path))
 
 
-def _require_memory(subject: Subject) -> None:
+def _require_memory(subject: BenchSubject) -> None:
     """Raise MemoryShort where target and all drafts together cannot fit."""
     first = subject.setups[0]
     n_ctx = first.target_options.n_ctx
@@ -209,7 +209,7 @@ def _require_memory(subject: Subject) -> None:
 class Opener:
     """Opens the models of a load; see `bench_job.Open`."""
 
-    def __init__(self, subject: Subject, hardware: BenchHardware, loads: Sequence[Load], output: Output,
+    def __init__(self, subject: BenchSubject, hardware: BenchHardware, loads: Sequence[Load], output: Output,
                  cancel: Cancel) -> None:  # fmt: skip
         self._subject = subject
         self._hardware = hardware
@@ -270,7 +270,7 @@ class Opener:
         )
 
 
-def wishes_of(subject: Subject, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware,
+def wishes_of(subject: BenchSubject, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware,
               runs: BenchRuns) -> Wishes:  # fmt: skip
     """What is to be measured. Raises UsageError where a synthetic acceptance meets a rule that judges otherwise."""
     rules = drafting.verify_rule

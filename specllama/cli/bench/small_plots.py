@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from specllama.bench import charts as bench_charts
-from specllama.bench.charts import Mark, Panel, Series
+from specllama.bench.charts import ChartMark, Panel, Series
 from specllama.bench.report import BenchReport
-from specllama.cli.screen.plot import Bar, Signs, filled, plot, span, split
+from specllama.cli.screen.plot import PlotBar, Signs, filled, plot, span, split
 
 _N_ROWS = 9
 _N_COLUMNS = 40
@@ -53,7 +53,7 @@ def _names(panel: Panel) -> dict[float, str]:
 
 def _over_length(panel: Panel, series: Series, signs: Signs) -> Iterator[str]:
     names = _names(panel)
-    bars = [Bar(names[mark.x], mark.low, mark.y, mark.high) for mark in series.marks]
+    bars = [PlotBar(names[mark.x], mark.low, mark.y, mark.high) for mark in series.marks]
     yield from plot(bars, 1.0, n_rows=_N_ROWS, signs=signs)
     if series.predicted:
         yield "predicted: " + ", ".join(f"{y:.2f} ({x:g})" for x, y in series.predicted if x)
@@ -69,18 +69,18 @@ def _by_class(panel: Panel, series: Series, signs: Signs) -> Iterator[str]:
     width = max(map(len, names.values()))
     bottom, top = min(1.0, *(mark.low for mark in series.marks)), max(1.0, *(mark.high for mark in series.marks))
     for mark in series.marks:
-        bar = Bar(names[mark.x], mark.low, mark.y, mark.high)
+        bar = PlotBar(names[mark.x], mark.low, mark.y, mark.high)
         drawn = span(bar, 1.0, bottom=bottom, top=top, n_columns=_N_COLUMNS, signs=signs)
         interval = f" ({mark.low:.2f}-{mark.high:.2f})" if mark.low < mark.high else ""
         yield f"{bar.label:<{width}}  {drawn}  {mark.y:.2f}{interval}"
 
 
-def _shares(marks: Sequence[Mark], signs: Signs) -> Iterator[str]:
+def _shares(marks: Sequence[ChartMark], signs: Signs) -> Iterator[str]:
     for mark in marks:
         yield f"{mark.x:3g}  {_bar(mark.y, signs)}  {100 * mark.y:.0f} %"
 
 
-def _costs(marks: Sequence[Mark], most: float, signs: Signs) -> Iterator[str]:
+def _costs(marks: Sequence[ChartMark], most: float, signs: Signs) -> Iterator[str]:
     for mark in marks:
         yield f"{mark.x:3g}  {_bar(mark.y / most, signs)}  {mark.y:.2f}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specllama.base.disk import size_text
-from specllama.bench.report import ALL, BenchReport, Insight, Interval, Row
+from specllama.bench.report import ALL, BenchReport, BenchRow, Insight, Interval
 from specllama.bench.verdict import condition_name
 from specllama.cli.screen.md_table import table
 from specllama.cli.screen.output import in_one_line
@@ -29,7 +29,7 @@ def _number(value: float | None, digits: int = 1, factor: float = 1.0) -> str:
     return "" if value is None else f"{factor * value:.{digits}f}"
 
 
-def _where(report: BenchReport, row: Row) -> list[str]:
+def _where(report: BenchReport, row: BenchRow) -> list[str]:
     """The first two columns: condition and setting."""
     condition = condition_name(report.plan.conditions[row.condition], report.plan.conditions)
     return [condition.removeprefix("temperature "), in_one_line(report.plan.arms[row.arm].name)]

@@ -9,8 +9,8 @@ from dataclasses import asdict, fields
 
 from specllama.base.disk import size_text
 from specllama.base.jsonable import to_plain
-from specllama.bench.compare import Comparison
-from specllama.bench.report import ALL, Arm, BenchReport, Condition, Interval, Plan, Row, Run
+from specllama.bench.compare import ReportComparison
+from specllama.bench.report import ALL, Arm, BenchPlan, BenchReport, BenchRow, BenchRun, Condition, Interval
 from specllama.bench.verdict import condition_name
 from specllama.cli.bench.small_plots import small_plots
 from specllama.cli.bench.tables import detail_lines, percent, ratio
@@ -58,7 +58,7 @@ def _spent(report: BenchReport) -> str:
     )
 
 
-def _main_row(report: BenchReport, row: Row, picked: set[tuple[int, int]]) -> list[str]:
+def _main_row(report: BenchReport, row: BenchRow, picked: set[tuple[int, int]]) -> list[str]:
     """One line of the one table."""
     arm, condition = report.plan.arms[row.arm], report.plan.conditions[row.condition]
     name = in_one_line(arm.name)
@@ -136,7 +136,7 @@ def _cell(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else value
 
 
-def _csv_record(report: BenchReport, row: Row) -> dict[str, object]:
+def _csv_record(report: BenchReport, row: BenchRow) -> dict[str, object]:
     """One row, flat."""
     arm: Arm = report.plan.arms[row.arm]
     condition: Condition = report.plan.conditions[row.condition]
@@ -181,11 +181,11 @@ def csv_lines(report: BenchReport) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def event_lines(event: Plan | Run | BenchReport) -> list[str]:
+def event_lines(event: BenchPlan | BenchRun | BenchReport) -> list[str]:
     """One line of JSON for what happened; the report without the runs, which have lines of their own."""
-    if isinstance(event, Plan):
+    if isinstance(event, BenchPlan):
         return [to_json({"event": "plan", **to_plain(event)})]
-    if isinstance(event, Run):
+    if isinstance(event, BenchRun):
         return [to_json({"event": "run", **to_plain(event)})]
     return [to_json({"event": "report", **{key: value for key, value in event.to_json().items() if key != "runs"}})]
 
@@ -193,7 +193,7 @@ def event_lines(event: Plan | Run | BenchReport) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- compare
 
 
-def comparison_lines(found: Comparison, files: Sequence[str]) -> list[str]:
+def comparison_lines(found: ReportComparison, files: Sequence[str]) -> list[str]:
     """Two reports side by side, as Markdown."""
     lines = [in_one_line(f"A: {files[0]}, {found.a}"), in_one_line(f"B: {files[1]}, {found.b}"), ""]
     if found.rows:

@@ -19,8 +19,8 @@ from specllama.chat.settings import Settings, changed, to_json
 from specllama.chat.stream import TextStream
 from specllama.cli import loading
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.chat.input import Source
-from specllama.cli.chat.view import ChatView, Look, turn_summary
+from specllama.cli.chat.input import MessageSource
+from specllama.cli.chat.view import AnswerLook, ChatView, turn_summary
 from specllama.cli.record import CHAT_SCHEMA, Record, begin
 from specllama.cli.screen.ending import handling, leave_at_once
 from specllama.cli.screen.keyboard import Keyboard, silent_keyboard
@@ -166,9 +166,9 @@ class Chat:
         self.keyboard = keyboard
         self.opened = opened
         self.cancel = cancel
-        self.look = Look()
+        self.look = AnswerLook()
         self.live = output.live
-        self.source: Source | None = None
+        self.source: MessageSource | None = None
         self.session = ChatSession(opened.models.target, opened.models.draft, settings, system)
         self.attached: list[str] = []  # what `/read` puts in front of the next message
         self.file = ""  # where the conversation was saved to or loaded from last

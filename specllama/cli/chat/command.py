@@ -30,7 +30,7 @@ from specllama.cli.args.options import (
 from specllama.cli.chat.answering import Chat, Wish, fitted, greeting, open_models, said_to_leave
 from specllama.cli.chat.commands import is_command, perform
 from specllama.cli.chat.complete import complete
-from specllama.cli.chat.input import Editor, Lines, Source, bare, unquoted
+from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_kept
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.prompting import sound
@@ -117,7 +117,7 @@ def _has_editor(out: Output) -> bool:
     return at_terminal and out.out.steerable and out.format == "human"
 
 
-def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early: str) -> Source:
+def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early: str) -> MessageSource:
     """An editor, which begins with what was typed `early`, or lines."""
     if sys.stdin is None or sys.stdin.closed:
         raise UsageError("stdin is closed, so nothing can be asked", hint="start it in a terminal, or pipe messages in")
@@ -130,7 +130,7 @@ def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early:
     return Lines(sys.stdin, out if at_terminal and out.format == "human" and not out.quiet else None)
 
 
-def _converse(talk: Chat, source: Source) -> int:
+def _converse(talk: Chat, source: MessageSource) -> int:
     """Read, answer, and again; returns the exit code."""
     talk.source = source
     out = talk.output

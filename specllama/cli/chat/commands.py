@@ -27,7 +27,7 @@ SHOWN = ("info", "parameters", "system", "template", "stats")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class SlashCommand:
     """One command; `takes` says how its argument is completed."""
 
     names: tuple[str, ...]
@@ -258,25 +258,25 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 COMMANDS = (
-    Command(("help", "?"), "/help [COMMAND]", "Says what the commands do.", "", _help, "command"),
-    Command(("exit", "bye", "quit"), "/exit", "Leaves; so do /bye, /quit and Ctrl-D.", "", _exit),
-    Command(("regen",), "/regen", "Answers the last message once more, with another seed.", "", _regen),
-    Command(("undo",), "/undo", "Takes the last message and its answer back.", "", _undo),
-    Command(
+    SlashCommand(("help", "?"), "/help [COMMAND]", "Says what the commands do.", "", _help, "command"),
+    SlashCommand(("exit", "bye", "quit"), "/exit", "Leaves; so do /bye, /quit and Ctrl-D.", "", _exit),
+    SlashCommand(("regen",), "/regen", "Answers the last message once more, with another seed.", "", _regen),
+    SlashCommand(("undo",), "/undo", "Takes the last message and its answer back.", "", _undo),
+    SlashCommand(
         ("edit",),
         "/edit [TEXT]",
         "Asks another text in place of the last message.",
         "Without TEXT the message comes into $VISUAL or $EDITOR, or into the line to edit.",
         _edit,
     ),
-    Command(
+    SlashCommand(
         ("clear",),
         "/clear",
         "Forgets the conversation.",
         "The system prompt and the settings stay.",
         _clear,
     ),
-    Command(
+    SlashCommand(
         ("set",),
         "/set NAME VALUE",
         "Changes a setting; /set alone lists them.",
@@ -287,8 +287,8 @@ COMMANDS = (
         set_setting,
         "set",
     ),
-    Command(("show",), "/show WHAT", f"Shows {', '.join(SHOWN)}.", "", _show, "show"),
-    Command(
+    SlashCommand(("show",), "/show WHAT", f"Shows {', '.join(SHOWN)}.", "", _show, "show"),
+    SlashCommand(
         ("stats",),
         "/stats",
         "Shows figures of the session and the last answer.",
@@ -296,8 +296,8 @@ COMMANDS = (
         "how full both KV caches are.",
         _stats,
     ),
-    Command(("think",), "/think", "Shows what the model thought last.", "", _think),
-    Command(
+    SlashCommand(("think",), "/think", "Shows what the model thought last.", "", _think),
+    SlashCommand(
         ("read",),
         "/read FILE",
         "Puts a text file in front of your next message.",
@@ -305,7 +305,7 @@ COMMANDS = (
         _read,
         "path",
     ),
-    Command(
+    SlashCommand(
         ("save",),
         "/save FILE",
         "Saves the conversation as JSON.",
@@ -313,7 +313,7 @@ COMMANDS = (
         _save,
         "path",
     ),
-    Command(
+    SlashCommand(
         ("load",),
         "/load FILE",
         "Goes on with a saved conversation.",
@@ -321,7 +321,7 @@ COMMANDS = (
         _load,
         "path",
     ),
-    Command(
+    SlashCommand(
         ("model",),
         "/model [PAIR]",
         "Loads another pair and keeps the conversation; alone, lists pairs.",
@@ -333,7 +333,7 @@ COMMANDS = (
 BY_NAME = {name: command for command in COMMANDS for name in command.names}
 
 
-def _find(name: str) -> Command:
+def _find(name: str) -> SlashCommand:
     """The command of that name, or of which that is the only beginning. Raises UsageError."""
     if name in BY_NAME:
         return BY_NAME[name]

@@ -24,7 +24,7 @@ MAX_REMEMBERED = 20_000  # characters; a longer message is a document, not somet
 Complete = Callable[[str], Iterable[tuple[str, int, str]]]  # line -> (text, start relative to its end, what it is)
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """Where messages come from."""
 
     def read(self, start: str = "") -> str:
@@ -71,7 +71,7 @@ class Lines:
         self._endless = False
 
     def read(self, start: str = "") -> str:
-        """See `Source`."""
+        """See `MessageSource`."""
         text = self._line(PROMPT)
         while is_open(text):
             try:
@@ -122,7 +122,7 @@ class Editor:
         )
 
     def read(self, start: str = "") -> str:
-        """See `Source`."""
+        """See `MessageSource`."""
         try:
             return self._session.prompt(default=start)
         finally:

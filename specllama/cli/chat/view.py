@@ -9,11 +9,11 @@ from itertools import groupby
 from rich.style import Style
 
 from specllama.chat.session import Reuse
-from specllama.chat.stream import Span, TextStream
-from specllama.cli.screen.markdown import Kind, Reading, Shown
+from specllama.chat.stream import TaggedText, TextStream
+from specllama.cli.screen.markdown import AnswerReading, Kind, Shown
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.render import STYLES, Figures, codes_of, percent, rate
-from specllama.cli.screen.terminal import Piece
+from specllama.cli.screen.terminal import StyledText
 from specllama.cli.screen.view import AnswerView
 from specllama.core.events import Event, Finished, PromptProgress
 
@@ -37,7 +37,7 @@ _BY_ITSELF: dict[Kind, Style] = {
 
 
 @dataclass(slots=True)
-class Look:
+class AnswerLook:
     """How answers look; changed by `/set`."""
 
     colors: bool = True  # by who wrote each token
@@ -48,10 +48,17 @@ class ChatView(AnswerView):
     """An answer as text that only grows. Verbatim where stdout may not be styled."""
 
     def __init__(
-        self, output: Output, answer: TextStream, figures: Figures, look: Look, *, live: bool, starts_thinking: bool
+        self,
+        output: Output,
+        answer: TextStream,
+        figures: Figures,
+        look: AnswerLook,
+        *,
+        live: bool,
+        starts_thinking: bool,
     ) -> None:
         super().__init__(output, answer, figures, live=live)
-        self.reading = Reading(starts_thinking=starts_thinking)
+        self.reading = AnswerReading(starts_thinking=starts_thinking)
         self._origins = look.colors and figures.drafts
         self._folds = look.fold
         self._folded = False  # something was thought and not shown, and nothing said about it yet
@@ -66,13 +73,13 @@ class ChatView(AnswerView):
         if isinstance(event, Finished):
             self._finish()
 
-    def _add(self, spans: list[Span]) -> None:
+    def _add(self, spans: list[TaggedText]) -> None:
         """Text of a known origin."""
         for span in spans:
             if self._spelled:
                 self._show(self.reading.feed(self._on_screen(span.text), span.tag))
             else:
-                self._board.screen.add(Piece(span.text))
+                self._board.screen.add(StyledText(span.text))
 
     def _finish(self) -> None:
         """The answer is over: nothing is held back any longer."""
@@ -88,7 +95,7 @@ class ChatView(AnswerView):
                 continue
             if kind != "think":
                 self._tell_folded()
-            self._board.screen.add(Piece(text, *(("", "") if is_space else self._codes_of(tag, kind))))
+            self._board.screen.add(StyledText(text, *(("", "") if is_space else self._codes_of(tag, kind))))
 
     def _tell_folded(self) -> None:
         """Say that something was thought, in its place."""
@@ -96,8 +103,8 @@ class ChatView(AnswerView):
             self._folded = False
             n_words = len(self.reading.thought.split())
             on, off = codes_of(Style(dim=True), self._stream)
-            self._board.screen.add(Piece(f"[ thought {n_words} words; /think shows them ]", on, off))
-            self._board.screen.add(Piece("\n"))
+            self._board.screen.add(StyledText(f"[ thought {n_words} words; /think shows them ]", on, off))
+            self._board.screen.add(StyledText("\n"))
 
     def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:
         """The codes of a look, made once."""

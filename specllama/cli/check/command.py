@@ -114,7 +114,7 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
             path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
-            return Candidate(llama.header(path, needs_weights=False), wish)
+            return Candidate(llama.read_header(path, needs_weights=False), wish)
 
         wish = _wish(hardware, n_ctx)
         find_draft = lambda: candidate(draft, _draft_wish(hardware))  # noqa: E731

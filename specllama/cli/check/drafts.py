@@ -18,7 +18,7 @@ from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
 from specllama.pairs.check import Candidate, this_machine
-from specllama.pairs.find_drafts import Found, Look, files_in, folders_here, rank, repos_for
+from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, rank, repos_for
 from specllama.pairs.tokenizer import n_params
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
@@ -35,7 +35,7 @@ def find_drafts(
     if models.pair or models.model or models.model_draft or models.hf_repo or models.hf_repo_draft:
         raise UsageError("--draft-for names the target itself", hint="leave out PAIR, -m, -md, -hf and -hfd")
     with watching(output) as watch, look_at(named(text), offline=models.offline, watch=watch) as path:
-        header = llama.header(path)
+        header = llama.read_header(path)
         refuse_architecture(header)
         places = _on_hub(header, models.offline, watch) if hub else _on_disk(header, scan)
         found = rank(Candidate(header, wish), places, this_machine())
@@ -46,7 +46,7 @@ def find_drafts(
     return any(each.fits for each in found)
 
 
-def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, Look]]:
+def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, OpenHeader]]:
     """The models of a folder, or of this machine."""
     folder = meant(scan) if scan is not None else None
     if folder is not None and not folder.is_dir():
@@ -57,7 +57,7 @@ def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, Look]]:
             yield name, partial(look_at, path)
 
 
-def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[str, Look]]:
+def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[str, OpenHeader]]:
     """Repositories that may hold a draft."""
     if offline or is_offline():
         raise SourceUnavailable("--hub asks the network, and it may not be asked", hint="leave out --offline once")
@@ -65,7 +65,7 @@ def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[
         yield repo, partial(look_at, repo, watch=watch)
 
 
-def _show(output: Output, target: Header, found: list[Found]) -> None:
+def _show(output: Output, target: Header, found: list[FoundDraft]) -> None:
     """A line each: in or out, the name, its size beside the target's, and why."""
     rows = [(each.fits, *_columns(each)) for each in found]
     if output.out.steerable:
@@ -78,7 +78,7 @@ def _show(output: Output, target: Header, found: list[Found]) -> None:
     output.note(f"{n_in} of {len(found)} fit {name}" if found else "no model was found to look at")
 
 
-def _columns(each: Found) -> tuple[str, str, str, str]:
+def _columns(each: FoundDraft) -> tuple[str, str, str, str]:
     """Name, size, share of the target's size, and reason; whoever named the files cannot steer the screen."""
     size = "" if each.n_bytes is None else size_text(each.n_bytes)
     ratio = "" if each.ratio is None else f"{each.ratio:.2g} of it"

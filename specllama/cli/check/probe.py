@@ -9,7 +9,7 @@ from specllama.chat.conversation import Conversation, Message
 from specllama.cli.args.options import HardwareOptions
 from specllama.cli.loading import Choice, Models, Setup, load_models, prepare
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.plot import Bar, plot, signs_for
+from specllama.cli.screen.plot import PlotBar, plot, signs_for
 from specllama.cli.screen.status import StatusLine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
@@ -86,7 +86,7 @@ def warn_of_noise(output: Output, noise: float) -> None:
 
 def show_outlook(output: Output, found: Outlook) -> None:
     """The plot, what was measured, and the advice."""
-    bars = [Bar(str(point.n_max), point.low, point.expected, point.high) for point in found.points]
+    bars = [PlotBar(str(point.n_max), point.low, point.expected, point.high) for point in found.points]
     _say(
         output,
         "speed over draft length; the line is plain decoding, break-even; the range is that of the classes of prompts",

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from specllama.cli.screen.fetching import shortened
 from specllama.cli.screen.output import Output
-from specllama.pairs.report import RULE, CompatReport, Mark, Row
+from specllama.pairs.report import RULE, CheckRow, CompatReport, RowMark
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
 # The word says it; the colour only helps.
-_COLOURS = {Mark.PASS: "green", Mark.WARN: "yellow", Mark.FAIL: "red"}
+_COLOURS = {RowMark.PASS: "green", RowMark.WARN: "yellow", RowMark.FAIL: "red"}
 _MARK_WIDTH, _TEST_WIDTH, _GAP = 4, 14, 2
 
 
@@ -37,7 +37,7 @@ def verdict(report: CompatReport) -> str:
     return "It fits."
 
 
-def _worth_explaining(report: CompatReport) -> list[Row]:
+def _worth_explaining(report: CompatReport) -> list[CheckRow]:
     """The rows that failed, or else those that warn: where tokens differ, what is built on them says nothing new."""
     if report.fits:
         return list(report.warnings)
@@ -54,8 +54,8 @@ def _draw(output: Output, report: CompatReport) -> None:
     console = output.out_console()
     rows, why = list(report.rows), Group(*_explanations(_worth_explaining(report)))
     n_why = len(console.render_lines(why)) + 2  # and the verdict, and the shell's prompt
-    folded: list[Mark] = []
-    for mark in (Mark.PASS, Mark.WARN):
+    folded: list[RowMark] = []
+    for mark in (RowMark.PASS, RowMark.WARN):
         if _n_table_lines(rows, folded, console.width) + n_why > console.height:
             folded.append(mark)
     shown = [row for row in rows if row.mark not in folded]
@@ -66,25 +66,25 @@ def _draw(output: Output, report: CompatReport) -> None:
     console.print(why)
 
 
-def _folded(rows: list[Row], mark: Mark) -> Text | None:
+def _folded(rows: list[CheckRow], mark: RowMark) -> Text | None:
     """The names of all tests that came to `mark`."""
     names = [row.test for row in rows if row.mark is mark]
     return _coloured(mark, f"  {', '.join(names)}") if names else None
 
 
-def _n_table_lines(rows: list[Row], folded: list[Mark], width: int) -> int:
+def _n_table_lines(rows: list[CheckRow], folded: list[RowMark], width: int) -> int:
     """How tall title, rows and folded lines are."""
     lines = [_folded(rows, mark) for mark in folded]
     return 1 + sum(row.mark not in folded for row in rows) + sum(len(line) // width + 1 for line in lines if line)
 
 
-def _coloured(mark: Mark, text: str) -> Text:
+def _coloured(mark: RowMark, text: str) -> Text:
     from rich.text import Text
 
     return Text(mark.value, style=_COLOURS[mark]).append(text, style="default")
 
 
-def _table(report: CompatReport, rows: list[Row], width: int) -> RenderableType:
+def _table(report: CompatReport, rows: list[CheckRow], width: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
@@ -98,7 +98,7 @@ def _table(report: CompatReport, rows: list[Row], width: int) -> RenderableType:
     return table
 
 
-def _explanations(rows: list[Row]) -> Iterator[Text]:
+def _explanations(rows: list[CheckRow]) -> Iterator[Text]:
     """Of each test why, the tokens that differ, and what to do; a hint that the next one repeats is given there."""
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         told = _coloured(row.mark, f"  {row.test}: {row.reason}")

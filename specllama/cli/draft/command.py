@@ -28,7 +28,7 @@ from specllama.derive import search as derive_search
 from specllama.derive import store as drafts
 from specllama.derive.layers import check_dropped, refuse_undroppable
 from specllama.derive.make import Recipe
-from specllama.derive.search import Outcome, Space
+from specllama.derive.search import SearchOutcome, Space
 from specllama.derive.store import Derived
 from specllama.drafters.controller import N_MAX
 from specllama.files.catalog import load_catalog
@@ -253,7 +253,7 @@ def _search(
     draft_view.show_search(output, found, kept)
 
 
-def _kept(found: Outcome, destination: Path | None) -> Derived | None:
+def _kept(found: SearchOutcome, destination: Path | None) -> Derived | None:
     """The draft that stays, where it was wanted."""
     kept = found.kept
     if kept is None or destination is None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from specllama.base.disk import size_text
 from specllama.cli.screen.output import Output, in_one_line
 from specllama.derive import store as drafts
-from specllama.derive.search import Outcome, Trial
+from specllama.derive.search import SearchOutcome, Trial
 from specllama.derive.store import Derived
 
 _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
@@ -53,7 +53,7 @@ def _row(trial: Trial) -> tuple[str, ...]:
     )
 
 
-def show_search(output: Output, found: Outcome, kept: Derived | None) -> None:
+def show_search(output: Output, found: SearchOutcome, kept: Derived | None) -> None:
     """A table of all candidates, what to make of it, and the path of what is kept."""
     if output.format == "json":
         facts = {"parent": trial_json(found.parent), "trials": [trial_json(trial) for trial in found.trials]}
@@ -77,7 +77,7 @@ def use_of(derived: Derived) -> str:
     return f"use it: -md {shlex.quote(derived.spoken)}" + ("; or let `specllama tune` decide" if by_name else "")
 
 
-def verdict(found: Outcome) -> str:
+def verdict(found: SearchOutcome) -> str:
     """What was found, in a sentence."""
     name, parent, best = found.parent.path.stem, found.parent, found.best
     unit = "times the speed of plain decoding, on average of the classes of prompts"

@@ -159,7 +159,7 @@ class Thinking:
             yield letter, self.inside
 
 
-class Reading:
+class AnswerReading:
     """Both of them on one answer; `thought` gathers the passage."""
 
     def __init__(self, *, starts_thinking: bool = False) -> None:

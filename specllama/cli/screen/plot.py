@@ -9,7 +9,7 @@ from specllama.cli.screen.output import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class PlotBar:
     """What is drawn above one place of the axis."""
 
     label: str
@@ -45,7 +45,7 @@ def _scale(above: float, below: float, n_rows: int) -> tuple[float, int]:
     return max(steps) or 1.0, n_above
 
 
-def plot(bars: Sequence[Bar], line: float, *, n_rows: int, signs: Signs) -> list[str]:
+def plot(bars: Sequence[PlotBar], line: float, *, n_rows: int, signs: Signs) -> list[str]:
     """The plot as lines of text, the highest value on top; `line` goes across all of it and is always in sight."""
     above = max(bar.high for bar in bars) - line
     below = line - min(bar.low for bar in bars)
@@ -67,7 +67,7 @@ def plot(bars: Sequence[Bar], line: float, *, n_rows: int, signs: Signs) -> list
     return [*lines, " " * 7 + "".join(f" {bar.label:<3}" for bar in bars).rstrip()]
 
 
-def span(bar: Bar, line: float, *, bottom: float, top: float, n_columns: int, signs: Signs) -> str:
+def span(bar: PlotBar, line: float, *, bottom: float, top: float, n_columns: int, signs: Signs) -> str:
     """One range lying down, with the mark of `line` across it: a row of a table from `bottom` to `top`."""
     step = (top - bottom) / (n_columns - 1) or 1.0
 

@@ -28,8 +28,8 @@ LEGEND = (("draft", "drafted"), ("correction", "correction"), ("bonus", "bonus")
 RECENT_S = 2.0  # 'now' is the mean over the steps of the last two seconds
 MAX_POSITIONS = 16  # bars
 
-Span: TypeAlias = tuple[str, str]  # style, text
-Item: TypeAlias = Sequence[Span]  # what is not broken over two lines
+StyledSpan: TypeAlias = tuple[str, str]  # style, text
+Item: TypeAlias = Sequence[StyledSpan]  # what is not broken over two lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def column_after(text: str, column: int, width: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StyledText:
     """Text between the codes that switch its style on and off."""
 
     text: str
@@ -64,11 +64,11 @@ class Piece:
 class Breaks(Protocol):
     """Decides where lines end; see `wrapping.Wrapper`."""
 
-    def feed(self, pieces: Iterable[Piece], column: int, width: int) -> list[Piece]:
+    def feed(self, pieces: Iterable[StyledText], column: int, width: int) -> list[StyledText]:
         """What of `pieces`, and of what was held before, can be written from `column` on."""
         ...
 
-    def finish(self, column: int, width: int) -> list[Piece]:
+    def finish(self, column: int, width: int) -> list[StyledText]:
         """What is still held."""
         ...
 
@@ -93,8 +93,8 @@ class Screen:
         self._live = live
         self._size = size
         self._breaks = breaks
-        self._added: list[Piece] = []  # and not yet broken into lines
-        self._waiting: list[Piece] = []
+        self._added: list[StyledText] = []  # and not yet broken into lines
+        self._waiting: list[StyledText] = []
         self._line = ""  # the text's unfinished last line, as far as written
         self._column = 0  # where it ends
         self._width = 0  # at which width that is true
@@ -110,7 +110,7 @@ class Screen:
         """True where the text does not end with a newline."""
         return bool(self._line)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: StyledText) -> None:
         """Text for the next `draw`."""
         if piece.text:
             self._added.append(piece)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specllama.chat.stream import Span, TextStream
+from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.record import Record
 from specllama.cli.screen.output import Output, visible
 from specllama.cli.screen.render import Figures, palette_of, strip
-from specllama.cli.screen.terminal import Piece, Screen
+from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.wrapping import Wrapper
 from specllama.core.events import Event, Finished, Notice, TokenEvent
 
@@ -82,14 +82,14 @@ class AnswerView:
         elif isinstance(event, Finished):
             self._add(self._answer.finish())
 
-    def _add(self, spans: list[Span]) -> None:
+    def _add(self, spans: list[TaggedText]) -> None:
         """Text of a known origin."""
         for span in spans:
             text = self._on_screen(span.text) if self._spelled else span.text
             on, off = self._palette.codes[span.tag] if self._figures.drafts else ("", "")
             word = text.lstrip()  # underlined space says nothing and looks like a gap to fill in
-            self._board.screen.add(Piece(text[: len(text) - len(word)]))
-            self._board.screen.add(Piece(word, on, off))
+            self._board.screen.add(StyledText(text[: len(text) - len(word)]))
+            self._board.screen.add(StyledText(word, on, off))
 
     def _on_screen(self, text: str) -> str:
         """`text` for a terminal; Windows line ends become newlines."""
@@ -110,7 +110,7 @@ class AnswerView:
     def close(self) -> None:
         """Take the live figures away, end the line, and say what had to wait."""
         if self._held_return:
-            self._board.screen.add(Piece(visible(self._held_return)))
+            self._board.screen.add(StyledText(visible(self._held_return)))
         self._board.screen.finish()
         if self._board.screen.mid_line:
             self._output.out.write("\n")

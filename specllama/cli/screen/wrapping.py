@@ -10,7 +10,7 @@ from typing import TypeAlias
 from rich.cells import get_character_cell_size
 
 from specllama.cli.screen.markdown import FENCE
-from specllama.cli.screen.terminal import Piece, column_after
+from specllama.cli.screen.terminal import StyledText, column_after
 
 _Letter: TypeAlias = tuple[str, tuple[str, str]]  # a character, and the codes around it
 # What the lines after a break stand under: the indentation of the line, and the mark of a list behind it.
@@ -39,7 +39,7 @@ class Wrapper:
         self._out: list[_Letter] = []
         self._column = self._width = 0
 
-    def feed(self, pieces: Iterable[Piece], column: int, width: int) -> list[Piece]:
+    def feed(self, pieces: Iterable[StyledText], column: int, width: int) -> list[StyledText]:
         """What of `pieces` and of what was held can be written now, from `column` on."""
         self._column, self._width = column, width
         for piece in pieces:
@@ -47,16 +47,18 @@ class Wrapper:
                 self._take(char, (piece.on, piece.off))
         return self._written()
 
-    def finish(self, column: int, width: int) -> list[Piece]:
+    def finish(self, column: int, width: int) -> list[StyledText]:
         """The text is over: what is held, too."""
         self._column, self._width = column, width
         self._end_word()
         self._emit(self._spaces)
         return self._written()
 
-    def _written(self) -> list[Piece]:
+    def _written(self) -> list[StyledText]:
         out, self._out = self._out, []
-        return [Piece("".join(char for char, _ in group), *style) for style, group in groupby(out, lambda one: one[1])]
+        return [
+            StyledText("".join(char for char, _ in group), *style) for style, group in groupby(out, lambda one: one[1])
+        ]
 
     def _take(self, char: str, style: tuple[str, str]) -> None:
         if char == "\n":
