@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +25,6 @@ from specllama.core.types import (
     Verdict,
     explanation,
 )
-from specllama.llama.running_ahead import AheadModel
 
 Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
 Section = Literal["greedy", "law", "draws", "kv"]
@@ -245,32 +243,6 @@ class Miscounting(Engine):
         super().__init__(KeepsOneMore(target), drafter, rule=rule)
 
 
-class AtOnce(Executor):
-    """Instead of a thread: what runs in the background is over before its caller goes on."""
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        """Do it."""
-        work(*args, **named)
-        return Future()
-
-
-class KeepsGuesses(AheadModel):
-    """Leaves in the KV what it read ahead in vain."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__(model, worker=AtOnce())  # there is always something to leave
-
-    def _drop(self) -> None:
-        self._forget()
-
-    def truncate(self, length: int) -> None:
-        """Drops what was rejected, and not the first token behind it."""
-        guesses = [token for token, _ in self._read[:1]]
-        super().truncate(length)
-        if guesses and not self._read:
-            self._model.feed(guesses)
-
-
 # ----------------------------------------------------------------------------------------------------------- the list
 
 
@@ -284,7 +256,6 @@ class Fault:
     strategy: str = "draft-simple"  # with what to draft; where the pair has no draft model, with lookups
     rule: Rule = Rule.TOKEN
     needs_draft: bool = False  # lookups, which are point masses and come seldom, would not show it everywhere
-    needs_ahead: bool = False  # a draft that reads ahead
 
 
 def _rule(
@@ -314,11 +285,4 @@ FAULTS = (
     Fault("a rejected token stays in the target's KV", "kv", Parts(target=Leftover)),
     Fault("a rejected token stays in the draft's KV", "kv", Parts(draft=Leftover), needs_draft=True),
     Fault("the engine keeps one token too many", "kv", Parts(engine=Miscounting)),
-    Fault(
-        "a token that was read ahead stays in the draft's KV",
-        "kv",
-        Parts(ahead=KeepsGuesses),
-        needs_draft=True,
-        needs_ahead=True,
-    ),
 )

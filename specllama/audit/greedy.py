@@ -131,15 +131,15 @@ class GreedyComparison:
     def run(self, combination: Combination, n_max: int) -> GreedyRun:
         """An answer with drafts of up to `n_max` tokens."""
         draft = self.subject.draft
-        with self.subject.reading(None if draft is None else self.subject.parts.draft(draft)) as reading:
-            drafter = self.subject.drafter(combination.strategy, reading, n_max)
-            self.engine.drafter, self.engine.rule = drafter, combination.rule
-            self.target.ops[:] = self._reading
-            try:
-                ours = self._answer(self.n_tokens)
-            finally:
-                drafter.close()
-                self.engine.drafter = NoDrafter()
+        draft = None if draft is None else self.subject.parts.draft(draft)
+        drafter = self.subject.drafter(combination.strategy, draft, n_max)
+        self.engine.drafter, self.engine.rule = drafter, combination.rule
+        self.target.ops[:] = self._reading
+        try:
+            ours = self._answer(self.n_tokens)
+        finally:
+            drafter.close()
+            self.engine.drafter = NoDrafter()
         at = first_difference(self.plain, ours)
         return GreedyRun(
             prompt=self.prompt.name,

@@ -148,7 +148,7 @@ def _run(
     params = replace(subject.params, logit_bias=endless)
     n_done, said = 0, list(prompt.tokens)
     with ExitStack() as stack:
-        drafter = subject.drafter(combination.strategy, stack.enter_context(subject.reading(draft)), n_max)
+        drafter = subject.drafter(combination.strategy, draft, n_max)
         stack.enter_context(closing(drafter))
         engine = subject.parts.engine(target, Watching(drafter, along.see), rule=combination.rule)
         events = engine.generate(prompt.tokens, params, choose, max_tokens=-1, cancel=subject.cancel)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specllama.base.errors import Interrupted
@@ -23,7 +22,6 @@ from specllama.core.types import (
     explanation,
 )
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.llama.running_ahead import AheadModel
 
 PieceOf = Callable[[int], bytes]  # what a token shows
 
@@ -70,7 +68,6 @@ class Parts:
     choose: Callable[[int], Chooser] = RandomChooser
     target: Callable[[LanguageModel], LanguageModel] = lambda model: model
     draft: Callable[[LanguageModel], LanguageModel] = lambda model: model
-    ahead: Callable[[LanguageModel], AheadModel] = AheadModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +85,6 @@ class AuditSubject:
     piece: PieceOf
     cancel: Cancel = field(default_factory=Cancel)
     parts: Parts = field(default_factory=Parts)
-    ahead: bool = False  # the draft reads on while the target verifies, as in answers of this pair
 
     @property
     def combinations(self) -> list[Combination]:
@@ -104,21 +100,6 @@ class AuditSubject:
         # Drafting from the first step on, which elsewhere goes without a draft: it is the one whose law is enumerated.
         settings = replace(self.drafting, n_max=n_max, vocab_size=self.target.vocab_size, n_at_once=sys.maxsize)
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))
-
-    @contextmanager
-    def reading(self, draft: LanguageModel | None) -> Iterator[LanguageModel | None]:
-        """`draft` for several steps of an answer, reading ahead where it does; then it holds what was asked for alone.
-
-        What watches the draft stands behind, and sees what is read ahead and taken back.
-        """
-        if draft is None or not self.ahead:
-            yield draft
-            return
-        model = self.parts.ahead(draft)
-        try:
-            yield model
-        finally:
-            model.leave()
 
     def require_going(self) -> None:
         """Raises Interrupted where somebody asked to stop."""

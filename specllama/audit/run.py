@@ -18,7 +18,6 @@ from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
 from specllama.audit.report import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
 from specllama.base.errors import Interrupted, PromptError
 from specllama.chat.conversation import Conversation, Message, TemplateVocabulary
-from specllama.llama.running_ahead import AheadModel
 
 N_ROOM = 160  # tokens behind a prompt that the audit needs
 USUAL = 60  # passes of a unit, before any was seen
@@ -134,12 +133,9 @@ def run(
 
     `tell` hears of every pass, between the items: some take a minute. Raises what the models raise.
     """
-    inner = subject.draft
-    if isinstance(inner, AheadModel):  # it goes in front of what watches the draft
-        inner, subject = inner.model, replace(subject, ahead=True)
     faults = audit_self_test.faults_for(subject) if self_test else ()
     work = _Work(subject, effort, _sections(subject, effort, faults), tell)
-    draft = None if inner is None else Heard(inner, work.beat)
+    draft = None if subject.draft is None else Heard(subject.draft, work.beat)
     subject = replace(subject, target=Heard(subject.target, work.beat), draft=draft)
     partial = True
     try:

@@ -27,10 +27,9 @@ NARROW = 3  # tokens in a law: few branches, so that drafts of two tokens are fe
 
 def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
     """The faults that this pair can show: lookups have no law of their own, so without a draft there are fewer."""
-    faults = (fault for fault in FAULTS if subject.ahead or not fault.needs_ahead)
     if subject.draft is not None:
-        return tuple(faults)
-    return tuple(replace(fault, strategy="lookup") for fault in faults if not fault.needs_draft)
+        return FAULTS
+    return tuple(replace(fault, strategy="lookup") for fault in FAULTS if not fault.needs_draft)
 
 
 @dataclass(slots=True)

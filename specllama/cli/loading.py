@@ -29,7 +29,6 @@ from specllama.llama import crash_test as probe
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama.load_plan import placeable
-from specllama.llama.running_ahead import AheadModel
 from specllama.pairs import profile as profiles
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
@@ -394,6 +393,4 @@ def load_models(setup: Setup, output: Output, cancel: Cancel) -> Models:
             output.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")
             for warning in model.warnings:
                 output.warn(warning)
-    if isinstance(speaking, AheadModel):
-        output.detail("they compute on different devices: the draft reads ahead while the target verifies")
     return models

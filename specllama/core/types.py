@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
@@ -18,7 +18,6 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 # Asked row after row: logits (V,) -> the token that will probably follow; None = none can
-Guess: TypeAlias = Callable[[FloatArray], "int | None"]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -284,15 +283,6 @@ def room_after(model: LanguageModel, tokens: Sequence[int]) -> int:
     if isinstance(model, Spelling):
         return model.room_after(tokens)
     return model.n_ctx - model.length - len(tokens)
-
-
-@runtime_checkable
-class RunsAhead(Protocol):
-    """The optional side of a draft model that can compute while its target does."""
-
-    def run_ahead(self, first: int, n_most: int, guess: Guess) -> None:
-        """Begin to read `first` and what `guess` says of each row, `n_most` tokens in all, until the next call."""
-        ...
 
 
 class Stopper(Protocol):

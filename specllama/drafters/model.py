@@ -19,11 +19,9 @@ from specllama.core.types import (
     DraftPolicy,
     DraftReport,
     FloatArray,
-    Guess,
     LanguageModel,
     Observation,
     Planner,
-    RunsAhead,
     room_after,
 )
 from specllama.drafters.fixed_policy import ConfidencePolicy
@@ -94,7 +92,6 @@ class ModelDrafter:
         # A pass over the whole row for every drafted token is only worth it where somebody looks at the result.
         self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
         self._kv = KeptPrefix.of(model)
-        self._ahead = model if isinstance(model, RunsAhead) else None
         self._n_at_once = n_at_once
         self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
@@ -253,24 +250,7 @@ class ModelDrafter:
             laws.append(q)
             if token in self.model.end_tokens:
                 break  # kept, but nothing can follow it
-        if drawn and self._ahead is not None:
-            guess = self._guess(history + drawn, params)
-            # The last drawn token was read already where the one behind it was looked at and not drawn.
-            first = line[-1] if self._undrawn is None else guess(row)
-            if first is not None and first not in self.model.end_tokens:
-                self._ahead.run_ahead(first, limit + (self._undrawn is None), guess)
         return drawn, [] if params.greedy else laws
-
-    def _guess(self, history: list[int], params: SamplingParams) -> Guess:
-        """The likeliest token behind `history`, then behind that one, and so on, row after row; no draw."""
-        params = replace(params, temperature=0.0)
-
-        def guess(row: FloatArray) -> int | None:
-            following = int(law(row[: self.n_vocab], history, params).support()[0])
-            history.append(following)
-            return None if following in self.model.end_tokens else following
-
-        return guess
 
     def _may_look(self, depth: int) -> bool:
         """May the model be evaluated for token `depth`? Only a planner minds; its noes are on record."""

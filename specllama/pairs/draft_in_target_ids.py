@@ -14,7 +14,6 @@ from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel
 from specllama.files.gguf_check import walk_file
 from specllama.llama import LlamaModel, build_info
-from specllama.llama.running_ahead import AheadModel
 
 # In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
 # parent has for it. The parent's id is the target's, or the pair does not fit.
@@ -24,7 +23,7 @@ _TEXT_MAP = "text maps"
 _VERSION = 1  # of what a map by text is; another one makes what was remembered worthless
 _MOST_ID = 2**31 - 1  # token ids are 32-bit in llama.cpp
 
-DraftModel: TypeAlias = LlamaModel | TranslatedModel | AheadModel
+DraftModel: TypeAlias = LlamaModel | TranslatedModel
 
 
 def read_vocab_map(path: Path) -> IntArray | None:
@@ -75,33 +74,13 @@ def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
     return found
 
 
-def on_other_devices(target: LlamaModel, draft: LlamaModel) -> bool:
-    """True where one is wholly on the GPU and the other wholly on the CPU: what one computes costs the other no time.
-
-    Several GPUs are one device here, because llama.cpp spreads every model over all of them.
-    """
-    shares = {model.plan.n_gpu_layers / (model.header.n_layer + 1) for model in (target, draft)}
-    return shares == {0.0, 1.0}
-
-
-def in_target_ids(
-    target: LlamaModel, draft: LlamaModel, *, by_text: bool = False, ahead: bool | None = None
-) -> DraftModel:
+def in_target_ids(target: LlamaModel, draft: LlamaModel, *, by_text: bool = False) -> DraftModel:
     """`draft` as `target` understands it. Closing what is returned closes `draft`, and has to come first.
 
     With `by_text` it is translated by the texts of the tokens that both have (drafting over the intersection of two
-    vocabularies). Else by the map in its file; where there is none, its ids are the target's. With `ahead` it reads on
-    while the target verifies; None = where they are `on_other_devices`. Raises ModelFileError for a damaged map, and
-    PairError where the two have no token in common.
+    vocabularies). Else by the map in its file; where there is none, its ids are the target's. Raises ModelFileError for
+    a damaged map, and PairError where the two have no token in common.
     """
-    found = speaking(target, draft, by_text=by_text)
-    if on_other_devices(target, draft) if ahead is None else ahead:
-        return AheadModel(found)
-    return found
-
-
-def speaking(target: LlamaModel, draft: LlamaModel, *, by_text: bool) -> LlamaModel | TranslatedModel:
-    """`in_target_ids` of a draft that never reads ahead."""
     if by_text:
         to_target = _text_map(target, draft)
     elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:

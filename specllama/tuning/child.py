@@ -20,7 +20,7 @@ from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.llama.load_plan import thread_choices
-from specllama.pairs.draft_in_target_ids import speaking
+from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.profile import ProfileKey, Threads
 from specllama.prompts.four import sample_prompts
 from specllama.tuning import traces
@@ -147,7 +147,7 @@ class Bench:
 
     def put(self, draft: LlamaModel) -> None:
         """Take another draft."""
-        self.draft, self._own_draft = speaking(self.target, draft, by_text=self.job.subject.by_text), draft
+        self.draft, self._own_draft = in_target_ids(self.target, draft, by_text=self.job.subject.by_text), draft
 
     def judge(self, by: TracedAnswer) -> tuple[Trace, Trace]:
         """The draft judged by an answer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from specllama.audit import greedy as audit_greedy
 from specllama.audit import kv as audit_kv
 from specllama.audit import run as audit
 from specllama.audit import self_test as audit_self_test
-from specllama.audit.faults import FAULTS, AtOnce, Fault, Miscounting
+from specllama.audit.faults import FAULTS, Fault, Miscounting
 from specllama.audit.kv import Along
 from specllama.audit.law import END, Distance, distance
 from specllama.audit.models import Recorded, Remembered, again, n_dropped
@@ -24,9 +23,8 @@ from specllama.audit.report import KV_BOUND, LAW_BOUND, AuditReport, LawRow
 from specllama.audit.sampling import AuditedContext
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
-from specllama.core.types import Draft, FloatArray, Guess, LanguageModel, Observation, Rule, Verdict, room_after
+from specllama.core.types import Draft, FloatArray, Observation, Rule, Verdict, room_after
 from specllama.drafters import DraftSettings
-from specllama.llama.running_ahead import AheadModel
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law
 from tests.exact.translating import WatchedDraft
@@ -56,13 +54,6 @@ def subject(table: Table | None = None, **changes: object) -> AuditSubject:
         piece=lambda token: bytes([97 + token]),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def reading_ahead(**changes: object) -> AuditSubject:
-    """The same pair on two devices, as `run` has it."""
-    plain = subject(**changes)  # type: ignore[arg-type]
-    assert plain.draft is not None
-    return replace(plain, draft=AheadModel(plain.draft))
 
 
 def report_of(what: AuditSubject, effort: AuditEffort = TINY, *, self_test: bool = False) -> AuditReport:
@@ -103,7 +94,7 @@ def test_a_correct_program_passes(healthy: AuditReport) -> None:
     assert all(row.test.n_draws == 120 for row in healthy.draws)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.needs_ahead], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: Fault) -> None:
     """A self-test that shows an audit that notices nothing."""
     assert healthy.faults is not None
@@ -111,47 +102,12 @@ def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: Fault) -> Non
     assert row.caught, row.figure
 
 
-class Seen(AheadModel):
-    """Reads ahead at once, so that there is always something ahead; and says that it does."""
-
-    begun: ClassVar[list[int]] = []
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__(model, worker=AtOnce())
-
-    def run_ahead(self, first: int, n_most: int, guess: Guess) -> None:
-        self.begun.append(first)
-        super().run_ahead(first, n_most, guess)
-
-
-def test_a_draft_that_reads_ahead_is_audited_as_it_answers(healthy: AuditReport) -> None:
-    """A watched draft that no longer reads ahead, so that the proof is of something else."""
-    Seen.begun.clear()
-    report = report_of(reading_ahead(parts=Parts(ahead=Seen)), replace(TINY, n_contexts=1))
-    assert report.passed, report.bugs
-    assert report.greedy == healthy.greedy
-    assert len(Seen.begun) > 20
-    for ahead, plain in zip(report.kv, healthy.kv, strict=True):
-        assert (ahead.strategy, ahead.model, ahead.n_foreign, ahead.difference) == (plain.strategy, plain.model, 0, 0.0)
-        assert ahead.n_dropped > plain.n_dropped or ahead.model == "target" or ahead.strategy == "lookup"
-
-
-@pytest.mark.slow
-def test_every_broken_rule_is_noticed_where_a_draft_reads_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A self-test that notices nothing on the very machines that do something more; real threads."""
-    monkeypatch.setattr(audit_self_test, "MINIMAL", replace(audit_self_test.MINIMAL, n_draws=400))
-    report = report_of(reading_ahead(), replace(LEAST, n_contexts=1), self_test=True)
-    assert report.passed, report.bugs
-    assert {row.fault for row in report.faults or () if row.caught} == {fault.name for fault in FAULTS}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_broken_program_does_not_pass(fault: Fault) -> None:
     """Faults that only the self-test notices, because it looks where the audit itself does not."""
-    for make in (reading_ahead,) if fault.needs_ahead else (subject, reading_ahead):
-        broken = make(parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
-        assert not report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1)).passed
+    broken = subject(parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
+    assert not report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1)).passed
 
 
 def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:

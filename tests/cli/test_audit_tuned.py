@@ -13,11 +13,8 @@ from specllama.cli import loading
 from specllama.cli.args.options import DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.audit import command
 from specllama.cli.screen.output import open_output
-from specllama.core.types import Guess
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
-from specllama.llama.running_ahead import AheadModel
-from specllama.pairs import draft_in_target_ids as draft_model
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ProfileKey
 from tests.cli.conftest import Pair, Result, record_of
@@ -71,29 +68,3 @@ def test_the_report_says_that_the_pair_is_as_tuned(
     assert told.code == 0, told.err
     assert "- as `specllama run` uses the pair: with the profile of 2026-01-02\n" in told.out
     assert record_of(specllama(*args, "--json"))["tuned"] == {"made": PROFILE.made, "draft_chosen": False}
-
-
-def test_where_devices_differ_the_audit_reads_ahead_as_answers_do(
-    specllama: Callable[..., Result],
-    short_pair: Pair,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Prevents: a proof of something that does not happen on this machine, or of less than what does."""
-    monkeypatch.setattr(command, "QUICK", LITTLE)
-    begun: list[int] = []
-    run_ahead = AheadModel.run_ahead
-
-    def watched(self: AheadModel, first: int, n_most: int, guess: Guess) -> None:
-        begun.append(first)
-        run_ahead(self, first, n_most, guess)
-
-    monkeypatch.setattr(AheadModel, "run_ahead", watched)
-    args = ("audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "draft-simple")
-    assert record_of(specllama(*args, "--json"))["reads_ahead"] is False
-    assert not begun
-    monkeypatch.setattr(draft_model, "on_other_devices", lambda target, draft: True)
-    told = specllama(*args)
-    assert told.code == 0, told.err
-    assert "- the draft reads ahead while the target verifies" in told.out
-    assert begun
-    assert record_of(specllama(*args, "--json"))["reads_ahead"] is True

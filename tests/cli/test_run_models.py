@@ -18,7 +18,6 @@ from specllama.cli.screen.output import open_output
 from specllama.drafters import REGISTRY
 from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test as probe
-from specllama.pairs import draft_in_target_ids as draft_model
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 
@@ -41,21 +40,6 @@ def test_every_strategy_of_the_registry_runs(specllama: Run, pair: Pair, strateg
     assert (record["models"]["draft"] is not None) == REGISTRY[strategy].needs_model
     assert record["acceptance"]["drafted"] > 0
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none"))["text"]
-
-
-def test_where_devices_differ_the_draft_reads_ahead_and_the_text_is_the_same(
-    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Loading, drafting and freeing with the adapter in between, as on a machine with a GPU."""
-    args = ["run", *pair.options, "--raw", "abc", "-n", "60", "--seed", "3", *ENDLESS]
-    expected = specllama(*args, "-v")
-    assert "reads ahead" not in expected.err
-    monkeypatch.setattr(draft_model, "on_other_devices", lambda target, draft: True)
-    for more in ([], ["--spec-type", "chain"], ["--spec-type", "draft-tli"]):
-        found = specllama(*args, *more, "-v")
-        assert found.code == 0
-        assert found.out == expected.out or more
-        assert "the draft reads ahead" in found.err
 
 
 def test_lookup_and_a_draft_together_are_the_chain() -> None:

@@ -92,8 +92,6 @@ def test_nothing_of_llama_cpp_reaches_the_terminal(tmp_path: Path, capfd: pytest
         "keep = model.eval([1, 2]); del model",
         "raise SystemExit(0)",
         "from specllama.llama import set_log; set_log(lambda level, text: None)",
-        "model.eval([1]); from specllama.llama.running_ahead import AheadModel; ahead = AheadModel(model); "
-        "ahead.run_ahead(2, 250, lambda row: 3)",
         "vocab = model.vocab; del model; vocab.piece(3); vocab.tokenize('abc', special=True)",
     ],
 )

@@ -37,7 +37,6 @@ from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
 from specllama.llama.load_plan import physical_cores
-from specllama.llama.running_ahead import AheadModel
 from specllama.pairs.profile import SIMPLE
 from specllama.prompts.short import short_prompts
 
@@ -315,7 +314,6 @@ def _about(
         "versions": versions(llama.build_info()),
         "machine": _machine(),
         "tuned": _tuned(setup),
-        "reads_ahead": isinstance(models.draft, AheadModel),
         "models": {
             "target": describe_model(setup.target, models.target),
             "draft": describe_model(setup.draft, models.loaded_draft) if setup.draft and models.loaded_draft else None,

@@ -71,8 +71,6 @@ def _about(report: AuditReport) -> Iterator[str]:
     if tuned := about.get("tuned"):
         draft = " and the draft that it chose" if tuned["draft_chosen"] else ""
         yield from _item(f"as `specllama run` uses the pair: with the profile of {tuned['made'][:10]}{draft}")
-    if about.get("reads_ahead"):
-        yield from _item("the draft reads ahead while the target verifies: they compute on different devices")
     if settings:
         law = ", ".join(f"{name} {settings[name]}" for name in ("temperature", "top_k", "top_p", "min_p"))
         yield from _item(f"settings: {law}; seed {about['seed']}")
