@@ -1,7 +1,7 @@
-"""Writes the help texts of `specllama` into README.md, between `<!-- help: COMMAND -->` and `<!-- /help -->`.
+"""Writes the help texts of `specllama` into docs/cli.md, between `<!-- help: COMMAND -->` and `<!-- /help -->`.
 
-`python scripts/help_texts.py` rewrites them, `--check` only says whether they are as they should be (exit code 1 if
-not). The text between the marks is generated: 100 columns, no colours. `<!-- help: -->` is the program's own text.
+`python scripts/help_texts.py` rewrites them; `--check` changes nothing and exits with 1 where they are out of date.
+The text is generated for 100 columns without colours. `<!-- help: -->` is the help of `specllama` itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+MANUAL = Path(__file__).parent.parent / "docs" / "cli.md"
 BLOCK = re.compile(r"(?P<begin><!-- help:(?P<command>[\w -]*?) ?-->\n).*?(?P<end><!-- /help -->)", re.DOTALL)
 
 
@@ -32,7 +32,7 @@ def help_text(command: str) -> str:
 
 
 def filled(text: str) -> str:
-    """`text` with every block as it should be."""
+    """`text` with every block filled in."""
 
     def block(found: re.Match[str]) -> str:
         command = found["command"].strip()
@@ -43,9 +43,9 @@ def filled(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write the help texts into README.md.")
+    parser = argparse.ArgumentParser(description="Write the help texts into docs/cli.md.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if something would change")
-    parser.add_argument("file", nargs="?", type=Path, default=README, help="the file to fill, README.md by default")
+    parser.add_argument("file", nargs="?", type=Path, default=MANUAL, help="the file to fill, docs/cli.md by default")
     options = parser.parse_args(arguments)
     before = options.file.read_text(encoding="utf-8")
     after = filled(before)

@@ -1,4 +1,4 @@
-"""The help texts in README.md are generated, and are those of this version."""
+"""The help texts in docs/cli.md are generated, and are those of this version."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 @pytest.mark.slow
-def test_the_readme_shows_this_versions_help_texts(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_manual_shows_this_versions_help_texts(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     """A manual that describes options which no longer exist."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"<!-- help: {name} -->" not in text] == []
     assert run("--check") == 0, capsys.readouterr().err
 
@@ -48,7 +48,7 @@ def test_the_readme_shows_this_versions_help_texts(run: Callable[..., int], caps
 @pytest.mark.slow
 def test_blocks_are_filled_and_then_found_right(run: Callable[..., int], tmp_path: Path) -> None:
     """A check that never fails, or a script that changes what is not its own."""
-    file = tmp_path / "README.md"
+    file = tmp_path / "cli.md"
     file.write_text(TEXT, encoding="utf-8")
     assert run("--check", str(file)) == 1
     assert file.read_text(encoding="utf-8") == TEXT
