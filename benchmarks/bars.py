@@ -38,8 +38,6 @@ from peers import programs
 from specllama import llama
 from specllama.base.cpu import this_cpu
 from specllama.bench.plan import in_turn
-from specllama.cli.bench.view import clock
-from specllama.cli.screen.output import open_output
 from specllama.llama.kernel_path import KernelPath
 from specllama.prompts.load import BenchPrompt
 
@@ -127,8 +125,8 @@ def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Nam
         append(args.output, "run", run)
         done_s = time.monotonic() - runs_began
         say(f"{n + 1}/{len(cells)} {cell.prompt.id} at {cell.temperature:g}, {cell.arm}: {run.speed:.2f} t/s, "
-            f"{run.n_accepted} of {run.n_drafted} accepted; {clock(done_s)} so far, about "
-            f"{clock(done_s * sum(left[n + 1 :]) / sum(left[: n + 1]))} left")  # fmt: skip
+            f"{run.n_accepted} of {run.n_drafted} accepted; {done_s / 60:.0f} min so far, about "
+            f"{done_s / 60 * sum(left[n + 1 :]) / sum(left[: n + 1]):.0f} min left")  # fmt: skip
     return True
 
 
@@ -204,7 +202,7 @@ def main() -> None:
         if (cell.group, cell.prompt.id, cell.temperature, cell.arm) not in known
     ]
     if cells:
-        published = published_draft(open_output(color="never", quiet=True))
+        published = published_draft()
         assert published.draft is not None
         with_draft = any(cell.arm.startswith("ours model") for cell in cells)
         with opened(with_draft=with_draft, plain_path=args.plain_path) as here:

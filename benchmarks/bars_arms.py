@@ -11,11 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama import Engine, Finished, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent, llama
+from specllama import Engine, Finished, RandomChooser, SamplingParams, StepEvent, TokenEvent, llama
 from specllama.chat.conversation import Conversation, Message
-from specllama.cli import loading
-from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.screen.output import Output, open_output
 from specllama.core.events import Event
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.stats import SpecStats
@@ -23,12 +20,22 @@ from specllama.core.types import Cancel, Drafter
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import N_MAX
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
+from specllama.pairs.setup import (
+    N_CTX,
+    Listener,
+    Models,
+    Setup,
+    choose,
+    load_models,
+    prepare,
+    profile_for,
+)
 from specllama.prompts import load as bench_prompts
 from specllama.prompts.load import BenchPrompt
 
-N_CTX = loading.N_CTX
-RULE = Rule(DraftOptions().verify_rule)
+RULE = Drafting().rule
 SAMPLER = SamplingParams(temperature=1.0)  # its filters are told to their programs, too
 # The classes of the issue's table and where their prompts come from: so many of the first of each file, as they come.
 SOURCES = {
@@ -69,8 +76,8 @@ class Said:
 class Ours:
     """Our models as `specllama run` loads them, and what else the fixed arms need."""
 
-    setup: loading.Setup  # of `auto`
-    models: loading.Models
+    setup: Setup  # of `auto`
+    models: Models
     published: DraftModel | None  # the pair's own draft, where a fixed arm wants it
     plain: LlamaModel  # what plain decoding runs on
     talk: Conversation
@@ -91,22 +98,19 @@ class Ours:
         return REGISTRY[{"model": "draft-simple"}.get(words[1], words[1])].make(self.published, settings)
 
 
-def prepared(output: Output) -> loading.Setup:
+def prepared() -> Setup:
     """The default pair as `specllama run` sets it up; with room for long blocks also where it was not tuned."""
-    hardware, wanted = HardwareOptions(), ModelOptions()
-    setup = loading.prepare(loading.choose(wanted, DraftOptions(), hardware, output), hardware, offline=False,
-                            output=output)  # fmt: skip
+    setup = prepare(choose(Ask(), Listener()), Listener())
     return replace(setup, target_options=replace(setup.target_options, max_block=N_MAX + 1))
 
 
-def published_draft(output: Output) -> loading.Setup:
+def published_draft() -> Setup:
     """The same pair with its own draft at a fixed length."""
-    hardware, drafting = HardwareOptions(), DraftOptions(spec_type="draft-simple", spec_draft_n_max=3)
-    choice = loading.choose(ModelOptions(), drafting, hardware, output)
-    return loading.prepare(choice, hardware, offline=False, output=output)
+    ask = Ask(drafting=Drafting(spec_type="draft-simple", n_max=3))
+    return prepare(choose(ask, Listener()), Listener())
 
 
-def plain_options(setup: loading.Setup, wanted: str) -> LoadOptions:
+def plain_options(setup: Setup, wanted: str) -> LoadOptions:
     """How the target is loaded for plain decoding: on the kernel path on which that was fastest when the pair was tuned
     ("best"), or as `auto` has it ("same", and where nobody tuned).
     """
@@ -117,15 +121,14 @@ def plain_options(setup: loading.Setup, wanted: str) -> LoadOptions:
 @contextmanager
 def opened(*, with_draft: bool, plain_path: str) -> Iterator[Ours]:
     """Everything ours, loaded; the target twice where plain decoding has a kernel path of its own."""
-    output = open_output(color="never", quiet=True)
     llama.set_log(None)
-    setup, fixed = prepared(output), published_draft(output)
+    setup, fixed = prepared(), published_draft()
     with ExitStack() as owned:
-        models = owned.enter_context(loading.load_models(setup, output, Cancel()))
+        models = owned.enter_context(load_models(setup, Listener(), Cancel()))
         published, plain = None, models.target
         if with_draft:
             # Its threads, and the draft's kernel path where it is this draft's.
-            fixed = replace(fixed, profile=loading.profile_for(fixed.draft, fixed, setup.profile))
+            fixed = replace(fixed, profile=profile_for(fixed.draft, fixed, setup.profile))
             if setup.draft is not None and fixed.draft is not None and setup.draft.path == fixed.draft.path:
                 published = models.draft
             else:

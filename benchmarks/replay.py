@@ -35,16 +35,15 @@ from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopel
 from specllama import llama
 from specllama.base.disk import meant
 from specllama.chat.conversation import Conversation, Message
-from specllama.cli import loading
-from specllama.cli.screen.output import open_output
 from specllama.core.distribution import Distribution
 from specllama.core.types import Cancel
 from specllama.derive import make as derive
-from specllama.derive import store as drafts
-from specllama.derive.make import Recipe
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile, Points
 from specllama.llama import LlamaModel
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import in_target_ids
+from specllama.pairs.setup import Listener, Setup, load_models
 from specllama.prompts.load import BenchPrompt
 from specllama.tuning import traces
 from specllama.tuning.traces import GREEDY, TracedAnswer
@@ -158,7 +157,7 @@ def two_layers(draft: Path) -> Iterator[Path]:
         yield path
 
 
-def judge_all(target: LlamaModel, setup: loading.Setup, path: Path, name: str, draft: Path, until: float) -> bool:
+def judge_all(target: LlamaModel, setup: Setup, path: Path, name: str, draft: Path, until: float) -> bool:
     """Judge what was not yet judged by a draft; False where time ran out."""
     found = read(path)
     missing = [row for key, row in found.answers.items() if (*key, name) not in found.judged]
@@ -181,9 +180,8 @@ def judge_all(target: LlamaModel, setup: loading.Setup, path: Path, name: str, d
 
 def record(args: argparse.Namespace) -> None:
     path, until = args.file, time.monotonic() + 60 * args.minutes
-    output = open_output(color="never", quiet=True)
     llama.set_log(None)
-    setup, published = prepared(output), published_draft(output)
+    setup, published = prepared(), published_draft()
     assert published.draft is not None
     found = read(path)
     mend(path)
@@ -192,7 +190,7 @@ def record(args: argparse.Namespace) -> None:
     elif found.n_tokens != args.tokens:
         raise SystemExit(f"{path} was begun with --tokens {found.n_tokens}")
     plan = [each for each in everything(args.classes.split(","), args.prompts) if each[0].key not in found.answers]
-    with loading.load_models(replace(setup, draft=None), output, Cancel()) as models:
+    with load_models(replace(setup, draft=None), Listener(), Cancel()) as models:
         target, finished = models.target, True
         talk = Conversation(target.vocab, setup.target.template)
         for n, (asked, prompt) in enumerate(plan):
@@ -236,7 +234,7 @@ def recorded(found: Recording, group: str, temperature: float, draft: str) -> li
 
 def machines() -> list[Machine]:
     """This one first, if it was tuned."""
-    setup = prepared(open_output(color="never", quiet=True))
+    setup = prepared()
     profile = setup.profile
     if profile is None:
         say(f"note: there is no profile of this machine ({setup.stale or 'specllama tune leaves one'})")

@@ -40,7 +40,7 @@ MAY_USE: dict[str, str] = {
     "llama": "llama_cpp numpy platformdirs psutil",
     "chat": "jinja2",
     "pairs": "numpy platformdirs",
-    "derive": "numpy platformdirs",
+    "derive": "numpy",
     "bench": "matplotlib numpy psutil",
     "audit": "numpy",
     "cli": "numpy platformdirs prompt_toolkit rich typer",
@@ -161,6 +161,20 @@ def test_only_the_benchmark_imports_the_synthetic_coin() -> None:
     """Prevents: an answer of `run` or `chat` whose tokens nobody judged."""
     users = {entry.file for entry in IMPORTS if entry.name.startswith("specllama.bench.synthetic")}
     assert users == {"bench/answer.py"}
+
+
+def test_no_script_and_no_benchmark_needs_the_command_line() -> None:
+    """Prevents: figures measured through code of the command line, which no user of the library runs."""
+    folders = [PACKAGE.parent / name for name in ("benchmarks", "scripts")]
+    files = [path for folder in folders for path in folder.glob("*.py")]
+    users = [
+        path.name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and "specllama.cli" in ast.unparse(node)
+    ]
+    assert files
+    assert not users
 
 
 def test_typer_is_the_only_door_to_click() -> None:

@@ -10,11 +10,11 @@ import numpy as np
 
 from specllama import __version__
 from specllama.chat.stream import TextStream
-from specllama.cli.loading import File, Models, Setup
 from specllama.core.events import Event, Finished, Notice, StepEvent
 from specllama.core.stats import SpecStats
 from specllama.llama import BuildInfo, LlamaModel, build_info
 from specllama.llama.kernel_path import KernelPath
+from specllama.pairs.setup import File, Models, Setup
 
 SCHEMA = {
     "name": "specllama.run",

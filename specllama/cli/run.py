@@ -13,7 +13,6 @@ import typer
 from specllama import llama
 from specllama.base.errors import Interrupted
 from specllama.chat.stream import StopWatch, TextStream
-from specllama.cli import loading
 from specllama.cli.args.grouping import takes_groups
 from specllama.cli.args.options import (
     DraftOptions,
@@ -24,6 +23,7 @@ from specllama.cli.args.options import (
     SamplingOptions,
 )
 from specllama.cli.codes import INTERRUPTED
+from specllama.cli.loading import Said, ask_of
 from specllama.cli.prompting import prompt_tokens, read_prompt, require_known, require_room
 from specllama.cli.record import Record, begin
 from specllama.cli.screen.keyboard import silent_keyboard
@@ -37,6 +37,8 @@ from specllama.core.events import Event, Finished, PromptProgress, Reason
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import DraftSettings
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +88,20 @@ def run(
     # The order is that of what it costs to find out: wrong use first, weights last.
     text = read_prompt(prompt, out)
     params = sampling.params
-    choice = loading.choose(models, drafting, hardware, out)
-    setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
+    ask, listener = ask_of(models, drafting, hardware), Said(out)
+    choice = pair_setup.choose(ask, listener)
+    setup = pair_setup.prepare(choice, listener)
     with closing(llama.load_vocabulary(setup.target.path)) as vocab:
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
         require_room(tokens, choice.n_ctx, sampling.predict)
         require_known(params.logit_bias, vocab.size)
-    loading.require_fit(setup, out)
+    pair_setup.require_fit(setup, listener)
     job = RunJob(
         tokens=tokens,
         params=params,
-        rule=Rule(drafting.verify_rule),
+        rule=ask.drafting.rule,
         strategy=setup.strategy,
-        drafting=DraftSettings(
-            n_max=setup.n_max,
-            p_min=drafting.spec_draft_p_min,
-            temperature=drafting.draft_temp,
-            policy=setup.policy(greedy=params.greedy, draft_temp=drafting.draft_temp),
-        ),
+        drafting=setup.settings(ask.drafting, greedy=params.greedy),
         n_predict=sampling.predict,
         stops=tuple(sampling.stop or ()),
         seed=secrets.randbits(32) if sampling.seed < 0 else sampling.seed,
@@ -113,7 +111,7 @@ def run(
     if reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
     if choice.auto:
-        hint_at_tuning(setup, models, out)
+        hint_at_tuning(setup, ask.names, out)
 
 
 def _log_to(out: Output) -> Callable[[str, str], None]:
@@ -137,14 +135,14 @@ def _wants_live(asked: bool | None, out: Output) -> bool:
     return asked is True or out.out.is_terminal or out.out.is_file
 
 
-def _answer(job: RunJob, setup: loading.Setup, out: Output, live: bool) -> Reason:
+def _answer(job: RunJob, setup: Setup, out: Output, live: bool) -> Reason:
     """Load the models, generate, show; returns why the answer ended."""
     cancel = Cancel()
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
         try:
-            models = stack.enter_context(loading.load_models(setup, out, cancel))
+            models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
         except Interrupted:
             return "cancelled"
         models.watch(cancel)

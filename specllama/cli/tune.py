@@ -7,21 +7,23 @@ from typing import Annotated, ClassVar
 
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
-from specllama.cli import loading
 from specllama.cli.app import told
 from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.args.values import word
-from specllama.cli.loading import Setup
+from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
-from specllama.derive import store as drafts
 from specllama.derive import worth as tuner_records
 from specllama.drafters import TRANSLATED
+from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.overlap_rows import BY_TEXT
 from specllama.pairs.profile import ClassFigures, Profile
+from specllama.pairs.setup import Listener, Setup
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from specllama.tuning.findings import Findings, Layout
@@ -69,13 +71,15 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         verbose=options.verbose,
     )
     # Tuned is what `auto` would load if it knew nothing.
-    choice = loading.choose(models, DraftOptions(spec_type=options.spec_type), hardware, output)
-    setup = loading.prepare(replace(choice, auto=False), hardware, offline=models.offline, output=output)
-    subject = _fitting(setup, output).subject
+    listener, drafting = Said(output), Drafting(spec_type=options.spec_type)
+    ask = Ask(names=names_of(models), drafting=drafting, hardware=hardware_of(hardware))
+    choice = pair_setup.choose(ask, listener)
+    setup = pair_setup.prepare(replace(choice, auto=False), listener)
+    subject = _fitting(setup, listener).subject
     storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", hint=ELSEWHERE)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
-    if subject.by_text:  # drafts that were derived from the target speak its ids
+    if subject.strategy == TRANSLATED:  # drafts that were derived from the target speak its ids
         parents.pop()
     variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
     variants = [path for path in variants if path.resolve() != subject.draft]
@@ -132,17 +136,17 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         raise SpecllamaError(problem, hint=ELSEWHERE)
 
 
-def _fitting(setup: Setup, output: Output) -> Setup:
+def _fitting(setup: Setup, listener: Listener) -> Setup:
     """The pair as it fits: by the texts of the tokens where their ids tell nothing. Raises PairError."""
     try:
-        loading.require_fit(setup, output)
+        pair_setup.require_fit(setup, listener)
     except PairError as error:
         if not error.hint.startswith(BY_TEXT):
             raise
-        setup = replace(setup, by_text=True)
-        loading.require_fit(setup, output)
-    if setup.by_text:
-        output.note(f"tuned for {TRANSLATED}: the draft has a tokenizer of its own and drafts tokens that both have")
+        setup = replace(setup, model_strategy=TRANSLATED)
+        pair_setup.require_fit(setup, listener)
+    if setup.model_strategy == TRANSLATED:
+        listener.note(f"tuned for {TRANSLATED}: the draft has a tokenizer of its own and drafts tokens that both have")
     return setup
 
 

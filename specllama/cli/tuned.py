@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from specllama.cli.args.options import ModelOptions
-from specllama.cli.loading import Setup
 from specllama.cli.screen.output import Output
-from specllama.drafters import TRANSLATED
+from specllama.drafters import SIMPLE, TRANSLATED
+from specllama.pairs.ask import Names
 from specllama.pairs.profile import Profile
+from specllama.pairs.setup import Setup
 
 
 def expectation(profile: Profile) -> str:
@@ -39,7 +39,7 @@ def length_text(setup: Setup) -> str:
     return f"auto: up to {setup.n_max}, as tuned {profile.made[:10]} ({expectation(profile)})"
 
 
-def hint_at_tuning(setup: Setup, models: ModelOptions, output: Output) -> None:
+def hint_at_tuning(setup: Setup, names: Names, output: Output) -> None:
     """One line after an answer without a profile, for people: it is then that they wonder whether it was fast."""
     if output.format != "human" or output.quiet or setup.profile is not None:
         return
@@ -47,14 +47,14 @@ def hint_at_tuning(setup: Setup, models: ModelOptions, output: Output) -> None:
         output.note(f"note: the profile of this pair is not used: {setup.stale}")
     elif setup.draft is None:
         return
-    output.note(f"hint: `{tune_command(models, by_text=setup.by_text)}` finds out what pays on this machine")
+    output.note(f"hint: `{tune_command(names, setup.model_strategy)}` finds out what pays on this machine")
 
 
-def tune_command(models: ModelOptions, *, by_text: bool = False) -> str:
+def tune_command(names: Names, model_strategy: str = SIMPLE) -> str:
     """What to type to tune these models."""
     words = ["specllama", "tune"]
-    named = (("-m", models.model), ("-hf", models.hf_repo), ("-md", models.model_draft), ("-hfd", models.hf_repo_draft))
-    for flag, value in named:
+    flags = (("-m", names.target), ("-hf", names.target_repo), ("-md", names.draft), ("-hfd", names.draft_repo))
+    for flag, value in flags:
         words += [flag, value] if value else []
-    words += ["--spec-type", TRANSLATED] if by_text else []
-    return shlex.join([*words, *([models.pair] if models.pair else [])])
+    words += ["--spec-type", TRANSLATED] if model_strategy == TRANSLATED else []
+    return shlex.join([*words, *([names.pair] if names.pair else [])])

@@ -17,12 +17,11 @@ from specllama.base.child import Tell
 from specllama.base.disk import checksum
 from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import make as derive
-from specllama.derive import store as drafts
 from specllama.derive.layers import ALIKE
-from specllama.derive.make import Recipe
-from specllama.derive.store import Derived, Measurement
 from specllama.drafters.controller import CostProfile, Points
 from specllama.llama.header import Header
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Derived, Measurement, Recipe
 from specllama.pairs.profile import ClassFigures, ProfileKey
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import traces

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from specllama.base.disk import checksum
-from specllama.derive import store as drafts
-from specllama.derive.store import Measurement
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Measurement
 from specllama.pairs.profile import Profile, ProfileKey
 from specllama.tuning import tune as tuner
 from specllama.tuning.findings import Findings

@@ -64,10 +64,11 @@ def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) ->
     return ChainDrafter(_make_model_drafter(model, settings), _make_lookup_drafter(model, settings))
 
 
+SIMPLE = "draft-simple"  # its draft speaks the target's token ids
 TRANSLATED = "draft-tli"  # its draft has a tokenizer of its own
 
 REGISTRY: dict[str, Strategy] = {
-    "draft-simple": Strategy(True, "a smaller model drafts by sampling", _make_model_drafter),
+    SIMPLE: Strategy(True, "a smaller model drafts by sampling", _make_model_drafter),
     "lookup": Strategy(False, "copies what followed the same words earlier in the text", _make_lookup_drafter),
     "chain": Strategy(True, "lookup where it matches, the smaller model elsewhere", _make_chain_drafter),
     TRANSLATED: Strategy(True, "a smaller model of another tokenizer drafts the tokens both have", _make_tli_drafter),

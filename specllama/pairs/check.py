@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specllama import llama
 from specllama.base import disk as storage
+from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.model_rows import MachineMemory, Side, model_rows, refusal_row
 from specllama.pairs.report import CheckRow, CompatReport
@@ -45,12 +46,12 @@ def check_pair(
     find_draft: Callable[[], Candidate],
     machine: MachineMemory | None = None,
     *,
-    by_text: bool = False,
+    strategy: str = SIMPLE,
 ) -> CompatReport:
     """Compare two model files by their headers; no weights are read.
 
-    `by_text`: as a pair for drafting over the tokens that both have, whatever their ids (`draft-tli`).
-    A target that cannot be served ends the comparison, and nobody looks for its draft. Raises ModelFileError where a
+    `strategy`: how the draft is to draft; TRANSLATED compares the tokens that both have, whatever their ids.
+    A target that cannot be served ends the comparison before `find_draft` is called. Raises ModelFileError where a
     file cannot be read, and whatever `find_draft` raises.
     """
     if refused := refusal_row(target.header, "target"):
@@ -58,7 +59,7 @@ def check_pair(
     draft = find_draft()
     if refused := refusal_row(draft.header, "draft"):
         return CompatReport(target.label, draft.label, (refused,))
-    rows = _token_rows(target.header.path, draft.header.path, by_text)
+    rows = _token_rows(target.header.path, draft.header.path, strategy)
     asked = target.options.n_ctx
     n_ctx = asked or target.header.n_ctx_train
     useful = min(n_ctx, draft.header.n_ctx_train or n_ctx)  # a draft gets no more than it was trained for
@@ -73,17 +74,18 @@ def _side(one: Candidate, n_ctx: int, own: int) -> Side:
     return Side(header, n_params(header), need, n_ctx)
 
 
-def _token_rows(target: Path, draft: Path, by_text: bool) -> tuple[CheckRow, ...]:
+def _token_rows(target: Path, draft: Path, strategy: str) -> tuple[CheckRow, ...]:
     """The rows that only the two files decide, remembered until one of them changes.
 
     Reading and comparing 150,000 texts takes about a second, which the first token would wait for at every start.
     """
-    stamp, kind = [_VERSION, llama.build_info().fingerprint], f"{_REMEMBERED} by text" if by_text else _REMEMBERED
+    stamp = [_VERSION, llama.build_info().fingerprint]
+    kind = f"{_REMEMBERED} by text" if strategy == TRANSLATED else _REMEMBERED
     known = storage.recall(kind, target, draft)
     if known is not None and known["stamp"] == stamp:
         return tuple(map(CheckRow.from_json, known["rows"]))
     sides = (_tokenizer(path, *_state(path)) for path in (target, draft))
-    rows = token_rows(*sides, by_text=by_text)
+    rows = token_rows(*sides, strategy=strategy)
     storage.remember(kind, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)
     return rows
 

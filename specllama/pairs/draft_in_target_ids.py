@@ -10,6 +10,7 @@ import numpy as np
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError, PairError
 from specllama.core.types import IntArray
+from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel
 from specllama.files.gguf_check import walk_file
@@ -74,14 +75,14 @@ def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
     return found
 
 
-def in_target_ids(target: LlamaModel, draft: LlamaModel, *, by_text: bool = False) -> DraftModel:
+def in_target_ids(target: LlamaModel, draft: LlamaModel, *, strategy: str = SIMPLE) -> DraftModel:
     """`draft` as `target` understands it. Closing what is returned closes `draft`, and has to come first.
 
-    With `by_text` it is translated by the texts of the tokens that both have (drafting over the intersection of two
+    With TRANSLATED it is translated by the texts of the tokens that both have (drafting over the intersection of two
     vocabularies). Else by the map in its file; where there is none, its ids are the target's. Raises ModelFileError for
     a damaged map, and PairError where the two have no token in common.
     """
-    if by_text:
+    if strategy == TRANSLATED:
         to_target = _text_map(target, draft)
     elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:
         to_target = np.where(trimmed < target.vocab_size, trimmed, NO_TOKEN)

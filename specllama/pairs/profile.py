@@ -16,7 +16,7 @@ from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed
-from specllama.drafters import TRANSLATED
+from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import LEAST_RATE, LOOKUP, MODEL, CostProfile
 from specllama.llama import LoadOptions, build_info
@@ -25,7 +25,7 @@ from specllama.llama.load_plan import physical_cores
 
 VERSION = 3  # of the file; another one is not read
 
-SIMPLE, LOOKUP_ALONE = "draft-simple", "lookup"  # strategies, beside `TRANSLATED`
+LOOKUP_ALONE = "lookup"  # the strategy where there is no draft model
 
 # Of the load options, those that change what a pass costs. The kernel path is not among them: it is what tuning finds.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
@@ -132,19 +132,23 @@ class ProfileKey:
     target_options: LoadOptions
     draft: Path | None = None
     draft_options: LoadOptions | None = None
-    by_text: bool = False  # the draft's tokens are the target's where their texts are the same, whatever their ids
+    model_strategy: str = SIMPLE  # how the draft model drafts: SIMPLE, or TRANSLATED by the texts of its tokens
 
     @property
     def strategy(self) -> str:
         """Whose drafts are measured; `chain` drafts like either, and looks up besides."""
-        return LOOKUP_ALONE if self.draft is None else TRANSLATED if self.by_text else SIMPLE
+        return LOOKUP_ALONE if self.draft is None else self.model_strategy
 
     @property
     def key(self) -> str:
         """Names the profile."""
         facts = [str(self.target.resolve()), _wish(self.target_options)]
         if self.draft is not None and self.draft_options is not None:
-            facts += [str(self.draft.resolve()), _wish(self.draft_options), *(["by text"] if self.by_text else [])]
+            facts += [
+                str(self.draft.resolve()),
+                _wish(self.draft_options),
+                *(["by text"] if self.model_strategy == TRANSLATED else []),
+            ]
         return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 

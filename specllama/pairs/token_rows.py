@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specllama.core.types import IntArray
+from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files import catalog as pairs
 from specllama.files.catalog import OWN_FAMILY, FitReport
@@ -17,9 +18,9 @@ LLAMA_CPP_MAX_SIZE_DIFFERENCE = 128
 LLAMA_CPP_FIRST_TOKEN = 5
 
 
-def token_rows(target: Tokenizer, draft: Tokenizer, *, by_text: bool = False) -> tuple[CheckRow, ...]:
-    """One row per test of the two tokenizers; `by_text`: as a pair that is translated by the texts of its tokens."""
-    if by_text:
+def token_rows(target: Tokenizer, draft: Tokenizer, *, strategy: str = SIMPLE) -> tuple[CheckRow, ...]:
+    """One row per test of the two tokenizers, for a draft that drafts with `strategy`."""
+    if strategy == TRANSLATED:
         return (*by_text_rows(target, draft), _llama_cpp_row(target, draft))
     if draft.vocab_map is not None:
         rows, report = mapped_rows(target, draft)

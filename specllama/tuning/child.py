@@ -147,7 +147,7 @@ class Bench:
 
     def put(self, draft: LlamaModel) -> None:
         """Take another draft."""
-        self.draft, self._own_draft = in_target_ids(self.target, draft, by_text=self.job.subject.by_text), draft
+        self.draft, self._own_draft = in_target_ids(self.target, draft, strategy=self.job.subject.strategy), draft
 
     def judge(self, by: TracedAnswer) -> tuple[Trace, Trace]:
         """The draft judged by an answer."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from specllama.drafters import SIMPLE
 from specllama.drafters.controller import Points
-from specllama.pairs.profile import SIMPLE, Threads
+from specllama.pairs.profile import Threads
 from specllama.tuning.child import Measured, Way
 from specllama.tuning.traces import Trace
 

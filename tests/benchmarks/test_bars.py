@@ -12,12 +12,12 @@ import pytest
 from benchmarks import bars_arms, bars_report
 from benchmarks.bars_report import AUTO, BARS, PEER_PLAIN, PLAIN, Run, append, best_peer, cell, mend, read
 from specllama import Engine, RandomChooser, SamplingParams, StepEvent
-from specllama.cli.args.options import HardwareOptions
-from specllama.cli.loading import Setup
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.pairs.ask import Hardware
 from specllama.pairs.profile import Profile
+from specllama.pairs.setup import Setup
 from tests.fakes import FakeModel, random_laws, table_of
 
 PLAIN_BAR, PEER_BAR, _ = BARS
@@ -48,7 +48,7 @@ def test_ratios_are_taken_prompt_by_prompt_where_both_arms_ran() -> None:
 def test_plain_decoding_gets_the_path_it_was_fastest_on_and_else_the_loaded_target() -> None:
     """Our plain decoding held back by the path that suits drafts; or the target loaded twice for nothing."""
     files = cast(Any, None)  # nothing is looked up in them
-    tuned = Setup(files, None, DEFAULT.applied(LoadOptions(n_threads=3)), HardwareOptions(), profile=PROFILE)
+    tuned = Setup(files, None, DEFAULT.applied(LoadOptions(n_threads=3)), Hardware(), profile=PROFILE)
     alone = replace(tuned, profile=replace(PROFILE, plain_path=AS_IN_FILE))
     assert KernelPath.of(bars_arms.plain_options(alone, "best")) == AS_IN_FILE
     assert bars_arms.plain_options(alone, "best").n_threads == 3

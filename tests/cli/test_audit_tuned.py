@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli import loading
-from specllama.cli.args.options import DraftOptions, HardwareOptions, PairOptions
 from specllama.cli.audit import command
 from specllama.cli.screen.output import open_output
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
+from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.profile import ProfileKey
+from specllama.pairs.setup import Listener, choose, prepare
 from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW, short_pair  # noqa: F401  # a fixture
 from tests.cli.test_tune import PROFILE
@@ -41,10 +41,9 @@ def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_
     shutil.copy(pair.draft, derived)
     keep(pair, derived)
     out = open_output()
-    hardware = HardwareOptions(threads=1)
-    models = PairOptions(model=str(pair.target), model_draft=str(pair.draft))
-    choice = replace(loading.choose(models, DraftOptions(spec_draft_n_max=2), hardware, out))
-    setup = command._as_run(loading.prepare(choice, hardware, offline=True, output=out), out, keep_draft=named)
+    names = Names(target=str(pair.target), draft=str(pair.draft), offline=True)
+    ask = Ask(names=names, drafting=Drafting(n_max=2), hardware=Hardware(n_threads=1))
+    setup = command._as_run(prepare(choose(ask, Listener()), Listener()), out, keep_draft=named)
     assert setup.draft is not None
     assert setup.draft.path == (pair.draft if named else derived)
     assert setup.target_options.use_extra_bufts is False

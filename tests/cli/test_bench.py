@@ -20,12 +20,12 @@ from specllama.bench import run as core
 from specllama.bench.compare import compare
 from specllama.bench.report import ALL, BenchReport
 from specllama.cli.bench.view import main_table
-from specllama.cli.loading import profile_for
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile
+from specllama.pairs.setup import profile_for
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report
 from tests.cli.conftest import Pair, Result, Terminal, record_of

@@ -11,7 +11,7 @@ import pytest
 
 from specllama import llama
 from specllama.base import child as children
-from specllama.derive import store as drafts
+from specllama.pairs import derived as drafts
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, record_of
 

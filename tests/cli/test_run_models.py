@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from specllama import llama
-from specllama.cli import loading
-from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.args.values import strategies
-from specllama.cli.screen.output import open_output
 from specllama.drafters import REGISTRY
 from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test as probe
+from specllama.pairs.ask import Ask, Drafting, Hardware
+from specllama.pairs.setup import Listener, choose
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 
@@ -46,7 +45,7 @@ def test_lookup_and_a_draft_together_are_the_chain() -> None:
     """A list of which only the first word counts."""
     for listed in ("lookup,draft-simple", "draft-simple,ngram,none"):
         names = strategies("--spec-type", listed)
-        choice = loading.choose(ModelOptions(), DraftOptions(spec_type=names), HardwareOptions(), open_output())
+        choice = choose(Ask(drafting=Drafting(spec_type=names)), Listener())
         assert choice.strategy == "chain"
 
 
@@ -212,11 +211,11 @@ def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, monk
 
 def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() -> None:
     """Defaults of a pair that nobody reads."""
-    pair, out = load_catalog().pair(None), open_output()
-    choice = loading.choose(ModelOptions(), DraftOptions(), HardwareOptions(), out)
+    pair = load_catalog().pair(None)
+    choice = choose(Ask(), Listener())
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
     assert choice.n_max == (pair.defaults.n_max or 4)
     assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
-    chosen = loading.choose(ModelOptions(), DraftOptions(spec_draft_n_max=7), HardwareOptions(ctx_size=99), out)
+    chosen = choose(Ask(drafting=Drafting(n_max=7), hardware=Hardware(n_ctx=99)), Listener())
     assert (chosen.n_max, chosen.n_ctx) == (7, 99)
-    assert loading.choose(ModelOptions(), DraftOptions(spec_type="none"), HardwareOptions(), out).draft is None
+    assert choose(Ask(drafting=Drafting(spec_type="none")), Listener()).draft is None

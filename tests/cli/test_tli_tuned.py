@@ -27,10 +27,10 @@ ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3"]
 BY_TEXT = replace(PROFILE, strategy="draft-tli")
 
 
-def kept(pair: Pair, profile: Profile, *, by_text: bool = True) -> Path:
+def kept(pair: Pair, profile: Profile, strategy: str = "draft-tli") -> Path:
     """Keeps a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
-    return profiles.save(ProfileKey(pair.target, wish, pair.draft, wish, by_text), profile)
+    return profiles.save(ProfileKey(pair.target, wish, pair.draft, wish, strategy), profile)
 
 
 def test_tuning_by_text_leaves_a_profile_that_says_so_and_that_answers_use(
@@ -50,7 +50,7 @@ def test_tuning_by_text_leaves_a_profile_that_says_so_and_that_answers_use(
     found = record_of(specllama("tune", *strangers.options, "--quick", "--json", "--spec-type", "draft-tli"))
     assert found["profile"]["strategy"] == "draft-tli"
     assert found["draft_tokens_per_token"] >= 1.0
-    kept(strangers, PROFILE, by_text=False)  # of the pair as it is: never the one for this
+    kept(strangers, PROFILE, "draft-simple")  # of the pair as it is: never the one for this
     assert (
         record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))["profile"]
         == (found["profile"])

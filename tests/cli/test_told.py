@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from specllama.base.errors import SpecllamaError
-from specllama.cli.args.options import ModelOptions
 from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
 from specllama.cli.draft.view import show_list
 from specllama.cli.screen.output import Output, Stream, wrapped
-from specllama.derive import store as drafts
 from specllama.llama import build_info
+from specllama.pairs import derived as drafts
+from specllama.pairs.ask import Names
 from specllama.pairs.checkup import about_build
 from specllama.tuning import kernel_paths as tuner_paths
 from tests.cli.conftest import ENDLESS, Pair, Result
@@ -157,8 +157,10 @@ def test_the_list_of_drafts_says_how_its_figures_were_measured() -> None:
     assert "by tune: as `specllama tune` measured" in err.getvalue()
 
 
-@pytest.mark.parametrize(("by_text", "told"), [(True, "-md b.gguf --spec-type draft-tli`)"), (False, "-md b.gguf`)")])
-def test_a_benchmark_without_auto_says_how_the_pair_is_tuned_as_it_drafts(by_text: bool, told: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "told"), [("draft-tli", "-md b.gguf --spec-type draft-tli`)"), ("draft-simple", "-md b.gguf`)")]
+)
+def test_a_benchmark_without_auto_says_how_the_pair_is_tuned_as_it_drafts(strategy: str, told: str) -> None:
     """Prevents: a tuning of the pair by its ids, after which a benchmark of draft-tli asks for the same again."""
-    setup = SimpleNamespace(profile=None, stale="", by_text=by_text)
-    assert _without_auto(setup, ModelOptions(model="a.gguf", model_draft="b.gguf")).endswith(told)  # type: ignore[arg-type]
+    setup = SimpleNamespace(profile=None, stale="", model_strategy=strategy)
+    assert _without_auto(setup, Names(target="a.gguf", draft="b.gguf")).endswith(told)  # type: ignore[arg-type]

@@ -18,12 +18,12 @@ import pytest
 
 from specllama import llama
 from specllama.base import disk as storage
-from specllama.cli import loading
-from specllama.cli.args.options import HardwareOptions
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
+from specllama.pairs import setup
+from specllama.pairs.ask import Hardware
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
@@ -232,16 +232,16 @@ def test_a_path_by_tensor_type_holds_where_a_gpu_is_left_alone(monkeypatch: pyte
     placed = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
     draft: Any = SimpleNamespace(header=SimpleNamespace(n_ctx_train=0))
     for target_path, draft_path, layers, draft_layers, holds in (
-        (placed, placed, 0, "0", True),
+        (placed, placed, 0, 0, True),
         (placed, DEFAULT, 0, "auto", True),
         (DEFAULT, placed, 0, "auto", False),
-        (placed, DEFAULT, "auto", "0", False),
+        (placed, DEFAULT, "auto", 0, False),
         (DEFAULT, AS_IN_FILE, "auto", "auto", True),
     ):
-        hardware = HardwareOptions(gpu_layers_draft=draft_layers)
-        setup = loading.Setup(draft, draft, LoadOptions(n_gpu_layers=layers), hardware)  # type: ignore[arg-type]
+        hardware = Hardware(n_gpu_layers_draft=draft_layers)
+        tuned = setup.Setup(draft, draft, LoadOptions(n_gpu_layers=layers), hardware)  # type: ignore[arg-type]
         profile = replace(PROFILE, target_path=target_path, draft_path=draft_path)
-        assert (loading._out_of_reach(profile, setup) == "") == holds
+        assert (setup._out_of_reach(profile, tuned) == "") == holds
 
 
 def test_the_record_names_the_paths_that_were_loaded(

@@ -16,8 +16,8 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
 from specllama.derive import make as derive
-from specllama.derive.make import Recipe
 from specllama.files import gguf_rewrite
+from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from tests import tiny
 

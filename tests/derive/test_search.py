@@ -14,10 +14,10 @@ from specllama.base.errors import BackendError
 from specllama.cli.draft import view as draft_view
 from specllama.derive import make as derive
 from specllama.derive import search as derive_search
-from specllama.derive import store as drafts
-from specllama.derive.make import Recipe
 from specllama.derive.search import SearchOutcome, Space
 from specllama.llama import Header, LoadOptions
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Recipe
 from specllama.pairs.profile import ProfileKey
 from specllama.tuning.child import Measured, MeasureJob, Way
 from specllama.tuning.traces import Trace

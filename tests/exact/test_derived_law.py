@@ -11,9 +11,9 @@ from specllama.core.engine import Engine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser
 from specllama.derive import make as derive
-from specllama.derive.make import Recipe
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
+from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import in_target_ids, read_vocab_map
 from tests import tiny
 from tests.enumeration import law_of, tv

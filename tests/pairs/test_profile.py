@@ -74,8 +74,10 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Profil
     for wish in (LoadOptions(n_ctx=99), LoadOptions(max_block=5), LoadOptions(use_extra_bufts=False)):
         assert replace(subject, target_options=wish).key == subject.key
     assert replace(subject, draft=None).key != subject.key
-    assert replace(subject, by_text=True).key != subject.key
-    assert [each.strategy for each in (subject, replace(subject, by_text=True), replace(subject, draft=None))] == [
+    assert replace(subject, model_strategy="draft-tli").key != subject.key
+    assert [
+        each.strategy for each in (subject, replace(subject, model_strategy="draft-tli"), replace(subject, draft=None))
+    ] == [
         "draft-simple",
         "draft-tli",
         "lookup",
@@ -84,7 +86,7 @@ def test_only_what_changes_the_cost_of_a_pass_is_another_subject(subject: Profil
 
 def test_a_profile_says_whose_drafts_it_is_about(subject: ProfileKey) -> None:
     """Costs of a draft in its own tokens for one that is translated; a profile from before that is thrown away."""
-    by_text = replace(subject, by_text=True)
+    by_text = replace(subject, model_strategy="draft-tli")
     assert not profiles.kept(by_text)
     path = profiles.save(by_text, replace(PROFILE, strategy="draft-tli"))
     assert profiles.kept(by_text)

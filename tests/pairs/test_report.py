@@ -213,7 +213,7 @@ def test_another_tokenizer_is_refused_with_what_could_be_accepted(
 def test_drafting_over_what_both_have_fits_where_that_is_enough() -> None:
     """Prevents: `--spec-type draft-tli` refused for the very thing it is for, or let through where it cannot pay."""
     for sample, mark in (((0, 1), RowMark.WARN), ((0, 2), RowMark.WARN), ((0, 2, 2), RowMark.FAIL)):
-        rows = token_rows(with_sample(*sample), THEIRS, by_text=True)
+        rows = token_rows(with_sample(*sample), THEIRS, strategy="draft-tli")
         assert row_of(rows, "overlap").mark is mark
         assert {row.mark for row in rows if row.test not in ("overlap", "llama.cpp rule")} == {RowMark.PASS}
         assert ("own family" in row_of(rows, "overlap").remedy) == (mark is RowMark.FAIL)
@@ -223,8 +223,8 @@ def test_drafting_over_what_both_have_fits_where_that_is_enough() -> None:
 def test_a_draft_that_cannot_say_the_end_is_told_of() -> None:
     """Prevents: every last token of an answer rejected, and nobody knows why."""
     nameless = replace(THEIRS, eos=None)
-    assert row_of(token_rows(OURS, nameless, by_text=True), "end tokens").mark is RowMark.WARN
-    assert row_of(token_rows(OURS, THEIRS, by_text=True), "end tokens").mark is RowMark.PASS
+    assert row_of(token_rows(OURS, nameless, strategy="draft-tli"), "end tokens").mark is RowMark.WARN
+    assert row_of(token_rows(OURS, THEIRS, strategy="draft-tli"), "end tokens").mark is RowMark.PASS
 
 
 def test_a_trimmed_draft_is_compared_through_its_map() -> None:

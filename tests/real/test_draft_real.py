@@ -9,8 +9,8 @@ import pytest
 
 from specllama import llama
 from specllama.derive import make as derive
-from specllama.derive.make import Recipe
 from specllama.llama import LoadOptions
+from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.tuning import traces
 from tests.real.conftest import SMALL

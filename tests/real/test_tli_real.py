@@ -66,7 +66,7 @@ def test_a_draft_of_another_family_is_accepted_and_leaves_no_trace(open_model: C
     target, draft = (open_model(name, n_ctx=512, max_block=4) for name in (DRAFT, SMALL))
     prompt = Conversation(target.vocab, target.chat_template).tokens([Message("user", ASK)])
     settings = DraftSettings(n_max=3, vocab_size=target.vocab_size)
-    drafter = REGISTRY["draft-tli"].make(in_target_ids(target, draft, by_text=True), settings)
+    drafter = REGISTRY["draft-tli"].make(in_target_ids(target, draft, strategy="draft-tli"), settings)
     passes: list[tuple[tuple[int, ...], FloatArray]] = []
     steps: list[StepEvent] = []
 
@@ -107,7 +107,7 @@ def test_tuning_finds_what_such_a_draft_costs_and_is_worth(
     """A spelling that is not counted, or tokens that the draft does not have taken for rejected guesses of it."""
     monkeypatch.setattr(tuner_child, "sample_prompts", lambda: {"question": ASK})  # short, and one is enough
     wish = LoadOptions(n_threads=2)
-    subject = ProfileKey(model_file(DRAFT), wish, model_file(SMALL), wish, by_text=True)
+    subject = ProfileKey(model_file(DRAFT), wish, model_file(SMALL), wish, "draft-tli")
     found = tuner_child.child(MeasureJob(subject, Way(), 1.0, 32, rows=(1, 4)), lambda _what, _share: None)
     assert found.verify is not None
     assert 1.0 <= found.n_spelled < 1.4

@@ -339,7 +339,7 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
 def test_spellings_are_counted_once_in_what_the_target_says() -> None:
     """Visits of the same way that differ because one counted in the prompts; or a variant's spelling for all."""
     jobs: list[MeasureJob] = []
-    subject = replace(SUBJECT, by_text=True)
+    subject = replace(SUBJECT, model_strategy="draft-tli")
 
     def run(job: MeasureJob, _tell: Tell) -> Measured:
         jobs.append(job)

@@ -22,12 +22,12 @@ from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import Interrupted, SpecllamaError, UsageError
-from specllama.cli import loading
 from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import DraftOptions, HardwareOptions, LawOptions, PairOptions
+from specllama.cli.args.options import HardwareOptions, LawOptions, PairOptions
 from specllama.cli.args.values import real, strategies, whole, word
 from specllama.cli.audit.view import markdown, sentence
 from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.prompting import require_known
 from specllama.cli.record import describe_model, versions
 from specllama.cli.screen.fetching import watching
@@ -35,9 +35,11 @@ from specllama.cli.screen.output import ColorMode, Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
-from specllama.drafters import REGISTRY, TRANSLATED, DraftSettings
+from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.llama.load_plan import physical_cores
-from specllama.pairs.profile import SIMPLE
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Ask, Drafting
+from specllama.pairs.setup import Models, Setup
 from specllama.prompts.short import short_prompts
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken
@@ -151,15 +153,17 @@ def audit(
     _require_writable(options.output)
     _require_narrow(sampling)
     names = _wanted(drafting.spec_type)
-    choice = loading.choose(models, _for_loading(names, drafting), hardware, out)
-    setup = loading.prepare(choice, hardware, offline=models.offline, output=out)
+    listener = Said(out)
+    wanted = _for_loading(names, drafting)
+    ask = Ask(names=names_of(models), drafting=wanted, hardware=hardware_of(hardware))
+    setup = pair_setup.prepare(pair_setup.choose(ask, listener), listener)
     setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
     # Blocks as long as those of greedy answers, and of the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
     with closing(llama.load_vocabulary(setup.target.path)) as vocab:
         require_known(sampling.params.logit_bias, vocab.size)
-    loading.require_fit(setup, out)
+    pair_setup.require_fit(setup, listener)
     setup = _with_sums(setup, out)
     report = _audit(setup, names, drafting, sampling, options, out)
     if report is None:
@@ -204,38 +208,38 @@ def _wanted(spec_type: str) -> tuple[str, ...] | None:
     return None if spec_type == "auto" else tuple(spec_type.split(","))
 
 
-def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> DraftOptions:
+def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> Drafting:
     """What to load: the draft, if any of the strategies needs it. A profile's kernel path is used as `run` uses it."""
     needing = [name for name in names or () if REGISTRY[name].needs_model]
     needing.sort(key=lambda name: name != TRANSLATED)  # a draft that speaks the target's ids can be used by all
     spec_type = "auto" if names is None else (needing or list(names))[0]
-    return DraftOptions(spec_type=spec_type, spec_draft_n_max=drafting.spec_draft_n_max)
+    return Drafting(spec_type=spec_type, n_max=drafting.spec_draft_n_max)
 
 
-def _as_run(setup: loading.Setup, out: Output, *, keep_draft: bool) -> loading.Setup:
+def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
     """The pair as `run` uses it: on the kernel paths of its profile, and with its draft unless one was named."""
-    tuned = loading.tuned(setup, any_strategy=False)
+    tuned = pair_setup.tuned(setup, any_strategy=False)
     if tuned.stale:
         out.note(f"note: the profile of this pair is not used: {tuned.stale}")
     profile = tuned.profile
     if profile is None:
         return setup
     if keep_draft:
-        tuned = replace(tuned, draft=setup.draft, profile=loading.profile_for(setup.draft, setup, profile))
+        tuned = replace(tuned, draft=setup.draft, profile=pair_setup.profile_for(setup.draft, setup, profile))
     draft = "" if tuned.draft is None else f", with the draft {tuned.draft.path.stem}"
     out.note(f"audited is the pair as tuned {profile.made[:10]}{draft}")
     return tuned
 
 
-def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, by_text: bool) -> tuple[str, ...]:
+def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
     """The strategies to audit; plain decoding only where it was named."""
     if names is not None:
         return names
-    usual = (name for name in REGISTRY if name not in ("none", SIMPLE if by_text else TRANSLATED))
+    usual = (name for name in REGISTRY if name not in ("none", SIMPLE if model_strategy == TRANSLATED else TRANSLATED))
     return tuple(name for name in usual if has_draft or not REGISTRY[name].needs_model)
 
 
-def _with_sums(setup: loading.Setup, out: Output) -> loading.Setup:
+def _with_sums(setup: Setup, out: Output) -> Setup:
     """The setup with the SHA-256 of its files: a report that cannot say of what it is proves little."""
     with watching(out) as watch:
         target = replace(setup.target, sha256=storage.checksum(setup.target.path, watch))
@@ -247,7 +251,7 @@ def _with_sums(setup: loading.Setup, out: Output) -> loading.Setup:
 
 
 def _audit(
-    setup: loading.Setup,
+    setup: Setup,
     names: tuple[str, ...] | None,
     drafting: AuditDrafting,
     sampling: LawOptions,
@@ -261,7 +265,7 @@ def _audit(
     with ExitStack() as stack:
         stack.enter_context(interruptible(cancel, lambda: None))
         try:
-            models = stack.enter_context(loading.load_models(setup, out, cancel))
+            models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
         except Interrupted:
             return None
         models.watch(cancel)
@@ -278,7 +282,7 @@ def _audit(
             draft=draft,
             prompts=prompts,
             params=sampling.params,
-            strategies=_strategies(names, has_draft=draft is not None, by_text=setup.by_text),
+            strategies=_strategies(names, has_draft=draft is not None, model_strategy=setup.model_strategy),
             rules=tuple(Rule(name) for name in drafting.verify_rule),
             drafting=DraftSettings(
                 n_max=drafting.spec_draft_n_max, p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp
@@ -293,9 +297,7 @@ def _audit(
         return _watched(steps, progress, cancel, out)
 
 
-def _about(
-    setup: loading.Setup, models: loading.Models, subject: AuditSubject, options: AuditOptions
-) -> dict[str, object]:
+def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOptions) -> dict[str, object]:
     """Everything that decides the result."""
     drafting = asdict(replace(subject.drafting, policy=None))
     return {
@@ -321,7 +323,7 @@ def _about(
     }
 
 
-def _tuned(setup: loading.Setup) -> dict[str, object] | None:
+def _tuned(setup: Setup) -> dict[str, object] | None:
     """Which profile decided how the pair is loaded, and whether the draft is one that it chose."""
     profile = setup.profile
     if profile is None:

@@ -109,7 +109,7 @@ def bench(
     )
     cancel = Cancel()
     try:
-        found = _measure(job, Opener(subject, hardware, wishes.loads, output, cancel), cancel, options, output)
+        found = _measure(job, Opener(subject, hardware, wishes.loads, cancel), cancel, options, output)
     except Interrupted as stopped:
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None

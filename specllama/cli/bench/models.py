@@ -16,11 +16,8 @@ from specllama.bench.pace import LONGEST
 from specllama.bench.plan import Wishes
 from specllama.bench.report import Arm, Load
 from specllama.chat.conversation import Conversation, Message
-from specllama.cli import loading
-from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
-from specllama.cli.loading import File, Setup
-from specllama.cli.naming import named
+from specllama.cli.loading import Said, hardware_of
 from specllama.cli.record import describe_model
 from specllama.cli.screen.output import Output
 from specllama.cli.tuned import tune_command
@@ -29,8 +26,12 @@ from specllama.core.types import Cancel, DraftPolicy, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.drafters.controller import N_MAX, PROBE_TOKENS
 from specllama.llama import LlamaModel, LoadOptions
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.draft_in_target_ids import in_target_ids
-from specllama.pairs.profile import LOOKUP_ALONE, SIMPLE
+from specllama.pairs.naming import named
+from specllama.pairs.profile import LOOKUP_ALONE
+from specllama.pairs.setup import File, Listener, Setup, require_draft
 
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
 _LEAST_BLOCK = 17  # rows that costs are measured up to
@@ -84,14 +85,14 @@ def loads_of(hardware: BenchHardware) -> tuple[Load, ...]:
     )
 
 
-def _plain_hardware(hardware: BenchHardware, load: Load) -> HardwareOptions:
-    """The options of one load."""
+def _hardware(options: BenchHardware, load: Load) -> Hardware:
+    """How one load loads."""
     return replace(
-        hardware,
-        threads=load.n_threads,
-        cache_type_k=load.type_k,
-        cache_type_v=load.type_v,
-        cache_type_k_draft=load.type_k_draft,
+        hardware_of(options),
+        n_threads=load.n_threads,
+        type_k=load.type_k,
+        type_v=load.type_v,
+        type_k_draft=load.type_k_draft,
     )
 
 
@@ -104,41 +105,42 @@ def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, 
     return max(default, wanted)
 
 
-def _strategies(asked: Sequence[str], *, has_draft: bool, by_text: bool) -> tuple[str, ...]:
+def _strategies(asked: Sequence[str], *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
     """The strategies by name. Raises UsageError where one lacks a draft."""
-    found = []
-    for name in asked:
-        if name == "auto":
-            name = LOOKUP_ALONE if not has_draft else TRANSLATED if by_text else SIMPLE
-        if REGISTRY[name].needs_model and not has_draft:
-            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
-        found.append(name)
-    return tuple(dict.fromkeys(found))
+    auto = model_strategy if has_draft else LOOKUP_ALONE
+    found = tuple(dict.fromkeys(auto if name == "auto" else name for name in asked))
+    require_draft(found, has_draft=has_draft)
+    return found
 
 
-def _without_auto(tuned: Setup, models: ModelOptions) -> str:
+def _without_auto(tuned: Setup, names: Names) -> str:
     """Why nothing decides how far to draft; empty where a profile does."""
     if tuned.profile is not None:
         return ""
     reason = f"the profile of this pair is not used: {tuned.stale}" if tuned.stale else "this pair was not tuned here"
-    return f"auto takes no part, for {reason} (`{tune_command(models, by_text=tuned.by_text)}`)"
+    return f"auto takes no part, for {reason} (`{tune_command(names, tuned.model_strategy)}`)"
 
 
 def prepare(
-    models: BenchModels, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware, runs: BenchRuns,
+    models: BenchModels,
+    drafting: BenchDrafting,
+    sampling: BenchSampling,
+    hardware: BenchHardware,
+    runs: BenchRuns,
     output: Output,
-) -> BenchSubject:  # fmt: skip
-    """Everything that can be known before weights are loaded. Raises what `loading.prepare` and `require_fit` raise."""
+) -> BenchSubject:
+    """Everything that can be known before weights are loaded. Raises as `pairs.setup` does."""
     extra = models.model_draft or []
-    one = ModelOptions(
+    one = Names(
         pair=models.pair,
-        model=models.model,
-        model_draft=extra[0] if extra else None,
-        hf_repo=models.hf_repo,
-        hf_repo_draft=models.hf_repo_draft,
+        target=models.model,
+        draft=extra[0] if extra else None,
+        target_repo=models.hf_repo,
+        draft_repo=models.hf_repo_draft,
         offline=models.offline,
     )
-    plain = _plain_hardware(hardware, loads_of(hardware)[0])
+    listener = Said(output)
+    plain = _hardware(hardware, loads_of(hardware)[0])
     names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
     lengths = [n for n in drafting.spec_draft_n_max if n != "auto"]
     longest = max([*lengths, 1])
@@ -147,29 +149,31 @@ def prepare(
             "--spec-type draft-tli takes the drafts for those of another tokenizer, the others for the target's own",
             hint="compare them in two benchmarks, then: specllama bench compare A.json B.json",
         )
-    wanted = DraftOptions(spec_type=(names or ["lookup"])[0], spec_draft_n_max=longest)
-    choice = loading.choose(one, wanted, plain, output)
+    wanted = Drafting(spec_type=(names or ["lookup"])[0], n_max=longest)
+    choice = pair_setup.choose(Ask(names=one, drafting=wanted, hardware=plain), listener)
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
-    first = loading.prepare(choice, plain, offline=models.offline, output=output)
-    strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, by_text=first.by_text)
+    first = pair_setup.prepare(choice, listener)
+    strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, model_strategy=first.model_strategy)
     tuned, without_auto = first, ""
     if "auto" in drafting.spec_draft_n_max:
-        tuned = loading.tuned(first, any_strategy=True)
+        tuned = pair_setup.tuned(first, any_strategy=True)
         without_auto = _without_auto(tuned, one)
         if without_auto:
             output.note(f"note: {without_auto}")
     options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
     files = [first.draft]
     for name in extra[1:]:
-        files.append(loading.bring(named(name, draft=True), offline=models.offline, output=output))
+        files.append(pair_setup.bring(named(name, draft=True), listener, offline=models.offline))
     n_swept = len(files) if first.draft is not None else 0
     if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
         files.append(tuned.draft)
     setups = []
     for file in files:
-        profile = loading.profile_for(file, first, tuned.profile)
-        setup = BenchSetup(first.target, file, options, plain, first.strategy, N_MAX, profile, by_text=first.by_text)
-        loading.require_fit(setup, output)
+        profile = pair_setup.profile_for(file, first, tuned.profile)
+        setup = BenchSetup(
+            first.target, file, options, plain, first.strategy, N_MAX, profile, model_strategy=first.model_strategy
+        )
+        pair_setup.require_fit(setup, listener)
         setups.append(setup)
     auto_strategy = tuned.strategy if tuned.profile is not None else ""
     subject = BenchSubject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp, without_auto)
@@ -209,20 +213,17 @@ def _require_memory(subject: BenchSubject) -> None:
 class Opener:
     """Opens the models of a load; see `bench_job.Open`."""
 
-    def __init__(self, subject: BenchSubject, hardware: BenchHardware, loads: Sequence[Load], output: Output,
-                 cancel: Cancel) -> None:  # fmt: skip
+    def __init__(self, subject: BenchSubject, hardware: BenchHardware, loads: Sequence[Load], cancel: Cancel) -> None:
         self._subject = subject
         self._hardware = hardware
         self._loads = loads
-        # Loading goes on in a second thread, which must not draw; and warnings go into the report.
-        self._output = replace(output, quiet=True)
         self._cancel = cancel
 
     def _setup(self, setup: BenchSetup, load: Load) -> BenchSetup:
         options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v)
         if load.n_threads is not None:  # else what the profile found
             options = replace(options, n_threads=load.n_threads)
-        return replace(setup, target_options=options, hardware=_plain_hardware(self._hardware, load))
+        return replace(setup, target_options=options, hardware=_hardware(self._hardware, load))
 
     def _policy(self, setup: Setup, arm: Arm, params: SamplingParams) -> DraftPolicy | None:
         assert arm.n_max is None
@@ -233,14 +234,15 @@ class Opener:
         """The models, freed when the context is left. Raises what loading raises."""
         setups = [self._setup(setup, self._loads[load]) for setup in self._subject.setups]
         with ExitStack() as owned:
-            models = owned.enter_context(loading.load_models(setups[0], self._output, self._cancel))
+            # A silent listener: this runs in a second thread, which must not draw; warnings go into the report.
+            models = owned.enter_context(pair_setup.load_models(setups[0], Listener(), self._cancel))
             files = [models.loaded_draft] if models.loaded_draft is not None else []
             speaking = [models.draft] if models.draft is not None else []
             for setup in setups[1:]:
                 assert setup.draft is not None, "only a first setup may lack a draft"
                 options = setup.draft_options(models.target.n_ctx)
                 files.append(owned.enter_context(llama.load(setup.draft.path, options)))
-                speaking.append(in_target_ids(models.target, files[-1], by_text=setup.by_text))
+                speaking.append(in_target_ids(models.target, files[-1], strategy=setup.model_strategy))
                 owned.callback(speaking[-1].close)
             for model in (models.target, *files):
                 model.watch(self._cancel)

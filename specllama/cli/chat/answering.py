@@ -17,10 +17,9 @@ from specllama.base.ranges import AUTO
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings, changed, to_json
 from specllama.chat.stream import TextStream
-from specllama.cli import loading
-from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
 from specllama.cli.chat.input import MessageSource
 from specllama.cli.chat.view import AnswerLook, ChatView, turn_summary
+from specllama.cli.loading import Said
 from specllama.cli.record import CHAT_SCHEMA, Record, begin
 from specllama.cli.screen.ending import handling, leave_at_once
 from specllama.cli.screen.keyboard import Keyboard, silent_keyboard
@@ -33,6 +32,9 @@ from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.llama.memory import CELL_STEP
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Ask, Names
+from specllama.pairs.setup import N_CTX, Choice, Models, Setup, choose
 
 LONGEST_DRAFT = 16  # what models are loaded for, so that `/set draft-n-max` has somewhere to go
 PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does
@@ -40,22 +42,13 @@ FREE_SHARE = 0.9  # of the free memory: what `--ctx-size 0` may take
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command line asked for; `/model` changes the pair in it."""
-
-    models: ModelOptions
-    drafting: DraftOptions
-    hardware: HardwareOptions
-
-
-@dataclass(frozen=True, slots=True)
 class Opened:
     """Loaded models and where they came from."""
 
-    wish: Wish
-    choice: loading.Choice
-    setup: loading.Setup
-    models: loading.Models
+    ask: Ask  # `/model` changes the pair in it
+    choice: Choice
+    setup: Setup
+    models: Models
 
     @property
     def names(self) -> dict[str, object]:
@@ -64,19 +57,20 @@ class Opened:
         return {"target": self.setup.target.path.name, "draft": draft.path.name if draft else None}
 
 
-def open_models(wish: Wish, output: Output, cancel: Cancel, keyboard: Keyboard | None = None) -> Opened:
-    """Choose, fetch, check and load; everything that can fail early does. Raises as `loading` does."""
-    choice = loading.choose(wish.models, wish.drafting, wish.hardware, output)
-    setup = loading.prepare(choice, wish.hardware, offline=wish.models.offline, output=output)
+def open_models(ask: Ask, output: Output, cancel: Cancel, keyboard: Keyboard | None = None) -> Opened:
+    """Choose, fetch, check and load; everything that can fail early does. Raises as `pairs.setup` does."""
+    listener = Said(output)
+    choice = choose(ask, listener)
+    setup = pair_setup.prepare(choice, listener)
     options = setup.target_options
     setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, LONGEST_DRAFT + 1)))
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
-    loading.require_fit(setup, output)
+    pair_setup.require_fit(setup, listener)
     with stoppable(cancel, (lambda: None) if keyboard is None else keyboard.restore):
-        models = loading.load_models(setup, output, cancel)
+        models = pair_setup.load_models(setup, listener, cancel)
     models.watch(cancel)
-    return Opened(wish, choice, setup, models)
+    return Opened(ask, choice, setup, models)
 
 
 def fitted(settings: Settings, opened: Opened) -> Settings:
@@ -107,7 +101,7 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
     return replace(settings, drafting=replace(drafting, policy=policy))
 
 
-def _longest_context(setup: loading.Setup) -> int:
+def _longest_context(setup: Setup) -> int:
     """The longest context, up to what the target was trained for, that both models have memory for together.
 
     0 where only the loader can know: on a GPU. Raises MemoryShort where not even a short one fits.
@@ -122,7 +116,7 @@ def _longest_context(setup: loading.Setup) -> int:
             total += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
         return total
 
-    trained = setup.target.header.n_ctx_train or loading.N_CTX
+    trained = setup.target.header.n_ctx_train or N_CTX
     if needed(trained) <= free:
         return trained
     low, high = 0, trained // CELL_STEP  # in steps; `needed` grows with the context
@@ -311,49 +305,48 @@ class Chat:
             return
         self.session.settings = steered(settings, opened, before)
         if settings.auto != before.auto or settings.drafting.n_max != before.drafting.n_max:
-            drafting = replace(opened.wish.drafting, spec_draft_n_max=settings.drafting.n_max)
-            self.opened = replace(opened, wish=replace(opened.wish, drafting=drafting))  # for the next pair, too
+            drafting = replace(opened.ask.drafting, n_max=settings.drafting.n_max)
+            self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # for the next pair as well
 
     def _decide_by_profile(self) -> None:
         """Draft as far as the models' profile has it; they may have to be loaded anew, for it names a kernel path."""
         opened, settings = self.opened, self.session.settings
-        asked = opened.wish.drafting
+        asked = opened.ask.drafting
         strategies = AUTO if asked.spec_type == "none" else asked.spec_type
-        wished = replace(asked, spec_draft_n_max=AUTO, spec_draft_p_min=0.0, spec_type=strategies)
-        wish = replace(opened.wish, drafting=wished)
-        choice = loading.choose(wish.models, wish.drafting, wish.hardware, self.output)
+        ask = replace(opened.ask, drafting=replace(asked, n_max="auto", p_min=0.0, spec_type=strategies))
+        choice = choose(ask, Said(self.output))
         setup, lacks_draft = opened.setup, opened.setup.draft is None and choice.draft is not None
         if setup.profile is None and not lacks_draft:
-            setup = loading.tuned(setup, any_strategy=choice.any_strategy)
+            setup = pair_setup.tuned(setup, any_strategy=choice.any_strategy)
         if lacks_draft or setup.profile is not opened.setup.profile:
-            self._reopen(wish)
+            self._reopen(ask)
             return
         if setup.profile is None:
             setup = replace(setup, n_max=choice.n_max)
-        self.opened = replace(opened, wish=wish, choice=choice, setup=setup)
+        self.opened = replace(opened, ask=ask, choice=choice, setup=setup)
         drafting = replace(settings.drafting, p_min=0.0)
         self.session.settings = steered(replace(settings, auto=True, drafting=drafting), self.opened)
 
     def change_pair(self, name: str) -> None:
         """Load another pair in place of this one and go on with it; where that fails, with this one again."""
-        before = self.opened.wish
-        wish = replace(before, models=ModelOptions(pair=name, offline=before.models.offline))
-        loading.choose(wish.models, wish.drafting, wish.hardware, self.output)  # a wrong name costs nothing
-        self._reopen(wish)
+        before = self.opened.ask
+        ask = replace(before, names=Names(pair=name, offline=before.names.offline))
+        choose(ask, Said(self.output))  # a wrong name costs nothing
+        self._reopen(ask)
 
-    def _reopen(self, wish: Wish) -> None:
-        """Load what `wish` says in place of what is loaded; where that fails, what was loaded once more."""
-        before = self.opened.wish
+    def _reopen(self, ask: Ask) -> None:
+        """Load what `ask` says in place of what is loaded; where that fails, what was loaded once more."""
+        before = self.opened.ask
         self._stack.close()  # first, for there may be no memory for both
         try:
-            self._open(wish)
+            self._open(ask)
         except (SpecllamaError, KeyboardInterrupt):
             self._open(before)
             raise
 
-    def _open(self, wish: Wish) -> None:
+    def _open(self, ask: Ask) -> None:
         self.cancel.clear()
-        opened = open_models(wish, self.output, self.cancel, self.keyboard)
+        opened = open_models(ask, self.output, self.cancel, self.keyboard)
         self._stack.enter_context(opened.models)
         settings = fitted(self.session.settings, opened)
         self.session.attach(opened.models.target, opened.models.draft, settings)

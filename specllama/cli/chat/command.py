@@ -27,18 +27,20 @@ from specllama.cli.args.options import (
     OutputOptions,
     SamplingOptions,
 )
-from specllama.cli.chat.answering import Chat, Wish, fitted, greeting, open_models, said_to_leave
+from specllama.cli.chat.answering import Chat, fitted, greeting, open_models, said_to_leave
 from specllama.cli.chat.commands import is_command, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_kept
 from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.loading import ask_of
 from specllama.cli.prompting import sound
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
-from specllama.core.types import Cancel, Rule
+from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
+from specllama.pairs.ask import Drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +73,21 @@ def chat(
         raise UsageError("--json is one object at the end, and a chat has no end", hint="use --jsonl")
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
-    settings = _settings(sampling, drafting)
+    ask = ask_of(models, drafting, hardware)
+    settings = _settings(sampling, ask.drafting)
     if conversation.load:
         chat_file.load(meant(bare(conversation.load)))  # before models are loaded in vain
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
         early = keyboard.early() if keyboard is not None else ""
         cancel = Cancel()
         try:
-            opened = open_models(Wish(models, drafting, hardware), out, cancel, keyboard)
+            opened = open_models(ask, out, cancel, keyboard)
         except Interrupted:
             raise typer.Exit(INTERRUPTED) from None
         settings = fitted(settings, opened)
         say_profile(opened.setup, out)
         if opened.choice.auto and out.out.is_terminal:
-            hint_at_tuning(opened.setup, models, out)
+            hint_at_tuning(opened.setup, ask.names, out)
         talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel, keyboard)
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
@@ -99,12 +102,12 @@ def chat(
         raise typer.Exit(code)
 
 
-def _settings(sampling: SamplingOptions, drafting: DraftOptions) -> Settings:
+def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
     """The options as the first settings."""
     return Settings(
         params=sampling.params,
-        drafting=DraftSettings(p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp),
-        rule=Rule(drafting.verify_rule),
+        drafting=DraftSettings(p_min=drafting.p_min, temperature=drafting.temperature),
+        rule=drafting.rule,
         seed=sampling.seed if sampling.seed >= 0 else secrets.randbits(32),
         n_predict=sampling.predict,
         stops=tuple(sampling.stop or ()),

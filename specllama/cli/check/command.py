@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import typer
@@ -12,19 +13,22 @@ from specllama import llama
 from specllama.base.errors import UsageError
 from specllama.cli.app import told
 from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions
+from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.args.values import strategies
 from specllama.cli.check.drafts import find_drafts
 from specllama.cli.check.files import look_at
 from specllama.cli.check.probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check.view import show_report
 from specllama.cli.codes import FAILED
-from specllama.cli.loading import N_CTX, Choice, choose
-from specllama.cli.naming import Wanted
+from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
+from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.llama import LoadOptions
+from specllama.pairs.ask import Ask
 from specllama.pairs.check import Candidate, check_pair
+from specllama.pairs.naming import Wanted
+from specllama.pairs.setup import N_CTX, Choice, choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,23 +112,22 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
 
 def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
     """Report; True if the draft fits."""
-    target, draft, n_ctx = _wanted(models, hardware, output)
-    by_text = "draft-tli" in options.spec_type.split(",")
+    choice = _choice(models, hardware, options.spec_type, output)
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
             path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
             return Candidate(llama.read_header(path, needs_weights=False), wish)
 
-        wish = _wish(hardware, n_ctx)
-        find_draft = lambda: candidate(draft, _draft_wish(hardware))  # noqa: E731
-        report = check_pair(candidate(target, wish), find_draft, by_text=by_text)
+        wish = _wish(hardware, choice.n_ctx)
+        assert choice.draft is not None, "refused by _choice"
+        find_draft = partial(candidate, choice.draft, _draft_wish(hardware))
+        report = check_pair(candidate(choice.target, wish), find_draft, strategy=choice.model_strategy)
     found = None
     if not options.json:
         show_report(output, report)
     if options.probe and report.fits:
-        choice = Choice(target, draft, "draft-simple", n_ctx, n_max=LONGEST_PROBE, by_text=by_text)
-        found = probe_pair(choice, hardware, offline=models.offline, output=output)
+        found = probe_pair(choice, output)
         warn_of_noise(output, found.noise)
     if options.json:
         output.data({**report.to_json(), "probe": None if found is None else found.to_json()})
@@ -143,12 +146,20 @@ def _draft_wish(hardware: HardwareOptions) -> LoadOptions:
     return LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
 
 
-def _wanted(models: PairOptions, hardware: HardwareOptions, output: Output) -> tuple[Wanted, Wanted, int]:
-    """Target, draft, and the context that is asked for or suits them. Raises UsageError and ConfigError."""
-    choice = choose(models, DraftOptions(), hardware, output)
+def _choice(models: PairOptions, hardware: HardwareOptions, spec_type: str, output: Output) -> Choice:
+    """The pair as `--probe` loads it. Raises UsageError and ConfigError."""
+    ask = Ask(names=names_of(models), hardware=hardware_of(hardware))
+    choice = choose(ask, Said(output))
     if choice.draft is None:
         given = models.model or models.hf_repo
         raise UsageError(
             f"a target is given ({given}) but no draft, expected both", hint="add -md MODEL or -hfd USER/REPO"
         )
-    return choice.target, choice.draft, choice.n_ctx
+    return replace(
+        choice,
+        strategy=SIMPLE,
+        n_max=LONGEST_PROBE,
+        auto=False,
+        any_strategy=False,
+        model_strategy=TRANSLATED if TRANSLATED in spec_type.split(",") else SIMPLE,
+    )

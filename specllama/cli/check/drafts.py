@@ -11,7 +11,6 @@ from specllama.base.disk import FetchWatch, meant, size_text
 from specllama.base.errors import SourceUnavailable, UsageError
 from specllama.cli.args.options import ModelOptions
 from specllama.cli.check.files import look_at
-from specllama.cli.naming import named
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, in_one_line
 from specllama.files.hub_cache import is_offline
@@ -19,6 +18,7 @@ from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, rank, repos_for
+from specllama.pairs.naming import named
 from specllama.pairs.tokenizer import n_params
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns

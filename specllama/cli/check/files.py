@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specllama.base.disk import FetchWatch
-from specllama.cli.naming import Wanted
 from specllama.files import hub
 from specllama.files.hub_headers import header_only
 from specllama.files.model import Model
+from specllama.pairs.naming import Wanted
 
 
 @contextmanager

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from specllama.base.errors import PairError
 from specllama.chat.conversation import Conversation, Message
-from specllama.cli.args.options import HardwareOptions
-from specllama.cli.loading import Choice, Models, Setup, load_models, prepare
+from specllama.cli.loading import Said
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.plot import PlotBar, plot, signs_for
 from specllama.cli.screen.status import StatusLine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
+from specllama.pairs.setup import Choice, Models, Setup, load_models, prepare
 from specllama.prompts.four import sample_prompts
 from specllama.tuning.costs import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.tuning.forecast import Outlook, outlook
@@ -26,10 +26,10 @@ _PLOT_ROWS = 9
 _TOLERATED_NOISE = 0.25
 
 
-def probe_pair(choice: Choice, hardware: HardwareOptions, *, offline: bool, output: Output) -> Outlook:
+def probe_pair(choice: Choice, output: Output) -> Outlook:
     """Load both models and measure them. Raises what loading raises, and PairError where nothing can be drafted."""
-    setup = prepare(choice, hardware, offline=offline, output=output)
-    with load_models(setup, output, Cancel()) as models:
+    setup = prepare(choice, Said(output))
+    with load_models(setup, Said(output), Cancel()) as models:
         found = _measure(models, _prompts(models, setup), output)
     if found is None:
         raise PairError("no token was drafted, so there is nothing to measure", hint="ask for a longer context")

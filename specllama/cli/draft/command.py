@@ -11,31 +11,34 @@ import typer
 
 from specllama.base.disk import meant, only_one, size_text
 from specllama.base.errors import ConfigError, UsageError
-from specllama.cli import loading
 from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import Color, HardwareOptions
+from specllama.cli.args.options import Color
 from specllama.cli.args.values import whole
 from specllama.cli.check.probe import warn_of_noise
 from specllama.cli.draft import view as draft_view
 from specllama.cli.draft.values import layers, n_tokens, quants
+from specllama.cli.loading import Said
 from specllama.cli.models.command import Json, Quiet
-from specllama.cli.naming import Wanted, named
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
 from specllama.derive import make as derive
 from specllama.derive import search as derive_search
-from specllama.derive import store as drafts
 from specllama.derive.layers import check_dropped, refuse_undroppable
-from specllama.derive.make import Recipe
 from specllama.derive.search import SearchOutcome, Space
-from specllama.derive.store import Derived
+from specllama.drafters import SIMPLE
 from specllama.drafters.controller import N_MAX
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
 from specllama.llama import Header
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.quantize import QUANTS
+from specllama.pairs import derived as drafts
+from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Hardware
+from specllama.pairs.derived import Derived, Recipe
+from specllama.pairs.naming import Wanted, named
+from specllama.pairs.setup import Choice
 from specllama.tuning.child import Way
 
 app = typer.Typer(
@@ -140,7 +143,7 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
             "measuring a draft needs its target",
             hint="add -m TARGET; a draft of a model for itself: -m and the model again",
         )
-    parent = loading.bring(parent_wanted, offline=models.offline, output=output).header
+    parent = pair_setup.bring(parent_wanted, Said(output), offline=models.offline).header
     if destination is not None and destination.resolve() in {part.resolve() for part in parent.parts}:
         raise UsageError("-o is the model's own file", hint="give another name")
     if searches and target_wanted is not None:
@@ -230,10 +233,11 @@ def _search(
         refuse_undroppable(parent)
     if space.dropped:
         check_dropped(parent, space.dropped)
-    choice = loading.Choice(target, parent.path, "draft-simple", _N_CTX, N_MAX)
-    hardware = HardwareOptions(threads=options.threads)
-    setup = loading.prepare(choice, hardware, offline=models.offline, output=output)
-    loading.require_fit(setup, output)
+    hardware = Hardware(n_threads=options.threads)
+    choice = Choice(target, parent.path, SIMPLE, _N_CTX, N_MAX, hardware=hardware, offline=models.offline)
+    listener = Said(output)
+    setup = pair_setup.prepare(choice, listener)
+    pair_setup.require_fit(setup, listener)
     path = KernelPath.of(setup.target_options)
     with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output) as status:
         drafts.sweep()

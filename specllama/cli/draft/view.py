@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from specllama.base.disk import size_text
 from specllama.cli.screen.output import Output, in_one_line
-from specllama.derive import store as drafts
 from specllama.derive.search import SearchOutcome, Trial
-from specllama.derive.store import Derived
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Derived
 
 _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
 _LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "by", "for")

@@ -13,14 +13,14 @@ from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.cli.args.grouping import option
 from specllama.cli.args.options import Color
 from specllama.cli.args.values import whole
+from specllama.cli.loading import Said
 from specllama.cli.models import view as models_view
-from specllama.cli.screen.fetching import fetch_with_progress, watching
+from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.files import hub, models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
 from specllama.files.model import HubSource, Model, Pair, PairDefaults, PathSource
-
-__all__ = ["app", "fetch_with_progress"]
+from specllama.pairs.setup import fetch
 
 app = typer.Typer(help="List, fetch and describe models and pairs.", no_args_is_help=True, add_completion=False)
 
@@ -92,7 +92,7 @@ def pull(
     catalog = _catalog(output)
     for name in names or [catalog.default]:
         wanted: tuple[Model | str, ...] = (name,) if "/" in name else catalog.resolve(name)
-        fetched = [fetch_with_progress(model, offline=offline, output=output, update=update) for model in wanted]
+        fetched = [fetch(model, Said(output), offline=offline, update=update) for model in wanted]
         for item in fetched:
             output.line(str(item.path))
 

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from specllama.base.disk import FetchWatch, Silent, size_text
-from specllama.cli.screen.output import Output, open_output
-from specllama.files import hub
-from specllama.files.model import Model
+from specllama.cli.screen.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,24 +111,3 @@ def _progress(output: Output) -> Progress:
         figures = [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
     name = TextColumn("{task.description}", markup=False)
     return Progress(name, BarColumn(bar_width=None), *figures, console=console, transient=True)
-
-
-def fetch_with_progress(
-    model: Model | str, *, offline: bool = False, output: Output | None = None, update: bool = False
-) -> hub.Fetched:
-    """The model, or what `user/repo[:quant]` names, fetched with progress on stderr. Raises as `hub.fetch`."""
-    output = output or open_output()
-    start = time.monotonic()
-    with watching(output) as watch:
-        if isinstance(model, str):
-            fetched = hub.fetch_repo(model, offline=offline, watch=watch, update=update)
-        else:
-            fetched = hub.fetch(model, offline=offline, watch=watch, update=update)
-    if fetched.source != hub.CACHE:
-        output.note(f"fetched {fetched.path.name} from {fetched.source} in {_duration(time.monotonic() - start)}")
-    return fetched
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.base import disk as storage
-from specllama.derive import store as drafts
-from specllama.derive.make import Recipe
-from specllama.derive.store import Derived, Parent, stale
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Derived, Parent, Recipe, stale
 
 
 @pytest.fixture

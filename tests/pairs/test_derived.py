@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import ConfigError
-from specllama.derive import store as drafts
-from specllama.derive.make import Recipe
-from specllama.derive.store import Derived, Measurement
+from specllama.pairs import derived as drafts
+from specllama.pairs.derived import Derived, Measurement, Recipe
 from specllama.pairs.profile import ClassFigures
 
 RECIPE = Recipe(quant="Q4_0", n_vocab=32000, dropped=(4, 7))

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from specllama.base.disk import meant
 from specllama.base.errors import ConfigError
-from specllama.derive import store as drafts
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
+from specllama.pairs import derived
 
 Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `user/repo[:quant]`
 
@@ -31,8 +31,8 @@ def named(text: str, *, draft: bool = False) -> Wanted:
 
     A file that is here goes before a name, and a draft that was derived here before both.
     """
-    if draft and (derived := drafts.named(text)) is not None:
-        return derived
+    if draft and (path := derived.named(text)) is not None:
+        return path
     if _is_path(text):
         return meant(text)
     catalog = load_catalog()

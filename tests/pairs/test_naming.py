@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from specllama import llama
 from specllama.base.errors import ConfigError
-from specllama.cli.naming import named
-from specllama.derive import store as drafts
 from specllama.files.catalog import load_catalog, user_file
+from specllama.pairs import derived as drafts
+from specllama.pairs import setup
+from specllama.pairs.naming import Wanted, named
 from tests.cli.conftest import Pair, Result, record_of
 
 Run = Callable[..., Result]
@@ -59,23 +61,22 @@ def test_every_command_takes_the_same_names(
     specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch, command: str, target: str, draft: str
 ) -> None:
     """A name that one command takes and another one looks for on the disk."""
-    from specllama.cli import loading
 
     class Enough(Exception):
         pass
 
-    def found(wanted: loading.Wanted, **_: object) -> loading.File:
-        seen.append(loading.llama.read_header(wanted if isinstance(wanted, Path) else wanted.sources[0].path).path)  # type: ignore[union-attr]
+    def found(wanted: Wanted, *_: object, **__: object) -> setup.File:
+        seen.append(llama.read_header(wanted if isinstance(wanted, Path) else wanted.sources[0].path).path)  # type: ignore[union-attr]
         if len(seen) == 2:
             raise Enough
-        return loading.File(loading.llama.read_header(seen[0]), None, "path")
+        return setup.File(llama.read_header(seen[0]), None, "path")
 
     seen: list[Path] = []
     words = [command, "-m", target.replace("TARGET", str(pair.target)), "-md", draft]
     if command == "check":
         assert record_of(specllama(*words, "--json"))["fits"] is True
         return
-    monkeypatch.setattr(loading, "bring", found)
+    monkeypatch.setattr(setup, "bring", found)
     told = specllama(*words, *(["hi"] if command == "run" else []))
     assert "Enough" in told.err
     assert seen == [pair.target, pair.draft]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,14 +18,55 @@ from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed
-from specllama.derive.make import MAKE_ROOM, Recipe
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures
 
+MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
+
 _VERSION = 1  # of the record
+_N_LISTED = 4  # layers that a name lists; more become a number and a checksum
 _MODEL, _RECORD = ".gguf", ".json"
 MAKE: Final = "make"
 TUNE: Final = "tune"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is done to the parent, in this order; nothing of it is the parent itself."""
+
+    n_vocab: int = 0  # tokens that stay; 0 = all
+    dropped: tuple[int, ...] = ()  # layers left out
+    quant: str = ""  # a name in QUANTS; empty = weights as they are
+
+    @property
+    def name(self) -> str:
+        """Short, for file names: "q4_0+v32000+drop4.7"; empty where nothing is done."""
+        parts = [self.quant.lower()] if self.quant else []
+        parts += [f"v{self.n_vocab}"] if self.n_vocab else []
+        if self.dropped:
+            layers = ".".join(map(str, self.dropped))
+            n_left_out = f"{len(self.dropped)}-{sha256(layers.encode()).hexdigest()[:6]}"
+            parts.append(f"drop{layers if len(self.dropped) <= _N_LISTED else n_left_out}")
+        return "+".join(parts)
+
+    @property
+    def summary(self) -> str:
+        """For people."""
+        parts = [f"weights in {self.quant}"] if self.quant else []
+        parts += [f"{self.n_vocab:,} tokens"] if self.n_vocab else []
+        parts += [f"without layers {', '.join(map(str, self.dropped))}"] if self.dropped else []
+        return ", ".join(parts) or "as it is"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_json`. Raises KeyError, TypeError and ValueError."""
+        return cls(
+            n_vocab=int(data["n_vocab"]), dropped=tuple(int(n) for n in data["dropped"]), quant=str(data["quant"])
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,449 @@
+"""From an `Ask` to models ready to answer: choose them, fetch them, check what can be checked, load them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+
+from specllama import llama
+from specllama.base import disk
+from specllama.base.disk import FetchWatch, Silent, size_text
+from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
+from specllama.base.ranges import AUTO
+from specllama.core.types import Cancel, Drafter, DraftPolicy
+from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
+from specllama.drafters.controller import N_MAX as LONGEST_AUTO
+from specllama.drafters.controller import PROBE_TOKENS, controller
+from specllama.files import hub
+from specllama.files.catalog import load_catalog
+from specllama.files.model import Model, PairDefaults
+from specllama.llama import Header, LlamaModel, LoadOptions, crash_test
+from specllama.llama.header import refuse_architecture
+from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
+from specllama.llama.load_plan import placeable
+from specllama.pairs import derived
+from specllama.pairs import profile as profiles
+from specllama.pairs.ask import Ask, Drafting, Hardware
+from specllama.pairs.check import Candidate, check_pair
+from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
+from specllama.pairs.naming import Wanted, named
+from specllama.pairs.profile import Profile, ProfileKey
+
+N_CTX, N_MAX = 4096, 4  # unless an option or the pair says otherwise
+
+
+class Listener:
+    """Hears what happens before an answer. This one ignores it; the command line and the library override what they
+    show.
+    """
+
+    def note(self, text: str) -> None:
+        """Something good to know."""
+
+    def warn(self, text: str, hint: str = "") -> None:
+        """Something to change although nothing failed, and how."""
+
+    def detail(self, text: str) -> None:
+        """Something that few want to know."""
+
+    def fetching(self) -> AbstractContextManager[FetchWatch]:
+        """Entered while a model is fetched."""
+        return nullcontext(Silent())
+
+    def loading(self) -> AbstractContextManager[Callable[[float, int], None]]:
+        """Entered while models are loaded; the function hears the share that is loaded, and of how many bytes."""
+        return nullcontext(lambda _share, _n_bytes: None)
+
+
+# ----------------------------------------------------------------------------------------------------------- choosing
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which models, which strategy and how to load, before anything is looked up on the disk."""
+
+    target: Wanted
+    draft: Wanted | None  # None also where the strategy needs none
+    strategy: str
+    n_ctx: int  # 0 = what the target was trained for
+    n_max: int  # what a number says, or what is taken where `auto` finds no profile
+    auto: bool = False  # a profile decides how far to draft, if there is one
+    any_strategy: bool = False  # and with what
+    model_strategy: str = SIMPLE  # how the draft model drafts, by itself or in a chain: SIMPLE or TRANSLATED
+    hardware: Hardware = field(default_factory=Hardware)
+    offline: bool = False
+
+
+def choose(ask: Ask, listener: Listener) -> Choice:
+    """The models and the strategy that are asked for. Raises UsageError and ConfigError."""
+    names, drafting, hardware = ask.names, ask.drafting, ask.hardware
+    target: Wanted | None = named(names.target) if names.target else names.target_repo
+    given = names.draft or names.draft_repo
+    if target is None and given:
+        raise UsageError(
+            f"a draft is given ({given}) but no target, expected both",
+            hint="say which target it is for: -m MODEL or -hf USER/REPO",
+        )
+    draft: Wanted | None = named(names.draft, draft=True) if names.draft else names.draft_repo
+    defaults = PairDefaults()
+    if target is None:
+        catalog = load_catalog()
+        for note in catalog.notes:
+            listener.note(f"note: {note}")
+        pair = catalog.pair(names.pair)
+        target, draft, defaults = pair.target, pair.draft, pair.defaults
+    any_strategy = drafting.spec_type == AUTO
+    n_max = (defaults.n_max or N_MAX) if drafting.n_max == "auto" else drafting.n_max
+    strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"
+    return Choice(
+        target,
+        draft if REGISTRY[strategy].needs_model else None,
+        strategy,
+        n_ctx=next(n for n in (hardware.n_ctx, defaults.n_ctx, N_CTX) if n is not None),
+        n_max=n_max,
+        # An explicit p-min, or no drafts at all, switches auto off.
+        auto=drafting.n_max == "auto" and not drafting.p_min and (any_strategy or strategy != "none"),
+        any_strategy=any_strategy,
+        model_strategy=TRANSLATED if TRANSLATED in drafting.spec_type.split(",") else SIMPLE,
+        hardware=hardware,
+        offline=names.offline,
+    )
+
+
+def _strategy(spec_type: str, *, has_draft: bool) -> str:
+    """The one strategy for the allowed ones. Raises UsageError where one was named that lacks a draft."""
+    if spec_type == AUTO:
+        return SIMPLE if has_draft else "none"
+    names = spec_type.split(",")
+    require_draft(names, has_draft=has_draft)
+    drafting = [name for name in names if name != "none"]
+    with_model = [name for name in drafting if REGISTRY[name].needs_model]
+    return "chain" if with_model and "lookup" in drafting else next(iter(drafting), "none")
+
+
+def require_draft(strategies: Iterable[str], *, has_draft: bool) -> None:
+    """Raise UsageError for a strategy that needs a draft model where there is none."""
+    for name in strategies:
+        if REGISTRY[name].needs_model and not has_draft:
+            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
+
+
+# ------------------------------------------------------------------------------------------------------ what is here
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A model file on this disk, with what its own header says."""
+
+    header: Header
+    sha256: str | None  # None = not computed: hashing gigabytes is not for every start
+    source: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.header.path
+
+    @property
+    def template(self) -> str | None:
+        """Its chat template, if it has one."""
+        return self.header.metadata.get("tokenizer.chat_template")
+
+
+def bring(wanted: Wanted, listener: Listener, *, offline: bool = False) -> File:
+    """The file of a model, fetched if need be. Raises DownloadError and ModelFileError."""
+    if isinstance(wanted, Path):
+        return File(llama.read_header(wanted), disk.known_checksum(wanted) if wanted.is_file() else None, "path")
+    fetched = fetch(wanted, listener, offline=offline)
+    return File(llama.read_header(fetched.path), fetched.sha256, fetched.source)
+
+
+def fetch(model: Model | str, listener: Listener, *, offline: bool = False, update: bool = False) -> hub.Fetched:
+    """The model, or what `user/repo[:quant]` names, from this disk or its sources. Raises as `hub.fetch`."""
+    start = monotonic()
+    with listener.fetching() as watch:
+        if isinstance(model, str):
+            fetched = hub.fetch_repo(model, offline=offline, watch=watch, update=update)
+        else:
+            fetched = hub.fetch(model, offline=offline, watch=watch, update=update)
+    if fetched.source != hub.CACHE:
+        listener.note(f"fetched {fetched.path.name} from {fetched.source} in {_duration(monotonic() - start)}")
+    return fetched
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Files on this disk and how they are to be loaded; nothing of it is loaded yet."""
+
+    target: File
+    draft: File | None
+    target_options: LoadOptions
+    hardware: Hardware
+    strategy: str = "none"
+    n_max: int = 0
+    profile: Profile | None = None  # decides how far to draft
+    stale: str = ""  # why the profile that is there does not hold
+    model_strategy: str = SIMPLE  # see `Choice`
+
+    @property
+    def subject(self) -> ProfileKey:
+        """What a profile is of."""
+        draft = self.draft
+        options = None if draft is None else self.draft_options(self.target_options.n_ctx)
+        path = draft.path if draft else None
+        return ProfileKey(self.target.path, self.target_options, path, options, self.model_strategy)
+
+    def policy(self, *, greedy: bool, draft_temp: float | None) -> DraftPolicy | None:
+        """What decides how far to draft in one answer or chat; None = the longest draft and the confidence alone."""
+        if self.profile is None:
+            return None
+        priors = self.profile.priors(greedy=greedy)
+        return controller(self.profile.costs, priors, n_max=self.n_max, heat_is_free=draft_temp is None)
+
+    def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
+        """How the strategy drafts in one answer or chat."""
+        temperature = drafting.temperature
+        policy = self.policy(greedy=greedy, draft_temp=temperature)
+        return DraftSettings(n_max=self.n_max, p_min=drafting.p_min, temperature=temperature, policy=policy)
+
+    def draft_options(self, n_ctx: int) -> LoadOptions:
+        """How the draft is loaded beside a target with `n_ctx` tokens of context, which is as many as it can use.
+
+        Like the target where nothing else was asked for; but its KV stays in f16, because a coarser one drafts badly.
+        """
+        assert self.draft is not None
+        hardware, profile = self.hardware, self.profile
+        path = KernelPath.of(self.target_options) if profile is None else profile.draft_path
+        tuned = profile.threads.draft if profile is not None and profile.threads is not None else None
+        return replace(
+            path.applied(self.target_options),
+            n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
+            n_threads=hardware.n_threads_draft or hardware.n_threads or tuned,
+            n_threads_batch=(
+                hardware.n_threads_batch_draft or hardware.n_threads_draft or hardware.n_threads_batch or tuned
+            ),
+            n_gpu_layers=hardware.n_gpu_layers_draft,
+            type_k=hardware.type_k_draft,
+            type_v=hardware.type_v_draft,
+            max_block=1 if profile is None else PROBE_TOKENS,  # a probe looks at many rows at once
+        )
+
+
+def prepare(choice: Choice, listener: Listener) -> Setup:
+    """Everything that can be known before weights are loaded: the build works, the files are here, memory is enough.
+
+    Raises BackendError, DownloadError, ModelFileError, UnsupportedModel and MemoryShort.
+    """
+    hardware = choice.hardware
+    use_extra_bufts = _usable_buffers(listener)
+    target = bring(choice.target, listener, offline=choice.offline)
+    refuse_architecture(target.header)
+    draft = None if choice.draft is None else bring(choice.draft, listener, offline=choice.offline)
+    if draft is not None:
+        _warn_if_stale(draft, listener)
+    options = LoadOptions(
+        n_ctx=choice.n_ctx,
+        n_threads=hardware.n_threads,
+        n_threads_batch=hardware.n_threads_batch,
+        n_gpu_layers=hardware.n_gpu_layers,
+        flash_attn=hardware.flash_attn,
+        type_k=hardware.type_k,
+        type_v=hardware.type_v,
+        use_extra_bufts=use_extra_bufts,
+        max_block=(choice.n_max if choice.strategy != "none" else 0) + 1,
+    )
+    setup = Setup(target, draft, options, hardware, choice.strategy, choice.n_max, model_strategy=choice.model_strategy)
+    if choice.any_strategy:
+        setup = _translated_if_tuned(setup)
+    if choice.auto:
+        setup = tuned(setup, any_strategy=choice.any_strategy)
+    _require_memory(setup)
+    return setup
+
+
+def _warn_if_stale(draft: File, listener: Listener) -> None:
+    """A derived draft whose parent changed still gives the target's text, but may foresee it badly."""
+    with suppress(ConfigError):  # the record beside a model may come from anywhere
+        found = derived.read(draft.path)
+        if found is not None and (reason := derived.stale(found, at_once=True)):
+            listener.warn(f"{found.name} is stale: {reason}", "make it again: specllama draft make")
+
+
+def _translated_if_tuned(setup: Setup) -> Setup:
+    """The setup, its draft translated by text if the pair was tuned so, and only so.
+
+    A pair of two tokenizers that was tuned is meant to be used; one that was not is refused by `require_fit`.
+    """
+    other = replace(
+        setup, model_strategy=TRANSLATED, strategy=TRANSLATED if setup.strategy == SIMPLE else setup.strategy
+    )
+    return other if not profiles.kept(setup.subject) and profiles.kept(other.subject) else setup
+
+
+def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
+    """The setup as its profile wants it; as it is where there is none that holds.
+
+    With measured costs, lookup may draft too: it is free where it does not match, and what a block costs is known where
+    it does. Without them nobody knows whether a block of four rows costs more than four of one row, as on some CPUs.
+    """
+    found = profiles.find(setup.subject)
+    profile = found.profile
+    if profile is None:
+        return replace(setup, stale=found.stale)
+    if reason := _out_of_reach(profile, setup):
+        return replace(setup, stale=reason)
+    if not setup.target_options.use_extra_bufts:  # the build crashes on them, which was told
+        profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
+    strategy, draft = setup.strategy, setup.draft
+    if profile.derived is not None and draft is not None:  # the costs are those of this one
+        draft = File(llama.read_header(profile.derived), disk.known_checksum(profile.derived), "derived")
+    if any_strategy:
+        # A draft that could not pay if all of it were accepted is not worth the memory either.
+        draft = draft if profile.draft_can_pay else None
+        strategy = "lookup" if draft is None else "chain"
+    options = replace(profile.target_path.applied(setup.target_options), max_block=LONGEST_AUTO + 1)
+    if profile.threads is not None:
+        options = replace(options, n_threads=profile.threads.decode, n_threads_batch=profile.threads.verify)
+    return replace(setup, draft=draft, target_options=options, strategy=strategy, n_max=LONGEST_AUTO, profile=profile)
+
+
+def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Profile | None:
+    """The profile of `setup` as it is for a draft: its kernel path was found for one file, and others have other types.
+
+    Orders for weights that a file does not have are an error.
+    """
+    own = setup.draft and setup.draft.path
+    if profile is None or draft is None or draft.path == (profile.derived or own):
+        return profile
+    return replace(profile, draft_path=KernelPath.of(setup.target_options))
+
+
+def _out_of_reach(profile: Profile, setup: Setup) -> str:
+    """Why the profile's kernel paths cannot be set here; empty where they can."""
+    wanted = {buffer for path in (profile.target_path, profile.draft_path) for _, buffer in path.placed}
+    build = llama.build_info()
+    if missing := sorted(wanted - set(build.extra_buffer_types)):
+        return f"it keeps weights in {' and '.join(missing)}, which this llama.cpp does not have here"
+    has_gpu = any(device.is_gpu for device in build.devices)
+    loads = [(profile.target_path, setup.target_options)]
+    loads += [(profile.draft_path, setup.draft_options(setup.target_options.n_ctx))] if setup.draft is not None else []
+    if any(path.placed and not placeable(options, has_gpu=has_gpu) for path, options in loads):
+        return "it places weights by their type, as no GPU allows, and there is one now"
+    return ""
+
+
+def _usable_buffers(listener: Listener) -> bool:
+    """Whether models may be loaded with extra buffer types; says what is wrong with the build. Raises BackendError."""
+    result = crash_test.installed()
+    result.require()
+    if not result.use_extra_bufts:
+        listener.warn(result.detail, result.hint)
+    return result.use_extra_bufts
+
+
+def _require_memory(setup: Setup) -> None:
+    """Raise MemoryShort where target and draft together cannot fit, before the first of them is loaded.
+
+    A context that is to be found out (0), or a GPU: then only the loader knows, and it checks each model by itself.
+    """
+    n_ctx = setup.target_options.n_ctx
+    if n_ctx == 0 or setup.draft is None or llama.build_info().gpu_offload:
+        return
+    needed = llama.memory_needed(setup.target.header, setup.target_options).total
+    needed += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
+    free = llama.memory_free()
+    if needed > free:
+        raise MemoryShort(
+            f"{setup.target.path.name} and {setup.draft.path.name} with a context of {n_ctx} tokens need "
+            f"{size_text(needed)}, but only {size_text(free)} are free",
+            hint="use a shorter context (--ctx-size), smaller models, or close other programs",
+        )
+
+
+def require_fit(setup: Setup, listener: Listener) -> None:
+    """Raise PairError where the draft does not fit: a draft that was asked for is never left out in silence.
+
+    The report is that of `specllama check`; what may make the pair slow goes to the listener.
+    """
+    if setup.draft is None:
+        return
+    draft = Candidate(setup.draft.header, setup.draft_options(setup.target_options.n_ctx))
+    report = check_pair(
+        Candidate(setup.target.header, setup.target_options), lambda: draft, strategy=setup.model_strategy
+    )
+    report.require()
+    for row in report.warnings:
+        listener.detail(f"{row.test}: {row.reason}")
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclass(slots=True)
+class Models:
+    """A loaded target and draft; a context manager that frees them."""
+
+    target: LlamaModel
+    draft: DraftModel | None  # speaks the target's ids
+    loaded_draft: LlamaModel | None  # the same as its file has it; what it says of itself
+    _owned: ExitStack = field(default_factory=ExitStack)
+
+    def watch(self, cancel: Cancel) -> None:
+        """Let a long computation of either stop when `cancel` is set."""
+        self.target.watch(cancel)
+        if self.draft is not None:
+            self.draft.watch(cancel)
+
+    def drafter(self, strategy: str, settings: DraftSettings) -> Drafter:
+        """The strategy, working for this target."""
+        return REGISTRY[strategy].make(self.draft, replace(settings, vocab_size=self.target.vocab_size))
+
+    def __enter__(self) -> Models:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owned.close()
+
+
+def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
+    """Load the target, then the draft. Raises what `llama.load` raises, and Interrupted where `cancel` is set."""
+    n_bytes = setup.target.header.n_file_bytes + (setup.draft.header.n_file_bytes if setup.draft else 0)
+    n_done = 0
+
+    def told(file: File, share: float) -> bool:
+        show((n_done + share * file.header.n_file_bytes) / n_bytes, n_bytes)
+        return not cancel.is_set()
+
+    with ExitStack() as owned, listener.loading() as show:
+        load, target, draft, speaking = llama.load, setup.target, None, None
+        target_model = load(target.path, setup.target_options, progress=lambda share: told(target, share))
+        owned.enter_context(target_model)
+        if (file := setup.draft) is not None:
+            n_done = target.header.n_file_bytes
+            draft = load(file.path, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
+            owned.enter_context(draft)
+            speaking = in_target_ids(target_model, draft, strategy=setup.model_strategy)
+            owned.callback(speaking.close)
+        if cancel.is_set():  # after the last progress: otherwise only the first answer would notice
+            raise Interrupted("loading was stopped on request")
+        models = Models(target_model, speaking, draft, owned.pop_all())
+    for role, model in (("target", target_model), ("draft", draft)):
+        if model is not None:
+            listener.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")
+            for warning in model.warnings:
+                listener.warn(warning)
+    return models
