@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GatedRepository,
         Interrupted,
         MemoryShort,
+        ModelBusy,
         ModelFileError,
         NumericsError,
         PairError,
@@ -58,8 +59,8 @@ _ROOMS = {
     "core.distribution": "Distribution",
     "core.engine": "Engine",
     "base.errors": "BackendError ChecksumMismatch ConfigError ContextFull ConversationError DiskFull DownloadError "
-    "DraftLawError GatedRepository Interrupted MemoryShort ModelFileError NumericsError PairError PromptError "
-    "RollbackRefused SourceUnavailable SpecllamaError TemplateError UnsupportedModel UsageError",
+    "DraftLawError GatedRepository Interrupted MemoryShort ModelBusy ModelFileError NumericsError PairError "
+    "PromptError RollbackRefused SourceUnavailable SpecllamaError TemplateError UnsupportedModel UsageError",
     "core.events": "Event Finished Notice PromptProgress StepEvent TokenEvent",
     "core.sampling": "RandomChooser SamplingParams",
     "core.stats": "SpecStats",
@@ -91,6 +92,7 @@ __all__ = [
     "Interrupted",
     "LanguageModel",
     "MemoryShort",
+    "ModelBusy",
     "ModelFileError",
     "Notice",
     "NumericsError",

@@ -13,7 +13,7 @@ import numpy as np
 from specllama.audit.enumeration import ContractBroken
 from specllama.base.errors import ContextFull, Interrupted
 from specllama.core.distribution import Distribution
-from specllama.core.types import Caps, Chooser, Draft, FloatArray, Observation
+from specllama.core.types import Cancel, Caps, Chooser, Draft, DraftReport, FloatArray, LanguageModel, Observation
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
@@ -137,6 +137,9 @@ class FakeModel:
     caps: Caps = field(default_factory=lambda: Caps(tree=True))
     hook: Hook = lambda n_call, name: None
     calls: list[Call] = field(default_factory=list)
+    busy_s: float = 0.0
+    watched: Cancel | None = None
+    closed: bool = False
     _kv: list[int] = field(default_factory=list)
     _rows: FloatArray | None = None  # owns the memory of the view that the last eval returned
     _pending_at: int | None = None  # index in the KV of the last eval's first token, while `keep` is possible
@@ -209,6 +212,14 @@ class FakeModel:
         self._record("keep", ())
         self._kv[length:] = [self._kv[length + node] for node in path]
         self._pending_at, self._parents = None, ()
+
+    def watch(self, cancel: Cancel | None) -> None:
+        """Remember the flag."""
+        self.watched = cancel
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
 
     def _record(self, name: str, tokens: Sequence[int]) -> None:
         """Note the call, let the hook see it, and refuse what has no room or no row."""
@@ -296,6 +307,7 @@ class ScriptedDrafter:
     script: Script
     name: str = "scripted"
     wants: frozenset[str] = frozenset()
+    models: tuple[LanguageModel, ...] = ()
     begun: list[History] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     seen: list[Observation] = field(default_factory=list)
@@ -315,6 +327,10 @@ class ScriptedDrafter:
         self.seen.append(
             Observation(tuple(seen.tokens), seen.draft, seen.verdict, seen.proposed_by, seen.features, seen.logits)
         )
+
+    def report(self) -> DraftReport:
+        """Nothing to tell."""
+        return DraftReport()
 
     def close(self) -> None:
         """Remember that it was closed."""

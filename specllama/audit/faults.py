@@ -23,7 +23,6 @@ from specllama.core.types import (
     Observation,
     Rule,
     Verdict,
-    explanation,
 )
 
 Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
@@ -128,6 +127,7 @@ class BrokenDrafter:
         self.drafter = drafter
         self.name = drafter.name
         self.wants = drafter.wants
+        self.models = drafter.models
         self._change = change
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -140,7 +140,7 @@ class BrokenDrafter:
 
     def report(self) -> DraftReport:
         """Pass it on."""
-        return explanation(self.drafter)
+        return self.drafter.report()
 
     def observe(self, seen: Observation) -> None:
         """Pass it on."""

@@ -34,8 +34,13 @@ class Remembered:
 
     @property
     def length(self) -> int:
-        """Tokens now in the KV, as whoever uses this sees it."""
+        """Tokens now in the KV, as its user sees it."""
         return len(self._tokens)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent so far inside the model's own calls."""
+        return self.model.busy_s
 
     def room_after(self, tokens: Sequence[int]) -> int:
         """As the model itself has it behind the same text; see `types.Spelling`."""
@@ -119,6 +124,11 @@ class Passing:
     def length(self) -> int:
         """Tokens now in the KV."""
         return self.model.length
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent so far inside the model's own calls."""
+        return self.model.busy_s
 
     def room_after(self, tokens: Sequence[int]) -> int:
         """As the model has it; see `types.Spelling`."""

@@ -19,7 +19,6 @@ from specllama.core.types import (
     LanguageModel,
     Observation,
     Rule,
-    explanation,
 )
 from specllama.drafters import REGISTRY, DraftSettings
 
@@ -122,6 +121,7 @@ class Watching:
         self.drafter = drafter
         self.name = drafter.name
         self.wants = drafter.wants
+        self.models = drafter.models
         self._see = see
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -134,7 +134,7 @@ class Watching:
 
     def report(self) -> DraftReport:
         """Pass it on."""
-        return explanation(self.drafter)
+        return self.drafter.report()
 
     def observe(self, seen: Observation) -> None:
         """Look, and pass it on."""

@@ -91,6 +91,10 @@ class RollbackRefused(BackendError):
     """llama.cpp would not remove tokens from its memory."""
 
 
+class ModelBusy(SpecllamaError):
+    """A second answer on a model whose first answer is still open."""
+
+
 class NumericsError(SpecllamaError):
     """NaN or infinite numbers where a probability law was expected, or a row with every token masked."""
 

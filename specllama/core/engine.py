@@ -8,22 +8,11 @@ from time import perf_counter
 
 from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
-from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RowLaws, SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import (
-    Cancel,
-    Chooser,
-    Draft,
-    Drafter,
-    DraftReport,
-    LanguageModel,
-    Observation,
-    Rule,
-    Stopper,
-    explanation,
-)
+from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, LanguageModel, Observation, Rule, Stopper
 from specllama.core.verification import children_of, verify
 
 PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
@@ -33,6 +22,8 @@ PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
 class _Request:
     """What one answer was asked with."""
 
+    drafter: Drafter
+    rule: Rule
     params: SamplingParams
     choose: Chooser
     max_tokens: int
@@ -59,6 +50,7 @@ class Engine:
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.rule = rule
         self._prefix = KeptPrefix.of(target)
+        kv_owners(target, *self.drafter.models)
 
     def generate(
         self,
@@ -73,7 +65,8 @@ class Engine:
         """Events of one answer, the last one `Finished`; tokens follow the target's own law under `params`.
 
         `max_tokens` < 0 goes on until the end or a full context. Raises PromptError for an empty prompt or one longer
-        than the context, NumericsError for logits that make no law, BackendError and its kin from the models.
+        than the context, NumericsError for logits that make no law, BackendError and its kin from the models. Target
+        and draft belong to the answer from its first event to the last, or to `close`: another one raises ModelBusy.
         """
         if not prompt:
             raise PromptError("the prompt holds no token", hint="give some text, or a template that begins with one")
@@ -82,41 +75,43 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.target.n_ctx}",
                 hint=f"shorten it, or load with --ctx-size {len(prompt) + max(max_tokens, 256)} or more",
             )
-        return self._answer(list(prompt), _Request(params, choose, max_tokens, stopper, cancel or Cancel()))
+        asked = _Request(self.drafter, self.rule, params, choose, max_tokens, stopper, cancel or Cancel())
+        return self._answer(list(prompt), asked)
 
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
-        # Outside `try`: until this is done, what the KV holds has nothing to do with `tokens`.
-        stats = SpecStats(n_prompt=len(tokens), n_cached=self._prefix.rewind(tokens))
-        try:
-            yield from self._prefill(tokens, stats, request.cancel)
-            reason = yield from self._decode(tokens, stats, request)
-        except Interrupted:
-            reason = "cancelled"
-        finally:
-            # A block that was being handed out counts only as far as it was yielded.
-            del tokens[stats.n_prompt + stats.n_emitted :]
-            self._prefix.hold(tokens)
+        with leased(self.target, *request.drafter.models):
+            # Outside `try`: until this is done, what the KV holds has nothing to do with `tokens`.
+            stats = SpecStats(n_prompt=len(tokens), n_cached=self._prefix.rewind(tokens))
+            try:
+                yield from self._prefill(tokens, stats, request)
+                reason = yield from self._decode(tokens, stats, request)
+            except Interrupted:
+                reason = "cancelled"
+            finally:
+                # A block that was being handed out counts only as far as it was yielded.
+                del tokens[stats.n_prompt + stats.n_emitted :]
+                self._prefix.hold(tokens)
         yield Finished(reason, stats)
 
-    def _busy(self) -> float:
-        """Seconds spent so far inside the models' own calls, where they count them."""
-        return float(getattr(self.target, "busy_s", 0.0) + getattr(self.drafter, "busy_s", 0.0))
+    def _busy(self, drafter: Drafter) -> float:
+        """Seconds spent so far inside the models' own calls."""
+        return self.target.busy_s + sum(model.busy_s for model in drafter.models)
 
-    def _prefill(self, tokens: list[int], stats: SpecStats, cancel: Cancel) -> Iterator[Event]:
+    def _prefill(self, tokens: list[int], stats: SpecStats, request: _Request) -> Iterator[Event]:
         """Bring the KV from the cached part of `tokens` to `tokens[:-1]`."""
-        busy = self._busy()
+        busy = self._busy(request.drafter)
         for at in range(stats.n_cached, len(tokens) - 1, PREFILL_SLICE):
-            if cancel.is_set():
+            if request.cancel.is_set():
                 raise Interrupted("cancelled while the prompt was read")
             yield PromptProgress(at, len(tokens))
             started = perf_counter()
             self.target.feed(tokens[at : min(at + PREFILL_SLICE, len(tokens) - 1)])
             stats.prompt_s += perf_counter() - started
         started = perf_counter()
-        self.drafter.begin(tokens)
+        request.drafter.begin(tokens)
         stats.prompt_s += perf_counter() - started
-        stats.loop_s += max(stats.prompt_s - (self._busy() - busy), 0.0)
+        stats.loop_s += max(stats.prompt_s - (self._busy(request.drafter) - busy), 0.0)
 
     def _decode(self, tokens: list[int], stats: SpecStats, request: _Request) -> Generator[Event, None, Reason]:
         """Steps until the answer ends; returns the reason. Within a block `tokens` runs ahead of `stats.n_emitted`."""
@@ -152,18 +147,19 @@ class Engine:
 
     def _step(self, tokens: list[int], stats: SpecStats, request: _Request) -> tuple[StepEvent, Origin, str, bool]:
         """One verify pass. Appends what it emits to `tokens`; returns (event, last token's origin, notice, ended)."""
-        busy, started = self._busy(), perf_counter()
+        drafter = request.drafter
+        busy, started = self._busy(drafter), perf_counter()
         draft, report = Draft(), DraftReport()
         if limit := self._limit(len(tokens), request.max_tokens - stats.n_emitted):
-            draft = self.drafter.propose(tokens, limit, request.params, request.choose)
-            report = explanation(self.drafter)
+            draft = drafter.propose(tokens, limit, request.params, request.choose)
+            report = drafter.report()
         if len(draft.tokens) > limit:
-            raise ValueError(f"{self.drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
+            raise ValueError(f"{drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
         drafted = perf_counter()
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
         laws = RowLaws(rows, tokens, draft, request.params)
-        verdict = self._verify(draft, laws, request.choose, self.rule)
+        verdict = self._verify(draft, laws, request.choose, request.rule)
         path = verdict.path
         block = [*(draft.tokens[node] for node in path), verdict.next_token]
         n_seen, ended = self._n_seen(block, request.stopper)
@@ -172,8 +168,8 @@ class Engine:
         self.target.keep(len(tokens), path)
         # An end token is seen but not emitted.
         tokens.extend(token for token in block[:n_seen] if token not in self.target.end_tokens)
-        logits = rows if "logits" in self.drafter.wants else None
-        self.drafter.observe(Observation(tokens, draft, verdict, self.drafter.name, logits=logits, laws=laws))
+        logits = rows if "logits" in drafter.wants else None
+        drafter.observe(Observation(tokens, draft, verdict, drafter.name, logits=logits, laws=laws))
         done = perf_counter()
 
         # For the counters, what lies behind the end of the answer was never drafted.
@@ -184,14 +180,14 @@ class Engine:
             step=stats.n_steps,
             drafted=draft.tokens[:n_drafted],
             accepted=n_accepted,
-            drafter=self.drafter.name,
+            drafter=drafter.name,
             decisions=report.decisions,
             draft_s=drafted - started,
             eval_s=evaluated - drafted,
             sample_s=sampled - evaluated,
             kv_s=done - sampled,
             step_s=done - started,
-            loop_s=max(done - started - (self._busy() - busy), 0.0),
+            loop_s=max(done - started - (self._busy(drafter) - busy), 0.0),
         )
         stats.record(n_drafted, n_accepted, rejected)
         stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)

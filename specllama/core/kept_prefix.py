@@ -1,30 +1,49 @@
-"""What a model's KV is known to hold: the prefix that one answer or draft leaves and the next may keep."""
+"""The use of a model's KV: what it is known to hold, and the one answer at a time that may change it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Lock, RLock
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from specllama.core.types import FloatArray, LanguageModel, common_prefix
+from specllama.base.errors import ModelBusy, PairError
+from specllama.core.types import Adapter, FloatArray, LanguageModel, common_prefix
 
 
 class KeptPrefix:
-    """The tokens in the KV of `model`, as far as they are known. Whoever shares a model shares its `KeptPrefix.of`."""
+    """The tokens in the KV of `model`, as far as they are known. All users of a model share its `KeptPrefix.of`."""
 
     # By the model's id, which stays its own as long as an entry lives: an entry keeps its model alive.
     _known: ClassVar[WeakValueDictionary[int, KeptPrefix]] = WeakValueDictionary()
+    _making: ClassVar[RLock] = RLock()  # two threads must not make two records for one model
 
     @classmethod
     def of(cls, model: LanguageModel) -> KeptPrefix:
         """The one record for this model: users with records of their own would trust each other's leavings."""
-        if (known := cls._known.get(id(model))) is None:
-            known = cls._known[id(model)] = cls(model)
-        return known
+        with cls._making:
+            if (known := cls._known.get(id(model))) is None:
+                known = cls._known[id(model)] = cls(model)
+            return known
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._tokens: list[int] = []
+        self._in_use = Lock()
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """The KV belongs to one answer until the end of the block. Raises ModelBusy where it belongs to another."""
+        if not self._in_use.acquire(blocking=False):
+            raise ModelBusy(
+                "the model is still busy with another answer (one answer at a time)",
+                hint="read the first answer to its end, or call close() on its iterator",
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are."""
@@ -61,3 +80,27 @@ class KeptPrefix:
     def _cut(self, length: int) -> None:
         if self._model.length > length:
             self._model.truncate(length)
+
+
+def kv_owners(*models: LanguageModel) -> list[LanguageModel]:
+    """The models whose KVs `models` use: adapters resolved. Raises PairError where two of them use the same KV."""
+    owners: list[LanguageModel] = []
+    for model in models:
+        while isinstance(model, Adapter):
+            model = model.model
+        if any(model is other for other in owners):
+            raise PairError(
+                "target and draft are the same loaded model (two models were expected)",
+                hint="load the draft a second time, or draft without a model",
+            )
+        owners.append(model)
+    return owners
+
+
+@contextmanager
+def leased(*models: LanguageModel) -> Iterator[None]:
+    """Lease the KVs of all `models` for one answer. Raises as `KeptPrefix.lease` and `kv_owners` do."""
+    with ExitStack() as stack:
+        for owner in kv_owners(*models):
+            stack.enter_context(KeptPrefix.of(owner).lease())
+        yield

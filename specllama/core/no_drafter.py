@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, FloatArray, Observation
+from specllama.core.types import Chooser, Draft, DraftReport, FloatArray, LanguageModel, Observation
 
 
 class NoDrafter:
@@ -13,6 +13,7 @@ class NoDrafter:
 
     name = "none"
     wants: frozenset[str] = frozenset()
+    models: tuple[LanguageModel, ...] = ()
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Nothing to prepare."""
@@ -23,6 +24,10 @@ class NoDrafter:
 
     def observe(self, seen: Observation) -> None:
         """Nothing to learn."""
+
+    def report(self) -> DraftReport:
+        """Nothing to tell."""
+        return DraftReport()
 
     def close(self) -> None:
         """Nothing to free."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -204,6 +204,11 @@ class Drafter(Protocol):
     name: str
     wants: frozenset[str]  # of {"features", "logits"}
 
+    @property
+    def models(self) -> Sequence[LanguageModel]:
+        """The models that it evaluates; while an answer is open, nothing else may use them."""
+        ...
+
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """A new answer to `tokens` starts; cheap, the first token must not wait for it."""
         ...
@@ -216,23 +221,13 @@ class Drafter(Protocol):
         """Bring the drafter's state in line with what was committed."""
         ...
 
-    def close(self) -> None:
-        """Free what the drafter owns."""
-        ...
-
-
-class Reporting(Protocol):
-    """The optional side of a drafter: it explains its last proposal."""
-
     def report(self) -> DraftReport:
         """Decisions and notice of the last `propose`."""
         ...
 
-
-def explanation(drafter: Drafter) -> DraftReport:
-    """The drafter's account of its last proposal; an empty one where it gives none."""
-    # Not isinstance: asked at every step, and a protocol's own check takes as long as a step's sampling.
-    return cast("Reporting", drafter).report() if hasattr(drafter, "report") else DraftReport()
+    def close(self) -> None:
+        """Free what the drafter owns."""
+        ...
 
 
 class LanguageModel(Protocol):
@@ -252,6 +247,11 @@ class LanguageModel(Protocol):
         """Tokens now in the KV."""
         ...
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent so far inside the model's own calls; callers look at differences. 0.0 = it does not count."""
+        ...
+
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without asking for logits; chunks by itself."""
         ...
@@ -266,6 +266,28 @@ class LanguageModel(Protocol):
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Of the last eval keep the pending token (the KV up to `length`) and the nodes of `path`."""
+        ...
+
+
+class LoadedModel(LanguageModel, Protocol):
+    """A model that holds memory of its own and computes for long."""
+
+    def watch(self, cancel: Cancel | None) -> None:
+        """Stop a long computation when `cancel` is set; None ends that."""
+        ...
+
+    def close(self) -> None:
+        """Free the model; closing twice does nothing."""
+        ...
+
+
+@runtime_checkable
+class Adapter(LanguageModel, Protocol):
+    """A model that uses the KV of another one."""
+
+    @property
+    def model(self) -> LanguageModel:
+        """The other one."""
         ...
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, DraftReport, FloatArray, Observation, Planner
+from specllama.core.types import Chooser, Draft, DraftReport, FloatArray, LanguageModel, Observation, Planner
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 
@@ -30,9 +30,9 @@ class ChainDrafter:
             lookup.tell_alone(model.policy)
 
     @property
-    def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls, where it counts them."""
-        return self.model.busy_s
+    def models(self) -> Sequence[LanguageModel]:
+        """The model's."""
+        return self.model.models
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Both begin."""

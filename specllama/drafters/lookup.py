@@ -15,6 +15,7 @@ from specllama.core.types import (
     DraftPolicy,
     DraftReport,
     FloatArray,
+    LanguageModel,
     Observation,
     Planner,
     common_prefix,
@@ -84,6 +85,7 @@ class LookupDrafter:
 
     name = "lookup"
     wants: frozenset[str] = frozenset()
+    models: tuple[LanguageModel, ...] = ()
 
     def __init__(self, *, n_max: int = 8, p_min: float = 0.4, policy: DraftPolicy | None = None) -> None:
         """`policy` None = `ConfidencePolicy(n_max, p_min)`; a policy of its own still stays within `n_max`."""

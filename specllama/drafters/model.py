@@ -102,9 +102,9 @@ class ModelDrafter:
         self._noticed: set[str] = set()
 
     @property
-    def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls, where it counts them."""
-        return float(getattr(self.model, "busy_s", 0.0))
+    def models(self) -> tuple[LanguageModel, ...]:
+        """The one that drafts."""
+        return (self.model,)
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Forget what does not lead to `tokens`; the prefill itself waits for the first proposal."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from specllama.base.errors import ContextFull, UnsupportedModel
-from specllama.core.types import Cancel, FloatArray, IntArray, LanguageModel
+from specllama.core.types import Cancel, FloatArray, IntArray, LoadedModel
 from specllama.drafters.token_map import NO_TOKEN
 
 
@@ -39,7 +39,7 @@ class TranslatedModel:
     whatever happened. A chain is all it can do.
     """
 
-    def __init__(self, model: LanguageModel, to_target: IntArray, spell: Spell, *, vocab_size: int) -> None:
+    def __init__(self, model: LoadedModel, to_target: IntArray, spell: Spell, *, vocab_size: int) -> None:
         """`to_target`: for every id of `model` the target's, or NO_TOKEN, no two alike; `vocab_size` the target's."""
         mapped = np.flatnonzero(to_target != NO_TOKEN)
         if to_target.shape != (model.vocab_size,) or not mapped.size:
@@ -48,7 +48,7 @@ class TranslatedModel:
         self._draft_ids, self._target_ids = mapped, to_target[mapped]
         if self._target_ids[0] < 0 or self._target_ids[-1] >= vocab_size or not np.diff(self._target_ids).all():
             raise ValueError(f"a map of ids must lead to different ones from 0 to {vocab_size - 1}")
-        self._model = model
+        self.model = model
         self._spell = spell
         self.vocab_size = vocab_size
         self.n_ctx = model.n_ctx  # at most: see `room_after`
@@ -79,20 +79,16 @@ class TranslatedModel:
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent so far inside the draft's own calls, where it counts them."""
-        return float(getattr(self._model, "busy_s", 0.0))
+        """Seconds spent so far inside the draft's own calls."""
+        return self.model.busy_s
 
     def watch(self, cancel: Cancel | None) -> None:
-        """Let a long computation of the draft stop when `cancel` is set, where it listens."""
-        watch = getattr(self._model, "watch", None)
-        if watch is not None:
-            watch(cancel)
+        """Stop a long computation of the draft when `cancel` is set."""
+        self.model.watch(cancel)
 
     def close(self) -> None:
-        """Free the draft, where it can be freed."""
-        close = getattr(self._model, "close", None)
-        if close is not None:
-            close()
+        """Free the draft."""
+        self.model.close()
 
     def _end(self, length: int) -> int:
         """The draft's length behind the first `length` tokens."""
@@ -108,31 +104,31 @@ class TranslatedModel:
 
     def room_after(self, tokens: Sequence[int]) -> int:
         """Tokens that both models know and that still fit once `tokens` were appended; below 0 where these do not."""
-        return self._model.n_ctx - self._model.length - sum(map(len, self._spelled(tokens)))
+        return self.model.n_ctx - self.model.length - sum(map(len, self._spelled(tokens)))
 
     def _ends_of(self, spelled: Sequence[Sequence[int]]) -> list[int]:
         """The draft's length behind each of `spelled`. Raises ContextFull where they do not fit."""
-        ends = list(accumulate(map(len, spelled), initial=self._model.length))[1:]
-        if ends and ends[-1] > self._model.n_ctx:
+        ends = list(accumulate(map(len, spelled), initial=self.model.length))[1:]
+        if ends and ends[-1] > self.model.n_ctx:
             raise ContextFull(
-                f"{self._model.length} tokens and {ends[-1] - self._model.length} more do not fit into the draft's "
-                f"context of {self._model.n_ctx}",
+                f"{self.model.length} tokens and {ends[-1] - self.model.length} more do not fit into the draft's "
+                f"context of {self.model.n_ctx}",
                 hint="use a longer context (--ctx-size)",
             )
         return ends
 
     def _settle(self, ends: list[int]) -> None:
         """After an error: count what the draft still holds of `ends`, and drop a spelling that was cut."""
-        self._ends = [end for end in ends if end <= self._model.length]
-        if self._model.length > self._end(self.length):
-            self._model.truncate(self._end(self.length))
+        self._ends = [end for end in ends if end <= self.model.length]
+        if self.model.length > self._end(self.length):
+            self.model.truncate(self._end(self.length))
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without asking for logits. After an interruption `length` says how far it came."""
         spelled = self._spelled(tokens)
         ends = [*self._ends, *self._ends_of(spelled)]
         try:
-            self._model.feed([cell for cells in spelled for cell in cells])
+            self.model.feed([cell for cells in spelled for cell in cells])
         except BaseException:
             self._settle(ends)
             raise
@@ -153,8 +149,8 @@ class TranslatedModel:
             n_done = 0
             for unseen, seen in _passes(spelled):
                 if unseen:
-                    self._model.feed(unseen)
-                rows = self._model.eval(seen)
+                    self.model.feed(unseen)
+                rows = self.model.eval(seen)
                 self._rows[n_done : n_done + len(seen), self._target_ids] = rows[:, self._draft_ids]
                 n_done += len(seen)
         except BaseException:
@@ -169,7 +165,7 @@ class TranslatedModel:
         """Drop every token from `length` on. Raises RollbackRefused, and then drops nothing."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
-        self._model.truncate(self._end(length))
+        self.model.truncate(self._end(length))
         del self._ends[length:]
 
     def keep(self, length: int, path: Sequence[int]) -> None:

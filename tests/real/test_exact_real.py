@@ -16,7 +16,7 @@ from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, 
 from specllama.audit.greedy import control
 from specllama.audit.report import NEAR_TIE
 from specllama.chat.conversation import Conversation, Message
-from specllama.core.types import FloatArray
+from specllama.core.types import DraftReport, FloatArray
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
@@ -121,6 +121,7 @@ class Guessing:
 
     name = "guess"
     wants: frozenset[str] = frozenset()
+    models = ()
 
     def __init__(self, n_prompt: int, plain: Sequence[int]) -> None:
         self.n_prompt = n_prompt
@@ -136,6 +137,10 @@ class Guessing:
 
     def observe(self, seen: Observation) -> None:
         """Nothing to learn."""
+
+    def report(self) -> DraftReport:
+        """Nothing to tell."""
+        return DraftReport()
 
     def close(self) -> None:
         """Nothing to free."""

@@ -1,0 +1,262 @@
+"""One answer at a time: every order in which two answers on shared models can be begun, read and closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Protocol
+
+import pytest
+
+from specllama.base.errors import ModelBusy, PairError
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, StepEvent, TokenEvent
+from specllama.core.sampling import RandomChooser
+from specllama.core.types import LanguageModel
+from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.drafters.translated import TranslatedModel
+from tests import tiny
+from tests.exact.harness import GREEDY, N_VOCAB, agreeing, plain_greedy
+from tests.exact.reference import History
+from tests.exact.translating import SPELLINGS, FixedSpelling, id_map
+from tests.fakes import FakeModel, RandomTable
+
+ACTIONS = ("create", "take", "take", "end")
+ORDERS = tuple(
+    "".join("A" if i in places else "B" for i in range(2 * len(ACTIONS)))
+    for places in combinations(range(2 * len(ACTIONS)), len(ACTIONS))
+)
+PROMPTS = {"A": (0, 1, 0, 2, 2), "B": (0, 1, 3, 4)}
+N_TAKEN, N_TOKENS = 2, 7  # of one `take`, and of a whole answer
+
+
+class Answering(Protocol):
+    """The events of one answer, which can be closed."""
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Two engines that share a model, or one engine for both answers."""
+
+    engines: Mapping[str, Engine]
+
+    def begin(self, who: str) -> Answering:
+        return self.of(who, PROMPTS[who])
+
+    def of(self, who: str, prompt: Sequence[int]) -> Answering:
+        return self.engines[who].generate(prompt, GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+
+
+def read(answer: Answering, n_tokens: int = N_TOKENS + 1) -> list[int]:
+    """The next `n_tokens` tokens, or those that are left."""
+    tokens = list[int]()
+    for event in answer:
+        if isinstance(event, TokenEvent):
+            tokens.append(event.token)
+            if len(tokens) == n_tokens:
+                break
+    return tokens
+
+
+def play(order: str, bench: Bench, *, by_reading: bool) -> tuple[dict[str, list[int]], set[str]]:
+    """What each answer said, and which were refused; an answer ends by being read to its end, or by `close`.
+
+    An answer is open from its first event to its end. One that is begun meanwhile is refused, and stays empty.
+    """
+    done, answers = Counter[str](), dict[str, Answering]()
+    said: dict[str, list[int]] = {"A": [], "B": []}
+    refused, opened = set[str](), ""
+    for who in order:
+        action = ACTIONS[done[who]]
+        done[who] += 1
+        if action == "create":
+            answers[who] = bench.begin(who)
+        elif action == "end" and not by_reading:
+            answers[who].close()
+            opened = "" if opened == who else opened
+        elif who in refused:
+            assert read(answers[who]) == []
+        elif opened not in ("", who):
+            with pytest.raises(ModelBusy):
+                read(answers[who])
+            refused.add(who)
+        elif action == "take":
+            opened = who
+            said[who] += read(answers[who], N_TAKEN)
+        else:
+            opened = ""
+            said[who] += read(answers[who])
+    return said, refused
+
+
+def assert_all_as_new(bench: Bench, order: str, fresh: Callable[[str, History], History], *, by_reading: bool) -> None:
+    """Every answer that was allowed, and every one that comes after both, is the one of unused models."""
+    said, refused = play(order, bench, by_reading=by_reading)
+    for who, tokens in said.items():
+        n_said = 0 if who in refused else N_TOKENS if by_reading else N_TAKEN * ACTIONS.count("take")
+        assert tuple(tokens) == fresh(who, PROMPTS[who])[:n_said], f"{who} in {order}"
+    for who, prompt in PROMPTS.items():
+        for later in ((*prompt, *said[who]), (*PROMPTS["A"], 5), prompt):
+            assert tuple(read(bench.of(who, later))) == fresh(who, later), f"after {order}"
+
+
+TARGET = RandomTable(N_VOCAB, 40)
+OTHER = RandomTable(N_VOCAB, 50)
+DRAFT = agreeing(TARGET, N_VOCAB, 41)
+
+
+def fake_benches() -> dict[str, Bench]:
+    """Every way to share a model; the models are new."""
+
+    def fake(table: RandomTable) -> FakeModel:
+        return FakeModel(table, N_VOCAB)
+
+    def draft() -> ModelDrafter:
+        return ModelDrafter(FakeModel(DRAFT, N_VOCAB), n_max=3)
+
+    target, shared = fake(TARGET), FakeModel(DRAFT, N_VOCAB)
+    one, plain = Engine(fake(TARGET), draft()), Engine(fake(TARGET))
+    return {
+        "one engine": Bench({"A": one, "B": one}),
+        "one engine without drafts": Bench({"A": plain, "B": plain}),
+        "two engines on one target": Bench({"A": Engine(target, draft()), "B": Engine(target, LookupDrafter())}),
+        "two targets with one draft": Bench(
+            {who: Engine(fake(table), ModelDrafter(shared, n_max=3)) for who, table in (("A", TARGET), ("B", OTHER))}
+        ),
+    }
+
+
+@pytest.mark.parametrize("by_reading", [True, False])
+@pytest.mark.parametrize("shared", fake_benches())
+def test_two_answers_in_any_order_are_right_or_refused(shared: str, *, by_reading: bool) -> None:
+    """Prevents: a generator closed late that records what the KV does not hold, so that a third answer is wrong."""
+    tables = {"A": TARGET, "B": OTHER if shared == "two targets with one draft" else TARGET}
+    n_refused = 0
+    for order in ORDERS:
+        bench = fake_benches()[shared]
+        assert_all_as_new(
+            bench, order, lambda who, prompt: plain_greedy(tables[who], prompt, N_TOKENS), by_reading=by_reading
+        )
+        n_refused += bool(play(order, fake_benches()[shared], by_reading=by_reading)[1])
+    assert 0 < n_refused < len(ORDERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["one engine", "two engines", "two targets"])
+def test_two_answers_of_llama_models_in_any_order_are_right_or_refused(
+    shared: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The same on the real KV, whose contents no fake checks."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    paths = tiny.write_pair(tmp_path_factory.mktemp("pair"), vocabulary=tiny.letters(10))
+    with tiny.load(paths[0]) as a, tiny.load(paths[0]) as b, tiny.load(paths[1]) as draft:
+        models = {"A": a, "B": b if shared == "two targets" else a}
+        drafter = ModelDrafter(draft, n_max=3, vocab_size=a.vocab_size)
+        engines = {who: Engine(model, drafter) for who, model in models.items()}
+        if shared == "one engine":
+            engines["B"] = engines["A"]
+        known: dict[History, History] = {}
+
+        def fresh(who: str, prompt: History) -> History:
+            if prompt not in known:
+                b.truncate(0)
+                known[prompt] = tuple(read(Engine(b).generate(prompt, GREEDY, RandomChooser(0), max_tokens=N_TOKENS)))
+            return known[prompt]
+
+        expected = {who: fresh(who, prompt) for who, prompt in PROMPTS.items()}
+        for order in ORDERS:
+            said, refused = play(order, Bench(engines), by_reading=False)
+            for who in {"A", "B"} - refused:
+                assert tuple(said[who]) == expected[who][: len(said[who])], f"{who} in {order}"
+            third = tuple(read(Bench(engines).of("A", PROMPTS["A"])))
+            assert third == expected["A"], f"after {order}"
+
+
+def test_an_answer_that_was_dropped_without_close_frees_its_models() -> None:
+    """Prevents: a `break` in the reader's loop that locks the model for good."""
+    engine = fake_benches()["one engine"].engines["A"]
+    for _ in engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS):
+        break
+    answer = engine.generate(PROMPTS["B"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+    assert tuple(read(answer)) == plain_greedy(TARGET, PROMPTS["B"], N_TOKENS)
+
+
+def test_a_failed_answer_frees_its_models() -> None:
+    """Prevents: one error that makes every later answer fail."""
+    target = FakeModel(TARGET, N_VOCAB)
+    engine = Engine(target, ModelDrafter(FakeModel(DRAFT, N_VOCAB), n_max=3))
+
+    def fail(n_call: int, name: str) -> None:
+        raise OSError(name)
+
+    target.hook = fail
+    with pytest.raises(OSError, match="feed"):
+        read(engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS))
+    target.hook = lambda n_call, name: None
+    answer = engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+    assert tuple(read(answer)) == plain_greedy(TARGET, PROMPTS["A"], N_TOKENS)
+
+
+def test_the_last_event_frees_the_models() -> None:
+    """Prevents: a reader that stops at `Finished`, as most do, and finds the model busy."""
+    engine = fake_benches()["one engine"].engines["A"]
+    first = engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+    assert not any(isinstance(next(first), Finished) for _ in range(N_TOKENS))
+    while not isinstance(next(first), Finished):
+        pass
+    answer = engine.generate(PROMPTS["B"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+    assert tuple(read(answer)) == plain_greedy(TARGET, PROMPTS["B"], N_TOKENS)
+
+
+class Passed:
+    """A model that hands every call on to another one."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+
+def translated(model: FakeModel) -> LanguageModel:
+    return TranslatedModel(model, id_map(N_VOCAB), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
+
+
+@pytest.mark.parametrize("adapter", [lambda model: model, Passed, lambda model: Passed(Passed(model))])
+def test_a_target_that_drafts_for_itself_is_refused(adapter: Callable[[FakeModel], LanguageModel]) -> None:
+    """Prevents: greedy text that is silently wrong, because the draft's tokens are in the target's KV."""
+    target = FakeModel(TARGET, N_VOCAB)
+    with pytest.raises(PairError):
+        Engine(target, ModelDrafter(adapter(target), n_max=3))
+    engine = Engine(target)
+    engine.drafter = ModelDrafter(adapter(target), n_max=3)
+    with pytest.raises(PairError):
+        read(engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS))
+
+
+def test_a_translated_draft_leases_the_model_that_it_reads_to() -> None:
+    """Prevents: two adapters on one draft, each with a record of its own of what that draft holds."""
+    shared = FakeModel(RandomTable(5, 3), 5)
+    a, b = (Engine(FakeModel(TARGET, N_VOCAB), ModelDrafter(translated(shared), n_max=2)) for _ in range(2))
+    first = a.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+    assert len(read(first, N_TAKEN)) == N_TAKEN
+    with pytest.raises(ModelBusy):
+        read(b.generate(PROMPTS["B"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS))
+    assert tuple(read(first)) == plain_greedy(TARGET, PROMPTS["A"], N_TOKENS)[N_TAKEN:]
+
+
+def test_a_drafter_that_is_changed_while_an_answer_is_open_serves_the_next_one() -> None:
+    """Prevents: a second question that changes the settings under the first answer's feet."""
+    target, draft = FakeModel(TARGET, N_VOCAB), FakeModel(DRAFT, N_VOCAB)
+    engine = Engine(target, ModelDrafter(draft, n_max=3))
+    first = engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
+    read(first, N_TAKEN)
+    engine.drafter = LookupDrafter()
+    assert {event.drafter for event in first if isinstance(event, StepEvent)} == {"draft-simple"}
