@@ -1,18 +1,16 @@
-"""Record a real terminal session as an SVG film for the README: what the screen showed, when it showed it.
+"""Record a terminal session as an SVG film for the documents.
 
     .venv/bin/python scripts/record.py docs/run.svg --size 100x24 --title "specllama run" -- specllama run "..."
 
 The command runs in a pseudo-terminal; pyte keeps its screen. Frames are the distinct screens, at most six a second
-unless `--gap` says otherwise; a `--still` picture holds the screen at the given second instead. Colours are those of
-the command. With `--say`, somebody types: each of these lines in turn, whenever the program asks with `>>> `, and
-Ctrl-D after the last.
+unless `--gap` says otherwise; `--still SECOND` draws the screen at that second instead. With `--say` the lines are
+typed, one each time the program asks with `>>> `, and Ctrl-D after the last.
 """
 
 from __future__ import annotations
 
 import argparse
 import html
-import re
 import shlex
 import time
 from collections.abc import Callable
@@ -92,7 +90,7 @@ def draw_line(screen: pyte.Screen, y: int) -> str:
 
 
 class Typist:
-    """Types the next line, letter by letter, whenever the program asks for one; leaves after the last."""
+    """Types the next line, letter by letter, each time the program asks; sends Ctrl-D after the last."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -100,7 +98,7 @@ class Typist:
         self._next = 0.0
 
     def press(self, screen: pyte.Screen, send: Callable[[str], object]) -> None:
-        """One key, if it is time for one."""
+        """Send the next key if it is due."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -116,32 +114,22 @@ class Typist:
         self._next = now + (KEY_S if self._keys else THINK_S)
 
 
-HIDDEN = ' visibility="hidden"'  # an attribute, so that a viewer without CSS knows it, too
+HIDDEN = ' visibility="hidden"'  # an attribute: a viewer without CSS understands it
 STILL = "@media(prefers-reduced-motion:reduce){g{animation:none!important}}"
-
-
-def stilled(svg: str) -> str:
-    """A film of an earlier version with its last frame showing where nothing plays."""
-    found = re.findall(r"@keyframes (l\d+)\{[^@#]*?([\d.]+)%,100%\{visibility:\w+\}\}", svg)
-    for name, end in found:
-        svg = svg.replace(f"#{name}{{visibility:hidden;", f"#{name}{{", 1)
-        if float(end) < 100.0:
-            svg = svg.replace(f'<g id="{name}">', f'<g id="{name}"{HIDDEN}>', 1)
-    return svg if STILL in svg or not found else svg.replace("</style>", f"{STILL}</style>", 1)
 
 
 Frame = tuple[float, tuple[str, ...]]  # second, lines
 
 
 def record(command: str, n_columns: int, n_lines: int, timeout_s: float, says: list[str], gap_s: float) -> list[Frame]:
-    """Distinct screens of `command`, `gap_s` apart or more, with the second at which each appeared.
+    """Distinct screens of `command`, at least `gap_s` apart, with the second at which each appeared.
 
-    What is not looked at is not drawn: the program that is filmed needs the time itself.
+    Only these are drawn, because drawing takes time from the program.
     """
     screen = pyte.Screen(n_columns, n_lines)
     stream = pyte.ByteStream(screen)
     child = pexpect.spawn("/bin/sh", ["-c", command], dimensions=(n_lines, n_columns), timeout=None)
-    screen.write_process_input = child.send  # it is asked where its cursor is
+    screen.write_process_input = child.send  # the program asks for the cursor position
     typist = Typist(says) if says else None
     started, drawn, frames = time.monotonic(), 0.0, [(0.0, draw(screen))]
     while time.monotonic() - started < timeout_s:
@@ -165,10 +153,9 @@ def record(command: str, n_columns: int, n_lines: int, timeout_s: float, says: l
 
 
 def film(frames: list[Frame], n_columns: int, n_lines: int, title: str) -> str:
-    """The frames as one SVG that plays in a loop; a line that stays is drawn once for as long as it stays.
+    """The frames as one SVG that plays in a loop; a line that does not change is drawn once.
 
-    Where nothing plays, as in a preview or where its viewer wants no motion, the last frame is there: what is hidden is
-    hidden by itself, and what shows at the end is not.
+    Without animation (previews, print, reduced motion) the last frame shows.
     """
     width, height = 2 * MARGIN + n_columns * CELL_W, BAR + n_lines * CELL_H + MARGIN
     total = frames[-1][0] + LAST_FRAME_S
@@ -212,9 +199,9 @@ def main() -> None:
     parser.add_argument("--size", default="100x24", help="columns x lines")
     parser.add_argument("--title", default="")
     parser.add_argument("--still", type=float, metavar="SECOND", help="one picture: the screen at this second")
-    parser.add_argument("--gap", type=float, default=FRAME_S, metavar="SECONDS", help="least time between frames")
+    parser.add_argument("--gap", type=float, default=FRAME_S, metavar="SECONDS", help="shortest time between frames")
     parser.add_argument("--timeout", type=float, default=300.0)
-    parser.add_argument("--say", action="append", default=[], metavar="LINE", help="type this where the program asks")
+    parser.add_argument("--say", action="append", default=[], metavar="LINE", help="type this line when asked")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     n_columns, n_lines = map(int, args.size.split("x"))
