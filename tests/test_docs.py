@@ -67,6 +67,16 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
+def unknown_script_options(page: Path) -> list[str]:
+    """Options of `python benchmarks/x.py ...` that the script does not name."""
+    return [
+        f"{script} {option}"
+        for script, rest in re.findall(r"python ((?:benchmarks|scripts)/\w+\.py)([^`\n]*)", page.read_text("utf-8"))
+        for option in re.findall(r"--[\w-]+", rest)
+        if f'"{option}"' not in (REPOSITORY / script).read_text("utf-8")
+    ]
+
+
 def parse(words: list[str]) -> None:
     """Parse a command line without running it. Raises typer's usage errors."""
     command: Any = get_command(app)
@@ -91,14 +101,19 @@ def test_commands_parse(page: Path) -> None:
     """Prevents: an example with an option that no longer exists."""
     for words in commands(page):
         parse(words)
+    assert unknown_script_options(page) == []
 
 
 def test_a_wrong_link_or_option_is_seen(tmp_path: Path) -> None:
     """Prevents: checks that pass whatever a page says."""
     page = tmp_path / "page.md"
-    page.write_text("# A head\n[a](#a-head) [b](#b) [c](none.md)\n```sh\nls | specllama run --none x # y\n```\n")
+    page.write_text(
+        "# A head\n[a](#a-head) [b](#b) [c](none.md)\n"
+        "```sh\nls | specllama run --none x # y\n```\n`python benchmarks/loop.py --none`"
+    )
     assert broken_links(page) == ["#b", "none.md"]
     assert commands(page) == [["run", "--none", "x"]]
+    assert unknown_script_options(page) == ["benchmarks/loop.py --none"]
     with pytest.raises(Exception, match="--none"):
         parse(["run", "--none", "x"])
 
