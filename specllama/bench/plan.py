@@ -8,12 +8,13 @@ from itertools import product, zip_longest
 from math import gcd
 from typing import Literal, Protocol, TypeVar
 
-from specllama.bench.pace import pace
 from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
 from specllama.drafters import REGISTRY
 
 LEAST_PROMPTS = 2  # one to pick by, one to confirm with
 MOST_REPETITIONS = 3  # where every prompt fits, the rest of the time repeats them
+# (tokens of an answer, prompts): answers get shorter where fewer prompts than that fit; the last ones are always taken.
+LENGTHS = ((128, 12), (64, 12), (32, 0))
 
 N_MAX_AUTO: Literal["auto"] = "auto"
 
@@ -76,7 +77,6 @@ class Wishes:
     fixed_length: bool = True
     delay_s: float = 0.0
     budget_s: float | None = None
-    left_out: str = ""  # what is not compared because the budget is small, for the report
 
 
 # --------------------------------------------------------------------------------------------------------------- matrix
@@ -201,11 +201,9 @@ def _said(wishes: Wishes, n_prompts: int, n_there: int, n_repetitions: int, n_pr
     length = f"{'exactly' if wishes.fixed_length else 'at most'} {tokens} tokens an answer"
     if wishes.budget_s is None:
         return f"no budget: {what}, {length}"
-    saved = "; ".join(filter(None, (pace(wishes.budget_s).said, wishes.left_out)))
-    haste = f" (to save time: {saved})" if saved else ""
     if expected_s > spare_s:
-        return f"{what}, {length}: the least there can be, and more than the budget of {wishes.budget_s:.0f} s{haste}"
-    return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s{haste}"
+        return f"{what}, {length}: the least there can be, and more than the budget of {wishes.budget_s:.0f} s"
+    return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s"
 
 
 def fit(wishes: Wishes, prompts: Sequence[tuple[HasCategory, int]], rates: Rates, left_s: float) -> BenchPlan:
@@ -217,8 +215,7 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[HasCategory, int]], rates: Rates
     most = min(wishes.n_prompts or n_there, n_there)
     n_tokens = [n for _, n in prompts[:most]]
     wanted = wishes.n_repetitions or 1
-    lengths = pace(wishes.budget_s).lengths
-    for n_predict, enough in [(wishes.n_predict, 0)] if wishes.n_predict else [((n,), enough) for n, enough in lengths]:
+    for n_predict, enough in [(wishes.n_predict, 0)] if wishes.n_predict else [((n,), enough) for n, enough in LENGTHS]:
         seconds = _seconds(wishes, rates, n_predict, n_tokens)
         n = most if wishes.budget_s is None else _n_that_fit([wanted * each for each in seconds], left_s)
         if n >= min(enough, most):
@@ -250,5 +247,5 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[HasCategory, int]], rates: Rates
 
 def for_warming_up(wishes: Wishes) -> tuple[tuple[Arm, ...], Condition]:
     """All arms, and the cheapest condition."""
-    cheapest = conditions(wishes, wishes.n_predict or (pace(wishes.budget_s).lengths[-1][0],))[0]
+    cheapest = conditions(wishes, wishes.n_predict or (LENGTHS[-1][0],))[0]
     return arms(wishes), replace(cheapest, n_depth=0, n_prompt=0)

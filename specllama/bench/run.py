@@ -19,7 +19,6 @@ from specllama.bench import verdict as bench_verdict
 from specllama.bench.answer import Answerer, WarmUpSpeed, speed
 from specllama.bench.insight import Said
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress, Loaded, Open, Steps, following
-from specllama.bench.pace import pace
 from specllama.bench.plan import Rates
 from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Insight, PairCosts, Spent
 from specllama.bench.stats import Sizes
@@ -27,10 +26,11 @@ from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.prompts.load import BenchPrompt
 from specllama.tuning.costs import measuring_costs
 
-MOST_COSTS_S = 12.0  # for measuring what passes cost, however much time there is
+COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # of the budget, for measuring what passes cost; of every load and draft
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0
 OVERRUN = 1.1  # of the budget that may be spent before the plan is cut short
-N_COST_TOKENS, N_HURRIED_TOKENS = 128, 32  # text that passes are measured with, half of it before them
+N_COST_TOKENS = 128  # text that passes are measured with, half of it before them
+N_WARM_UP = 16  # tokens of every arm before anything counts
 WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 3  # of the budget, if that is enough for so many tokens of every arm
 NOTE_TOKENS = 96  # by which the notes before a prompt may be longer than they should be
 
@@ -48,7 +48,6 @@ class _Bench:
         self._started = clock()
         self._runs_began = self._runs_ended = self._started
         self._loading_s = self._costs_s = self._warm_up_s = 0.0  # before the first counted run
-        self._pace = pace(self.wishes.budget_s)
         self._stack = ExitStack()
         self._at: int | None = None  # the load whose models are open
         self._loaded: Loaded | None = None
@@ -110,7 +109,7 @@ class _Bench:
 
         Raises PromptError where none does.
         """
-        longest = max(self.wishes.n_predict or [n for n, _ in self._pace.lengths])
+        longest = max(self.wishes.n_predict or [n for n, _ in bench_plan.LENGTHS])
         fitting = []
         for prompt in bench_plan.spread(self.job.prompts):
             n = len(loaded.tokens(prompt.turns[0]))
@@ -124,7 +123,7 @@ class _Bench:
                 f"no prompt and its answer fit a context of {loaded.target.n_ctx} tokens",
                 hint="ask for a longer one (--ctx-size), or for shorter answers (-n)",
             )
-        return sorted(fitting, key=lambda each: each[1]) if self._pace.hasty else fitting
+        return fitting
 
     def _measure_costs(self, loaded: Loaded, load: int) -> Steps:
         """T(n), and the costs of every draft."""
@@ -132,20 +131,17 @@ class _Bench:
         n_known = min(model.vocab_size for model in (loaded.target, *loaded.drafts))
         known = [token for token in text if token < n_known]
         drafts: Sequence[LanguageModel | None] = loaded.drafts or (None,)
-        seconds = self._budget(self._pace.costs_share, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
-        n_most = N_HURRIED_TOKENS if self._pace.hurried else N_COST_TOKENS
+        seconds = self._budget(COSTS_SHARE, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
         for index, draft in enumerate(drafts):
             yield BenchProgress(COSTS, index / len(drafts))
-            n = min(n_most, loaded.target.n_ctx, draft.n_ctx if draft else n_most)
+            n = min(N_COST_TOKENS, loaded.target.n_ctx, draft.n_ctx if draft else N_COST_TOKENS)
             tokens = (known * (n // len(known) + 1))[:n] if known else []
             while draft is not None and tokens and room_after(draft, tokens) < 0:  # it may spell them with several
                 tokens.pop()
             if len(tokens) < 2:
                 return
             costs = yield from following(
-                measuring_costs(
-                    loaded.target, draft, tokens, seconds=seconds, hurried=self._pace.hurried, clock=self._clock
-                ),
+                measuring_costs(loaded.target, draft, tokens, seconds=seconds, clock=self._clock),
                 lambda share, index=index: BenchProgress(COSTS, (index + share) / len(drafts)),  # type: ignore[misc]
             )
             self._costs.append(
@@ -162,7 +158,7 @@ class _Bench:
         """Tokens of every arm of a load, by what one is known to take; fewer on a machine too slow for the budget."""
         step_s = next((each.step_s for each in self._costs if each.load == load), 0.0)
         most_s = self._budget(WARM_UP_SHARE, math.inf) / len(self._arms)
-        n_fit = self._pace.n_warm_up if step_s * self._pace.n_warm_up <= most_s else int(most_s / step_s)
+        n_fit = N_WARM_UP if step_s * N_WARM_UP <= most_s else int(most_s / step_s)
         return max(n_fit, LEAST_WARM_UP)
 
     def _warm_up(self, loaded: Loaded, load: int) -> Steps:
@@ -219,8 +215,7 @@ class _Bench:
             decode_tok_s=[each.decode_tok_s for each in known],
             draft_read_s=[each.draft_read_s for each in known],
         )
-        # In haste nothing is put aside for it: it gets what is left.
-        insight_s = 0.0 if self._pace.hasty else self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
+        insight_s = self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
         return bench_plan.fit(self.wishes, self._fitting, rates, self._left_s() - insight_s)
 
     # ------------------------------------------------------------------------------------------------- the counted runs

@@ -26,10 +26,6 @@ VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone everywhere, and
 QUICK_ROWS = (1, 2, 4, 8, 16)
 READ_ROWS = (1, 2, 8, 32)  # what a draft reads at once: one token, two, and when it catches up
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
-# Where there is hardly time: as many of these passes as fit, (rows, whether the draft reads them), those first without
-# which nothing could be said, then those that show whether T leaps; and as many rounds as show a spread.
-HURRIED_PASSES = ((1, False), (1, True), (4, False), (8, False), (2, False), (8, True), (2, True))
-HURRIED_LEAST, HURRIED_ROUNDS = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,53 +54,26 @@ def interleaving(
     *,
     seconds: float,
     clock: Callable[[], float] = perf_counter,
-    least_rounds: int = LEAST_ROUNDS,
-    warm: bool = False,
 ) -> Generator[float, None, list[list[float]]]:
-    """Like `interleaved`, saying after every pass which share is done: a pass of many rows may take a second.
-
-    `warm`: all passes were run before, so the first round counts.
-    """
+    """Like `interleaved`, saying after every pass which share is done: a pass of many rows may take a second."""
     samples: list[list[float]] = [[] for _ in passes]
     started, share = clock(), 0.0
-    for round_ in range(int(warm), MOST_ROUNDS + 1):
+    for round_ in range(MOST_ROUNDS + 1):
         for index, run in enumerate(passes):
             before = clock()
             run()
             if round_:
                 samples[index].append(clock() - before)
             done = (round_ + (index + 1) / len(passes)) / (MOST_ROUNDS + 1)
-            at_least = (round_ + (index + 1) / len(passes)) / (least_rounds + 1)
+            at_least = (round_ + (index + 1) / len(passes)) / (LEAST_ROUNDS + 1)
             spent = (clock() - started) / seconds if seconds > 0.0 else 1.0
             share = max(share, min(spent, at_least, 1.0), done)
             yield share
-        if round_ >= least_rounds and clock() - started >= seconds:
+        if round_ >= LEAST_ROUNDS and clock() - started >= seconds:
             break
     if share < 1.0:
         yield 1.0
     return samples
-
-
-def _affordable(passes: Sequence[Pass], seconds: float, clock: Callable[[], float]) -> Generator[float, None, int]:
-    """Run passes in their order; of how many there is time for all rounds within `seconds`. A few, however long."""
-    started, n_done = clock(), 0
-    for n_done, run in enumerate(passes, 1):
-        run()
-        yield n_done / len(passes)
-        # Another one takes about half as long again as all before it: they come with their rows doubled.
-        if n_done >= HURRIED_LEAST and 1.5 * (HURRIED_ROUNDS + 1) * (clock() - started) > seconds:
-            break
-    return n_done
-
-
-def _part(work: Generator[float, None, T], begin: float, end: float) -> Generator[float, None, T]:
-    """Work that is a part of other work, which says how far that is."""
-    while True:
-        try:
-            share = next(work)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]  # typing does not know what a StopIteration holds
-        yield begin + (end - begin) * share
 
 
 def interleaved(
@@ -142,34 +111,22 @@ def measuring_costs(
     tokens: Sequence[int],
     *,
     seconds: float,
-    hurried: bool = False,
     clock: Callable[[], float] = perf_counter,
 ) -> Generator[float, None, Costs]:
-    """Like `measure_costs`, saying after every pass which share is done; `hurried`: only a few rows and rounds."""
-    started = clock()
+    """Like `measure_costs`, saying after every pass which share is done."""
     n_before = len(tokens) // 2
     rest = tokens[n_before:]
     most = {False: min(len(rest), target.caps.max_block), True: len(rest) if draft is not None else 0}
     every = [*((n, False) for n in VERIFY_ROWS), *((n, True) for n in READ_ROWS)]
-    wanted = [(n, drafts) for n, drafts in (HURRIED_PASSES if hurried else every) if n <= most[drafts]]
-
-    def passes() -> list[Pass]:
-        make = {False: partial(verifying, target), True: partial(reading, draft or target)}
-        return [make[drafts](n_before, rest[:n]) for n, drafts in wanted]
-
+    wanted = [(n, drafts) for n, drafts in every if n <= most[drafts]]
+    make = {False: partial(verifying, target), True: partial(reading, draft or target)}
     models = [target] if draft is None else [target, draft]
-    least_rounds, warm = LEAST_ROUNDS, 0.0
     try:
         for model in models:
             model.truncate(0)
             model.feed(tokens[:n_before])
-        if hurried:
-            least_rounds, warm = HURRIED_ROUNDS, 1.0 / (HURRIED_ROUNDS + 1)
-            n_fit = yield from _part(_affordable(passes(), seconds - (clock() - started), clock), 0.0, warm)
-            wanted = sorted(wanted[:n_fit], key=lambda each: each[::-1])
-        left_s = max(seconds - (clock() - started), 0.0) if hurried else seconds
-        work = interleaving(passes(), seconds=left_s, clock=clock, least_rounds=least_rounds, warm=hurried)
-        samples = yield from _part(work, warm, 1.0)
+        passes = [make[drafts](n_before, rest[:n]) for n, drafts in wanted]
+        samples = yield from interleaving(passes, seconds=seconds, clock=clock)
     finally:
         for model in models:
             model.truncate(0)

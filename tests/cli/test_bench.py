@@ -24,7 +24,7 @@ from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import ClassFigures, Profile
+from specllama.pairs.profile import Profile
 from specllama.pairs.setup import profile_for
 from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
 from tests.benchreports import report
@@ -236,25 +236,6 @@ def test_why_auto_takes_no_part_is_one_line_and_in_the_report(
     assert "takes no part" not in specllama(*args).err
 
 
-def test_in_haste_a_tuned_pair_is_measured_as_answers_use_it(
-    specllama: Run, args: list[str], byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of 30 seconds spent on a fixed length that no answer uses; or a wish for one that is not heard."""
-    costs = CostProfile(verify=((1, 1.0), (17, 1.5)), draft=((1, 0.05), (2, 0.06)))
-    seen = ClassFigures("code", greedy=True, acceptance=0.9, confidence=0.9, n_max=4, speedup=1.5)
-    profile = Profile(made="2026-01-01", quick=True, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1,
-                      costs=costs, classes=(seen,))  # fmt: skip
-    monkeypatch.setattr(profiles, "find", lambda subject: profiles.FoundProfile(profile))
-    bare = [*args[: args.index("--spec-draft-n-max")], "-r", "1", "--budget", "20", "--format", "json"]
-    report = BenchReport.from_json(record_of(specllama(*bare)))
-    assert [arm.name for arm in report.plan.arms] == ["plain", "auto"]
-    assert report.plan.note.endswith("a short warm-up; no setting but auto)")
-    assert report.spent is not None
-    asked = BenchReport.from_json(record_of(specllama(*bare, "--spec-draft-n-max", "2,auto")))
-    assert [arm.name for arm in asked.plan.arms] == ["plain", "K=2", "auto"]
-    assert "no setting but auto" not in asked.plan.note
-
-
 def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None:
     """A sweep that is named in the table and never carried out."""
     words = [
@@ -307,6 +288,7 @@ def test_synthetic_acceptance_is_called_what_it_is(specllama: Run, args: list[st
     ("words", "found", "code"),
     [
         (["--budget", "9" * 400], ", expected a time such as 10m", 2),
+        (["--budget", "89"], "--budget is 89, expected 90s or more", 2),
         (["--budget", "soon"], "--budget is soon, expected a time such as 10m", 2),
         (["--temp", "0,hot"], "--temp is hot, expected a number", 2),
         (["--spec-draft-n-max", "2,x"], "--spec-draft-n-max is x, expected", 2),

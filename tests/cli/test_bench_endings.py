@@ -157,6 +157,6 @@ def test_a_short_budget_compares_less_where_nobody_said_what() -> None:
         drafting, sampling = _swept(drafting, BenchSampling(temp=asked.get("temp")), BenchRuns(budget=budget))
         return drafting.spec_draft_n_max, sampling.temp
 
-    assert swept(60.0) == ((0, 4, "auto"), (0.0,))
+    assert swept(120.0) == ((0, 4, "auto"), (0.0,))
     assert swept(600.0) == swept(None) == ((0, 2, 4, 8, "auto"), (0.0, 0.7))
-    assert swept(60.0, n_max=(3,), temp=(1.0, 2.0)) == ((3,), (1.0, 2.0))
+    assert swept(120.0, n_max=(3,), temp=(1.0, 2.0)) == ((3,), (1.0, 2.0))

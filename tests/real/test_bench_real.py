@@ -23,7 +23,7 @@ def test_a_model_that_drafts_for_itself_is_accepted_and_costs_what_it_costs(
     """Times in the wrong unit, an acceptance of somebody else's drafts, a speed that was never reached."""
     model, path = str(model_file(SMALL)), tmp_path / "report.json"
     command = [
-        sys.executable, "-m", "specllama", "bench", "-m", model, "-md", model, "--budget", "30s", "-n", "24", "-r", "1",
+        sys.executable, "-m", "specllama", "bench", "-m", model, "-md", model, "--budget", "90s", "-n", "24", "-r", "1",
         "--n-prompts", "2", "--category", "coding,math", "--spec-draft-n-max", "3", "--temp", "0", "-o", str(path),
     ]  # fmt: skip
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SPECLLAMA_")}

@@ -22,8 +22,6 @@ from specllama.bench import machine
 from specllama.bench import plots as bench_plots
 from specllama.bench import run as core
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
-from specllama.bench.pace import pace
-from specllama.bench.plan import N_MAX_AUTO
 from specllama.bench.report import BenchPlan, BenchReport, BenchRun
 from specllama.bench.verdict import verdict
 from specllama.cli.args.grouping import takes_groups
@@ -51,6 +49,7 @@ from specllama.llama import build_info
 from specllama.prompts.load import BenchPrompt, built_in, read
 
 AUTO = "auto"
+SHORT_S = 180.0  # a budget for fewer settings than usual
 WRITE_ONE = "write a report with: specllama bench --output FILE.json"
 COMPARE = "compare"  # in the place of a pair's name
 GAP_S = 0.5  # between two looks at what the measuring thread says: drawing takes time from it
@@ -81,7 +80,6 @@ def bench(
         raise UsageError(
             f"got unexpected extra argument ({models.files[0]})", hint="`specllama bench compare A.json B.json`?"
         )
-    lengths_asked = drafting.spec_draft_n_max is not None
     drafting, sampling = _swept(drafting, sampling, runs)
     target = _Target.of(options)
     if options.plots is not None:
@@ -89,8 +87,6 @@ def bench(
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)
-    if not lengths_asked and wishes.auto_strategy and pace(runs.budget).hasty:
-        wishes = replace(wishes, n_max=(0, N_MAX_AUTO), left_out="no setting but auto")
     llama.set_log(None)
     job = BenchJob(
         wishes=wishes,
@@ -129,12 +125,12 @@ def bench(
 
 
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
-    """The options with what is compared where nobody said: less where there is little time for it."""
-    hurried = pace(runs.budget).hurried
+    """The options with the default lengths and temperatures: fewer where the budget is small."""
+    is_short = runs.budget is not None and runs.budget < SHORT_S
     if drafting.spec_draft_n_max is None:
-        drafting = replace(drafting, spec_draft_n_max=(0, 4, AUTO) if hurried else (0, 2, 4, 8, AUTO))
+        drafting = replace(drafting, spec_draft_n_max=(0, 4, AUTO) if is_short else (0, 2, 4, 8, AUTO))
     if sampling.temp is None:
-        sampling = replace(sampling, temp=(0.0,) if hurried else (0.0, 0.7))
+        sampling = replace(sampling, temp=(0.0,) if is_short else (0.0, 0.7))
     return drafting, sampling
 
 

@@ -12,8 +12,7 @@ from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.bench.job import Loaded
-from specllama.bench.pace import LONGEST
-from specllama.bench.plan import Wishes
+from specllama.bench.plan import LENGTHS, Wishes
 from specllama.bench.report import Arm, Load
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
@@ -100,7 +99,7 @@ def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, 
     """Tokens of context: what was asked for, or enough for the longest prompt and answer."""
     if hardware.ctx_size is not None:
         return hardware.ctx_size
-    longest = max(sampling.predict or (LONGEST,))
+    longest = max(sampling.predict or (LENGTHS[0][0],))
     wanted: int = max(runs.depth) + max(runs.prompt_length) + longest + ROOM_FOR_PROMPTS
     return max(default, wanted)
 

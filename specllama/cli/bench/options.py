@@ -7,12 +7,25 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
+from specllama.base.errors import UsageError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT
 from specllama.cli.args.grouping import option
 from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions, SamplingOptions
 from specllama.cli.args.values import KV_TYPES, duration, longest_draft, real, several, strategies, whole, word
 
 FORMATS = ("md", "csv", "json", "jsonl")
+LEAST_BUDGET_S = 90.0  # costs, warm-up and two prompts of a 1.5B model on two cores take about that
+
+
+def _budget(name: str, text: object) -> float | None:
+    """A `duration` that is enough for a benchmark."""
+    seconds = duration(name, text)
+    if seconds is not None and seconds < LEAST_BUDGET_S:
+        raise UsageError(
+            f"{name} is {text}, expected {LEAST_BUDGET_S:.0f}s or more",
+            hint="for a quick look: --budget none --n-prompts 2 --spec-draft-n-max 4 --temp 0 -n 32",
+        )
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +58,7 @@ class BenchDrafting(DraftOptions):
         option(
             "--spec-draft-n-max",
             f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto; 0 is plain decoding, which always takes part; auto "
-            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m, "
-            "0,auto where it is below 90s]",
+            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m]",
             metavar="N,...",
             check=several(longest_draft),
             also="--draft-max --draft --draft-n --num-draft-tokens",
@@ -95,8 +107,7 @@ class BenchSampling(SamplingOptions):
         Any,
         option(
             "-n --predict",
-            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, as the budget allows; "
-            "32, 16 or 8 where it is below 90s]",
+            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, as the budget allows]",
             metavar="N,...",
             check=several(whole(8)),
             also="--max-tokens --n-predict --n-gen",
@@ -157,9 +168,9 @@ class BenchRuns:
         Any,
         option(
             "--budget",
-            "Time to spend; it decides how many prompts and repetitions there are. none runs everything.",
+            "Time to spend, 90s or more; it decides how many prompts and repetitions there are. none runs everything.",
             metavar="TIME",
-            check=duration,
+            check=_budget,
         ),
     ] = "10m"
     repetitions: Annotated[
