@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 
 from specllama.audit.models import Passing
 from specllama.audit.parts import Parts
+from specllama.audit.rules import BlockVerifier, MatchVerifier, Probs, TokenVerifier, law_of_probs, normalised
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.sampling import SamplingParams
@@ -22,96 +25,110 @@ from specllama.core.types import (
     LanguageModel,
     Observation,
     Rule,
-    Verdict,
 )
 
-Verifier = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
 Section = Literal["greedy", "law", "draws", "kv"]
 
 
 # ------------------------------------------------------------------------------------------------- broken verification
 
 
-def _law_of(draft: Draft, node: int) -> Distribution:
-    return Distribution.point(draft.tokens[node]) if draft.probs is None else draft.probs[node]
+class AcceptsEverything(TokenVerifier):
+    def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
+        return 1.0
 
 
-def by_token(
-    draft: Draft,
-    p: Sequence[Distribution],
-    choose: Chooser,
-    *,
-    accept: Callable[[float, float], float] = lambda p_x, q_x: min(1.0, p_x / q_x),
-    correct: Callable[[Distribution, Distribution], Distribution] = Distribution.residual,
-    bonus_row: int = 0,
-) -> Verdict:
-    """The token rule, written once more for being broken: what accepts, what corrects, and whose bonus it is."""
-    for i, token in enumerate(draft.tokens):
-        q = _law_of(draft, i)
-        if not choose.flip(accept(p[i].prob(token), q.prob(token))):
-            return Verdict(tuple(range(i)), choose.pick(correct(p[i], q)))
-    n = len(draft.tokens)
-    return Verdict(tuple(range(n)), choose.pick(p[max(n + bonus_row, 0)]))
+class InvertedRatio(TokenVerifier):
+    def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
+        return min(1.0, q[token] / p[token]) if token in p else 0.0
 
 
-def accepts_everything(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Whatever is drafted stays."""
-    return by_token(draft, p, choose, accept=lambda _p, _q: 1.0)
+class TooStrict(TokenVerifier):
+    def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
+        return 0.999 * super().accept_prob(p, q, token)
 
 
-def inverts_the_ratio(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Accepts with q/p."""
-    return by_token(draft, p, choose, accept=lambda p_x, q_x: min(1.0, q_x / p_x) if p_x else 0.0)
+class CorrectionFromTarget(TokenVerifier):
+    """Instead of the residual: after a rejection in the first row, or in a later one."""
+
+    def __init__(self, *, first_row: bool) -> None:
+        self._first_row = first_row
+
+    def residual(self, p: Probs, q: Probs, token: int, depth: int) -> Probs:
+        return p if (depth == 0) == self._first_row else super().residual(p, q, token, depth)
 
 
-def a_little_too_strict(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Rejects one token in a thousand that it should accept."""
-    return by_token(draft, p, choose, accept=lambda p_x, q_x: 0.999 * min(1.0, p_x / q_x))
+class ResidualWithoutToken(TokenVerifier):
+    """p with the rejected token taken out: right for a point mass only."""
+
+    def residual(self, p: Probs, q: Probs, token: int, depth: int) -> Probs:
+        return normalised({other: prob for other, prob in p.items() if other != token}, p)
 
 
-def corrects_from_p(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Draws the correction from p instead of the residual, as one source document says of the first row."""
-    return by_token(draft, p, choose, correct=lambda p_row, _q: p_row)
+class ReusedAcceptanceUniform(TokenVerifier):
+    """The uniform that rejected, u >= p/q, also draws the correction, by inversion."""
+
+    def __init__(self) -> None:
+        self._rejected_at = 0.0
+
+    def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
+        self._rejected_at = super().accept_prob(p, q, token)
+        return self._rejected_at
+
+    def correct(self, p: Probs, q: Probs, token: int, choose: Chooser) -> int:
+        ends = list(accumulate(p.values()))
+        shares = {
+            other: max(end - max(end - prob, self._rejected_at), 0.0)
+            for (other, prob), end in zip(p.items(), ends, strict=True)
+        }
+        return choose.pick(law_of_probs(normalised(shares, p)))
 
 
-def corrects_without_the_token(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Forbids only the rejected token instead of taking all of q off p."""
-    token = draft.tokens[0] if draft.tokens else -1
-    return by_token(draft, p, choose, correct=lambda p_row, _q: p_row.without(token))
+class ReusedProposalUniform(TokenVerifier):
+    """The uniform that drew the token from q, by inversion, also decides on it."""
+
+    def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
+        low = math.fsum(prob for other, prob in q.items() if other < token)
+        return min(max(super().accept_prob(p, q, token) - low, 0.0) / q[token], 1.0)
 
 
-def bonus_from_the_row_before(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Draws the bonus token from the row of the last drafted one."""
-    return by_token(draft, p, choose, bonus_row=-1)
+class BonusFromTheRowBefore(TokenVerifier):
+    def bonus(self, p: Sequence[Distribution], row: int, choose: Chooser) -> int:
+        return super().bonus(p, max(row - 1, 0), choose)
 
 
-def block_by_ratio_alone(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Block verification that passes a prefix by its weight, without looking at what the next row has to spare."""
-    weights = [1.0]
-    for i, token in enumerate(draft.tokens):
-        weights.append(min(1.0, weights[-1] * p[i].prob(token) / _law_of(draft, i).prob(token)))
-    n = len(draft.tokens)
-    n_accepted = next((i for i in range(n, 0, -1) if choose.flip(weights[i])), 0)
-    path = tuple(range(n_accepted))
-    if n_accepted == n:
-        return Verdict(path, choose.pick(p[n]))
-    return Verdict(path, choose.pick(p[n_accepted].residual(_law_of(draft, n_accepted), weights[n_accepted])))
+class UnclippedWeight(BlockVerifier):
+    def weight(self, before: float, p: Probs, q: Probs, token: int) -> float:
+        return before * p.get(token, 0.0) / q[token]
 
 
-def match_draws_again(draft: Draft, p: Sequence[Distribution], choose: Chooser, _rule: Rule) -> Verdict:
-    """Matching that throws away the draw that differed and draws another."""
-    for i, token in enumerate(draft.tokens):
-        if choose.pick(p[i]) != token:
-            return Verdict(tuple(range(i)), choose.pick(p[i]))
-    return Verdict(tuple(range(len(draft.tokens))), choose.pick(p[-1]))
+class UnweightedResidual(BlockVerifier):
+    def weighted_residual(self, weight: float, p: Probs, q: Probs) -> Probs:
+        return super().weighted_residual(1.0, p, q)
 
 
-def engine_with(verifier: Verifier) -> type[Engine]:
+class BlockStopsAtFirstFailure(BlockVerifier):
+    stops_at_first_failure = True
+
+
+class TokenRatioInBlocks(BlockVerifier):
+    """Passes a prefix by its weight, without looking at what the next row has to spare."""
+
+    def pass_prob(self, weight: float, p: Probs, q: Probs) -> float:
+        return weight
+
+
+class MatchRedraws(MatchVerifier):
+    """Throws away the draw that differed and draws another."""
+
+    def redraw(self, drawn: int, p: Distribution, choose: Chooser) -> int:
+        return choose.pick(p)
+
+
+def engine_with(verifier: TokenVerifier) -> type[Engine]:
     """The engine, with another verification."""
 
     class Broken(Engine):
-        """See `engine_with`."""
-
         _verify: Any = staticmethod(verifier)
 
     return Broken
@@ -131,7 +148,6 @@ class BrokenDrafter:
         self._change = change
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        """Pass it on."""
         self.drafter.begin(tokens, features)
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
@@ -139,15 +155,12 @@ class BrokenDrafter:
         return self._change(self.drafter.propose(tokens, limit, params, choose))
 
     def report(self) -> DraftReport:
-        """Pass it on."""
         return self.drafter.report()
 
     def observe(self, seen: Observation) -> None:
-        """Pass it on."""
         self.drafter.observe(seen)
 
     def close(self) -> None:
-        """Pass it on."""
         self.drafter.close()
 
 
@@ -248,7 +261,7 @@ class Miscounting(Engine):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing broken, and the section that has to notice."""
+    """One thing broken, and the section of the audit that has to notice. The exactness tests break the same things."""
 
     name: str
     section: Section
@@ -256,12 +269,18 @@ class Fault:
     strategy: str = "draft-simple"  # with what to draft; where the pair has no draft model, with lookups
     rule: Rule = Rule.TOKEN
     needs_draft: bool = False  # lookups, which are point masses and come seldom, would not show it everywhere
+    verifier: TokenVerifier | None = None  # what `parts` verify with, where that is what is broken
 
 
 def _rule(
-    name: str, section: Section, verifier: Verifier, rule: Rule = Rule.TOKEN, *, needs_draft: bool = False
+    name: str, verifier: TokenVerifier, *, section: Section = "law", rule: Rule = Rule.TOKEN, needs_draft: bool = False
 ) -> Fault:
-    return Fault(name, section, Parts(engine=engine_with(verifier)), rule=rule, needs_draft=needs_draft)
+    parts = Parts(engine=engine_with(verifier))
+    return Fault(name, section, parts, rule=rule, needs_draft=needs_draft, verifier=verifier)
+
+
+def _block(name: str, verifier: TokenVerifier) -> Fault:
+    return _rule(name, verifier, rule=Rule.BLOCK, needs_draft=True)
 
 
 def _drafts(name: str, change: Callable[[Draft], Draft]) -> Fault:
@@ -269,18 +288,28 @@ def _drafts(name: str, change: Callable[[Draft], Draft]) -> Fault:
 
 
 FAULTS = (
-    _rule("every drafted token is accepted", "law", accepts_everything),
-    _rule("accepts with q/p instead of p/q", "law", inverts_the_ratio),
-    _rule("rejects one good token in a thousand", "law", a_little_too_strict),
-    _rule("the correction is drawn from p, not from the residual", "law", corrects_from_p),
-    _rule("the residual takes off the rejected token only", "law", corrects_without_the_token, needs_draft=True),
-    _rule("the bonus token comes from the row before", "law", bonus_from_the_row_before),
-    _rule("block: a prefix passes by its ratio alone", "law", block_by_ratio_alone, Rule.BLOCK, needs_draft=True),
-    _rule("match: draws again after a mismatch", "law", match_draws_again, Rule.MATCH),
+    _rule("every drafted token is accepted", AcceptsEverything()),
+    _rule("accepts with q/p instead of p/q", InvertedRatio()),
+    _rule("rejects one good token in a thousand", TooStrict()),
+    _rule("the first correction is drawn from p, not from the residual", CorrectionFromTarget(first_row=True)),
+    _rule(
+        "a later correction is drawn from p, not from the residual",
+        CorrectionFromTarget(first_row=False),
+        needs_draft=True,
+    ),
+    _rule("the residual takes off the rejected token only", ResidualWithoutToken(), needs_draft=True),
+    _rule("the number that rejects a token draws the correction", ReusedAcceptanceUniform(), needs_draft=True),
+    _rule("the number that drafts a token judges it", ReusedProposalUniform(), needs_draft=True),
+    _rule("the bonus token comes from the row before", BonusFromTheRowBefore()),
+    _block("block: weights above 1", UnclippedWeight()),
+    _block("block: the residual is not weighted", UnweightedResidual()),
+    _block("block: stops at the first failure", BlockStopsAtFirstFailure()),
+    _block("block: a prefix passes by its ratio alone", TokenRatioInBlocks()),
+    _rule("match: draws again after a mismatch", MatchRedraws(), rule=Rule.MATCH),
     _drafts("a drawn token is dropped because it is unlikely", drops_unlikely),
     _drafts("q is not the law that was drawn from", claims_another_law),
-    Fault("one random number drafts a token and judges it", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
-    _rule("greedy: every drafted token is accepted", "greedy", accepts_everything),
+    Fault("one random number for a draft and its verdict", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
+    _rule("greedy: every drafted token is accepted", AcceptsEverything(), section="greedy"),
     Fault("greedy: row i is taken for row i+1", "greedy", Parts(target=ShiftedRows), needs_draft=True),
     Fault("a rejected token stays in the target's KV", "kv", Parts(target=Leftover)),
     Fault("a rejected token stays in the draft's KV", "kv", Parts(draft=Leftover), needs_draft=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.audit.faults import accepts_everything
+from specllama.audit.faults import AcceptsEverything
 from specllama.audit.parts import AuditEffort
 from specllama.cli.audit import command
 from specllama.core.engine import Engine
@@ -83,7 +83,7 @@ def test_a_full_disk_behind_output_costs_no_report(specllama: Run, short_pair: P
 
 def test_a_broken_program_exits_with_one(specllama: Run, short_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exit code that a script cannot use."""
-    monkeypatch.setattr(Engine, "_verify", staticmethod(accepts_everything))
+    monkeypatch.setattr(Engine, "_verify", staticmethod(AcceptsEverything()))
     result = specllama("audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "draft-simple")
     assert result.code == 1
     assert "**NOT EXACT" in result.out

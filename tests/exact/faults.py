@@ -41,10 +41,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Fault:
+class SeededFault:
     """One rule, broken: `broken` is the case that shows it, `install` breaks it where the case itself does not."""
 
-    rule: str
+    name: str
     healthy: Case
     broken: Case
     install: Install = lambda monkeypatch: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specllama.audit.parts import Parts
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
@@ -40,6 +41,7 @@ class Pair:
     n_draft_ctx: int = 64
     max_block: int = 32
     rule: Rule = Rule.TOKEN
+    parts: Parts = field(default_factory=Parts)  # broken ones, where a fault is seeded
 
     def rig(self) -> Rig:
         """A fresh engine, nothing in its caches."""
@@ -49,13 +51,13 @@ class Pair:
             return Rig(target, None, None, rule=self.rule)
         draft = FakeModel(self.draft, self.n_draft_vocab or self.n_vocab, self.n_draft_ctx, self.end_tokens)
         drafter = ModelDrafter(
-            draft,
+            self.parts.draft(draft),
             n_max=self.n_max,
             p_min=self.p_min,
             temperature=self.draft_temperature,
             vocab_size=self.n_vocab,
         )
-        return Rig(target, draft, drafter, rule=self.rule)
+        return Rig(target, draft, drafter, rule=self.rule, parts=self.parts)
 
     def law_at(self, params: SamplingParams) -> Callable[[History], TokenLaw]:
         """The law of the token after a history, by the reference alone; kept, for it is asked again and again."""
@@ -89,11 +91,13 @@ class Rig:
     draft: FakeModel | WatchedDraft | None
     drafter: Drafter | None
     rule: Rule = Rule.TOKEN
+    parts: Parts = field(default_factory=Parts)
     events: list[Event] = field(default_factory=list)
     engine: Engine = field(init=False)
 
     def __post_init__(self) -> None:
-        self.engine = Engine(self.target, self.drafter, rule=self.rule)
+        parts, drafter = self.parts, self.drafter
+        self.engine = parts.engine(parts.target(self.target), drafter and parts.drafter(drafter), rule=self.rule)
 
     @property
     def emitted(self) -> History:

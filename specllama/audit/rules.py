@@ -1,52 +1,55 @@
 """The rules of verification once more, from the papers and in plain Python: one rule a method, for faults to break.
 
-Unbroken, they are a second opinion on `specllama.core.verification`: same drafts, same law of verdicts.
+Unbroken, they are a second opinion on `specllama.core.verification`: same drafts, same law of verdicts. Laws are
+dictionaries over their support, with ascending ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from specllama.core.distribution import Distribution
 from specllama.core.types import Chooser, Draft, Rule, Verdict
-from tests.fakes import Probs, dense
 
-N_IDS = 8  # more than any vocabulary of these tests
-
-
-def spread(law: Distribution) -> Probs:
-    """`law` as a tuple over the first ids."""
-    return tuple(law.prob(token) for token in range(N_IDS))
+Probs: TypeAlias = Mapping[int, float]
 
 
-def normalised(weights: Sequence[float], otherwise: Probs) -> Probs:
+def probs_of(law: Distribution) -> Probs:
+    """`law` over its support."""
+    ids, probs = law.items()
+    return dict(zip(ids.tolist(), probs.tolist(), strict=True))
+
+
+def law_of_probs(probs: Probs) -> Distribution:
+    """The inverse of `probs_of`."""
+    return Distribution.on(list(probs), list(probs.values()))
+
+
+def normalised(weights: Mapping[int, float], otherwise: Probs) -> Probs:
     """`weights` as a law; `otherwise` where they have no mass."""
-    total = sum(weights)
-    return tuple(weight / total for weight in weights) if total > 0.0 else otherwise
+    total = sum(weights.values())
+    return {token: weight / total for token, weight in weights.items() if weight > 0.0} if total > 0.0 else otherwise
 
 
 class TokenVerifier:
     """Token by token, chains and trees. Leviathan et al., arXiv 2211.17192; siblings: Jeon et al., arXiv 2402.14160."""
 
     def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
-        """With what probability a drafted token is accepted."""
-        return min(1.0, p[token] / q[token])
-
-    def accepts(self, p: Probs, q: Probs, token: int, choose: Chooser) -> bool:
-        """Whether it is."""
-        return choose.flip(self.accept_prob(p, q, token))
+        """Probability that a drafted token is accepted."""
+        return min(1.0, p.get(token, 0.0) / q[token])
 
     def residual(self, p: Probs, q: Probs, token: int, depth: int) -> Probs:
-        """What is left of p for whoever comes after the rejected token."""
-        return normalised([max(a - b, 0.0) for a, b in zip(p, q, strict=True)], p)
+        """What is left of p after the rejected token."""
+        return normalised({other: max(prob - q.get(other, 0.0), 0.0) for other, prob in p.items()}, p)
 
-    def correct(self, p: Probs, q: Probs, token: int, depth: int, choose: Chooser) -> int:
+    def correct(self, p: Probs, q: Probs, token: int, choose: Chooser) -> int:
         """The token after a rejection; `p` is the residual, `q` and `token` those of the last rejected node."""
-        return choose.pick(dense(p))
+        return choose.pick(law_of_probs(p))
 
     def next_sibling_law(self, q: Probs, rejected: int) -> Probs:
         """q of the next sibling: drawn without replacement."""
-        return normalised([0.0 if token == rejected else prob for token, prob in enumerate(q)], q)
+        return normalised({token: prob for token, prob in q.items() if token != rejected}, q)
 
     def next_sibling_target(self, before: Probs, residual: Probs) -> Probs:
         """p of the next sibling."""
@@ -54,7 +57,7 @@ class TokenVerifier:
 
     def bonus(self, p: Sequence[Distribution], row: int, choose: Chooser) -> int:
         """The token after a draft that was accepted whole."""
-        return choose.pick(dense(spread(p[row])))
+        return choose.pick(p[row])
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
         """The verdict."""
@@ -62,13 +65,13 @@ class TokenVerifier:
         path: list[int] = []
         node = -1
         while siblings := [child for child, parent in enumerate(parents) if parent == node]:
-            left = spread(p[node + 1])
+            left = probs_of(p[node + 1])
             q = self.law_of(draft, siblings[0])
             for sibling in siblings:
                 token = draft.tokens[sibling]
                 if draft.probs is None:
                     q = self.law_of(draft, sibling)
-                if self.accepts(left, q, token, choose):
+                if choose.flip(self.accept_prob(left, q, token)):
                     path.append(sibling)
                     node = sibling
                     break
@@ -77,37 +80,40 @@ class TokenVerifier:
                 left = residual if sibling == siblings[-1] else self.next_sibling_target(left, residual)
                 q = self.next_sibling_law(q, token)
             else:
-                return Verdict(tuple(path), self.correct(left, judged_by, token, len(path), choose))
+                return Verdict(tuple(path), self.correct(left, judged_by, token, choose))
         return Verdict(tuple(path), self.bonus(p, node + 1, choose))
 
     def law_of(self, draft: Draft, node: int) -> Probs:
         """q of a node."""
-        point = tuple(float(token == draft.tokens[node]) for token in range(N_IDS))
-        return point if draft.probs is None else spread(draft.probs[node])
+        return {draft.tokens[node]: 1.0} if draft.probs is None else probs_of(draft.probs[node])
 
 
 class BlockVerifier(TokenVerifier):
-    """The longest prefix that the joint law allows. Sun et al., arXiv 2403.10444, as METHODS writes it down."""
+    """The longest prefix that the joint law allows, of chains. Sun et al., arXiv 2403.10444."""
 
     stops_at_first_failure = False
 
     def weight(self, before: float, p: Probs, q: Probs, token: int) -> float:
         """w of one token more."""
-        return min(1.0, before * p[token] / q[token])
+        return min(1.0, before * p.get(token, 0.0) / q[token])
+
+    def spare(self, weight: float, p: Probs, q: Probs) -> dict[int, float]:
+        """What the weighted row has more than q."""
+        return {token: max(weight * prob - q.get(token, 0.0), 0.0) for token, prob in p.items()}
 
     def pass_prob(self, weight: float, p: Probs, q: Probs) -> float:
         """h of a prefix that is not the whole draft; `p` and `q` are those of the token after it."""
-        spare = sum(max(weight * a - b, 0.0) for a, b in zip(p, q, strict=True))
+        spare = sum(self.spare(weight, p, q).values())
         return spare / (spare + 1.0 - weight) if spare + 1.0 - weight > 0.0 else 1.0
 
     def weighted_residual(self, weight: float, p: Probs, q: Probs) -> Probs:
         """The law of the correction."""
-        return normalised([max(weight * a - b, 0.0) for a, b in zip(p, q, strict=True)], p)
+        return normalised(self.spare(weight, p, q), p)
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        """The verdict; a chain."""
+        """The verdict."""
         n = len(draft.tokens)
-        targets = [spread(p[row]) for row in range(n + 1)]
+        targets = [probs_of(p[row]) for row in range(n + 1)]
         laws = [self.law_of(draft, node) for node in range(n)]
         weights = [1.0]
         for node, token in enumerate(draft.tokens):
@@ -121,22 +127,27 @@ class BlockVerifier(TokenVerifier):
                 break
         path = tuple(range(n_accepted))
         if n_accepted == n:
-            return Verdict(path, choose.pick(dense(targets[n])))
+            return Verdict(path, choose.pick(p[n]))
         law = self.weighted_residual(weights[n_accepted], targets[n_accepted], laws[n_accepted])
-        return Verdict(path, choose.pick(dense(law)))
+        return Verdict(path, choose.pick(law_of_probs(law)))
 
 
 class MatchVerifier(TokenVerifier):
-    """Draw from p and go on while the draw equals the draft."""
+    """Draw from p and go on while the draw equals the draft; of chains."""
 
-    def redraw(self, drawn: int, p: Probs, choose: Chooser) -> int:
+    def redraw(self, drawn: int, p: Distribution, choose: Chooser) -> int:
         """The token after a mismatch: the draw itself."""
         return drawn
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        """The verdict; a chain."""
+        """The verdict."""
         for node, token in enumerate(draft.tokens):
-            drawn = choose.pick(dense(spread(p[node])))
+            drawn = choose.pick(p[node])
             if drawn != token:
-                return Verdict(tuple(range(node)), self.redraw(drawn, spread(p[node]), choose))
+                return Verdict(tuple(range(node)), self.redraw(drawn, p[node], choose))
         return Verdict(tuple(range(len(draft.tokens))), self.bonus(p, len(draft.tokens), choose))
+
+
+RULES: Mapping[Rule, TokenVerifier] = {
+    Rule.TOKEN: TokenVerifier(), Rule.BLOCK: BlockVerifier(), Rule.MATCH: MatchVerifier(),
+}  # fmt: skip
