@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specllama.audit.models import Passing
-from specllama.audit.parts import Parts
+from specllama.audit.parts import Parts, Watching
 from specllama.audit.rules import BlockVerifier, MatchVerifier, Probs, TokenVerifier, law_of_probs, normalised
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
@@ -20,10 +20,8 @@ from specllama.core.types import (
     Chooser,
     Draft,
     Drafter,
-    DraftReport,
     FloatArray,
     LanguageModel,
-    Observation,
     Rule,
 )
 
@@ -137,31 +135,15 @@ def engine_with(verifier: TokenVerifier) -> type[Engine]:
 # -------------------------------------------------------------------------------------------- broken drafters and draws
 
 
-class BrokenDrafter:
+class BrokenDrafter(Watching):
     """A drafter whose drafts pass through `change` on their way to the engine."""
 
     def __init__(self, drafter: Drafter, change: Callable[[Draft], Draft]) -> None:
-        self.drafter = drafter
-        self.name = drafter.name
-        self.wants = drafter.wants
-        self.models = drafter.models
+        super().__init__(drafter, lambda seen: None)
         self._change = change
 
-    def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        self.drafter.begin(tokens, features)
-
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """The changed draft."""
-        return self._change(self.drafter.propose(tokens, limit, params, choose))
-
-    def report(self) -> DraftReport:
-        return self.drafter.report()
-
-    def observe(self, seen: Observation) -> None:
-        self.drafter.observe(seen)
-
-    def close(self) -> None:
-        self.drafter.close()
+        return self._change(super().propose(tokens, limit, params, choose))
 
 
 def drops_unlikely(draft: Draft) -> Draft:

@@ -319,11 +319,6 @@ class BenchReport:
         """The rows of one class of prompts, or those over all classes."""
         return tuple(row for row in self.rows if row.category == category)
 
-    def costs_of(self, arm: Arm) -> PairCosts | None:
-        """What passes cost under this arm's load and draft."""
-        same_load = [each for each in self.costs if each.load == arm.load]
-        return next((each for each in same_load if each.draft == arm.draft), next(iter(same_load), None))
-
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return to_plain(self)

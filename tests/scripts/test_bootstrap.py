@@ -22,7 +22,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))  # as for `python scripts/bootstrap.py`
 
-import bootstrap
 import environment
 import progress
 import toolchain
@@ -59,17 +58,6 @@ def program(path: Path, text: str) -> Path:
 
 
 # --- bootstrap.py: any Python ---
-
-
-@pytest.mark.slow
-def test_an_old_python_is_told_so_in_one_sentence() -> None:
-    """Prevents: a SyntaxError out of the set-up where one word on the Python version would do."""
-    problem = bootstrap.version_problem((3, 9, 7), "python3")
-    assert "needs Python 3.10 or newer" in problem
-    assert "3.9.7" in problem
-    assert "\n" not in problem
-    assert bootstrap.version_problem((3, 10, 0), "python3") == ""
-    assert bootstrap.version_problem((4, 0, 0), "python3") == ""
 
 
 def test_bootstrap_is_written_in_words_that_every_python_reads() -> None:
@@ -128,10 +116,10 @@ def test_the_compiler_is_known_by_its_macros(tmp_path: Path) -> None:
 
 def test_a_missing_compiler_is_one_sentence_with_what_to_install(tmp_path: Path) -> None:
     """Prevents: two hundred lines of CMake where 'install a compiler' would do."""
-    with pytest.raises(NoCompiler, match=r"no C compiler was found .* To install a compiler: ") as caught:
+    with pytest.raises(NoCompiler) as caught:
         toolchain.find_compiler({"PATH": str(tmp_path)})
     assert "\n" not in str(caught.value)
-    with pytest.raises(NoCompiler, match="CXX names nonesuch"):
+    with pytest.raises(NoCompiler, match="nonesuch"):
         toolchain.find_compiler({"PATH": os.environ["PATH"], "CXX": "nonesuch -O2"})
 
 
@@ -151,24 +139,11 @@ def test_a_compiler_that_was_removed_after_the_build_is_remembered(
         wheelhouse.build(without, tmp_path, Path(sys.executable), {})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"bindings": "0.3.37"},
-        {"flags": ("-DGGML_NATIVE=OFF",)},
-        {"environment": {"LDFLAGS": "-s"}},
-        {"compiler": "gcc 13.1.0"},
-        {"cpu": "x86_64 avx2 avx512f"},
-        {"system": "Linux x86_64 glibc 2.31"},
-    ],
-)
-def test_whatever_changes_the_libraries_changes_the_key(plan: Plan, change: dict[str, object]) -> None:
-    """Prevents: a wheel built for other flags, another compiler or another CPU being installed."""
-    assert replace(plan, **change).key != plan.key
-
-
-def test_names_and_places_do_not_change_the_key(plan: Plan) -> None:
-    """Prevents: five minutes of compilation because a compiler is reached by another path."""
+def test_what_changes_the_libraries_changes_the_key_and_nothing_else_does(plan: Plan) -> None:
+    """Prevents: a wheel of other flags or another CPU being installed; five minutes of compilation for another path."""
+    changes = ({"bindings": "0.3.37"}, {"flags": ("-DGGML_NATIVE=OFF",)}, {"environment": {"LDFLAGS": "-s"}},
+               {"compiler": "gcc 13.1.0"}, {"cpu": "x86_64 avx2 avx512f"}, {"system": "Linux glibc 2.31"})  # fmt: skip
+    assert len({plan.key, *(replace(plan, **change).key for change in changes)}) == 1 + len(changes)
     assert replace(plan, cpu_model="The same", cc="/usr/bin/cc", cxx="/usr/bin/c++").key == plan.key
 
 
@@ -176,7 +151,7 @@ def test_the_version_comes_from_the_pin_in_pyproject() -> None:
     """Prevents: compiling one version and having pip compile another."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"llama-cpp-python=={toolchain.bindings_version(text)}"' in text
-    with pytest.raises(SetupError, match="does not pin"):
+    with pytest.raises(SetupError):
         toolchain.bindings_version('dependencies = ["llama-cpp-python>=0.3"]')
 
 
@@ -204,14 +179,16 @@ def test_a_built_wheel_is_found_again_by_its_own_plan_alone(plan: Plan, tmp_path
     assert wheelhouse.find(other, tmp_path / "shelf") is None, "the folder's name alone must not count"
 
 
-def test_a_damaged_wheel_is_not_taken_but_replaced(plan: Plan, tmp_path: Path) -> None:
-    """Prevents: installing what a full disk left of a wheel, at every start anew."""
+def test_a_damaged_wheel_and_what_a_killed_build_left_are_replaced(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: installing what a full disk left of a wheel; a cache that grows by a build tree at every power cut."""
     python = program(tmp_path / "python", PIP_THAT_BUILDS)
     wheel = wheelhouse.build(plan, tmp_path, python, dict(os.environ))
     wheel.write_bytes(wheel.read_bytes()[:5])
     assert wheelhouse.find(plan, tmp_path) is None
+    (tmp_path / ".building-left" / "x").mkdir(parents=True)
     wheelhouse.build(plan, tmp_path, python, dict(os.environ))
     assert wheelhouse.find(plan, tmp_path) == wheel
+    assert not (tmp_path / ".building-left").exists()
 
 
 def test_a_failed_build_shows_the_end_of_its_log_and_where_it_is(plan: Plan, tmp_path: Path) -> None:
@@ -235,13 +212,6 @@ def test_an_interrupted_build_leaves_no_half_wheel(plan: Plan, tmp_path: Path, m
     with pytest.raises(KeyboardInterrupt):
         wheelhouse.build(plan, tmp_path, Path("python"), {})
     assert [path.name for path in tmp_path.iterdir()] == [f"{plan.key}.log"]
-
-
-def test_what_a_killed_build_left_is_swept_up(plan: Plan, tmp_path: Path) -> None:
-    """Prevents: a cache that grows by a build tree at every power cut."""
-    (tmp_path / ".building-left" / "x").mkdir(parents=True)
-    wheelhouse.build(plan, tmp_path, program(tmp_path / "python", PIP_THAT_BUILDS), dict(os.environ))
-    assert not (tmp_path / ".building-left").exists()
 
 
 def test_the_build_takes_no_ready_made_wheel(plan: Plan, tmp_path: Path) -> None:
@@ -305,54 +275,27 @@ def test_a_pipe_gets_few_plain_lines() -> None:
         clock.now_s += 1
         ticker.show(Stage("compiling", done, 340))
     ticker.finish("built")
-    lines = stream.getvalue().splitlines()
-    assert "\x1b" not in stream.getvalue()
-    assert "\r" not in stream.getvalue()
-    assert lines[0] == "llama.cpp: compiling 1/340 (0 %)  0:01"
-    assert lines[-1] == "llama.cpp: built  5:40"
-    times_s = [
-        60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"(\d+):(\d+)$", "\n".join(lines), re.M)
-    ]
+    shown = stream.getvalue()
+    assert not set("\x1b\r") & set(shown)
+    times_s = [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"(\d+):(\d+)$", shown, re.M)]
+    assert (times_s[0], times_s[-1]) == (1, 340)
     assert max(later - earlier for earlier, later in itertools.pairwise(times_s)) <= progress.QUIET_S
-    assert len(lines) < 40
+    assert len(times_s) < 40
 
 
-def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_one_line_that_moves_and_a_dumb_one_no_escape_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a screenful of progress lines, or one that wraps and can no longer be redrawn."""
-    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
-    stream = Terminal()
-    ticker = Ticker("llama.cpp", stream=stream, clock=Clock())
-    ticker.show(Stage("compiling", 1, 340))
-    ticker.show(Stage("compiling something with a very long name indeed", 2, 340))
-    assert "\n" not in stream.getvalue()
-    assert all(len(part.removesuffix("\x1b[K")) < 40 for part in stream.getvalue().split("\r"))
-    ticker.finish("built")
-    assert stream.getvalue().endswith("llama.cpp: built  0:00\x1b[K\n")
-
-
-def test_the_package_that_pip_works_on_is_named_where_it_can_be_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a minute of 'fetching', and forty lines of it in a CI log."""
-    stages = [environment._pip_stage(f"Collecting {name}>=1") for name in ("numpy", "rich")]
-    assert stages == [Stage("fetching", detail="numpy>=1"), Stage("fetching", detail="rich>=1")]
-    assert environment._pip_stage("  Installing collected packages: a, b") == Stage("installing")
-    assert environment._pip_stage("Requirement already satisfied: pip") is None
-    pipe, terminal = io.StringIO(), Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    for stream in (pipe, terminal):
-        ticker = Ticker("Python packages", stream=stream, clock=Clock())
-        for stage in stages:
-            ticker.show(stage)
-    assert pipe.getvalue() == "Python packages: fetching  0:00\n"
-    assert "rich>=1" in terminal.getvalue()
-
-
-def test_a_dumb_terminal_gets_no_escape_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: escape sequences as garbage in an editor's shell."""
-    monkeypatch.setenv("TERM", "dumb")
-    stream = Terminal()
-    Ticker("llama.cpp", stream=stream, clock=Clock()).show(Stage("configuring"))
-    assert stream.getvalue() == "llama.cpp: configuring  0:00\n"
+    for term in ("xterm", "dumb"):
+        monkeypatch.setenv("TERM", term)
+        stream = Terminal()
+        ticker = Ticker("llama.cpp", stream=stream, clock=Clock())
+        ticker.show(Stage("compiling", 1, 340))
+        ticker.show(Stage("compiling something with a very long name indeed", 2, 340))
+        assert ("\x1b" in stream.getvalue()) == (term == "xterm")
+        if term == "xterm":
+            assert "\n" not in stream.getvalue()
+            assert all(len(part.removesuffix("\x1b[K")) < 40 for part in stream.getvalue().split("\r"))
 
 
 def test_a_commands_whole_output_goes_to_the_log(tmp_path: Path) -> None:
@@ -498,15 +441,6 @@ def test_an_environment_is_made_anew_by_the_python_behind_it() -> None:
     assert done.stdout.split() == ["True", *map(str, sys.version_info[:2])]
 
 
-def test_a_python_without_venv_is_told_what_to_install(
-    tmp_path: Path, goal: Goal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: ensurepip's traceback on a fresh Debian."""
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else "there")
-    with pytest.raises(SetupError, match=r"apt install python3\.\d+-venv"):
-        Venv(tmp_path / "none").create(goal)
-
-
 def test_the_extras_of_an_earlier_recipe_are_kept(venv: Venv, goal: Goal, plan: Plan) -> None:
     """Prevents: `make run` after `make test` installing everything again, and `make test` after it once more."""
     venv.stamp.write_text(json.dumps({**goal.__dict__, "extras": ["dev"]}))
@@ -615,19 +549,3 @@ def test_a_prompt_reaches_the_program_as_it_was_written(prompt: str, tmp_path: P
 def test_make_run_does_not_wait_for_an_stdin_that_nobody_closes(tmp_path: Path) -> None:
     """Prevents: `make run` hanging under a program that left a pipe open, because run reads what is piped to it."""
     assert make_run(tmp_path, "x", program_text="cat; echo read to the end").stdout == "read to the end\n"
-
-
-def test_make_test_fetches_the_models_that_the_tests_ask_for() -> None:
-    """Prevents: a first `make test` that fails because one file was never fetched."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
-    fetched = re.search(r"^MODELS +:= +(.*)$", makefile, re.M)
-    assert fetched
-    asked_for = re.findall(r'^[A-Z_]+ = "(.*)"$', (ROOT / "tests/real/conftest.py").read_text(encoding="utf-8"), re.M)
-    assert sorted(fetched[1].split()) == sorted(asked_for)
-
-
-def test_ci_runs_make_test_and_nothing_else() -> None:
-    """Prevents: a green CI that runs other things than the command in the README."""
-    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["exec make test"]
