@@ -64,9 +64,9 @@ def _bisected(function: Callable[[float], float], value: float, *, high: float, 
     return (low + high) / 2.0
 
 
-def critical(n_free: int, surprise: float = SURPRISE) -> float:
-    """The statistic that is exceeded with a chance of `surprise`."""
-    return _bisected(lambda x: survival(x, n_free), surprise, high=10.0 * n_free + 1000.0, falling=True)
+def critical(n_free: int) -> float:
+    """The statistic that is exceeded with a chance of SURPRISE."""
+    return _bisected(lambda x: survival(x, n_free), SURPRISE, high=10.0 * n_free + 1000.0, falling=True)
 
 
 def _noncentral_survival(statistic: float, n_free: int, shift: float) -> float:

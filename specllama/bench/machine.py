@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ _ROUNDS = 5
 _LOOK_S = 0.5
 
 
-def memory_bandwidth(n_threads: int, clock: Callable[[], float] = perf_counter) -> float | None:
+def memory_bandwidth(n_threads: int) -> float | None:
     """Bytes a second that `n_threads` cores read from memory together, the best of some rounds; None if short of it."""
     with suppress(MemoryError):
         arrays = [np.ones(_CHUNK // 8) for _ in range(n_threads)]
         with ThreadPoolExecutor(n_threads) as pool:
             best = 0.0
             for _ in range(_ROUNDS):
-                started = clock()
+                started = perf_counter()
                 list(pool.map(np.sum, arrays))  # numpy lets go of the interpreter while it adds
-                best = max(best, n_threads * _CHUNK / max(clock() - started, 1e-9))
+                best = max(best, n_threads * _CHUNK / max(perf_counter() - started, 1e-9))
         return best
     return None
 

@@ -31,6 +31,7 @@ ROOM_FOR_ANSWER = 256  # tokens; where less is left, the oldest turns go
 # Dropping means reading all of the rest anew, so it makes room for many turns at once.
 KEPT_SHARE = 0.5  # of the context
 THINK, END_THINK = "<think>", "</think>"
+N_PLAIN_PASSES = 5  # behind a median
 
 
 class ChatVocabulary(conversation.TemplateVocabulary, Protocol):
@@ -375,12 +376,12 @@ class ChatSession:
             self._measure_plain()
         return 1 / median(self._plain_steps_s) if self._plain_steps_s else None
 
-    def _measure_plain(self, n_passes: int = 5) -> None:
+    def _measure_plain(self) -> None:
         """Evaluate the last token a few times, behind what is held; the KV is left as it was."""
         length = self._target.length
         if not 0 < length < self._target.n_ctx or length >= len(self._held):
             return
-        for number in range(n_passes + 1):
+        for number in range(N_PLAIN_PASSES + 1):
             started = perf_counter()
             self._target.eval((self._held[length],))
             if number:  # the first may compute tokens that were held back

@@ -12,26 +12,6 @@ from specllama.base.errors import UsageError
 PieceOf = Callable[[int], bytes]  # the bytes that a token shows; none for control tokens
 
 
-class Detokenizer:
-    """Bytes to text that never breaks a character, however the tokens split it.
-
-    Nothing is stripped. A SentencePiece token such as `▁Paris` shows as " Paris" even as the first of an answer: after
-    a raw prompt the space is part of the continuation, and llama.cpp shows it too.
-    """
-
-    def __init__(self, piece: PieceOf) -> None:
-        self._piece = piece
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token: int) -> str:
-        """The text that `token` completes; bytes that cannot be UTF-8 become U+FFFD, the good ones after them stay."""
-        return self._decoder.decode(self._piece(token))
-
-    def finish(self) -> str:
-        """What is left at the end: one U+FFFD for a character that was never completed, else nothing."""
-        return self._decoder.decode(b"", final=True)
-
-
 def _encoded(stop: str) -> bytes:
     """The bytes of a stop string; raises UsageError where it has none.
 

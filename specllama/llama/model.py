@@ -138,13 +138,11 @@ def load(path: Path, options: LoadOptions | None = None, *, progress: LoadProgre
     return model
 
 
-def requantize(
-    source: Path, destination: Path, kind: str, *, n_threads: int | None = None, progress: LoadProgress | None = None
-) -> None:
+def requantize(source: Path, destination: Path, kind: str, *, progress: LoadProgress | None = None) -> None:
     """Write `source` as `destination` with all weights in `kind`, see `llama_quantize.quantize`."""
     about = read_header(source)
     refuse_architecture(about)
-    quantize(bindings(), log, about, destination, kind, n_threads=n_threads or physical_cores(), progress=progress)
+    quantize(bindings(), log, about, destination, kind, n_threads=physical_cores(), progress=progress)
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -161,9 +161,9 @@ def _n_turns(n: int) -> str:
     return "1 turn" if n == 1 else f"{n} turns"
 
 
-def _short(text: str, width: int = 60) -> str:
+def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 3] + "..."
+    return line if len(line) <= 60 else line[:57] + "..."
 
 
 # ------------------------------------------------------------------------------------------------------------- looking

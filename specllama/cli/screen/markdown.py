@@ -172,11 +172,6 @@ class AnswerReading:
         """What the model thought, without its marks."""
         return "".join(self._thought).removeprefix(THINK).removesuffix(END_THINK).strip()
 
-    @property
-    def thinks(self) -> bool:
-        """True while the passage is open."""
-        return self._thinking.inside
-
     def feed(self, text: str, tag: str) -> Iterator[Shown]:
         """Take text; yields the characters whose look is certain."""
         for char in text:
