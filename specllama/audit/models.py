@@ -29,7 +29,6 @@ class Remembered:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Every token that ends an answer."""
         return self.model.end_tokens
 
     @property
@@ -55,7 +54,6 @@ class Remembered:
         self._tokens.extend(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """Append tokens and return their rows (len(tokens), V)."""
         text = (*self._tokens, *tokens)
         rows = np.stack(self._behind(text, len(self._tokens)))
         rows.setflags(write=False)
@@ -63,11 +61,9 @@ class Remembered:
         return rows
 
     def truncate(self, length: int) -> None:
-        """Drop every token from `length` on."""
         del self._tokens[length:]
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the KV up to the pending token and the first nodes of a chain."""
         del self._tokens[length + len(path) :]
 
     def row(self, text: Sequence[int]) -> FloatArray:
@@ -117,12 +113,10 @@ class Passing:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Every token that ends an answer."""
         return self.model.end_tokens
 
     @property
     def length(self) -> int:
-        """Tokens now in the KV."""
         return self.model.length
 
     @property
@@ -131,23 +125,18 @@ class Passing:
         return self.model.busy_s
 
     def room_after(self, tokens: Sequence[int]) -> int:
-        """As the model has it; see `types.Spelling`."""
         return room_after(self.model, tokens)
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens without logits."""
         self.model.feed(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """Append tokens and return their rows (len(tokens), V)."""
         return self.model.eval(tokens, parents)
 
     def truncate(self, length: int) -> None:
-        """Drop every token from `length` on."""
         self.model.truncate(length)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the KV up to the pending token and the nodes of `path`."""
         self.model.keep(length, path)
 
 
@@ -159,12 +148,10 @@ class Heard(Passing):
         self._beat = beat
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens without logits."""
         super().feed(tokens)
         self._beat()
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """Append tokens and return their rows (len(tokens), V)."""
         rows = super().eval(tokens, parents)
         self._beat()
         return rows
@@ -192,22 +179,18 @@ class Recorded(Passing):
         self.ops.clear()
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens without logits."""
         self.ops.append(Op("feed", self.length, tuple(tokens)))
         self.model.feed(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """Append tokens and return their rows (len(tokens), V)."""
         self.ops.append(Op("eval", self.length, tuple(tokens)))
         return self.model.eval(tokens, parents)
 
     def truncate(self, length: int) -> None:
-        """Drop every token from `length` on."""
         self.ops.append(Op("cut", length))
         self.model.truncate(length)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the KV up to the pending token and the first nodes of a chain."""
         self.ops.append(Op("cut", length + len(path)))
         self.model.keep(length, path)
 

@@ -125,22 +125,17 @@ class Watching:
         self._see = see
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        """Pass it on."""
         self.drafter.begin(tokens, features)
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """Pass it on."""
         return self.drafter.propose(tokens, limit, params, choose)
 
     def report(self) -> DraftReport:
-        """Pass it on."""
         return self.drafter.report()
 
     def observe(self, seen: Observation) -> None:
-        """Look, and pass it on."""
         self._see(seen)
         self.drafter.observe(seen)
 
     def close(self) -> None:
-        """Pass it on."""
         self.drafter.close()

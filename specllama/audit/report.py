@@ -1,9 +1,9 @@
-"""The audit's report as data: frozen rows, sections and a verdict, each with to_json."""
+"""The audit's report as data: frozen rows, sections and a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 
 from specllama.audit.chi_square import POWER, SURPRISE, ChiSquare
 from specllama.audit.law import Distance
@@ -42,10 +42,6 @@ class TextDifference:
         """True where reading in blocks, without any draft, can turn the two around."""
         return 0.0 <= self.gap <= NEAR_TIE * self.moved
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {**asdict(self), "near_tie": self.near_tie}
-
 
 @dataclass(frozen=True, slots=True)
 class GreedyRun:
@@ -59,10 +55,6 @@ class GreedyRun:
     n_drafted: int
     n_accepted: int
     difference: TextDifference | None
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {**_shallow(self), "difference": self.difference.to_json() if self.difference else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +77,6 @@ class LawRow:
         """True where the law is p."""
         return not self.failure and self.distance.tv <= LAW_BOUND and self.distance.error <= LAW_BOUND
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {**_shallow(self), "distance": asdict(self.distance), "sound": self.sound}
-
 
 @dataclass(frozen=True, slots=True)
 class DrawRow:
@@ -103,18 +91,6 @@ class DrawRow:
     def sound(self) -> bool:
         """True where the counts are no surprise."""
         return not self.failure and not self.test.surprising
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {
-            "strategy": self.strategy,
-            "rule": self.rule,
-            **asdict(self.test),
-            "p_value": self.test.p_value,
-            "visible_tv": self.test.visible_tv,
-            "failure": self.failure,
-            "sound": self.sound,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +112,6 @@ class KvRow:
         """True where the KV holds what was said, and what was dropped left no trace."""
         return self.n_foreign == 0 and self.difference <= KV_BOUND
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {**_shallow(self), "sound": self.sound}
-
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
@@ -150,14 +122,22 @@ class FaultRow:
     figure: str
     caught: bool
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return asdict(self)
+
+# What rows work out of their fields and the report says beside them.
+_WORKED_OUT = ("near_tie", "p_value", "visible_tv", "sound")
 
 
-def _shallow(row: object) -> dict[str, object]:
-    """The fields as they are."""
-    return {each.name: getattr(row, each.name) for each in fields(row)}  # type: ignore[arg-type]
+def _plain(value: object) -> object:
+    """A row as plain data, `test` spread out within it."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    found: dict[str, object] = {}
+    for each in fields(value):
+        inner = _plain(getattr(value, each.name))
+        found.update(inner if each.name == "test" and isinstance(inner, dict) else {each.name: inner})
+    return {**found, **{name: getattr(value, name) for name in _WORKED_OUT if hasattr(value, name)}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +226,10 @@ class AuditReport:
             "gaps": self.gaps,
             "wall_s": self.wall_s,
             "bounds": {"law": LAW_BOUND, "kv": KV_BOUND, "p_value": SURPRISE, "power": POWER, "near_tie": NEAR_TIE},
-            "greedy": [run.to_json() for run in self.greedy],
-            "laws": [row.to_json() for row in self.laws],
-            "draws": [row.to_json() for row in self.draws],
-            "along": [row.to_json() for row in self.along],
-            "kv": [row.to_json() for row in self.kv],
-            "self_test": None if self.faults is None else [fault.to_json() for fault in self.faults],
+            "greedy": _plain(self.greedy),
+            "laws": _plain(self.laws),
+            "draws": _plain(self.draws),
+            "along": _plain(self.along),
+            "kv": _plain(self.kv),
+            "self_test": _plain(self.faults),
         }

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from math import gcd
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
 from specllama.drafters import REGISTRY
+from specllama.prompts.load import BenchPrompt
 
 LEAST_PROMPTS = 2  # one to pick by, one to confirm with
 MOST_REPETITIONS = 3  # where every prompt fits, the rest of the time repeats them
@@ -32,28 +33,6 @@ def in_turn(items: Sequence[T], at: int) -> list[T]:
     strides = [stride for stride in range(1, max(n, 2)) if gcd(stride, n) == 1]
     stride = strides[at % len(strides)]
     return [items[(at + stride * i) % n] for i in range(n)]
-
-
-class HasCategory(Protocol):
-    """A prompt as planning sees it; `BenchPrompt` has it."""
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def category(self) -> str:
-        """Its class."""
-        ...
-
-    @property
-    def language(self) -> str:
-        """What it is written in."""
-        ...
-
-
-P = TypeVar("P", bound=HasCategory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +115,9 @@ def conditions(wishes: Wishes, n_predict: Sequence[int]) -> tuple[Condition, ...
     )
 
 
-def spread(prompts: Sequence[P]) -> list[P]:
+def spread(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
     """The prompts, class by class in turn, so that the first few are of many classes and languages."""
-    classes: dict[str, list[P]] = {}
+    classes: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         classes.setdefault(prompt.category, []).append(prompt)
     # Each class begins at another place of its own, or the first of every class would be in the same language.
@@ -146,7 +125,7 @@ def spread(prompts: Sequence[P]) -> list[P]:
     return [prompt for turn in zip_longest(*turned) for prompt in turn if prompt is not None]
 
 
-def halves(prompts: Sequence[HasCategory]) -> list[bool]:
+def halves(prompts: Sequence[BenchPrompt]) -> list[bool]:
     """Of each prompt, whether it is of the half that picks: classes and languages are in both as evenly as can be."""
     seen: dict[str, int] = {}
     picks = []
@@ -206,7 +185,7 @@ def _said(wishes: Wishes, n_prompts: int, n_there: int, n_repetitions: int, n_pr
     return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s"
 
 
-def fit(wishes: Wishes, prompts: Sequence[tuple[HasCategory, int]], rates: Rates, left_s: float) -> BenchPlan:
+def fit(wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], rates: Rates, left_s: float) -> BenchPlan:
     """The plan that fits into `left_s` seconds, the most prompts first, then repetitions.
 
     `prompts`: in the order in which they are to be taken, each with its number of tokens. Without a budget, all.

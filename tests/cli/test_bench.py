@@ -390,7 +390,8 @@ def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
     [
         (["a.json"], "compare takes two reports, not 1", 2),
         (["a.json", "b.json", "c.json"], "compare takes two reports, not 3", 2),
-        (["nowhere.json", "b.json"], "nowhere.json cannot be read: No such file", 1),
+        (["nowhere.json", "b.json"], "is the name right? write a report with: specllama bench", 1),
+        ([".", "b.json"], ". cannot be read: Is a directory\nhint: write a report with: specllama bench", 1),
         (["text.json", "text.json"], "text.json is not JSON", 1),
         (["other.json", "other.json"], "other.json: this is no specllama.bench report", 1),
         (["deep.json", "deep.json"], "deep.json is not JSON", 1),

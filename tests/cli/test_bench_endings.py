@@ -112,29 +112,6 @@ def test_a_full_disk_behind_output_costs_no_report(
     assert "plain" in found.out
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["nowhere.json", "a.json"], "is the name right? write a report with: specllama bench --output FILE.json"),
-        (["folder", "a.json"], "folder cannot be read: Is a directory\nhint: write a report with: specllama bench"),
-        (["text.json", "a.json"], "text.json is not JSON\nhint: write a report with: specllama bench --output"),
-        (["other.json", "a.json"], "other.json: this is no specllama.bench report\nhint: write one with"),
-    ],
-)
-def test_what_cannot_be_compared_is_told_with_what_to_do(
-    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], found: str
-) -> None:
-    """Prevents: "cannot be read" and nothing else."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text.json").write_text("a text")
-    (tmp_path / "other.json").write_text("{}")
-    (tmp_path / "a.json").write_text(json.dumps(report().to_json()))
-    result = specllama("bench", "compare", *words)
-    assert (result.code, result.out) == (1, "")
-    assert found in result.err, result.err
-
-
 def test_a_report_compared_with_itself_says_so(specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: "no difference" between a file and itself, taken for a finding."""
     monkeypatch.chdir(tmp_path)
