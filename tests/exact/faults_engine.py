@@ -320,10 +320,9 @@ ENGINE_FAULTS = [
     # The audit's catalogue, but for verification, which has a loop of its own, and for draws that depend on each other,
     # which enumeration takes to be independent.
     *(
-        SeededFault(fault.name, engine_case(PAIR, params), engine_case(replace(PAIR, parts=fault.parts), params))
+        SeededFault(fault.name, engine_case(PAIR, PLAIN), engine_case(replace(PAIR, parts=fault.parts), PLAIN))
         for fault in FAULTS
         if fault.verifier is None and fault.section != "draws"
-        for params in [GREEDY if fault.section == "greedy" else PLAIN]
     ),
     engine_fault("penalties follow the path", engine_case(PAIR, REPEAT), patch_rows(PathlessRows)),
     engine_fault("penalties look at the last N", engine_case(PAIR, REPEAT), patch_target_law(wider_window)),
