@@ -15,9 +15,7 @@ import pytest
 from specllama.chat.stream import StopWatch
 from specllama.core.events import Notice
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, Observation, Rule
-from specllama.drafters.controller import Controller, CostProfile
-from specllama.drafters.model import ModelDrafter
+from specllama.core.types import Chooser, Draft, Rule
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, random_pair
 from tests.exact.reference import Answer, History
@@ -268,45 +266,3 @@ def test_an_engine_used_again_and_again_gives_the_same_law() -> None:
     assert_same_law(law, pair.plain_law(PLAIN, 3))
     law = law_of(lambda choose: rig.answer((0, 1, 1), PLAIN, choose, 3))
     assert_same_law(law, pair.plain_law(PLAIN, 3, prompt=(0, 1, 1)))
-
-
-def test_a_draft_length_that_changes_with_what_was_accepted_changes_nothing_but_speed() -> None:
-    """A policy that looks at the last verification: bias enters where a length depends on a token drawn after it."""
-
-    class Adaptive:
-        """One more token after every accepted one, one fewer after a rejection."""
-
-        def __init__(self) -> None:
-            self.n = 1
-
-        def go_on(self, depth: int, confidence: float) -> bool:
-            """Up to `n`."""
-            return depth < self.n
-
-        def observe(self, seen: Observation) -> None:
-            """Learn from the path alone."""
-            self.n = max(1, min(3, self.n + (1 if seen.verdict.path else -1)))
-
-    pair = random_pair(31, n_vocab=2)
-
-    def run(choose: Chooser) -> Answer:
-        draft = FakeModel(pair.draft, 2)  # type: ignore[arg-type]
-        drafter = ModelDrafter(draft, n_max=3, policy=Adaptive(), vocab_size=2)
-        return Rig(FakeModel(pair.target, 2), draft, drafter).answer(PROMPT, PLAIN, choose, 5)
-
-    assert_same_law(law_of(run), pair.plain_law(PLAIN, 5))
-
-
-@pytest.mark.parametrize("draft_cost", [pytest.param(0.02, marks=pytest.mark.slow), 0.3])
-@pytest.mark.parametrize("sampler", ["plain", "all filters", "repeat penalty", "greedy"])
-def test_a_planned_draft_changes_nothing_but_speed(sampler: str, draft_cost: float) -> None:
-    """The controller: lengths, pauses, probes and draft temperatures from what was seen, none of it after a draw."""
-    pair, params = random_pair(36, n_vocab=2), SAMPLERS[sampler]
-    costs = CostProfile(verify=((1, 1.0), (2, 1.1), (9, 1.5)), draft=((1, draft_cost), (9, 2 * draft_cost)))
-
-    def run(choose: Chooser) -> Answer:
-        draft = FakeModel(pair.draft, 2)  # type: ignore[arg-type]
-        drafter = ModelDrafter(draft, n_max=3, policy=Controller(costs, n_max=3), vocab_size=2)
-        return Rig(FakeModel(pair.target, 2), draft, drafter).answer(PROMPT, params, choose, 5)
-
-    assert_same_law(law_of(run), pair.plain_law(params, 5))

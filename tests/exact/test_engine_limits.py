@@ -8,7 +8,7 @@ import pytest
 
 from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
 from specllama.core.engine import Engine
-from specllama.core.events import Notice, PromptProgress
+from specllama.core.events import PromptProgress
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps, FloatArray
 from tests.exact.harness import (
@@ -18,7 +18,6 @@ from tests.exact.harness import (
     PROMPT,
     Certain,
     Rig,
-    assert_answers_like_new,
     good_pair,
     plain_greedy,
 )
@@ -109,31 +108,10 @@ def test_what_the_kv_holds_already_is_not_read_again() -> None:
     assert [call.tokens for call in rig.target.calls if call.name == "feed"] == []
 
 
-def test_a_model_that_someone_else_used_is_not_trusted() -> None:
-    """A second engine on the same model, or a benchmark in between: what the first one remembers is no longer there."""
-    rig = good_pair().rig()
-    rig.answer(PROMPT, GREEDY, Certain(), 6)
-    other = Engine(rig.target)
-    for _ in other.generate((5, 4, 3, 2, 1), GREEDY, Certain(), max_tokens=2):
-        pass
-    assert_answers_like_new(rig, (1,))
-
-
 def test_a_model_that_cannot_roll_back_is_refused() -> None:
     """Recurrent models keep rejected tokens in their state: every answer after a rejection would be wrong."""
     with pytest.raises(UnsupportedModel):
         Engine(FakeModel(RandomTable(3, 45), 3, caps=Caps(rollback=False)))
-
-
-def test_a_small_draft_context_is_mentioned_once() -> None:
-    """FIELD 26: drafting stops with a note, the answer goes on."""
-    rig = good_pair(n_draft_ctx=9).rig()
-    tokens, _ = rig.answer(PROMPT, GREEDY, Certain(), 20)
-    assert tokens == plain_greedy(rig.target.table, PROMPT, 20)
-    notices = [event.text for event in rig.events if isinstance(event, Notice)]
-    assert len(notices) == 1
-    assert "9" in notices[0]
-    assert [len(step.drafted) for step in rig.steps[-5:]] == [0] * 5
 
 
 def test_draft_length_flags_arrive() -> None:

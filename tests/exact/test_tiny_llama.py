@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
 
+from specllama.audit.chi_square import of_law
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
@@ -36,7 +36,6 @@ FILTERED = SamplingParams(
     temperature=0.9, top_k=4, top_p=0.97, min_p=0.03, repeat_penalty=1.3, presence_penalty=0.2, repeat_last_n=3
 )
 NARROW = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, repeat_penalty=1.4, repeat_last_n=4)
-UNLIKELY = 1e-6  # a chi-square beyond this quantile is no accident
 
 
 class Tiny:
@@ -117,20 +116,6 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         yield Tiny(target, draft)
 
 
-def p_value(counts: Counter[Answer], law: dict[Answer, float], n_runs: int) -> float:
-    """Chi-square of counted answers against their law; answers expected fewer than 8 times share one bin."""
-    common = {key: prob for key, prob in law.items() if n_runs * prob >= 8.0}
-    rest = 1.0 - sum(common.values())
-    counted = [counts[key] for key in common] + [n_runs - sum(counts[key] for key in common)]
-    expected = [n_runs * prob for prob in common.values()] + [n_runs * rest]
-    if rest * n_runs < 8.0:
-        counted[-2:], expected[-2:] = [sum(counted[-2:])], [sum(expected[-2:])]
-    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in zip(counted, expected, strict=True))
-    value = float(chi2.sf(statistic, len(expected) - 1))
-    print(f"chi-square {statistic:.1f} with {len(expected) - 1} degrees of freedom, p = {value:.3g}")
-    return value
-
-
 @pytest.mark.parametrize(
     ("params", "n_max", "rule"), [(PLAIN, 3, Rule.BLOCK), (FILTERED, 1, Rule.TOKEN), (FILTERED, 3, Rule.BLOCK)]
 )
@@ -142,7 +127,7 @@ def test_many_answers_have_the_law_that_enumeration_gives(
     engine, n_runs = pair.engine(n_max, rule), 1200
     counts = Counter(answer(engine, params, RandomChooser(seed), 4) for seed in range(n_runs))
     assert counts.keys() <= law.keys()
-    assert p_value(counts, law, n_runs) > UNLIKELY
+    assert not of_law(counts, law).surprising
 
 
 def test_counting_answers_would_notice_the_drafts_law(pair: Tiny) -> None:
@@ -151,7 +136,7 @@ def test_counting_answers_would_notice_the_drafts_law(pair: Tiny) -> None:
     swapped = Tiny(pair.draft, pair.target)
     engine, n_runs = swapped.engine(0), 1200
     counts = Counter(answer(engine, PLAIN, RandomChooser(seed), 4) for seed in range(n_runs))
-    assert p_value(counts, law, n_runs) < UNLIKELY
+    assert of_law(counts, law).surprising
 
 
 @pytest.mark.parametrize(
