@@ -24,7 +24,6 @@ from specllama.tuning.traces import Trace
 from tests import tiny
 
 CHEAP = ((1, 0.040), (2, 0.042), (4, 0.044), (8, 0.050))
-ACCEPTED = 0.9
 
 
 @pytest.fixture

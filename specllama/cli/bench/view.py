@@ -125,7 +125,6 @@ def report_lines(report: BenchReport, signs: Signs, *, full: bool, width: int | 
 
 # ------------------------------------------------------------------------------------------------------- for programs
 
-_ARM_COLUMNS = ("name", "spec_type", "n_max", "verify_rule")
 _INTERVALS = ("speedup", "latency_speedup", "versus_reference")
 
 
