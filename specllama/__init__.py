@@ -1,4 +1,4 @@
-"""specllama: exact speculative decoding for pairs of GGUF models. The public names, nothing else.
+"""specllama: exact speculative decoding for pairs of GGUF models. `load` opens a pair; see docs/api.md.
 
 They are imported when they are asked for: the command line shows its help without waiting for numpy.
 """
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specllama.api import Answer, Chat, Pair, load
     from specllama.base.errors import (
         BackendError,
         ChecksumMismatch,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         UsageError,
     )
+    from specllama.chat.conversation import Message
     from specllama.core.distribution import Distribution
     from specllama.core.engine import Engine
     from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
@@ -52,10 +54,13 @@ if TYPE_CHECKING:
         Verdict,
     )
     from specllama.core.verification import verify
+    from specllama.pairs.ask import Hardware
 
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "api": "Answer Chat Pair load",
+    "chat.conversation": "Message",
     "core.distribution": "Distribution",
     "core.engine": "Engine",
     "base.errors": "BackendError ChecksumMismatch ConfigError ContextFull ConversationError DiskFull DownloadError "
@@ -66,13 +71,16 @@ _ROOMS = {
     "core.stats": "SpecStats",
     "core.types": "Cancel Caps Chooser Draft Drafter DraftPolicy LanguageModel Observation Rule Stopper Verdict",
     "core.verification": "verify",
+    "pairs.ask": "Hardware",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = [
+    "Answer",
     "BackendError",
     "Cancel",
     "Caps",
+    "Chat",
     "ChecksumMismatch",
     "Chooser",
     "ConfigError",
@@ -89,14 +97,17 @@ __all__ = [
     "Event",
     "Finished",
     "GatedRepository",
+    "Hardware",
     "Interrupted",
     "LanguageModel",
     "MemoryShort",
+    "Message",
     "ModelBusy",
     "ModelFileError",
     "Notice",
     "NumericsError",
     "Observation",
+    "Pair",
     "PairError",
     "PromptError",
     "PromptProgress",
@@ -114,6 +125,7 @@ __all__ = [
     "UnsupportedModel",
     "UsageError",
     "Verdict",
+    "load",
     "verify",
 ]
 

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, str] = {
     "bench": "base core prompts drafters llama tuning",
     "audit": "base core drafters chat",
     "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
-    "top": "base core cli",
+    "top": "base core drafters chat pairs cli",
 }
 # Which packages a room may import besides the standard library.
 MAY_USE: dict[str, str] = {
@@ -44,6 +44,7 @@ MAY_USE: dict[str, str] = {
     "bench": "matplotlib numpy psutil",
     "audit": "numpy",
     "cli": "numpy platformdirs prompt_toolkit rich typer",
+    "top": "typing_extensions",
 }
 HEAVY = {"llama_cpp", "huggingface_hub"}  # never at the top of a module: `--help` must not wait for them
 

@@ -61,6 +61,15 @@ class SpecStats:
     decode_s: float = 0.0  # wall time of all steps, without the reader's own time between events
     loop_s: float = 0.0  # of the whole answer, prompt included: the time outside the models' own calls
 
+    def __str__(self) -> str:
+        speed = "" if self.decode_tok_s is None else f", {self.decode_tok_s:.1f} tokens/s"
+        if not self.n_drafted:
+            return f"{self.n_emitted} tokens{speed}"
+        return (
+            f"{self.n_emitted} tokens{speed}; {self.n_accepted} of {self.n_drafted} drafted tokens accepted, "
+            f"{self.n_emitted / self.n_steps:.2f} tokens per step"
+        )
+
     def record(self, n_drafted: int, n_accepted: int, rejected: bool) -> None:
         """Count one verify pass: `n_accepted` of `n_drafted` tokens, ended by a rejection or not."""
         if not 0 <= n_accepted <= n_drafted:

@@ -410,13 +410,17 @@ class Models:
         """The strategy, working for this target."""
         return REGISTRY[strategy].make(self.draft, replace(settings, vocab_size=self.target.vocab_size))
 
+    def close(self) -> None:
+        """Free the models. Closing twice does nothing."""
+        self._owned.close()
+
     def __enter__(self) -> Models:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._owned.close()
+        self.close()
 
 
 def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:

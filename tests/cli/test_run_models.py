@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from specllama import llama
-from specllama.cli.args.values import strategies
 from specllama.drafters import REGISTRY
-from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test as probe
-from specllama.pairs.ask import Ask, Drafting, Hardware
-from specllama.pairs.setup import Listener, choose
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
 
@@ -39,14 +35,6 @@ def test_every_strategy_of_the_registry_runs(specllama: Run, pair: Pair, strateg
     assert (record["models"]["draft"] is not None) == REGISTRY[strategy].needs_model
     assert record["acceptance"]["drafted"] > 0
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none"))["text"]
-
-
-def test_lookup_and_a_draft_together_are_the_chain() -> None:
-    """A list of which only the first word counts."""
-    for listed in ("lookup,draft-simple", "draft-simple,ngram,none"):
-        names = strategies("--spec-type", listed)
-        choice = choose(Ask(drafting=Drafting(spec_type=names)), Listener())
-        assert choice.strategy == "chain"
 
 
 def _never(*_args: object, **_options: object) -> None:
@@ -207,15 +195,3 @@ def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, monk
     assert (draft.n_threads, draft.n_threads_batch) == (1, 2)
     assert (target.type_k, target.type_v, draft.type_k, draft.type_v) == ("f16", "f16", "q8_0", "q4_0")
     assert target.flash_attn == draft.flash_attn == "on"
-
-
-def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() -> None:
-    """Defaults of a pair that nobody reads."""
-    pair = load_catalog().pair(None)
-    choice = choose(Ask(), Listener())
-    assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
-    assert choice.n_max == (pair.defaults.n_max or 4)
-    assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
-    chosen = choose(Ask(drafting=Drafting(n_max=7), hardware=Hardware(n_ctx=99)), Listener())
-    assert (chosen.n_max, chosen.n_ctx) == (7, 99)
-    assert choose(Ask(drafting=Drafting(spec_type="none")), Listener()).draft is None

@@ -22,8 +22,6 @@ from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs import setup
-from specllama.pairs.ask import Hardware
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
@@ -222,26 +220,6 @@ def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
     record = record_of(specllama("run", *pair.options, *ASK, "--json"))
     assert record["profile"] is None
     assert {model["kernel_path"] for model in record["models"].values()} == {"rearranged weights"}
-
-
-def test_a_path_by_tensor_type_holds_where_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-ngl 0` on a machine with a GPU: a profile that tuning makes and no answer uses; or weights kept off the GPU."""
-    gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
-    info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
-    monkeypatch.setattr(llama, "build_info", lambda: info)
-    placed = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
-    draft: Any = SimpleNamespace(header=SimpleNamespace(n_ctx_train=0))
-    for target_path, draft_path, layers, draft_layers, holds in (
-        (placed, placed, 0, 0, True),
-        (placed, DEFAULT, 0, "auto", True),
-        (DEFAULT, placed, 0, "auto", False),
-        (placed, DEFAULT, "auto", 0, False),
-        (DEFAULT, AS_IN_FILE, "auto", "auto", True),
-    ):
-        hardware = Hardware(n_gpu_layers_draft=draft_layers)
-        tuned = setup.Setup(draft, draft, LoadOptions(n_gpu_layers=layers), hardware)  # type: ignore[arg-type]
-        profile = replace(PROFILE, target_path=target_path, draft_path=draft_path)
-        assert (setup._out_of_reach(profile, tuned) == "") == holds
 
 
 def test_the_record_names_the_paths_that_were_loaded(

@@ -1,0 +1,445 @@
+"""The library in a few lines: `load` a pair of models, then `stream`, `answer` or `chat`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from weakref import WeakSet
+
+from specllama.base.errors import UsageError
+from specllama.chat.conversation import Conversation, Message, raw_tokens
+from specllama.chat.session import ChatSession
+from specllama.chat.settings import Settings
+from specllama.chat.stream import StopWatch, TextStream
+from specllama.core.engine import Engine
+from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
+from specllama.core.no_drafter import NoDrafter
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.stats import SpecStats
+from specllama.core.types import Cancel, Drafter, Rule
+from specllama.pairs.ask import Ask, Drafting, Hardware, Names
+from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare, require_fit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+OnNote: TypeAlias = Callable[[str], None]
+OnProgress: TypeAlias = Callable[[str, float], None]  # what is being done, and the share of it that is done
+Events: TypeAlias = Generator[Event, None, None]
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # a text, or messages with "role" and "content"
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of `SamplingParams`, which has the defaults."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    repeat_last_n: int
+    logit_bias: Mapping[int, float]
+
+
+class AnswerKeywords(SamplingKeywords, total=False):
+    """How one answer is made, besides the sampling."""
+
+    system: str  # system prompt
+    raw: bool  # True = no chat template: the model continues the text of the prompt
+    seed: int  # of the random draws; -1 = a new one
+    max_tokens: int  # -1 = until the answer ends or the context is full
+    stop: str | Sequence[str]  # texts that end the answer and are not part of it
+    drafts: bool  # False = plain decoding, to compare with
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer; `str` gives the text."""
+
+    text: str
+    tokens: tuple[int, ...]  # without the end token
+    reason: Reason  # why it ended: "stop", "length" or "cancelled"
+    seed: int  # -1 = nothing was drawn that is kept: a chat's answer that was stopped before its first word
+    stats: SpecStats
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def load(
+    pair: str | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    spec_type: str = "auto",
+    n_max: int | Literal["auto"] = "auto",
+    p_min: float = 0.0,
+    draft_temperature: float | None = None,
+    rule: Rule | str = Rule.BLOCK,
+    n_ctx: int | None = None,
+    n_threads: int | None = None,
+    n_gpu_layers: int | Literal["auto", "all"] | None = None,
+    hardware: Hardware | None = None,
+    offline: bool = False,
+    on_note: OnNote | None = None,
+    on_progress: OnProgress | None = None,
+) -> Pair:
+    """Load a target and a draft as `specllama run` does; what is not on this machine is fetched.
+
+    Args:
+        pair: name of a pair; `specllama models list` shows them. Nothing at all = the default pair.
+        target, draft: in place of `pair`, a file, a model's name, or "user/repo[:quant]" of the Hugging Face Hub.
+            A target alone decodes plainly, or with spec_type "lookup".
+        spec_type: strategies that may draft: "auto", or names such as "draft-simple,lookup".
+        n_max: longest draft; "auto" follows the profile that `specllama tune` made, else the pair's own, else 4.
+        p_min: stop drafting where the draft's likeliest token is less likely than this.
+        draft_temperature: temperature of the draft; None = that of the answer.
+        rule: how drafted tokens are accepted: "block", "token" or "match". None of them changes the distribution.
+        n_ctx: tokens of context; 0 = what the target was trained for, None = the pair's, or 4096.
+        n_threads, n_gpu_layers: as in `Hardware`, over which they go.
+        hardware: everything else about loading.
+        offline: use only what is on this machine.
+        on_note: called with sentences that a user should read.
+        on_progress: called with what is being done and the share of it that is done, 0 to 1.
+
+    Raises:
+        SpecllamaError, whose `hint` says what to do: UsageError, ConfigError, DownloadError, ModelFileError,
+        PairError where the draft does not fit, MemoryShort, UnsupportedModel and BackendError.
+    """
+    if pair is not None and (target or draft):
+        raise UsageError("a pair and a target or draft are given, expected one of them", hint="leave the pair out")
+    given = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    ask = Ask(
+        names=Names(pair=pair, target=_word(target), draft=_word(draft), offline=offline),
+        drafting=Drafting(
+            spec_type=spec_type, n_max=n_max, p_min=p_min, temperature=draft_temperature, rule=Rule(rule)
+        ),
+        hardware=replace(hardware or Hardware(), **changes),
+    )
+    listener = _Callbacks(on_note or _ignore, on_progress or _ignore)
+    setup = prepare(choose(ask, listener), listener)
+    require_fit(setup, listener)
+    return Pair(load_models(setup, listener, Cancel()), setup, ask.drafting, listener.on_note)
+
+
+def _word(name: str | Path | None) -> str | None:
+    """A name as the command line takes it; a `Path` is never anything but a file."""
+    return str(name.absolute()) if isinstance(name, Path) else name
+
+
+def _ignore(*_told: object) -> None:
+    pass
+
+
+class _Callbacks(Listener):
+    """Passes on what a caller of `load` wants to hear. Also a `FetchWatch`."""
+
+    def __init__(self, on_note: OnNote, on_progress: OnProgress) -> None:
+        self.on_note = on_note
+        self.on_progress = on_progress
+        self._work: list[tuple[str, int | None]] = []  # begun and not ended: what, bytes
+        self._n_done = 0
+
+    def note(self, text: str) -> None:
+        self.on_note(text)
+
+    def warn(self, text: str, hint: str = "") -> None:
+        self.on_note(f"{text}; {hint}" if hint else text)
+
+    @contextmanager
+    def fetching(self) -> Iterator[_Callbacks]:
+        yield self
+
+    @contextmanager
+    def loading(self) -> Iterator[Callable[[float, int], None]]:
+        yield lambda share, _n_bytes: self.on_progress("loading", share)
+
+    def begin(self, what: str, total: int | None) -> None:
+        self._work.append((what, total))
+        self._n_done = 0
+
+    def advance(self, n_bytes: int) -> None:
+        self._n_done += n_bytes
+        what, total = self._work[-1]
+        if total:
+            self.on_progress(what, min(self._n_done / total, 1.0))
+
+    def end(self) -> None:
+        self._work.pop()
+
+
+class Pair:
+    """A loaded target with what drafts for it, from `load`. A context manager; `close` frees the models.
+
+    One answer at a time: while one is not finished, another raises ModelBusy. An answer ends when its iterator is used
+    up, closed or dropped, and when an exception such as KeyboardInterrupt leaves it; the next one may follow at once.
+    Not for two threads at once, except for `cancel`.
+    """
+
+    def __init__(self, models: Models, setup: Setup, drafting: Drafting, on_note: OnNote) -> None:
+        self._models = models
+        self._setup = setup
+        self._drafting = drafting
+        self._on_note = on_note
+        self._told: set[str] = set()
+        self._cancel = Cancel()
+        self._answers: WeakSet[Events] = WeakSet()  # begun and perhaps not finished
+        self._drafters: dict[bool, Drafter] = {}  # by whether the answer is greedy; they keep what they learned
+        self._stats = SpecStats()
+        self._closed = False
+        models.watch(self._cancel)
+
+    # ---------------------------------------------------------------------------------------------------------- facts
+
+    @property
+    def target(self) -> Path:
+        """The target's file."""
+        return self._setup.target.path
+
+    @property
+    def draft(self) -> Path | None:
+        """The draft's file; None without a draft model."""
+        return None if self._setup.draft is None else self._setup.draft.path
+
+    @property
+    def spec_type(self) -> str:
+        """The strategy that drafts; "none" = plain decoding."""
+        return self._setup.strategy
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context, prompt and answer together."""
+        return self._models.target.n_ctx
+
+    @property
+    def stats(self) -> SpecStats:
+        """Counters and times of the last answer that was read to its end; zeros before the first."""
+        return self._stats
+
+    # -------------------------------------------------------------------------------------------------------- answers
+
+    def stream(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Iterator[str]:
+        """The answer's text as it comes. Raises as `events` does."""
+        stop = _stops(options.get("stop", ()))
+        return self._texts(self.events(prompt, **options), TextStream(self._models.target.vocab.piece, stop))
+
+    def answer(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Answer:
+        """The whole answer. Raises as `events` does."""
+        seed = options["seed"] = _seed(options.get("seed", -1))
+        text = TextStream(self._models.target.vocab.piece, _stops(options.get("stop", ())))
+        return self._answered(self.events(prompt, **options), text, seed)
+
+    def events(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Events:
+        """What the engine does, event by event: the tokens with where they came from, the steps, the end.
+
+        Raises UsageError, PromptError and TemplateError at once; ModelBusy, NumericsError and BackendError when the
+        events are read.
+        """
+        return self._events(prompt, **options)
+
+    def _events(
+        self,
+        prompt: Prompt,
+        *,
+        system: str = "",
+        raw: bool = False,
+        seed: int = -1,
+        max_tokens: int = -1,
+        stop: str | Sequence[str] = (),
+        drafts: bool = True,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Events:
+        params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
+        if unknown := [token for token in params.logit_bias if token >= self._models.target.vocab_size]:
+            raise UsageError(f"logit_bias names token {unknown[0]}, expected 0 to {self._models.target.vocab_size - 1}")
+        engine = Engine(self._models.target, self._drafter(params) if drafts else NoDrafter(), rule=self._drafting.rule)
+        events = engine.generate(
+            self._tokens(prompt, system, raw),
+            params,
+            RandomChooser(_seed(seed)),
+            max_tokens=max_tokens,
+            stopper=StopWatch(stops, piece) if stops else None,
+            cancel=self._cancel,
+        )
+        return self._followed(events)
+
+    def chat(
+        self,
+        system: str = "",
+        *,
+        seed: int = -1,
+        max_tokens: int = -1,
+        stop: str | Sequence[str] = (),
+        think: bool | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Chat:
+        """A conversation of several turns, of which the models read only what is new.
+
+        `think` sets the switch of templates that have one; None = as the template has it.
+        """
+        self._require_open()
+        params = SamplingParams(**sampling)
+        settings = Settings(
+            params=params,
+            strategy=self._setup.strategy,
+            drafting=self._setup.settings(self._drafting, greedy=params.greedy),
+            auto=self._setup.profile is not None,
+            rule=self._drafting.rule,
+            seed=seed,
+            n_predict=max_tokens,
+            stops=_stops(stop),
+            think=think,
+        )
+        return Chat(self, ChatSession(self._models.target, self._models.draft, settings, system))
+
+    def cancel(self) -> None:
+        """End the answer in progress after the current step, with reason "cancelled"; from any thread."""
+        self._cancel.set()
+
+    def close(self) -> None:
+        """Free the models; an answer in progress ends. Closing twice does nothing."""
+        self._closed = True
+        self._cancel.set()
+        for answer in list(self._answers):
+            with suppress(ValueError):  # it is being read in another thread, where the cancel flag ends it
+                answer.close()
+        for drafter in self._drafters.values():
+            drafter.close()
+        self._drafters.clear()
+        self._models.close()
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------------- parts
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("the pair was closed", hint="load it again")
+
+    @cached_property
+    def _conversation(self) -> Conversation:
+        return Conversation(self._models.target.vocab, self._setup.target.template)
+
+    def _tokens(self, prompt: Prompt, system: str, raw: bool) -> list[int]:
+        self._require_open()
+        if raw:
+            if system or not isinstance(prompt, str):
+                raise UsageError("a raw prompt is one text", hint="leave raw out: roles need the chat template")
+            return raw_tokens(self._models.target.vocab, prompt)
+        messages = [Message("system", system)] if system else []
+        if isinstance(prompt, str):
+            messages.append(Message("user", prompt))
+        else:
+            messages += [Message(each["role"], each["content"]) for each in prompt]
+        tokens = self._conversation.tokens(messages)
+        if self._conversation.notice:
+            self._note_once(self._conversation.notice)
+        if self._conversation.system_merged:
+            self._note_once("the template has no system prompt: it is put in front of the first message")
+        return tokens
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._on_note(text)
+
+    def _drafter(self, params: SamplingParams) -> Drafter:
+        if params.greedy not in self._drafters:
+            settings = self._setup.settings(self._drafting, greedy=params.greedy)
+            self._drafters[params.greedy] = self._models.drafter(self._setup.strategy, settings)
+        return self._drafters[params.greedy]
+
+    def _followed(self, events: Iterator[Event]) -> Events:
+        """`events`, which `close` can end, and whose figures are kept."""
+        answer = self._reading(events)
+        self._answers.add(answer)
+        return answer
+
+    def _reading(self, events: Iterator[Event]) -> Events:
+        self._require_open()
+        self._cancel.clear()
+        with closing(cast("Events", events)):
+            for event in events:
+                if isinstance(event, Finished):
+                    self._stats = event.stats
+                elif isinstance(event, Notice):
+                    self._on_note(event.text)
+                yield event
+
+    def _texts(self, events: Events, text: TextStream) -> Iterator[str]:
+        with closing(events):
+            for event in events:
+                if isinstance(event, TokenEvent):
+                    yield from (piece.text for piece in text.push(event.token))
+        yield from (piece.text for piece in text.finish())
+
+    def _answered(self, events: Events, text: TextStream, seed: int) -> Answer:
+        for event in events:
+            if isinstance(event, TokenEvent):
+                text.push(event.token)
+        assert isinstance(event, Finished), "the engine's last event is always Finished"
+        text.finish()
+        return Answer(text.text, tuple(text.tokens), event.reason, seed, event.stats)
+
+
+class Chat:
+    """A conversation with a pair, from `Pair.chat`. The history is text, and read again only as far as it is new."""
+
+    def __init__(self, pair: Pair, session: ChatSession) -> None:
+        self._pair = pair
+        self._session = session
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was said so far, the system prompt included."""
+        return self._session.messages
+
+    def stream(self, text: str) -> Iterator[str]:
+        """Say `text`; the answer's text as it comes. What came of it belongs to the conversation when it ends."""
+        return self._pair._texts(self.events(text), self._text())
+
+    def send(self, text: str) -> Answer:
+        """Say `text`; the whole answer."""
+        before = self._session.turns
+        answer = self._pair._answered(self.events(text), self._text(), -1)
+        kept = self._session.turns is not before
+        return replace(answer, seed=self._session.turns[-1].seed) if kept else answer
+
+    def events(self, text: str) -> Events:
+        """Say `text`; what the engine does, event by event. Raises as `Pair.events` does, when the events are read."""
+        self._pair._require_open()
+        return self._pair._followed(self._session.ask(text, self._pair._cancel))
+
+    def undo(self) -> None:
+        """Take the last message and its answer back. Raises UsageError where there is none."""
+        self._session.undo()
+
+    def clear(self) -> None:
+        """Forget everything but the system prompt."""
+        self._session.clear()
+
+    def _text(self) -> TextStream:
+        return TextStream(self._pair._models.target.vocab.piece, self._session.settings.stops)
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _seed(seed: int) -> int:
+    return secrets.randbits(32) if seed < 0 else seed

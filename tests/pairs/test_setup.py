@@ -1,0 +1,190 @@
+"""From an `Ask` to loaded models: what is chosen, what is refused before loading, what a listener hears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specllama import llama
+from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageError
+from specllama.cli.args.values import strategies
+from specllama.core.types import Cancel
+from specllama.drafters.controller import CostProfile
+from specllama.files.catalog import load_catalog
+from specllama.llama import LoadOptions, crash_test
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.pairs import profile as profiles
+from specllama.pairs import setup
+from specllama.pairs.ask import Ask, Drafting, Hardware, Names
+from specllama.pairs.profile import ClassFigures, Profile
+from specllama.pairs.setup import Listener, Setup, choose, load_models, prepare, require_fit
+from tests import tiny
+
+CHEAP = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 0.01),))
+DEAR = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 5.0),))
+PROFILE = Profile(
+    made="2026-01-02T03:04:05+00:00", quick=False, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1, costs=CHEAP,
+    classes=(ClassFigures("code", True, 0.9, 0.9, 5, 1.6),),
+)  # fmt: skip
+
+
+class Heard(Listener):
+    """Remembers."""
+
+    def __init__(self) -> None:
+        self.details: list[str] = []
+        self.shares: list[float] = []
+
+    def detail(self, text: str) -> None:
+        self.details.append(text)
+
+    @contextmanager
+    def loading(self) -> Iterator[Callable[[float, int], None]]:
+        yield lambda share, n_bytes: self.shares.append(share)
+
+
+@pytest.fixture(autouse=True)
+def sound_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the child process would find out takes seconds; and no profile but that of a test."""
+    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """A tiny pair by its files."""
+    target, draft = tiny.write_pair(tmp_path)
+    return Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=256, n_threads=1))
+
+
+def prepared(ask: Ask) -> Setup:
+    return prepare(choose(ask, Listener()), Listener())
+
+
+def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() -> None:
+    """Defaults of a pair that nobody reads."""
+    pair = load_catalog().pair(None)
+    choice = choose(Ask(), Listener())
+    assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
+    assert choice.n_max == (pair.defaults.n_max or 4)
+    assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
+    chosen = choose(Ask(drafting=Drafting(n_max=7), hardware=Hardware(n_ctx=99)), Listener())
+    assert (chosen.n_max, chosen.n_ctx) == (7, 99)
+    assert choose(Ask(drafting=Drafting(spec_type="none")), Listener()).draft is None
+
+
+def test_lookup_and_a_draft_together_are_the_chain() -> None:
+    """A list of which only the first word counts."""
+    for listed in ("lookup,draft-simple", "draft-simple,ngram,none", "lookup,draft-tli"):
+        names = strategies("--spec-type", listed)
+        choice = choose(Ask(drafting=Drafting(spec_type=names)), Listener())
+        assert choice.strategy == "chain"
+        assert choice.model_strategy == ("draft-tli" if "draft-tli" in names else "draft-simple")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Ask(names=Names(draft="draft.gguf")),
+        Ask(names=Names(target="target.gguf"), drafting=Drafting(spec_type="draft-simple")),
+        Ask(names=Names(target="target.gguf"), drafting=Drafting(spec_type="lookup,chain")),
+    ],
+)
+def test_half_a_pair_is_refused(ask: Ask) -> None:
+    """A strategy that drafts with nothing, or a draft for the default pair's target."""
+    with pytest.raises(UsageError):
+        choose(ask, Listener())
+
+
+@pytest.mark.parametrize(
+    ("drafting", "costs", "strategy", "has_draft", "steered"),
+    [
+        (Drafting(), CHEAP, "chain", True, True),
+        (Drafting(), DEAR, "lookup", False, True),
+        (Drafting(spec_type="draft-simple"), DEAR, "draft-simple", True, True),
+        (Drafting(n_max=3), CHEAP, "draft-simple", True, False),
+        (Drafting(p_min=0.5), CHEAP, "draft-simple", True, False),
+        (Drafting(spec_type="none"), CHEAP, "none", False, False),
+    ],
+)
+def test_a_profile_decides_with_what_and_how_far_unless_that_was_asked_for(
+    ask: Ask, drafting: Drafting, costs: CostProfile, strategy: str, has_draft: bool, steered: bool
+) -> None:
+    """A draft that is loaded although it cannot pay; a length that was named and is overruled."""
+    profiles.save(prepared(ask).subject, replace(PROFILE, costs=costs))
+    found = prepared(replace(ask, drafting=drafting))
+    assert (found.strategy, found.draft is not None, found.profile is not None) == (strategy, has_draft, steered)
+    settings = found.settings(drafting, greedy=True)
+    assert (settings.policy is not None, settings.p_min) == (steered, drafting.p_min)
+
+
+def test_a_stale_profile_is_named_and_not_used(ask: Ask) -> None:
+    """Costs of another file that steer the drafts of this one."""
+    profiles.save(prepared(ask).subject, PROFILE)
+    assert ask.names.target is not None
+    tiny.write_model(Path(ask.names.target), seed=2)
+    found = prepared(ask)
+    assert (found.profile, found.stale) == (None, "the target's file changed since")
+
+
+def test_a_pair_tuned_by_text_is_translated_without_being_asked(ask: Ask) -> None:
+    """'Does not fit' for two tokenizers that were tuned; or a translation that nobody wanted."""
+    assert prepared(ask).model_strategy == "draft-simple"
+    subject = replace(prepared(ask).subject, model_strategy="draft-tli")
+    profiles.save(subject, replace(PROFILE, strategy="draft-tli"))
+    assert (prepared(ask).model_strategy, prepared(ask).strategy) == ("draft-tli", "chain")
+    named = prepared(replace(ask, drafting=Drafting(spec_type="draft-simple")))
+    assert (named.model_strategy, named.profile) == ("draft-simple", None)
+
+
+def test_memory_and_fit_are_looked_at_before_loading(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes that are loaded before 'no'."""
+    foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
+    with pytest.raises(PairError):
+        require_fit(prepared(replace(ask, names=replace(ask.names, draft=str(foreign)))), Listener())
+    require_fit(prepared(ask), Listener())
+    if not llama.build_info().gpu_offload:
+        monkeypatch.setattr(llama, "memory_free", lambda: 1000)
+        with pytest.raises(MemoryShort):
+            prepared(ask)
+
+
+def test_loading_tells_its_progress_over_both_files_and_can_be_stopped(ask: Ask) -> None:
+    """A bar that starts again with the second file; models that stay in memory after Ctrl-C."""
+    heard = Heard()
+    with load_models(prepared(ask), heard, Cancel()) as models:
+        assert models.draft is models.loaded_draft is not None
+    assert heard.shares == sorted(heard.shares)
+    assert heard.shares[-1] == 1.0
+    assert [text.split(":")[0] for text in heard.details] == ["target", "draft"]
+    cancel = Cancel()
+    cancel.set()
+    with pytest.raises(Interrupted):
+        load_models(prepared(ask), heard, cancel)
+
+
+def test_a_path_by_tensor_type_holds_where_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-ngl 0` on a machine with a GPU: a profile that tuning makes and no answer uses; or weights kept off the GPU."""
+    gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
+    info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
+    monkeypatch.setattr(llama, "build_info", lambda: info)
+    placed = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
+    draft: Any = SimpleNamespace(header=SimpleNamespace(n_ctx_train=0))
+    cases: tuple[tuple[KernelPath, KernelPath, Any, Any, bool], ...] = (
+        (placed, placed, 0, 0, True),
+        (placed, DEFAULT, 0, "auto", True),
+        (DEFAULT, placed, 0, "auto", False),
+        (placed, DEFAULT, "auto", 0, False),
+        (DEFAULT, AS_IN_FILE, "auto", "auto", True),
+    )
+    for target_path, draft_path, layers, draft_layers, holds in cases:
+        hardware = Hardware(n_gpu_layers_draft=draft_layers)
+        tuned = Setup(draft, draft, LoadOptions(n_gpu_layers=layers), hardware)
+        profile = replace(PROFILE, target_path=target_path, draft_path=draft_path)
+        assert (setup._out_of_reach(profile, tuned) == "") == holds

@@ -1,0 +1,304 @@
+"""The library face: `load`, answers, chats, and what happens when answers are left, dropped or interrupted."""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specllama
+from specllama import (
+    Finished,
+    ModelBusy,
+    Pair,
+    PairError,
+    SamplingParams,
+    StepEvent,
+    TokenEvent,
+    UsageError,
+    llama,
+)
+from specllama.api import SamplingKeywords
+from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
+from specllama.cli.loading import ask_of
+from specllama.files.catalog import user_file
+from specllama.llama import LlamaModel, crash_test
+from specllama.pairs.ask import Ask
+from tests import tiny
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+ENDLESS = {98: float("-inf"), 99: float("-inf")}  # never ends by itself
+N_CTX = 1024
+NAME = "qwen2.5-coder-1.5b"  # the pair of the page
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a draft that speak ASCII through a chat template."""
+    folder = tmp_path_factory.mktemp("api")
+    options: dict[str, Any] = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 8192}
+    return tiny.write_pair(folder, noise=0.03, **options)
+
+
+@pytest.fixture(autouse=True)
+def sound_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the child process would find out takes seconds."""
+    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
+
+
+@pytest.fixture
+def pair(files: tuple[Path, Path]) -> Iterator[Pair]:
+    with opened(files) as loaded:
+        yield loaded
+
+
+def opened(files: tuple[Path, Path], **options: Any) -> Pair:
+    return specllama.load(target=files[0], draft=files[1], n_ctx=N_CTX, n_threads=1, **options)
+
+
+def ask(pair: Pair, text: str = "hello", **options: Any) -> specllama.Answer:
+    return pair.answer(text, **{"temperature": 0, "max_tokens": 40, "logit_bias": ENDLESS, **options})
+
+
+def test_text_tokens_and_figures_agree_and_drafts_change_nothing(pair: Pair, capfd: pytest.CaptureFixture[str]) -> None:
+    """Prevents: pieces that are lost between the three ways to read an answer; a draft that decides the text."""
+    answer, plain = ask(pair), ask(pair, drafts=False)
+    assert "".join(pair.stream("hello", temperature=0, max_tokens=40, logit_bias=ENDLESS)) == answer.text == str(answer)
+    assert pair.stats.n_emitted == len(answer.tokens) == 40
+    assert (answer.tokens, answer.text, answer.reason) == (plain.tokens, plain.text, "length")
+    assert (answer.stats.n_from_draft > 0, plain.stats.n_drafted) == (True, 0)
+    events = list(pair.events("hello", temperature=0, max_tokens=40, logit_bias=ENDLESS))
+    assert tuple(event.token for event in events if isinstance(event, TokenEvent)) == answer.tokens
+    assert any(isinstance(event, StepEvent) and event.accepted for event in events)
+    assert isinstance(events[-1], Finished)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_seed_a_stop_text_and_a_limit_are_kept(files: tuple[Path, Path]) -> None:
+    """Prevents: keywords that are taken and ignored."""
+    with opened(files, n_max=3) as pair:
+        first, again, other = (ask(pair, temperature=1, seed=seed) for seed in (7, 7, 8))
+        assert first.tokens == again.tokens != other.tokens
+        assert (first.seed, other.seed) == (7, 8)
+        whole = ask(pair).text
+        cut = ask(pair, stop=[whole[10:13]])
+        assert (cut.text, cut.reason) == (whole[: whole.index(whole[10:13])], "stop")
+        assert "".join(pair.stream("hello", temperature=0, stop=whole[10:13])) == cut.text
+
+
+def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
+    """Prevents: a template around what must be continued as it stands, or none around a question."""
+    text = ask(pair, "b", system="a")
+    told = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert pair.answer(told, temperature=0, max_tokens=40, logit_bias=ENDLESS).tokens == text.tokens
+    assert text.stats.n_prompt > ask(pair, "b").stats.n_prompt > ask(pair, "b", raw=True).stats.n_prompt == 1
+    for wrong in ({"raw": True, "system": "a"}, {"logit_bias": {100: 1.0}}, {"temperature": -1}):
+        with pytest.raises(UsageError):
+            ask(pair, "b", **wrong)
+
+
+def test_an_answer_that_was_left_changes_no_later_one(pair: Pair) -> None:
+    """Prevents: a third answer that continues the wrong prompt, because an abandoned one was closed late."""
+    expected = [ask(pair, text).tokens for text in ("one", "two", "three")]
+    with opened((pair.target, pair.draft)) as fresh:  # type: ignore[arg-type]
+        left = fresh.stream("one", temperature=0, logit_bias=ENDLESS)
+        next(left)
+        other = fresh.stream("two", temperature=0)
+        with pytest.raises(ModelBusy):
+            next(other)
+        next(left)
+        left.close()  # type: ignore[attr-defined]
+        assert ask(fresh, "two").tokens == expected[1]
+        for text in fresh.stream("one", temperature=0, logit_bias=ENDLESS):
+            assert text
+            break
+        gc.collect()
+        assert ask(fresh, "three").tokens == expected[2]
+        other.close()  # type: ignore[attr-defined]
+        assert ask(fresh, "one").tokens == expected[0]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_ctrl_c_within_an_answer_leaves_the_pair_usable(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, when: str, role: str
+) -> None:
+    """Prevents: a KV that holds what nobody knows of, after an interrupt in the middle of a pass."""
+    expected, path = ask(pair).tokens, getattr(pair, role)
+    original, n_left = LlamaModel.eval, 5
+
+    def interrupted(self: LlamaModel, *args: Any) -> Any:
+        nonlocal n_left
+        n_left -= self.path == path
+        now = n_left == 0 and self.path == path
+        if now and when == "before":
+            signal.raise_signal(signal.SIGINT)
+        rows = original(self, *args)
+        if now:
+            signal.raise_signal(signal.SIGINT)
+        return rows
+
+    monkeypatch.setattr(LlamaModel, "eval", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask(pair)
+    assert ask(pair).tokens == expected
+    assert ask(pair, "something else").tokens == ask(pair, "something else", drafts=False).tokens
+
+
+def test_one_file_as_target_and_draft_is_loaded_twice(files: tuple[Path, Path]) -> None:
+    """Prevents: two readers of one KV, which gives wrong text in silence."""
+    with opened((files[0], files[0])) as pair:
+        answer = ask(pair)
+        assert answer.tokens == ask(pair, drafts=False).tokens
+        assert answer.stats.acceptance_rate == 1.0
+
+
+def test_cancel_ends_an_answer_and_not_the_next(pair: Pair) -> None:
+    """Prevents: a button that cannot stop an answer, or that stops every later one."""
+    reading = pair.events("hello", temperature=0, logit_bias=ENDLESS)
+    for event in reading:
+        if isinstance(event, StepEvent):
+            pair.cancel()
+    assert isinstance(event, Finished)
+    assert event.reason == "cancelled"
+    threading.Thread(target=pair.cancel).start()
+    assert ask(pair, max_tokens=5).reason == "length"
+
+
+def test_a_closed_pair_says_so_and_ends_what_was_being_read(
+    files: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Prevents: a crash in freed memory, or a complaint on stderr when an iterator is collected late."""
+    pair = opened(files)
+    chat, left = pair.chat(), pair.stream("hello", logit_bias=ENDLESS)
+    next(left)
+    pair.close()
+    pair.close()
+    assert list(left) == []
+    del left
+    gc.collect()
+    for use in (lambda: ask(pair), lambda: pair.stream("a"), pair.chat, lambda: chat.send("a")):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_chat_goes_on_from_what_was_said(pair: Pair) -> None:
+    """Prevents: turns that the model does not see, or that it reads again from the start."""
+    chat = pair.chat("brief", temperature=0, max_tokens=20, logit_bias=ENDLESS)
+    first = chat.send("hello")
+    assert [message.role for message in chat.messages] == ["system", "user", "assistant"]
+    assert chat.messages[2].content == first.text
+    second = "".join(chat.stream("and then?"))
+    assert second == chat.messages[-1].content
+    assert pair.stats.n_cached > first.stats.n_prompt
+    told = [{"role": message.role, "content": message.content} for message in chat.messages[:-1]]
+    assert pair.answer(told, temperature=0, max_tokens=20, logit_bias=ENDLESS).text == second
+    chat.undo()
+    assert [message.role for message in chat.messages] == ["system", "user", "assistant"]
+    assert chat.send("and then?").text == second
+    chat.clear()
+    assert [message.role for message in chat.messages] == ["system"]
+    assert chat.send("hello").tokens == first.tokens
+
+
+def test_two_chats_share_the_models_but_not_the_words(pair: Pair) -> None:
+    """Prevents: one conversation in the KV of the other."""
+    one, other = (pair.chat(temperature=0, max_tokens=10, logit_bias=ENDLESS) for _ in range(2))
+    expected = one.send("hello").text
+    other.send("another thing")
+    assert other.send("hello").text != expected
+    assert one.send("hello").text != expected
+    one.clear()
+    assert one.send("hello").text == expected
+
+
+def test_progress_and_notes_reach_the_caller(tmp_path: Path) -> None:
+    """Prevents: a minute of loading without a sign of life; a missing template that nobody hears of."""
+    heard: list[tuple[str, float]] = []
+    notes: list[str] = []
+    target = tiny.write_model(tmp_path / "plain.gguf")
+    with specllama.load(
+        target=target, n_threads=1, on_note=notes.append, on_progress=lambda *each: heard.append(each)
+    ) as pair:
+        assert (pair.draft, pair.spec_type) == (None, "none")
+        pair.answer("abc", max_tokens=2)
+        pair.answer("abc", max_tokens=2)
+    shares = [share for what, share in heard if what == "loading"]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert sum("chat template" in note for note in notes) == 1
+
+
+def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a draft that is left out in silence, or a minute of loading before 'no'."""
+    monkeypatch.setattr(llama, "load", None)
+    foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
+    with pytest.raises(PairError):
+        opened((files[0], foreign))
+    target, draft = files
+    wrong: list[dict[str, Any]] = [
+        {"draft": draft},
+        {"pair": "a", "target": target},
+        {"target": target, "spec_type": "draft-simple"},
+        {"target": target, "draft": draft, "spec_type": "none-such"},
+        {"target": target, "draft": draft, "n_max": -1},
+        {"target": target, "draft": draft, "rule": "none-such"},
+    ]
+    for options in wrong:
+        with pytest.raises(UsageError):
+            specllama.load(**options)
+
+
+def test_defaults_are_those_of_the_command_line() -> None:
+    """Prevents: an answer from Python that differs from that of `specllama run`."""
+    assert ask_of(ModelOptions(), DraftOptions(), HardwareOptions()) == Ask()
+    assert SamplingOptions().params == SamplingParams()
+    assert set(SamplingKeywords.__annotations__) == {field.name for field in fields(SamplingParams)}
+
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def named_pair(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny pair under the name that the page uses."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    target, draft = (shutil.copy(path, tmp_path) for path in files)
+    user_file().parent.mkdir(parents=True)
+    user_file().write_text(
+        f'[models.big]\nsources = [{{ path = "{target}" }}]\n[models.little]\nsources = [{{ path = "{draft}" }}]\n'
+        f'[pairs."{NAME}"]\ntarget = "big"\ndraft = "little"\n'
+    )
+
+
+@pytest.mark.usefixtures("named_pair")
+def test_the_examples_of_the_page_run_and_print_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prevents: examples that were never run."""
+    names: dict[str, Any] = {}
+    printed: list[str] = []
+    for block in BLOCKS:
+        exec(compile(block, str(PAGE), "exec"), names)
+        printed.append(capsys.readouterr().out)
+    five, loaded, answered, prompts, inside, chat, busy, exact = printed
+    assert "tokens per step" in five.splitlines()[-1]
+    assert "loading 100%" in loaded
+    assert loaded.splitlines()[-1] == "target.gguf draft.gguf draft-simple 2048"
+    assert re.match(r"(stop|length) \d+ (0\.\d+|1\.0|None)$", answered.splitlines()[-1])
+    assert len(prompts.splitlines()) >= 2
+    assert re.search(r"^step 0: \d+ of \d+ accepted in", inside, re.MULTILINE)
+    assert re.search(r"^\d+ (draft|correction|bonus|target)$", inside, re.MULTILINE)
+    assert chat.splitlines()[-1].endswith("['system', 'user', 'assistant']")
+    assert busy.splitlines() == ["ModelBusy", busy.splitlines()[1]]
+    assert exact.startswith("True ")
