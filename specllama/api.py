@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 from weakref import WeakSet
 
 from specllama.base.errors import UsageError
+from specllama.base.ranges import AUTO, MAX_DRAFT, either, real, whole, word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings
@@ -23,6 +24,7 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter, Rule
+from specllama.drafters import ALIASES, REGISTRY
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare, require_fit
 
@@ -121,7 +123,11 @@ def load(
     ask = Ask(
         names=Names(pair=pair, target=_word(target), draft=_word(draft), offline=offline),
         drafting=Drafting(
-            spec_type=spec_type, n_max=n_max, p_min=p_min, temperature=draft_temperature, rule=Rule(rule)
+            spec_type=AUTO if spec_type == AUTO else ",".join(map(_strategy, spec_type.split(","))),
+            n_max=either(AUTO, AUTO, whole(0, MAX_DRAFT))("n_max", n_max),
+            p_min=real(0, 1)("p_min", p_min),
+            temperature=draft_temperature,
+            rule=rule if isinstance(rule, Rule) else Rule(word(*(each.value for each in Rule))("rule", rule)),
         ),
         hardware=replace(hardware or Hardware(), **changes),
     )
@@ -129,6 +135,11 @@ def load(
     setup = prepare(choose(ask, listener), listener)
     require_fit(setup, listener)
     return Pair(load_models(setup, listener, Cancel()), setup, ask.drafting, listener.on_note)
+
+
+def _strategy(name: str) -> str:
+    name = name.strip()
+    return str(word(*REGISTRY)("spec_type", ALIASES.get(name, name)))
 
 
 def _word(name: str | Path | None) -> str | None:
