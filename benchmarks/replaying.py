@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Caps, FloatArray
+from specllama.core.types import Caps
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import N_MAX, PROBE_TOKENS, CostProfile, controller

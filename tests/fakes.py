@@ -12,8 +12,9 @@ import numpy as np
 
 from specllama.audit.enumeration import ContractBroken
 from specllama.base.errors import ContextFull, Interrupted
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
-from specllama.core.types import Cancel, Caps, Chooser, Draft, DraftReport, FloatArray, LanguageModel, Observation
+from specllama.core.types import Cancel, Caps, Chooser, Draft, DraftReport, LanguageModel, Observation
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)

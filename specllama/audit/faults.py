@@ -13,17 +13,11 @@ import numpy as np
 from specllama.audit.models import Passing
 from specllama.audit.parts import Parts, Watching
 from specllama.audit.rules import BlockVerifier, MatchVerifier, Probs, TokenVerifier, law_of_probs, normalised
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import (
-    Chooser,
-    Draft,
-    Drafter,
-    FloatArray,
-    LanguageModel,
-    Rule,
-)
+from specllama.core.types import Chooser, Draft, Drafter, LanguageModel, Rule
 
 Section = Literal["greedy", "law", "draws", "kv"]
 

@@ -17,12 +17,13 @@ from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combin
 from specllama.audit.reference import adjusted
 from specllama.audit.report import GreedyRun, TextDifference
 from specllama.base.errors import Interrupted
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import Cancel, FloatArray, LanguageModel
+from specllama.core.types import Cancel, LanguageModel
 
 WIDTHS = range(2, 10)  # of the control's blocks
 N_MAX = 8  # longest draft

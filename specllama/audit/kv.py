@@ -16,9 +16,10 @@ from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combin
 from specllama.audit.report import KV_BOUND as KV_BOUND
 from specllama.audit.report import DrawRow, KvRow
 from specllama.base.errors import ContextFull, Interrupted
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
-from specllama.core.types import FloatArray, LanguageModel, Observation
+from specllama.core.types import LanguageModel, Observation
 
 MOST_BINS = 20
 N_PROBED = 3  # tokens whose logits are compared

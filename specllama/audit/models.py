@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from specllama.core.types import FloatArray, LanguageModel, Spelling, common_prefix, room_after
+from specllama.core.arrays import FloatArray
+from specllama.core.types import LanguageModel, Spelling, common_prefix, room_after
 
 
 class Remembered:

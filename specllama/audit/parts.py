@@ -7,19 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specllama.base.errors import Interrupted
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import (
-    Cancel,
-    Chooser,
-    Draft,
-    Drafter,
-    DraftReport,
-    FloatArray,
-    LanguageModel,
-    Observation,
-    Rule,
-)
+from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, LanguageModel, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 
 PieceOf = Callable[[int], bytes]  # what a token shows

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specllama.core.arrays import FloatArray
 from specllama.core.sampling import GREEDY_BELOW, SamplingParams
-from specllama.core.types import FloatArray
 
 
 def adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> FloatArray:

@@ -15,8 +15,9 @@ from statistics import fmean
 import numpy as np
 
 from specllama.bench.report import Bucket, Insight
+from specllama.core.arrays import FloatArray
 from specllama.core.sampling import SamplingParams, law
-from specllama.core.types import FloatArray, LanguageModel, room_after
+from specllama.core.types import LanguageModel, room_after
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from specllama.base.errors import DraftLawError, NumericsError
-from specllama.core.types import FloatArray, IntArray
-
-Float64Array = npt.NDArray[np.float64]
+from specllama.core.arrays import Float64Array, FloatArray, IntArray
 
 # A law whose mass differs from 1 by more than this was not normalised after its last change.
 MASS_TOLERANCE = 1e-6
+
+
+_CERTAIN = np.ones(1)
+_CERTAIN.setflags(write=False)
 
 
 def _frozen(probs: Sequence[float] | FloatArray) -> Float64Array:
@@ -65,7 +66,9 @@ class Distribution:
     @classmethod
     def point(cls, token: int) -> Distribution:
         """All mass on one token."""
-        return cls.on([token], [1.0])
+        ids = np.array((token,), dtype=np.int64)
+        ids.setflags(write=False)
+        return cls(ids, _CERTAIN)
 
     def prob(self, token: int) -> float:
         """Probability of `token`; 0.0 for an id the law does not hold."""

@@ -9,7 +9,8 @@ from typing import ClassVar
 from weakref import WeakValueDictionary
 
 from specllama.base.errors import ModelBusy, PairError
-from specllama.core.types import Adapter, FloatArray, LanguageModel, common_prefix
+from specllama.core.arrays import FloatArray
+from specllama.core.types import Adapter, LanguageModel, Narrow, common_prefix
 
 
 class KeptPrefix:
@@ -30,6 +31,8 @@ class KeptPrefix:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._tokens: list[int] = []
+        self._line: object = None  # the mark of the text that the record was last compared with
+        self._n_same = 0  # tokens of the record that lead to it
         self._in_use = Lock()
 
     @contextmanager
@@ -45,13 +48,21 @@ class KeptPrefix:
         finally:
             self._in_use.release()
 
-    def rewind(self, tokens: Sequence[int]) -> int:
-        """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are."""
-        # Someone else may have used the model since: then nothing is known of what it holds.
-        known = self._tokens if self._model.length == len(self._tokens) else []
-        n_kept = min(common_prefix(known, tokens), len(tokens) - 1)
+    def rewind(self, tokens: Sequence[int], line: object = None) -> int:
+        """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are.
+
+        `line` marks a text that only grows. What the last call with the same mark kept is not compared again: over a
+        long context that takes longer than a step's sampling.
+        """
+        # Another user of the model may have changed it since: then nothing is known of what it holds.
+        if self._model.length != len(self._tokens):
+            self._tokens, self._line = [], None
+        n_same = self._n_same if line is not None and line is self._line else 0
+        n_kept = n_same + common_prefix(self._tokens[n_same:], tokens[n_same : len(self._tokens)])
+        n_kept = min(n_kept, len(tokens) - 1)
         self._cut(n_kept)
-        self._tokens = known[:n_kept]
+        del self._tokens[n_kept:]
+        self._line, self._n_same = line, n_kept
         return n_kept
 
     def feed(self, tokens: Sequence[int]) -> None:
@@ -61,21 +72,27 @@ class KeptPrefix:
             try:
                 self._model.feed(tokens)
             finally:
-                del self._tokens[self._model.length :]
+                self._settle()
 
-    def eval(self, tokens: Sequence[int]) -> FloatArray:
-        """`model.eval` of a chain, on record.  (len(tokens), V)"""
+    def eval(self, tokens: Sequence[int], known: Narrow | None = None) -> FloatArray:
+        """`model.eval` of a chain, on record; `known.eval_known` where that is the model.  (len(tokens), V)"""
         self._tokens.extend(tokens)
         try:
-            return self._model.eval(tokens)
+            return self._model.eval(tokens) if known is None else known.eval_known(tokens)
         finally:
-            del self._tokens[self._model.length :]
+            self._settle()
+
+    def _settle(self) -> None:
+        """Drop from the record what an interrupted call did not append, or took away."""
+        del self._tokens[self._model.length :]
+        self._n_same = min(self._n_same, len(self._tokens))
 
     def hold(self, tokens: Sequence[int]) -> None:
         """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""
         n_held = min(self._model.length, len(tokens) - 1)
         self._cut(n_held)
         self._tokens = list(tokens[:n_held])
+        self._line = None
 
     def _cut(self, length: int) -> None:
         if self._model.length > length:

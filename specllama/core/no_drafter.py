@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.core.arrays import FloatArray
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, DraftReport, FloatArray, LanguageModel, Observation
+from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Observation
 
 
 class NoDrafter:

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
+from specllama.core.arrays import FloatArray, IntArray
+from specllama.core.distribution import Distribution
 
 if TYPE_CHECKING:
-    from specllama.core.distribution import Distribution
     from specllama.core.sampling import SamplingParams
-
-FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-
-# Asked row after row: logits (V,) -> the token that will probably follow; None = none can
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -288,6 +282,20 @@ class Adapter(LanguageModel, Protocol):
     @property
     def model(self) -> LanguageModel:
         """The other one."""
+        ...
+
+
+@runtime_checkable
+class Narrow(Protocol):
+    """The optional side of a model that knows few of the ids it speaks: rows without the empty cells."""
+
+    @property
+    def known(self) -> IntArray:
+        """The ids that it knows, ascending.  (n,)"""
+        ...
+
+    def eval_known(self, tokens: Sequence[int]) -> FloatArray:
+        """`eval` of a chain; column i belongs to token `known[i]`.  (len(tokens), n)"""
         ...
 
 

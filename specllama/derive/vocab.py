@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.base.errors import UnsupportedModel, UsageError
-from specllama.core.types import IntArray
+from specllama.core.arrays import IntArray
 from specllama.files import gguf_rewrite
 from specllama.files.gguf_rewrite import SourceFile, SourceTensor
 from specllama.llama.header import Header

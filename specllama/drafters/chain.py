@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, DraftReport, FloatArray, LanguageModel, Observation, Planner
+from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Observation, Planner
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from specllama.base.errors import UsageError
+from specllama.core.arrays import FloatArray
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import (
     Chooser,
@@ -14,7 +14,6 @@ from specllama.core.types import (
     Draft,
     DraftPolicy,
     DraftReport,
-    FloatArray,
     LanguageModel,
     Observation,
     Planner,
@@ -22,7 +21,7 @@ from specllama.core.types import (
 )
 from specllama.drafters.fixed_policy import ConfidencePolicy
 from specllama.drafters.lookup_shadow import LookupsAlone
-from specllama.drafters.suffix import Continuation, Match, SuffixIndex
+from specllama.drafters.suffix import Continuation, LookupGuess, Match, SuffixIndex
 
 # Tokens indexed within one step: 20 ms or so. A longer prompt is read over several steps.
 INDEXED_AT_ONCE = 4096
@@ -34,14 +33,6 @@ TOKENS_PER_MATCHED = 3
 LENGTH_EDGES = (2, 3, 4, 6, 8, 12, 16)  # of matches that are counted together
 N_PRIOR = 4.0  # samples that the first guess is worth
 FADE = 0.99  # of older samples, a sample
-
-
-@dataclass(frozen=True, slots=True)
-class LookupGuess:
-    """A token that a lookup proposes, and the chance that it is right, those before it being right."""
-
-    token: int
-    confidence: float
 
 
 def _evidence(continuation: Continuation, n_seen: int) -> int:

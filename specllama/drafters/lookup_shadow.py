@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from specllama.core.types import Planner
+from specllama.drafters.suffix import LookupGuess
 
-if TYPE_CHECKING:
-    from specllama.drafters.lookup import LookupGuess
-
-AskLookup: TypeAlias = Callable[[], "Sequence[LookupGuess]"]
+AskLookup: TypeAlias = Callable[[], Sequence[LookupGuess]]
 
 
 class LookupsAlone:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from specllama.base.errors import AllForbidden, UsageError
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.kept_prefix import KeptPrefix
-from specllama.core.sampling import SamplingParams, law
+from specllama.core.sampling import SamplingParams, law, peak_share
 from specllama.core.types import (
     Chooser,
     Decision,
@@ -18,8 +17,8 @@ from specllama.core.types import (
     DraftPlan,
     DraftPolicy,
     DraftReport,
-    FloatArray,
     LanguageModel,
+    Narrow,
     Observation,
     Planner,
     room_after,
@@ -45,11 +44,7 @@ def confidence_of(row: FloatArray, q: Distribution, *, greedy: bool) -> float:
 
     Greedy, q is a point whatever the model thinks; then it is the largest mass at temperature 1.  row: (V,)
     """
-    if not greedy:
-        return q.peak()
-    weights = row - row.max()
-    np.exp(weights, out=weights)
-    return 1.0 / float(weights.sum())
+    return peak_share(row) if greedy else q.peak()
 
 
 class ModelDrafter:
@@ -92,6 +87,12 @@ class ModelDrafter:
         # A pass over the whole row for every drafted token is only worth it where somebody looks at the result.
         self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
         self._kv = KeptPrefix.of(model)
+        self._narrow = model if isinstance(model, Narrow) else None
+        ids = None if self._narrow is None else self._narrow.known
+        self._ids = None if ids is None else ids[: ids.searchsorted(self.n_vocab)]  # of a row's columns; None = all
+        self._line: object = None  # marks the text of this answer, which only grows
+        self._n_readable = 0  # tokens of it that the model is known to know
+        self._as_own: tuple[SamplingParams, float, SamplingParams] | None = None  # of `_own`, the last call
         self._n_at_once = n_at_once
         self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
@@ -108,7 +109,8 @@ class ModelDrafter:
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Forget what does not lead to `tokens`; the prefill itself waits for the first proposal."""
-        self._kv.rewind(tokens)
+        self._line, self._n_readable = object(), 0
+        self._kv.rewind(tokens, self._line)
         self._said.clear()
         self._fresh = True
         self._barred = False
@@ -118,10 +120,13 @@ class ModelDrafter:
         """Why nothing can be drafted after `tokens`, or '' where it can."""
         if self._barred:
             return FORBIDDEN
-        if room_after(self.model, tokens[self.model.length :]) < 0:
+        n_held = self.model.length
+        if room_after(self.model, tokens[n_held:]) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
-        if any(token >= self.model.vocab_size for token in tokens[self.model.length :]):
+        # What was read, or looked at in an earlier step, is known: a model that is not asked to draft falls far behind.
+        if max(tokens[max(n_held, self._n_readable) :], default=0) >= self.model.vocab_size:
             return "the text holds a token that the draft does not know: the answer goes on without drafts"
+        self._n_readable = len(tokens)
         return ""
 
     def _say(self, notice: str) -> None:
@@ -131,17 +136,18 @@ class ModelDrafter:
             self._notice = notice
 
     def _eval(self, tokens: Sequence[int]) -> FloatArray:
-        """Logits after each of `tokens`, over the ids that the target knows.  (len(tokens), n_vocab)"""
-        rows: FloatArray = self._kv.eval(tokens)[:, : self.n_vocab]
+        """Logits after each of `tokens`, over the ids that both models know.  (len(tokens), n)"""
+        n_columns = self.n_vocab if self._ids is None else self._ids.size
+        rows: FloatArray = self._kv.eval(tokens, self._narrow)[:, :n_columns]
         return rows
 
     def _law(self, row: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution | None:
         """q of a row; None where the settings leave the draft nothing to say, which is no error of the answer's.
 
-        A bias is the same at every step, so nothing more is asked of the model in this answer.  row: (n_vocab,)
+        A bias is the same at every step, so nothing more is asked of the model in this answer.  row: (n,)
         """
         try:
-            return law(row, history, params)
+            return law(row, history, params, self._ids)
         except AllForbidden:
             self._barred = True
             self._say(FORBIDDEN)
@@ -149,8 +155,13 @@ class ModelDrafter:
 
     def _own(self, params: SamplingParams, heat: float = 1.0) -> SamplingParams:
         """The sampler settings that the draft draws with."""
-        own = params.temperature if self.temperature is None else self.temperature
-        return replace(params, temperature=own * heat)
+        temperature = heat * (params.temperature if self.temperature is None else self.temperature)
+        if temperature == params.temperature:
+            return params
+        # Kept between steps: with the temperature all other settings are checked again.
+        if self._as_own is None or self._as_own[0] is not params or self._as_own[1] != temperature:
+            self._as_own = (params, temperature, replace(params, temperature=temperature))
+        return self._as_own[2]
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """A chain of at most min(limit, n_max) tokens with the law each was drawn from (None where greedy)."""
@@ -190,7 +201,7 @@ class ModelDrafter:
     def _lag(self, tokens: Sequence[int]) -> int | None:
         """Tokens that the model has to read before the pending one; None where it cannot draft now."""
         fresh, self._fresh = self._fresh, False
-        self._kv.rewind(tokens)
+        self._kv.rewind(tokens, self._line)
         if notice := self._cannot(tokens):
             self._say(notice)
             return None
@@ -205,13 +216,13 @@ class ModelDrafter:
         guess at its worth that never costs more. `rewind` drops them afterwards, as anything not committed.
         """
         n_held = self.model.length
-        behind = tokens[n_held:-1][-n_most:]
+        behind = tokens[max(n_held, len(tokens) - 1 - n_most) : -1]
         n_rows = min(len(behind) - max(0, PROBE_CONTEXT - n_held), len(self._said), self.model.caps.max_block)
         if n_rows <= 0:
             return
         self._kv.feed(behind[:-n_rows])
         for i, row in enumerate(self._eval(behind[-n_rows:]), start=-n_rows):
-            q = self._law(row, tokens[:i], params)
+            q = self._law(row, params.window(tokens, len(tokens) + i), params)
             if q is None:
                 return
             acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
@@ -225,18 +236,19 @@ class ModelDrafter:
         Returns tokens and the law each was drawn from; no laws where the draft is greedy. Every decision on the length
         comes before the draw; a drawn token is kept.
         """
-        line = [*tokens, *given]
+        unread = [*tokens[self.model.length :], *given]  # the pending token and those that the model has yet to read
         # The last drawn token is not evaluated, so one more fits than there are cells for.
-        limit = min(plan.n_drawn, room_after(self.model, line[self.model.length :]) + 1)
+        limit = min(plan.n_drawn, room_after(self.model, unread) + 1)
         if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
         params = self._own(params, plan.heat)
-        history = list(params.window(line))
-        self._kv.feed(line[self.model.length : -1])
+        history = [*params.window(tokens), *given]
+        self._kv.feed(unread[:-1])
+        last = unread[-1]
         drawn: list[int] = []
         laws: list[Distribution] = []
         while len(drawn) < limit and (not drawn or self._may_look(len(given) + len(drawn))):
-            row = self._eval((line[-1],))[0]
+            row = self._eval((last,))[0]
             q = self._law(row, history + drawn, params)
             if q is None:
                 break
@@ -244,8 +256,7 @@ class ModelDrafter:
             if not self._may_draw(len(given) + len(drawn), confidence):
                 self._undrawn = (confidence, q)
                 break
-            token = choose.pick(q)
-            line.append(token)
+            last = token = choose.pick(q)
             drawn.append(token)
             laws.append(q)
             if token in self.model.end_tokens:
@@ -271,7 +282,7 @@ class ModelDrafter:
 
     def observe(self, seen: Observation) -> None:
         """Drop what was rejected, and let the policy learn."""
-        self._kv.rewind(seen.tokens)
+        self._kv.rewind(seen.tokens, self._line)
         self.policy.observe(seen)
         if self._planner is not None and seen.laws is not None and seen.draft.parents is None:
             self._remember(self._planner, seen, seen.laws)

@@ -30,6 +30,14 @@ class Continuation:
     alone: bool  # nothing else ever followed
 
 
+@dataclass(frozen=True, slots=True)
+class LookupGuess:
+    """A token that a lookup proposes, and the chance that it is right, those before it being right."""
+
+    token: int
+    confidence: float
+
+
 class SuffixIndex:
     """Every substring of the text, in amortised constant time and space a token.
 

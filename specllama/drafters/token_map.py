@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from specllama.core.types import IntArray
+from specllama.core.arrays import IntArray
 
 NO_TOKEN = -1  # in a map of ids: the target has no such token
 

@@ -15,7 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from specllama.base.errors import ContextFull, UnsupportedModel
-from specllama.core.types import Cancel, FloatArray, IntArray, LoadedModel
+from specllama.core.arrays import FloatArray, IntArray
+from specllama.core.types import Cancel, LoadedModel
 from specllama.drafters.token_map import NO_TOKEN
 
 
@@ -46,6 +47,9 @@ class TranslatedModel:
             raise ValueError(f"a map of {mapped.size} of {to_target.size} ids for a draft with {model.vocab_size}")
         mapped = mapped[np.argsort(to_target[mapped])]  # writes go through memory in order
         self._draft_ids, self._target_ids = mapped, to_target[mapped]
+        # A trimmed draft's own order is mostly the target's: then its rows serve as they are.
+        in_order = np.array_equal(mapped, np.arange(mapped.size))
+        self._columns: IntArray | slice = slice(mapped.size) if in_order else mapped
         if self._target_ids[0] < 0 or self._target_ids[-1] >= vocab_size or not np.diff(self._target_ids).all():
             raise ValueError(f"a map of ids must lead to different ones from 0 to {vocab_size - 1}")
         self.model = model
@@ -57,6 +61,7 @@ class TranslatedModel:
         self._end_tokens = frozenset(token for token in ends if token != NO_TOKEN)
         self._ends: list[int] = []  # the draft's length behind every token that is held
         self._rows = np.empty((0, vocab_size), np.float32)
+        self._known_rows = np.empty((0, mapped.size), np.float32)
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -69,9 +74,9 @@ class TranslatedModel:
         return len(self._ends)
 
     @property
-    def n_known(self) -> int:
-        """How many of the target's tokens the draft can propose."""
-        return int(self._draft_ids.size)
+    def known(self) -> IntArray:
+        """The target's tokens that the draft can propose, ascending.  (n,)"""
+        return self._target_ids
 
     def n_cells(self, tokens: Sequence[int]) -> int:
         """How many of the draft's own tokens spell `tokens`."""
@@ -141,25 +146,33 @@ class TranslatedModel:
         """
         if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
             raise UnsupportedModel("a draft with another vocabulary cannot look at trees", hint="draft a chain")
-        spelled = self._spelled(tokens)
-        ends = self._ends_of(spelled)
+        rows = self.eval_known(tokens)
         if len(tokens) > len(self._rows):
             self._rows = np.full((len(tokens), self.vocab_size), -np.inf, np.float32)
+        self._rows[: len(tokens), self._target_ids] = rows
+        return _read_only(self._rows[: len(tokens)])
+
+    def eval_known(self, tokens: Sequence[int]) -> FloatArray:
+        """`eval`, without the tokens that the draft does not know: column i belongs to token `known[i]`."""
+        spelled = self._spelled(tokens)
+        ends = self._ends_of(spelled)
+        passes = list(_passes(spelled))
+        if len(passes) > 1 and len(tokens) > len(self._known_rows):
+            self._known_rows = np.empty((len(tokens), self._target_ids.size), np.float32)
         try:
             n_done = 0
-            for unseen, seen in _passes(spelled):
+            for unseen, seen in passes:
                 if unseen:
                     self.model.feed(unseen)
-                rows = self.model.eval(seen)
-                self._rows[n_done : n_done + len(seen), self._target_ids] = rows[:, self._draft_ids]
+                rows = self.model.eval(seen)[:, self._columns]
+                if len(passes) > 1:
+                    self._known_rows[n_done : n_done + len(seen)] = rows
                 n_done += len(seen)
         except BaseException:
             self._settle(self._ends)
             raise
         self._ends += ends
-        view: FloatArray = self._rows[: len(tokens)].view()
-        view.flags.writeable = False
-        return view
+        return _read_only(rows if len(passes) == 1 else self._known_rows[: len(tokens)])
 
     def truncate(self, length: int) -> None:
         """Drop every token from `length` on. Raises RollbackRefused, and then drops nothing."""
@@ -173,6 +186,12 @@ class TranslatedModel:
         if any(node != index for index, node in enumerate(path)):
             raise UnsupportedModel("only the beginning of a chain can be kept", hint="draft a chain")
         self.truncate(length + len(path))
+
+
+def _read_only(rows: FloatArray) -> FloatArray:
+    view: FloatArray = rows.view()
+    view.flags.writeable = False
+    return view
 
 
 def _passes(spelled: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], list[int]]]:

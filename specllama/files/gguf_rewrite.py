@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
-from specllama.core.types import IntArray
+from specllama.core.arrays import IntArray
 from specllama.files.gguf_check import walk_file
 from specllama.files.gguf_header import Walked
 

@@ -25,7 +25,8 @@ from specllama.base.errors import (
     SpecllamaError,
     UnsupportedModel,
 )
-from specllama.core.types import Cancel, Caps, FloatArray
+from specllama.core.arrays import FloatArray
+from specllama.core.types import Cancel, Caps
 from specllama.files.gguf_check import check_file, part_paths
 from specllama.llama import buffers as llama_buffers
 from specllama.llama.batch import SEQUENCE, BatchSlots

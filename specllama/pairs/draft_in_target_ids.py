@@ -9,7 +9,7 @@ import numpy as np
 
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError, PairError
-from specllama.core.types import IntArray
+from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel

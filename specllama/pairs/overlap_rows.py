@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specllama.core.types import IntArray
+from specllama.core.arrays import IntArray
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files.catalog import OWN_FAMILY, FitReport, fit
 from specllama.pairs.report import CheckRow, RowMark

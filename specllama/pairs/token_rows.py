@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.core.types import IntArray
+from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
 from specllama.files import catalog as pairs

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams, law
-from specllama.core.types import FloatArray, LanguageModel
+from specllama.core.types import LanguageModel
 from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.drafters.model import confidence_of
 

@@ -21,9 +21,10 @@ from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combin
 from specllama.audit.reference import target_law
 from specllama.audit.report import KV_BOUND, LAW_BOUND, AuditReport, LawRow
 from specllama.audit.sampling import AuditedContext
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
-from specllama.core.types import Draft, FloatArray, Observation, Rule, Verdict, room_after
+from specllama.core.types import Draft, Observation, Rule, Verdict, room_after
 from specllama.drafters import DraftSettings
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law

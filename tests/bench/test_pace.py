@@ -9,7 +9,8 @@ import pytest
 
 from specllama.bench.report import BenchReport
 from specllama.core import engine
-from specllama.core.types import Caps, FloatArray
+from specllama.core.arrays import FloatArray
+from specllama.core.types import Caps
 from specllama.prompts.load import BenchPrompt
 from tests.bench_cases import VOCAB, Stage
 from tests.fakes import FakeModel, RandomTable

@@ -18,10 +18,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, DraftPlan, FloatArray, Observation, Verdict
+from specllama.core.types import Draft, DraftPlan, Observation, Verdict
 from specllama.drafters.controller import Controller, CostProfile, Points
 from specllama.drafters.model import PROBE_CONTEXT, ModelDrafter
 from tests.fakes import FakeModel, History

@@ -12,7 +12,8 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, DraftPlan, Observation, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
-from specllama.drafters.lookup import LookupDrafter, LookupGuess
+from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.suffix import LookupGuess
 
 PARAMS = SamplingParams()
 

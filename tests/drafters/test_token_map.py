@@ -184,7 +184,8 @@ def test_a_map_by_text_is_made_once_for_two_files(tmp_path: Path, monkeypatch: p
         with tiny.load(path) as draft:
             model = in_target_ids(target, draft, strategy="draft-tli")
             assert isinstance(model, TranslatedModel)
-            assert model.n_known == (map_by_text(target.vocab, draft.vocab) != NO_TOKEN).sum() == len(vocabulary.tokens)
+            n_known = (map_by_text(target.vocab, draft.vocab) != NO_TOKEN).sum()
+            assert model.known.size == n_known == len(vocabulary.tokens)
         assert len(made) == n_made
     target.close()
 
@@ -232,13 +233,13 @@ def test_a_remembered_map_that_is_damaged_is_made_anew(tmp_path: Path, damage: o
     """Prevents: a traceback, or two draft tokens for one of the target's, from a cache that somebody edited."""
     files = [tiny.write_model(tmp_path / f"{name}.gguf", n_vocab=8) for name in ("t", "d")]
     with tiny.load(files[0]) as target, tiny.load(files[1]) as draft:
-        expected = in_target_ids(target, draft, strategy="draft-tli").n_known  # type: ignore[union-attr]
+        expected = in_target_ids(target, draft, strategy="draft-tli").known.size  # type: ignore[union-attr]
         stamp = storage.recall("text maps", *files)["stamp"]
         map_ = [*damage, *range(3, 8)] if isinstance(damage, list) and damage else damage
         storage.remember("text maps", {"stamp": stamp, "map": map_}, *files)
-        assert in_target_ids(target, draft, strategy="draft-tli").n_known == expected  # type: ignore[union-attr]
+        assert in_target_ids(target, draft, strategy="draft-tli").known.size == expected  # type: ignore[union-attr]
         storage.remember("text maps", damage, *files)
-        assert in_target_ids(target, draft, strategy="draft-tli").n_known == expected  # type: ignore[union-attr]
+        assert in_target_ids(target, draft, strategy="draft-tli").known.size == expected  # type: ignore[union-attr]
 
 
 def test_models_without_a_common_token_are_refused(tmp_path: Path) -> None:

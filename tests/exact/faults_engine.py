@@ -14,13 +14,14 @@ import pytest
 from specllama.audit.faults import FAULTS
 from specllama.base.errors import NumericsError
 from specllama.core import sampling
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import Chooser, Draft, FloatArray, LanguageModel, Stopper
+from specllama.core.types import Chooser, Draft, LanguageModel, Stopper
 from specllama.drafters.model import ModelDrafter
 from tests.exact.faults import Case, Install, Law, SeededFault
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Pair, random_pair

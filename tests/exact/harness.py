@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specllama.audit.parts import Parts
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Cancel, Caps, Chooser, Drafter, FloatArray, Rule
+from specllama.core.types import Cancel, Caps, Chooser, Drafter, Rule
 from specllama.drafters.model import ModelDrafter
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law

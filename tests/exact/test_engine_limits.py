@@ -7,10 +7,11 @@ import math
 import pytest
 
 from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import PromptProgress
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Caps, FloatArray
+from specllama.core.types import Caps
 from tests.exact.harness import (
     GREEDY,
     N_VOCAB,

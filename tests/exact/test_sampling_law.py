@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.base.errors import NumericsError, UsageError
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams, law
-from specllama.core.types import FloatArray
 from tests.exact.reference import TokenLaw, token_law
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -69,6 +69,143 @@ def rows(draw: st.DrawFn) -> Drawn:
         logit_bias=draw(st.dictionaries(st.integers(0, n_vocab + 3), st.sampled_from([-100.0, -0.5, 0.5]), max_size=4)),
     )
     return Drawn(logits, draw(st.lists(st.integers(0, n_vocab - 1), max_size=12)), params)
+
+
+@st.composite
+def large_rows(draw: st.DrawFn) -> Drawn:
+    """Rows of the size that the shortcuts are made for, with what they could stumble over.
+
+    Plateaus at the edges of filters, forbidden and lifted tokens among the largest, sizes that 64 does not divide,
+    temperatures from nearly greedy to flat.
+    """
+    n_vocab = draw(st.sampled_from([63, 64, 65, 300, 2049, 5000, 6001]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    logits = draw(st.sampled_from([0.01, 1.0, 4.0, 30.0])) * rng.standard_normal(n_vocab)
+    kind = draw(st.sampled_from(["smooth", "whole", "halves", "two values"]))
+    if kind == "whole":
+        logits = np.round(logits)
+    elif kind == "halves":
+        logits = np.round(logits * 2.0) / 2.0
+    elif kind == "two values":
+        logits = np.where(
+            logits > np.quantile(logits, draw(st.sampled_from([0.5, 0.99]))),
+            3.0,
+            draw(st.sampled_from([2.0, -3.0, -20.0])),
+        )
+    logits += draw(st.sampled_from([0.0, 40.0, -3000.0]))
+    logits = logits.astype(np.float32)
+    top = np.argsort(-logits, kind="stable")[:50].tolist()
+    near = st.sampled_from(top) | st.integers(0, n_vocab + 3)
+    bias = st.sampled_from([-math.inf, -math.inf, -1e9, -0.5, 0.25, 30.0])
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 1.1e-6, 1e-3, 0.8, 1.0, 50.0])),
+        top_k=draw(st.sampled_from([0, 0, 0, 1, 40])),
+        top_p=draw(st.sampled_from([1.0, 0.9531, 0.9531, 0.7013, 0.0137, 0.9999])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.0507, 1.0])),
+        repeat_penalty=draw(st.sampled_from([1.0, 1.3, 0.9])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.7])),
+        frequency_penalty=draw(st.sampled_from([0.0, -0.35])),
+        repeat_last_n=draw(st.sampled_from([-1, 64])),
+        logit_bias=draw(st.dictionaries(near, bias, max_size=12)),
+    )
+    return Drawn(logits, draw(st.lists(st.sampled_from(top) | st.integers(0, n_vocab - 1), max_size=70)), params)
+
+
+def slow_law(drawn: Drawn) -> TokenLaw:
+    """The definitions in float64 numpy, every step over the whole row; for rows too large for the plain reference."""
+    row, params = drawn.logits.astype(np.float64), drawn.params
+    for token, bias in params.logit_bias.items():
+        if token < row.size:
+            row[token] += bias
+    window = list(params.window(drawn.history))
+    for token in set(window):
+        scaled = row[token] / params.repeat_penalty if row[token] > 0.0 else row[token] * params.repeat_penalty
+        row[token] = scaled - window.count(token) * params.frequency_penalty - params.presence_penalty
+    ranked = np.lexsort((np.arange(row.size), -row))
+    ranked = ranked[row[ranked] > -np.inf]
+    if params.greedy:
+        return {int(ranked[0]): 1.0}
+    ranked = ranked[: params.top_k or None]
+    weights = np.exp(row[ranked] - row[ranked[0]])
+    if params.top_p < 1.0:
+        upto = np.cumsum(weights) / math.fsum(weights.tolist())
+        n_kept = int((upto < params.top_p).sum()) + 1
+        ranked, weights = ranked[:n_kept], weights[:n_kept]
+    ranked = ranked[weights >= params.min_p]
+    probs = np.exp((row[ranked] - row[ranked[0]]) / params.temperature)
+    probs /= math.fsum(probs.tolist())
+    return {int(token): float(prob) for token, prob in zip(ranked, probs, strict=True) if prob > 0.0}
+
+
+@given(large_rows())
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_shortcuts_over_large_rows_change_nothing(drawn: Drawn) -> None:
+    """Prevents: a float32 pre-filter that loses a token or moves a cut, and a bias kept apart from its row."""
+    found = as_dict(law(drawn.logits, drawn.history, drawn.params))
+    expected = slow_law(drawn)
+    assert found.keys() == expected.keys()
+    assert max(abs(found[token] - expected[token]) for token in expected) < 1e-12
+
+
+@given(large_rows(), st.integers(0, 2**32), st.sampled_from([0.02, 0.5, 1.0]))
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+def test_a_row_of_some_tokens_has_the_law_of_the_row_that_masks_the_others(
+    drawn: Drawn, seed: int, share: float
+) -> None:
+    """Prevents: bias, penalties or ties that look at columns where they should look at token ids."""
+    known = np.random.default_rng(seed).random(drawn.logits.size) <= share
+    known[int(drawn.logits.argmax())] = True
+    ids = known.nonzero()[0]
+    masked = np.where(known, drawn.logits, np.float32(-np.inf))
+    params = replace(
+        drawn.params, logit_bias={token: bias for token, bias in drawn.params.logit_bias.items() if bias > -math.inf}
+    )
+    found = as_dict(law(drawn.logits[ids], drawn.history, params, ids))
+    expected = as_dict(law(masked, drawn.history, params))
+    assert found.keys() == expected.keys()
+    assert max(abs(found[token] - expected[token]) for token in expected) < 1e-12
+
+
+@pytest.mark.parametrize("n_vocab", [256, 5001, QWEN_VOCAB])
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+def test_top_p_that_lands_exactly_on_a_tie_keeps_what_the_definitions_keep(n_vocab: int, top_p: float) -> None:
+    """Prevents: a mass in float32 that reaches a share a token too early or too late. All sums here are exact."""
+    row = np.full(n_vocab, -200.0, dtype=np.float32)
+    row[[7, 64, 130, 255]] = 3.0  # a quarter each, the others nothing
+    kept = [7, 64, 130, 255][: round(4 * top_p)]
+    assert as_dict(law(row, (), params_of(top_p=top_p))) == dict.fromkeys(kept, 1.0 / len(kept))
+    between = params_of(top_p=top_p + 1e-9)
+    assert list(as_dict(law(row, (), between))) == [7, 64, 130, 255][: round(4 * top_p) + 1]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_the_mass_in_float32_never_decides_a_cut_that_it_cannot_tell(spread: float) -> None:
+    """Prevents: a bound on float32's error that is too tight. The share is put on every sum of a row's largest."""
+    row = (spread * np.random.default_rng(9).standard_normal(20_000)).astype(np.float32)
+    weights = np.sort(np.exp(row.astype(np.float64) - float(row.max())))[::-1]
+    upto = np.cumsum(weights) / math.fsum(weights.tolist())
+    for n in (1, 2, 5, 30, 200, 800):
+        for nudge in (-1e-7, -1e-9, -1e-11, 1e-11, 1e-9, 1e-7):
+            top_p = float(upto[n - 1]) * (1.0 + nudge)
+            n_kept = int((upto < top_p).sum()) + 1
+            assert law(row, (), params_of(top_p=top_p)).support().size == n_kept
+
+
+def test_a_lowered_token_does_not_overtake_those_that_were_not_looked_at() -> None:
+    """Prevents: a changed token that top-p takes for the next in rank, because it is among the few in float64."""
+    row = np.full(5000, -7.0, dtype=np.float32)
+    row[[3, 4]] = 0.0
+    params = params_of(top_p=1.001 / (1.0 + 4998.0 * math.exp(-7.0)), logit_bias={3: -8.0})
+    assert set(as_dict(law(row, (), params))) == {4, 0, 1}
+
+
+@pytest.mark.parametrize("n_vocab", [300, 5001, QWEN_VOCAB - 1])
+@pytest.mark.parametrize("params", [params_of(top_k=1), params_of(top_p=0.5), params_of(min_p=0.5)])
+def test_the_last_few_tokens_of_a_vocabulary_are_not_forgotten(n_vocab: int, params: SamplingParams) -> None:
+    """Prevents: a shortcut over 64 lines that leaves out what 64 does not divide."""
+    row = np.zeros(n_vocab, dtype=np.float32)
+    row[-1] = 30.0
+    assert set(as_dict(law(row, (), params))) == {n_vocab - 1}
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from specllama.audit.chi_square import of_law
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import Chooser, FloatArray, Rule
+from specllama.core.types import Chooser, Rule
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
 from tests import tiny

@@ -11,6 +11,7 @@ from specllama.base.errors import ContextFull, Interrupted, RollbackRefused, Uns
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Draft, room_after
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Rig, plain_greedy
 from tests.exact.translating import (
@@ -179,7 +180,7 @@ def test_end_tokens_are_the_drafts_in_the_targets_ids() -> None:
     fake = FakeModel(draft_table(0), N_DRAFT_VOCAB, end_tokens=frozenset({0, 4}))
     model = TranslatedModel(fake, id_map(N_VOCAB), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
     assert model.end_tokens == {3}
-    assert model.n_known == 3
+    assert model.known.tolist() == [0, 2, 3]
     assert (model.busy_s, model.n_ctx) == (0.0, 64)
 
 
@@ -211,3 +212,20 @@ def test_a_stopped_answer_leaves_a_draft_that_goes_on() -> None:
         fresh = ModelDrafter(WatchedDraft(N_VOCAB), n_max=3, vocab_size=N_VOCAB)
         line = (*TEXT, *said, *more)
         assert drafter.propose(line, 3, GREEDY, Certain()) == fresh.propose(line, 3, GREEDY, Certain()) != Draft()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 2, 1)])
+@pytest.mark.parametrize("tokens", [(2,), (0, 2, 0), (1, 4, 2), (5, 5)])
+def test_the_rows_of_known_tokens_are_those_of_all_without_the_empty_cells(
+    order: tuple[int, ...], tokens: History
+) -> None:
+    """Prevents: columns in the draft's order where ids ascend, and rows of a pass that a later pass overwrote."""
+    spell = FixedSpelling(SPELLINGS)
+    to_target = np.array(order) * 2  # every second id of the target, as a trimmed draft has them
+    to_target[-1] = NO_TOKEN
+    whole, narrow = (TranslatedModel(FakeModel(draft_table(2), 5), to_target, spell, vocab_size=10) for _ in range(2))
+    rows = whole.eval(tokens)
+    assert narrow.known.tolist() == sorted(token for token in to_target.tolist() if token != NO_TOKEN)
+    assert np.array_equal(narrow.eval_known(tokens), rows[:, narrow.known])
+    assert np.isneginf(np.delete(rows, narrow.known, axis=1)).all()
+    assert (narrow.length, narrow.model.length) == (whole.length, whole.model.length)

@@ -20,7 +20,8 @@ from specllama.base.errors import (
     UnsupportedModel,
     UsageError,
 )
-from specllama.core.types import Cancel, FloatArray
+from specllama.core.arrays import FloatArray
+from specllama.core.types import Cancel
 from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
 from specllama.llama.bindings import bindings
 from tests import tiny

@@ -16,7 +16,8 @@ from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, 
 from specllama.audit.greedy import control
 from specllama.audit.report import NEAR_TIE
 from specllama.chat.conversation import Conversation, Message
-from specllama.core.types import DraftReport, FloatArray
+from specllama.core.arrays import FloatArray
+from specllama.core.types import DraftReport
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specllama.chat.conversation import Conversation, Message
+from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import FloatArray
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary
