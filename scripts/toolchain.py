@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = 1  # raise it when this file or wheelhouse.py builds differently from the same inputs
 
 # GCC drops the stores that fill the AMX tile configuration as dead, and the first decode dies with an illegal
-# instruction (measured with GCC 12 on a CPU with AMX; DESIGN, section 6). Without these two passes it keeps them.
+# instruction (measured with GCC 12 on a CPU with AMX; docs/design.md). Without these two passes it keeps them.
 GCC_FLAGS = "-fno-tree-dse -fno-dse"
 
 # The bindings need libllama and ggml, and no program around them.

@@ -1,6 +1,6 @@
 """Does the installed llama.cpp survive a decode on this CPU? Asked of a child process, once per build.
 
-A build can be made for another CPU, or be miscompiled (DESIGN, section 6): then its first decode ends the process with
+A build can be made for another CPU, or be miscompiled (docs/design.md): then its first decode ends the process with
 a signal that no Python code can catch. So a child tries it on a tiny model, first with llama.cpp's own choice of weight
 layout (the 'extra buffer types': AMX, repacked), then, should that be fatal, without.
 """

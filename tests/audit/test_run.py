@@ -206,7 +206,7 @@ def test_a_near_tie_is_no_bug_and_is_told() -> None:
 
 
 def test_the_distance_of_a_law_is_that_of_the_documents() -> None:
-    """DESIGN 5's figures: 'draw, then drop if q < .3' gives [.550, .171, .279] for p = [.5, .3, .2]."""
+    """Prevents: a distance that misses moved mass; the law is that of a known mistake (docs/design.md)."""
     found = distance({(0,): 0.550, (1,): 0.171, (2,): 0.279}, lambda _: {0: 0.5, 1: 0.3, 2: 0.2})
     assert (found.first_error, found.error) == pytest.approx((0.129, 0.129))
     assert (found.first_tv, found.tv) == pytest.approx((0.129, 0.129))

@@ -339,7 +339,7 @@ def test_a_template_error_of_the_plain_conversation_is_told():
 @pytest.mark.parametrize("add_bos", [False, True])
 @pytest.mark.parametrize("brings_it", [False, True])
 def test_there_is_exactly_one_begin_token_where_one_belongs(add_bos, brings_it):
-    """FIELD 32: two begin tokens where template and vocabulary both add one, or none where only the template does."""
+    """Two begin tokens where template and vocabulary both add one, or none where only the template does."""
     conversation, vocab = family(
         ("{{ bos_token }}" if brings_it else "") + CHATML, *SPECIAL, bos="<s>", add_bos=add_bos
     )

@@ -86,7 +86,7 @@ def test_stop_watch_says_true_exactly_at_the_token_that_completes_the_first_stop
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
 def test_a_stop_string_is_found_at_every_offset_of_a_block(size):
-    """FIELD 11: the stop stood at offset 0, in the middle, at the end of a block, or across two blocks."""
+    """The stop stood at offset 0, in the middle, at the end of a block, or across two blocks."""
     for offset in range(20):
         data = b"x" * offset + b"</done>" + b"y" * 20
         pieces = [data[i : i + size] for i in range(0, len(data), size)]
@@ -165,7 +165,7 @@ def test_what_was_shown_never_has_to_be_taken_back(pieces, stops):
 
 @given(answers(), stop_lists)
 def test_tokens_end_with_the_last_one_that_shows_a_byte(pieces, stops):
-    """DESIGN invariant 6: tokens of a stop string alone stayed among the tokens, or an empty one before it was lost."""
+    """Stop strings stayed among the tokens, or an empty token before one was lost (docs/design.md, invariant 6)."""
     stream, _ = streamed(pieces, stops)
     stopping = stopping_token(pieces, stops)
     data = b"".join(pieces if stopping is None else pieces[: stopping + 1])

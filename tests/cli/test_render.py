@@ -1,4 +1,4 @@
-"""Figures, bars, the live lines and the summary: the numbers of UX, in any width, told apart without colour."""
+"""Figures, bars, live lines and the summary, in any width and without colour; see docs/reference.md."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_the_text_is_the_targets_own_and_every_decision_is_on_record(
 
 
 def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
-    """Decisions that look at the clock (DESIGN, invariant 7)."""
+    """Decisions that look at the clock (docs/design.md, invariant 7)."""
     keep(PROFILE)
     args = ["run", *pair.options, *ASK, "--temp", "1.0"]
     assert specllama(*args).out == specllama(*args).out

@@ -148,7 +148,7 @@ def test_the_planner_is_told_what_is_offered_and_how_far_the_model_lags() -> Non
 
 
 def test_an_end_token_that_was_looked_up_ends_the_draft() -> None:
-    """FIELD 10: what stood behind the end of an earlier turn, drafted and drawn on."""
+    """What stood behind the end of an earlier turn, drafted and drawn on."""
     drafter = chain_of(Scripted(DraftPlan(n_given=3, n_drawn=3)))
     fake(drafter).end_tokens = frozenset({5})
     draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))

@@ -51,7 +51,7 @@ def seen(n_drafted: int, n_accepted: int, **parts: object) -> Observation:
 
 
 def best_length(calibration: Calibration, profile: CostProfile, limit: int = 16) -> tuple[int, float]:
-    """The plan of METHODS, spelled out: the k of the highest rate, smaller k first."""
+    """The plan of docs/controller.md, spelled out: the k of the highest rate, smaller k first."""
     rates = {0: 1.0}
     chances = calibration.by_depth(MODEL, limit)
     for k in range(1, limit + 1):
@@ -193,7 +193,7 @@ def test_the_plan_is_the_length_of_the_highest_rate(verify: Points, alpha: float
 
 
 def test_the_rate_is_the_one_of_the_papers_figures() -> None:
-    """METHODS: T flat, c = 0.1, k = 4, a = 0.8 gives 2.401; the sum, not the quotient, and cost in units of T(1)."""
+    """docs/design.md, Cost model: T flat, c = 0.1, k = 4, a = 0.8 gives 2.401; a sum, in units of T(1)."""
     profile = CostProfile(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (2, 0.1)))
     controller = Controller(profile, calibration=known(0.8))
     assert controller.n_max == 4, "what was not measured is not tried"
@@ -223,7 +223,7 @@ def test_confidence_cuts_a_draft_short_and_carries_it_further() -> None:
 
 
 def test_an_evaluation_is_not_begun_where_its_token_cannot_earn_it() -> None:
-    """METHODS: the cost of a draft step counts before it is spent, and no longer afterwards."""
+    """The cost of a draft step counts before it is spent, and no longer afterwards."""
     calibration = known(0.5)
     profile = costs(((1, 1.0), (17, 1.0)), 0.4, reread=0.0)  # rows cost nothing: only evaluations do
     controller = Controller(profile, calibration=calibration)
@@ -234,7 +234,7 @@ def test_an_evaluation_is_not_begun_where_its_token_cannot_earn_it() -> None:
 
 
 def test_a_third_token_is_drawn_whatever_its_chance_where_four_rows_cost_less_than_three() -> None:
-    """METHODS: T of CPU_REPACK is not monotone; whoever asks whether one more token pays stops in front of the dip."""
+    """T of CPU_REPACK is not monotone; asking only about one more token stops before the dip."""
     verify = ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (5, 4.0))
     controller = Controller(costs(verify, 0.05), calibration=known(0.8, at=0.97))
     plan = controller.plan(4, lag=0)
@@ -316,7 +316,7 @@ HOPELESS = costs(((1, 1.0), (2, 1.6), (9, 2.2)), 0.2)
 
 
 def test_a_model_that_does_not_pay_rests_and_is_probed_ever_more_rarely() -> None:
-    """METHODS: a probe in every step, or never again."""
+    """A probe in every step, or never again."""
     controller = Controller(HOPELESS, calibration=known(0.05))
     probes = [i for i, plan in enumerate(pass_time(controller, 1500)) if plan.probe]
     assert all(plan == DraftPlan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
@@ -469,7 +469,7 @@ def test_the_temperature_that_would_have_had_more_accepted_is_drawn_with_next(
 
 
 def test_equal_histories_lead_to_equal_decisions() -> None:
-    """DESIGN, invariant 7: the clock, a hash seed or a random number in a decision changes the text."""
+    """docs/design.md, invariant 7: the clock, a hash seed or a random number in a decision changes the text."""
 
     def decisions() -> list[object]:
         controller, found = Controller(HOPELESS), []

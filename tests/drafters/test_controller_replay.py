@@ -1,4 +1,4 @@
-"""The controller against fixed draft lengths: recorded-looking traces replayed through the costs of DESIGN 7.
+"""The controller against fixed draft lengths: recorded-looking traces and the costs in benchmarks/README.md.
 
 A trace says of every position of an answer whether the draft would be accepted there and how sure it was. Texts have
 easy and hard stretches, and a draft is surer where it is right, though not by much. Every cost counts: draft rows
@@ -32,7 +32,7 @@ N_PROMPT = 33  # the draft reads it after the first step, within what is counted
 SEEDS = range(24)
 FIXED = (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 15)
 
-# T(n)/T(1) of the 1.5B target (DESIGN 7, METHODS): AMX, CPU_REPACK with its cheap fourth row, no extra buffer types.
+# T(n)/T(1) of the 1.5B target (benchmarks/README.md): AMX, CPU_REPACK with its cheap fourth row, no extra buffer types.
 AMX = ((1, 1.0), (2, 1.59), (3, 1.67), (4, 1.73), (5, 1.83), (6, 1.90), (8, 2.08), (12, 2.42), (16, 2.79))
 REPACK = ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (5, 1.83), (6, 2.19), (8, 2.3), (12, 3.07), (16, 3.4))
 BARE = ((1, 1.0), (2, 1.4), (3, 1.9), (4, 2.3), (6, 3.0), (8, 3.2), (16, 3.3))

@@ -97,7 +97,7 @@ def test_a_byte_token_gives_way_to_the_token_that_is_used() -> None:
 
 
 def test_a_control_token_is_never_taken_for_a_text_that_reads_the_same() -> None:
-    """Prevents: a draft that writes `<|im_end|>` as plain text ending the target's answer (DESIGN, invariant 8)."""
+    """Prevents: a draft that writes `<|im_end|>` as plain text ending the answer (docs/design.md, invariant 8)."""
     target = Listed(["<|im_end|>", "a", "<pad>"], [b"", b"a", b""])
     draft = Listed(["<|im_end|>", "a", "<pad>"], [b"<|im_end|>", b"a", b""])
     assert map_by_text(target, draft).tolist() == [NO_TOKEN, 1, 2]

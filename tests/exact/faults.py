@@ -1,6 +1,6 @@
 """What a seeded fault is: a case that is exact as long as nothing is broken, and the same case with one thing broken.
 
-faults_verification.py and faults_engine.py break every rule of DESIGN 5 once; test_faults.py asks that each be seen.
+faults_verification.py and faults_engine.py break each rule of docs/design.md once; test_faults.py checks that.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def loop_case(
 
 
 def one_token(verifier: Verifier, script: Script | None = None) -> Case:
-    """One token of DESIGN 5's example, drafted from its q."""
+    """One token of the worked example of docs/design.md, drafted from its q."""
     return loop_case(verifier, p=always(P), script=script or drawn_chain(always(Q), 1), n_tokens=1)
 
 
@@ -71,7 +71,7 @@ def with_laws(script: Script, law: Sequence[float]) -> Script:
     return changed
 
 
-SOFT = (0.6, 0.3, 0.1)  # the q of FIELD 1
+SOFT = (0.6, 0.3, 0.1)  # a soft law beside an argmax draft
 TOP_TWO = (0.0, 0.25 / 0.85, 0.6 / 0.85)  # Q after top-k = 2
 IMPOSSIBLE: Laws = always((0.6, 0.4, 0.0))  # a target that never says token 2
 SIBLINGS = {"script": drawn_trees(always(Q), 2), "p": always(P), "n_tokens": 1}

@@ -1,4 +1,4 @@
-"""An engine over fakes, watched: every run checks the invariants of DESIGN 4 after every step and at its end."""
+"""An engine over fakes, watched: every run checks the invariants of docs/design.md after every step and at its end."""
 
 from __future__ import annotations
 

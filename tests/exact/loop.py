@@ -15,7 +15,7 @@ from tests.fakes import History, Laws, Script, dense, drawn_tree
 
 Verifier: TypeAlias = Callable[[Draft, Sequence[Distribution], Chooser, Rule], Verdict]
 
-P, Q = (0.50, 0.30, 0.20), (0.15, 0.25, 0.60)  # the pair of laws that DESIGN 5 gives figures for
+P, Q = (0.50, 0.30, 0.20), (0.15, 0.25, 0.60)  # the worked example of docs/design.md
 N_VOCAB = 3
 
 

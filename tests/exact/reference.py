@@ -1,4 +1,4 @@
-"""What the answer's law must be, written from the definitions of DESIGN 5 in plain Python: no numpy, no specllama code.
+"""What the answer's law must be, from the definitions of docs/design.md in plain Python: no numpy, no specllama code.
 
 Slow and obvious on purpose: it is the yardstick, so it shares nothing with what it measures.
 """

@@ -35,7 +35,7 @@ def laws(draw: st.DrawFn, n_vocab: int = 12) -> tuple[Probs, Distribution]:
 def test_accepted_and_residual_mass_together_are_p(
     target: tuple[Probs, Distribution], draft: tuple[Probs, Distribution], weight: float
 ) -> None:
-    """DESIGN 5. A residual that mixes up dense and sparse cells, or laws of different lengths."""
+    """docs/design.md, Exactness. A residual that mixes up dense and sparse cells, or laws of different lengths."""
     (p, p_law), (q, q_law) = target, draft
     left = {token: max(weight * p.get(token, 0.0) - q.get(token, 0.0), 0.0) for token in range(12)}
     mass = math.fsum(left.values())

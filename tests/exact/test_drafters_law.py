@@ -180,7 +180,7 @@ def test_a_controller_that_learned_from_other_answers_changes_nothing_but_speed(
 @pytest.mark.parametrize("ends", [{0}, {1}, {0, 1}])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_end_tokens_that_are_looked_up_end_the_answer(name: str, ends: set[int]) -> None:
-    """FIELD 10: the text of a chat holds end tokens, and a lookup proposes them with what came behind."""
+    """The text of a chat holds end tokens, and a lookup proposes them with what came behind."""
     pair = random_pair(63, n_max=3, end_tokens=frozenset(ends))
     found = engine_law(lambda: DRAFTERS[name](pair, Moody(3)), PLAIN, 3)
     assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=PROMPT))
@@ -188,7 +188,7 @@ def test_end_tokens_that_are_looked_up_end_the_answer(name: str, ends: set[int])
 
 @pytest.mark.parametrize("n_draft_vocab", [1, 2])
 def test_a_looked_up_token_that_the_draft_does_not_know_is_not_fed_to_it(n_draft_vocab: int) -> None:
-    """FIELD 16: an id outside the draft's vocabulary aborts inside llama.cpp."""
+    """An id outside the draft's vocabulary aborts inside llama.cpp."""
     prompt = (1, 2, 0, 1, 2, 0, 1)
     pair = random_pair(64, n_max=3, n_draft_vocab=n_draft_vocab)
     found = engine_law(lambda: model_rig(pair, None, chain=True), PLAIN, 3, prompt)
@@ -197,7 +197,7 @@ def test_a_looked_up_token_that_the_draft_does_not_know_is_not_fed_to_it(n_draft
 
 @pytest.mark.parametrize("n_ctx", range(9, 18))
 def test_a_draft_that_spells_runs_full_earlier_and_the_answer_goes_on(n_ctx: int) -> None:
-    """FIELD 26: cells counted in the target's tokens: an error in the middle of an answer, in one of the last cells."""
+    """Cells counted in the target's tokens: an error in the middle of an answer, in one of the last cells."""
     pair = random_pair(67, n_max=3, n_draft_ctx=n_ctx)
     for make in (lambda: translated_rig(pair, None), lambda: translated_rig(pair, Moody(5), chain=True, first=FIRST)):
         found = engine_law(make, PLAIN, 3)
@@ -206,7 +206,7 @@ def test_a_draft_that_spells_runs_full_earlier_and_the_answer_goes_on(n_ctx: int
 
 @pytest.mark.parametrize("room", range(-1, 4))
 def test_a_chain_in_a_draft_context_that_runs_full_goes_on_with_lookups(room: int) -> None:
-    """FIELD 26: a draft context smaller than the conversation, with looked-up tokens taking cells too."""
+    """A draft context smaller than the conversation, with looked-up tokens taking cells too."""
     pair = random_pair(65, n_vocab=2, n_max=3, n_draft_ctx=len(PROMPT) + room)
     for policy in (lambda: None, lambda: Moody(5)):
         found = engine_law(lambda policy=policy: model_rig(pair, policy(), chain=True), PLAIN, 4)

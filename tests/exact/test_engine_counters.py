@@ -31,7 +31,7 @@ from tests.fakes import (
 
 
 def test_what_lies_behind_an_end_token_is_not_counted() -> None:
-    """FIELD 10: [a, END, b, c], all of it acceptable: the answer is [a], the KV agrees, b and c were never seen."""
+    """[a, END, b, c], all of it acceptable: the answer is [a], the KV agrees, b and c were never seen."""
     end, a = 2, 0
     target = table_of(lambda history: (0.0, 0.0, 1.0) if history[-1] == a and len(history) == 4 else (1.0, 0.0, 0.0))
     drafter = ScriptedDrafter(points(lambda tokens: (a, end, a, a)))
@@ -58,7 +58,7 @@ def test_events_come_in_the_order_of_the_answer() -> None:
 
 
 def test_the_drafter_hears_of_every_verification() -> None:
-    """DESIGN 3: a drafter that is told only of its own successes cannot keep its state in line."""
+    """docs/design.md, Types: a drafter that is told only of its own successes cannot keep its state in line."""
     drafter = ScriptedDrafter(points(lambda tokens: (1, 0) if len(tokens) % 2 else ()))
     rig = Rig(FakeModel(RandomTable(2, 33), 2), None, drafter)
     tokens, _ = rig.answer(PROMPT, GREEDY, Certain(), 8)
@@ -96,7 +96,7 @@ def test_a_drafter_that_wants_the_logits_sees_those_of_the_block() -> None:
 
 
 def test_counters_are_not_available_where_nothing_was_drafted() -> None:
-    """FIELD 44: 0 % acceptance shown for plain decoding, or a division by zero."""
+    """0 % acceptance shown for plain decoding, or a division by zero."""
     rig = good_pair(draft=None).rig()
     rig.answer(PROMPT, GREEDY, Certain(), 7)
     stats = rig.finished.stats
@@ -107,7 +107,7 @@ def test_counters_are_not_available_where_nothing_was_drafted() -> None:
 
 
 def test_the_bonus_token_is_not_an_accepted_draft() -> None:
-    """FIELD 44: acceptance above 100 %, or tokens per step counted as acceptance."""
+    """Acceptance above 100 %, or tokens per step counted as acceptance."""
     table = RandomTable(N_VOCAB, 46)
     rig = good_pair(target=table, draft=table, n_max=3).rig()
     rig.answer(PROMPT, GREEDY, Certain(), 8)
@@ -120,7 +120,7 @@ def test_the_bonus_token_is_not_an_accepted_draft() -> None:
 
 
 def test_an_accept_mask_with_a_hole_counts_up_to_the_hole() -> None:
-    """FIELD 7: T, F, T, T counts 1, and the step's own record says so."""
+    """T, F, T, T counts 1, and the step's own record says so."""
     rig = Rig(FakeModel(RandomTable(N_VOCAB, 47), N_VOCAB), None, ScriptedDrafter(points(lambda tokens: (0, 1, 2, 3))))
     with closing(rig.run(PROMPT, PLAIN, ScriptedChooser(flips=[True, False], picks=[5]), 10)) as run:
         for _ in run:
@@ -132,7 +132,7 @@ def test_an_accept_mask_with_a_hole_counts_up_to_the_hole() -> None:
 
 @pytest.mark.parametrize("rule", list(Rule))
 def test_counters_hold_over_many_random_answers(rule: Rule) -> None:
-    """FIELD 44: 0 <= accepted <= drafted always. The harness checks every step; here with everything at once."""
+    """0 <= accepted <= drafted always. The harness checks every step; here with everything at once."""
     params = SamplingParams(temperature=1.1, top_k=4, top_p=0.95, min_p=0.02, repeat_penalty=1.2, repeat_last_n=8)
     pair = good_pair(end_tokens=frozenset({5}), rule=rule, p_min=0.3, n_max=5, n_ctx=24, n_draft_ctx=20)
     rig = pair.rig()
@@ -146,7 +146,7 @@ def test_counters_hold_over_many_random_answers(rule: Rule) -> None:
 
 
 def test_the_same_seed_repeats_the_answer() -> None:
-    """FIELD 12: an answer that cannot be had again, or seed 0 taken for 'random'."""
+    """An answer that cannot be had again, or seed 0 taken for 'random'."""
     answers = {seed: good_pair().rig().answer(PROMPT, PLAIN, RandomChooser(seed), 20) for seed in range(10)}
     assert len(set(answers.values())) == 10
     for seed, answer in answers.items():

@@ -57,7 +57,7 @@ def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: Sampli
 @pytest.mark.parametrize("at", range(8))
 @pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
 def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:
-    """FIELD 13: a cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
+    """A cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
     pair, params = random_pair(29, n_vocab=2, n_max=2), REPEAT
     found = interrupted_law(pair, how, at, 4, params)
     assert_same_law(merge_reasons(found), merge_reasons(pair.plain_law(params, 4)))

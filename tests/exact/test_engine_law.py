@@ -83,7 +83,7 @@ def test_every_rule_gives_the_targets_law(rule: Rule, sampler: str) -> None:
 def test_another_draft_temperature_changes_nothing_but_speed(
     draft_temperature: float, temperature: float, rule: Rule
 ) -> None:
-    """FIELD 3: q of the target's temperature, or a dense q beside a greedy draft, whatever the two temperatures are."""
+    """q of the target's temperature, or a dense q beside a greedy draft, whatever the two temperatures are."""
     pair = random_pair(9, draft_temperature=draft_temperature, rule=rule)
     params = params_of(temperature=temperature, top_k=2, min_p=0.02)
     assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
@@ -92,7 +92,7 @@ def test_another_draft_temperature_changes_nothing_but_speed(
 @pytest.mark.parametrize("n_draft_vocab", [1, 2, 4, 7])
 @pytest.mark.parametrize("sampler", ["plain", "all filters", "bias", "greedy", "repeat penalty"])
 def test_a_draft_with_another_vocabulary_size_changes_nothing_but_speed(sampler: str, n_draft_vocab: int) -> None:
-    """FIELD 16: p cut to the draft's size, a padding id drafted, or a q that still holds the mass of padding rows."""
+    """p cut to the draft's size, a padding id drafted, or a q that still holds the mass of padding rows."""
     pair = random_pair(10, n_draft_vocab=n_draft_vocab)
     params = SAMPLERS[sampler]
     assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
@@ -102,7 +102,7 @@ def test_a_draft_with_another_vocabulary_size_changes_nothing_but_speed(sampler:
 @pytest.mark.parametrize("p_min", [0.4, 0.6, 0.99])
 @pytest.mark.parametrize("sampler", ["plain", "all filters", "frequency penalty"])
 def test_stopping_the_draft_at_low_confidence_changes_nothing_but_speed(sampler: str, p_min: float) -> None:
-    """DESIGN 5: a token dropped after it was drawn, because its q was low, gives [.55, .17, .28] for [.5, .3, .2]."""
+    """A token dropped after it was drawn, because its q was low: [.55, .17, .28] for [.5, .3, .2] (docs/design.md)."""
     for n_max in (2, 4) if sampler == "plain" else (2, 3):
         n_vocab, n_tokens = SIZES[n_max]
         pair = random_pair(11, n_vocab=n_vocab, n_max=n_max, p_min=p_min)
@@ -124,7 +124,7 @@ def test_ties_masks_and_a_perfect_draft_change_nothing_but_speed() -> None:
 @pytest.mark.parametrize("n_max", [1, 2, 3])
 @pytest.mark.parametrize("sampler", ["plain", "top-k", "greedy", "repeat penalty"])
 def test_end_tokens_end_the_answer_where_plain_decoding_does(sampler: str, n_max: int, ends: set[int]) -> None:
-    """FIELD 10, 33: an end token emitted, only one of several known, or one inside a block passed over."""
+    """An end token emitted, only one of several known, or one inside a block passed over."""
     pair = random_pair(17, n_max=n_max, end_tokens=frozenset(ends))
     params = SAMPLERS[sampler]
     assert_same_law(pair.engine_law(params, 3, prompt=(0, 0)), pair.plain_law(params, 3, prompt=(0, 0)))
@@ -141,7 +141,7 @@ def test_end_tokens_end_the_answer_under_every_rule(rule: Rule) -> None:
 @pytest.mark.parametrize("stops", [[(1,)], [(0, 1)], [(1, 1), (0, 0, 1)], [(1, 0, 1)]])
 @pytest.mark.parametrize("n_max", [1, 2, 3])
 def test_stops_are_found_wherever_they_fall_in_a_block(n_max: int, stops: Sequence[History]) -> None:
-    """FIELD 11: a stop missed in the middle of a block or across two, or checked after the length cap."""
+    """A stop missed in the middle of a block or across two, or checked after the length cap."""
     pair = random_pair(19, n_vocab=2, n_max=n_max)
     found = pair.engine_law(PLAIN, 4, stops=stops)
     assert_same_law(found, pair.plain_law(PLAIN, 4, stops=stops))
@@ -175,7 +175,7 @@ def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int
 @pytest.mark.parametrize("n_room", range(5))
 @pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), pytest.param(4, -1, marks=pytest.mark.slow)])
 def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_tokens: int) -> None:
-    """FIELD 24: a crash at the last cell. Every token the context can still predict is said, then the answer is cut."""
+    """A crash at the last cell. Every token the context can still predict is said, then the answer is cut."""
     pair = random_pair(22, n_vocab=2, n_max=n_max, n_ctx=len(PROMPT) + n_room)
     found = pair.engine_law(PLAIN, max_tokens)
     assert_same_law(found, pair.plain_law(PLAIN, n_room + 1))
@@ -184,7 +184,7 @@ def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_to
 
 @pytest.mark.parametrize("n_draft_room", range(-2, 4))
 def test_a_full_draft_context_ends_the_drafting_and_not_the_answer(n_draft_room: int) -> None:
-    """FIELD 26: an error from the draft, or silence about why the answer became slow."""
+    """An error from the draft, or silence about why the answer became slow."""
     n_draft_ctx = len(PROMPT) + n_draft_room
     pair = random_pair(23, n_vocab=2, n_max=3, n_draft_ctx=n_draft_ctx)
     assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
@@ -246,7 +246,7 @@ def test_trees_chosen_without_chance_go_through_the_engine_unchanged(sampler: st
 @pytest.mark.parametrize("sampler", ["plain", "ban", "repeat penalty", "top-k", "greedy"])
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_stubborn_draft_changes_nothing_but_speed(sampler: str, rule: Rule) -> None:
-    """FIELD 9: a draft that always proposes the penalised or banned token, judged as a point mass."""
+    """A draft that always proposes the penalised or banned token, judged as a point mass."""
     target = RandomTable(3, 28)
     pair = Pair(target=target, draft=None)
     params = SAMPLERS[sampler]

@@ -30,7 +30,7 @@ from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, points, replace
 @pytest.mark.parametrize("who", ["target", "draft"])
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(top_k=2)])
 def test_nan_logits_are_a_named_error_within_the_step(params: SamplingParams, who: str, value: float) -> None:
-    """FIELD 6: NaN at step 3 becomes silence, a hang or token 0. Afterwards the session is usable."""
+    """NaN at step 3 becomes silence, a hang or token 0. Afterwards the session is usable."""
     at_length = len(PROMPT) + 5
     pair = good_pair()
     broken = {who: replaced(getattr(pair, who), at_length, value, token=3)}
@@ -58,7 +58,7 @@ def test_a_row_that_is_never_reached_may_be_nonsense() -> None:
 
 
 def test_prompts_that_cannot_be_answered_are_refused_in_words() -> None:
-    """FIELD 25: a prompt longer than the context says how many tokens and which flag; an empty one is an error too."""
+    """A prompt longer than the context says how many tokens and which flag; an empty one is an error too."""
     engine = good_pair(n_ctx=10).rig().engine
     with pytest.raises(PromptError, match=r"11 tokens.*10") as caught:
         list(engine.generate((1,) * 11, GREEDY, Certain(), max_tokens=5))
@@ -68,7 +68,7 @@ def test_prompts_that_cannot_be_answered_are_refused_in_words() -> None:
 
 
 def test_a_prompt_that_fills_the_context_is_answered_with_one_token() -> None:
-    """FIELD 24: the last cell is usable, and the end of the context is an ordinary end."""
+    """The last cell is usable, and the end of the context is an ordinary end."""
     prompt = tuple(i % N_VOCAB for i in range(10))
     rig = good_pair(n_ctx=10, n_draft_ctx=10).rig()
     assert rig.answer(prompt, GREEDY, Certain(), 5) == (plain_greedy(rig.target.table, prompt, 1), "length")
@@ -81,7 +81,7 @@ def assert_answers_like_short(rig: Rig) -> None:
 
 
 def test_a_long_prompt_reports_its_progress() -> None:
-    """FIELD 25: three times the batch size; progress that never moves, passes the total, or leaves tokens out."""
+    """Three times the batch size; progress that never moves, passes the total, or leaves tokens out."""
     prompt = tuple((i * i) % N_VOCAB for i in range(1600))
     rig = good_pair(n_ctx=1700, n_draft_ctx=1700).rig()
     tokens, _ = rig.answer(prompt, GREEDY, Certain(), 6)
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_roll_back_is_refused() -> None:
 
 
 def test_draft_length_flags_arrive() -> None:
-    """FIELD 21: `--draft-max` parsed and not passed on, so that 1 and 8 take the same number of rounds."""
+    """`--draft-max` parsed and not passed on, so that 1 and 8 take the same number of rounds."""
     n_steps = {}
     for n_max in (0, 1, 8):
         rig = good_pair(n_max=n_max).rig()

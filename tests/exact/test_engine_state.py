@@ -53,7 +53,7 @@ def test_greedy_text_is_the_plain_one(n_max: int) -> None:
 @pytest.mark.parametrize("n_max", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(temperature=1.0, min_p=0.0, repeat_penalty=1.4)])
 def test_a_target_that_drafts_for_itself_is_accepted_throughout(params: SamplingParams, n_max: int) -> None:
-    """FIELD 8: an off-by-one in truncation, a hole after an accepted block, a cache trimmed too far each round."""
+    """An off-by-one in truncation, a hole after an accepted block, a cache trimmed too far each round."""
     table = RandomTable(N_VOCAB, 42)
     pair = good_pair(target=table, draft=table, n_max=n_max, n_ctx=600, n_draft_ctx=600)
     rig = pair.rig()
@@ -69,7 +69,7 @@ def test_a_target_that_drafts_for_itself_is_accepted_throughout(params: Sampling
 
 
 def test_a_rejection_costs_the_draft_nothing_but_the_rejected_tokens() -> None:
-    """DESIGN, invariant 2: nothing below the committed prefix may be lost. Here it would only show as time."""
+    """docs/design.md, invariant 2: nothing below the committed prefix may be lost. Here it would only show as time."""
     rig = good_pair().rig()
     rig.answer(PROMPT, GREEDY, Certain(), 40)
     assert rig.draft is not None
@@ -79,7 +79,7 @@ def test_a_rejection_costs_the_draft_nothing_but_the_rejected_tokens() -> None:
 
 
 def test_a_paused_drafter_is_back_at_once_and_catches_up_in_one_go() -> None:
-    """FIELD 14: 20 tokens without drafts (K=0), then K=4; token-by-token catching up would cost a draft pass each."""
+    """20 tokens without drafts (K=0), then K=4; token-by-token catching up would cost a draft pass each."""
     table = RandomTable(N_VOCAB, 43)
     rig = good_pair(target=table, draft=table, n_max=0).rig()
     drafter = rig.drafter
@@ -105,7 +105,7 @@ def test_a_paused_drafter_is_back_at_once_and_catches_up_in_one_go() -> None:
 
 @pytest.mark.parametrize("at", range(24))
 def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
-    """DESIGN, invariant 1: Ctrl-C, a closed pipe or a `break` in the reader's loop leave a usable session."""
+    """docs/design.md, invariant 1: Ctrl-C, a closed pipe or a `break` in the reader's loop leave a usable session."""
     rig = good_pair().rig()
     rig.answer((*PROMPT, 4), GREEDY, Certain(), 5)  # something stands in the caches already
     with closing(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS)) as run:
@@ -119,7 +119,7 @@ def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
 
 @pytest.mark.parametrize("at", range(24))
 def test_cancelled_at_any_event_the_session_goes_on(at: int) -> None:
-    """FIELD 13: the conversation continues as if the answer had ended there."""
+    """The conversation continues as if the answer had ended there."""
     rig, cancel = good_pair().rig(), Cancel()
     for n_events, _ in enumerate(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS, cancel=cancel)):
         if n_events == at:
@@ -184,7 +184,7 @@ def arm(model: FakeModel, at: int, failure: type[BackendError]) -> list[str]:
 
 
 def test_an_interrupted_prefill_keeps_what_was_read() -> None:
-    """FIELD 37: Ctrl-C in a long prefill. What was decoded stays, what was not is not taken for read."""
+    """Ctrl-C in a long prefill. What was decoded stays, what was not is not taken for read."""
     prompt = tuple(i % N_VOCAB for i in range(40))
     rig = good_pair().rig()
     arm(rig.target, 0, Interrupted)

@@ -43,7 +43,7 @@ def test_a_broken_rule_is_caught(fault: SeededFault, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("verifier", "script", "figures"),
     [
-        # DESIGN 5 gives the first two as [.550, .171, .279] and [.475, .326, .199]: a thousandth off, as if counted.
+        # The figures of docs/design.md, Exactness.
         (verify, drops_low_q, [0.550, 0.170, 0.280]),
         (ReusedAcceptanceUniform(), drawn_chain(always(Q), 1), [0.475, 0.325, 0.200]),
         (KeepsSiblingInDraftLaw(), drawn_trees(always(Q), 2), [0.425, 0.375, 0.200]),
@@ -95,7 +95,7 @@ class Stuttering(RandomChooser):
 @pytest.mark.slow
 @pytest.mark.parametrize("chooser", [RandomChooser, Stuttering])
 def test_draws_that_depend_on_each_other_are_seen_by_counting(chooser: type[RandomChooser]) -> None:
-    """FIELD 5: draft and verifier seeded alike. Enumeration takes draws to be independent; counting does not."""
+    """Draft and verifier seeded alike. Enumeration takes draws to be independent; counting does not."""
     pair = random_pair(94)
     law = pair.plain_law(PLAIN, 2)
     rig, n_runs = pair.rig(), 1500

@@ -44,7 +44,7 @@ def test_the_worked_example_comes_out_as_the_documents_tell_it() -> None:
 
 
 def test_the_cost_model_gives_the_documents_figures() -> None:
-    """METHODS, flat T, c = 0.1, k = 4. The quotient instead of the sum divides by zero at a = 1."""
+    """docs/design.md, Cost model: flat T, c = 0.1, k = 4. The quotient instead of the sum divides by zero at a = 1."""
     assert expected_tokens(0.8, 4) == pytest.approx(3.3616)
     assert expected_speedup(0.8, 4, 0.1) == pytest.approx(3.3616 / 1.4)
     assert expected_speedup(0.8, 4, 0.1) == pytest.approx(2.401, abs=5e-4)
@@ -56,7 +56,7 @@ def test_the_cost_model_gives_the_documents_figures() -> None:
 
 
 def test_alpha_is_acceptance_per_token_and_not_per_drafted_token() -> None:
-    """METHODS: accepted / drafted falls with k by construction and would predict far too little."""
+    """Accepted / drafted falls with k by construction and would predict far too little."""
     stats = SpecStats()
     stats.record(4, 4, rejected=False)
     stats.record(4, 1, rejected=True)
@@ -70,7 +70,7 @@ def test_alpha_is_acceptance_per_token_and_not_per_drafted_token() -> None:
 
 @pytest.mark.parametrize(("n_drafted", "n_accepted"), [(2, 3), (0, 1), (3, -1)])
 def test_counts_that_cannot_be_are_refused(n_drafted: int, n_accepted: int) -> None:
-    """FIELD 44: 0 <= accepted <= drafted always."""
+    """0 <= accepted <= drafted always."""
     with pytest.raises(ValueError, match="drafted"):
         SpecStats().record(n_drafted, n_accepted, rejected=False)
 

@@ -63,7 +63,7 @@ def as_dict(law: Distribution) -> dict[int, float]:
 
 @pytest.mark.parametrize("draft_temperature", [None, 1.5])
 def test_q_is_the_very_law_each_token_was_drawn_from(draft_temperature: float | None) -> None:
-    """FIELD 2, 3: q before top-k, at another temperature, or recomputed with other penalties."""
+    """q before top-k, at another temperature, or recomputed with other penalties."""
     choose, fake = Recording(), model()
     drafter = ModelDrafter(fake, n_max=6, temperature=draft_temperature, vocab_size=N_VOCAB)
     draft = drafter.propose(TOKENS, 6, NARROW, choose)
@@ -78,7 +78,7 @@ def test_q_is_the_very_law_each_token_was_drawn_from(draft_temperature: float | 
 
 @pytest.mark.parametrize(("temperature", "draft_temperature"), [(0.0, None), (1.0, 0.0)])
 def test_a_greedy_draft_is_a_point_mass(temperature: float, draft_temperature: float | None) -> None:
-    """FIELD 1: argmax tokens beside a dense q."""
+    """Argmax tokens beside a dense q."""
     fake = model()
     drafter = ModelDrafter(fake, n_max=4, temperature=draft_temperature)
     draft = drafter.propose(TOKENS, 4, replace(PLAIN, temperature=temperature), RandomChooser(0))
@@ -102,7 +102,7 @@ def test_ids_that_the_target_does_not_know_are_never_drafted() -> None:
 
 
 def test_the_policy_is_asked_before_every_draw() -> None:
-    """DESIGN 5: a length decided after the draw drops tokens because of what they are."""
+    """docs/design.md, Exactness: a length decided after the draw drops tokens because of what they are."""
     choose = Recording()
     policy = Asked(3, choose)
     fake = model()
@@ -159,7 +159,7 @@ def test_beginning_an_answer_costs_no_pass_over_the_draft() -> None:
 
 
 def test_the_cache_follows_what_was_committed() -> None:
-    """DESIGN, invariant 2: after a rejection nothing beyond the committed prefix, nothing below it lost."""
+    """docs/design.md, invariant 2: after a rejection nothing beyond the committed prefix, nothing below it lost."""
     fake = model()
     drafter = ModelDrafter(fake, n_max=4)
     draft = drafter.propose(TOKENS, 4, PLAIN, RandomChooser(2))
@@ -191,7 +191,7 @@ def test_another_strategys_tokens_are_taken_in_too() -> None:
 
 
 def test_a_full_draft_context_and_an_unknown_token_are_explained() -> None:
-    """FIELD 26: drafting stops with a note."""
+    """Drafting stops with a note."""
     small = ModelDrafter(model(n_ctx=4), n_max=2)
     small.begin(TOKENS)
     assert small.propose(TOKENS, 2, PLAIN, RandomChooser(0)) == Draft()

@@ -313,7 +313,7 @@ SETTINGS_OF_ALL_KINDS = [
 @pytest.mark.parametrize("n_vocab", [4, 200, 2000, QWEN_VOCAB])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_and_inf_logits_are_a_named_error(value: float, n_vocab: int, params: SamplingParams) -> None:
-    """FIELD 6: a NaN that a partial sort hides; it comes out as silence, an endless loop or an id out of range."""
+    """A NaN that a partial sort hides; it comes out as silence, an endless loop or an id out of range."""
     for n_bad in (1, n_vocab):
         row = np.linspace(0.0, 1.0, n_vocab, dtype=np.float32)
         row[n_vocab // 2 : n_vocab // 2 + n_bad] = value
@@ -403,7 +403,7 @@ def test_the_largest_uniform_stays_inside(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_same_seed_repeats_and_another_does_not() -> None:
-    """FIELD 12: seed 0 taken for 'no seed', or a generator shared between choosers."""
+    """Seed 0 taken for 'no seed', or a generator shared between choosers."""
     flat = Distribution.dense([0.125] * 8)
 
     def draws(seed: int) -> list[int]:
@@ -415,7 +415,7 @@ def test_the_same_seed_repeats_and_another_does_not() -> None:
 
 
 def test_draws_that_follow_each_other_are_independent() -> None:
-    """FIELD 5: one uniform used for two decisions, so that an acceptance tells what the redraw will be."""
+    """One uniform used for two decisions, so that an acceptance tells what the redraw will be."""
     chooser = RandomChooser(7)
     flat = Distribution.dense([0.25] * 4)
     n = 20_000

@@ -176,7 +176,7 @@ def test_greedy_answers_are_those_of_plain_decoding(talkers: Tiny, n_max: int) -
 
 @pytest.mark.parametrize("n_max", [1, 4])
 def test_a_model_that_drafts_for_itself_is_accepted_throughout(twins: Tiny, n_max: int) -> None:
-    """FIELD 8 on the real KV: a hole or a leftover cell changes the draft's logits and shows as a rejection."""
+    """On the real KV: a hole or a leftover cell changes the draft's logits and shows as a rejection."""
     _, stats = stats_of(twins.engine(n_max), PROMPT, 50 * (n_max + 1))
     assert (stats.n_steps, stats.n_drafted, stats.n_accepted) == (50, 50 * n_max, 50 * n_max)
 
@@ -246,7 +246,7 @@ def reread(model: LlamaModel, blocks: Sequence[Block], *, shift: int | None) -> 
 
 @pytest.mark.parametrize("n_max", [3])
 def test_a_sliding_window_is_rolled_back_too(tmp_path: Path, n_max: int) -> None:
-    """FIELD 23: an answer longer than the window, a good part of the drafts rejected, equals plain decoding."""
+    """An answer longer than the window, a good part of the drafts rejected, equals plain decoding."""
     files = tiny.write_pair(
         tmp_path, arch="gemma3", vocabulary=tiny.letters(N_LETTERS + 3), sliding_window=16, noise=0.2
     )
@@ -259,7 +259,7 @@ def test_a_sliding_window_is_rolled_back_too(tmp_path: Path, n_max: int) -> None
 
 
 def test_answers_go_on_after_an_abandoned_one(talkers: Tiny) -> None:
-    """FIELD 13 on the real KV: the reader leaves after three tokens, inside a block; the conversation goes on."""
+    """On the real KV: the reader leaves after three tokens, inside a block; the conversation goes on."""
     whole, _ = stats_of(talkers.engine(0), PROMPT, 40)
     engine = talkers.engine(4)
     for n_read in (1, 2, 3, 7):
@@ -276,7 +276,7 @@ def tokens_of(run: Iterator[object]) -> Iterator[TokenEvent]:
 
 
 def test_the_prompt_is_read_once_whatever_its_length(talkers: Tiny) -> None:
-    """FIELD 25: a prompt of three times the batch size, read in several calls, answered as in one."""
+    """A prompt of three times the batch size, read in several calls, answered as in one."""
     prompt = tuple(np.random.default_rng(9).integers(0, N_LETTERS, size=200).tolist())
     expected, _ = stats_of(talkers.engine(0), prompt, 20)
     with tiny.load(talkers.target.path, n_batch=64, n_ubatch=64) as target, tiny.load(talkers.draft.path) as draft:
@@ -286,7 +286,7 @@ def test_the_prompt_is_read_once_whatever_its_length(talkers: Tiny) -> None:
 
 
 def test_the_context_may_fill_up_in_the_middle_of_an_answer(talkers: Tiny) -> None:
-    """FIELD 24: finish reason `length`, no crash, the session usable."""
+    """Finish reason `length`, no crash, the session usable."""
     expected, _ = stats_of(talkers.engine(0), PROMPT, 28)
     with tiny.load(talkers.target.path, n_ctx=32) as target, tiny.load(talkers.draft.path, n_ctx=32) as draft:
         n_ctx = target.n_ctx

@@ -56,7 +56,7 @@ def test_every_row_follows_the_spelling_of_its_whole_history(n_fed: int, first: 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_was_fed_evaluated_kept_and_taken_back_the_next_row_is_that_of_a_fresh_model(seed: int) -> None:
-    """DESIGN, invariant 2: a spelling that was cut, or one left behind by a rejection, changes every row after it."""
+    """docs/design.md, invariant 2: a spelling that was cut, or left behind by a rejection, changes every later row."""
     choose, model = random.Random(seed), WatchedDraft(N_VOCAB, n_ctx=400, first=FIRST if seed % 2 else ())
     held: History = ()
     for _ in range(60):
@@ -81,7 +81,7 @@ def test_whatever_was_fed_evaluated_kept_and_taken_back_the_next_row_is_that_of_
 
 
 def test_a_context_that_is_full_is_known_before_anything_is_computed() -> None:
-    """FIELD 26: `n_ctx` counts the draft's cells, and a target's token may take three of them."""
+    """`n_ctx` counts the draft's cells, and a target's token may take three of them."""
     model = WatchedDraft(N_VOCAB, n_ctx=10, first=FIRST)
     assert room_after(model, (4, 1)) == 10 - 2 - 5
     model.feed((4, 1))
@@ -116,7 +116,7 @@ def interrupting(at: int) -> Hook:
 
 @pytest.mark.parametrize("text", [(0, 4, 3), (4, 4, 4, 4), (1, 1, 1), (2, 0)])
 def test_an_interrupted_feed_keeps_whole_tokens_only(text: History) -> None:
-    """FIELD 37: a prefill stopped within a spelling: the length must be true, and the cut token must go."""
+    """A prefill stopped within a spelling: the length must be true, and the cut token must go."""
     model = WatchedDraft(N_VOCAB, first=FIRST, hook=interrupting(1))
     model.feed((3,))
     with pytest.raises(Interrupted):
@@ -145,7 +145,7 @@ def refusing(n_call: int, name: str) -> None:
 
 
 def test_a_refused_rollback_is_told_and_changes_nothing() -> None:
-    """DESIGN, invariant 3: a length that says what the draft did not do."""
+    """docs/design.md, invariant 3: a length that says what the draft did not do."""
     model = WatchedDraft(N_VOCAB, hook=refusing)
     model.feed(TEXT)
     with pytest.raises(RollbackRefused):
@@ -185,7 +185,7 @@ def test_end_tokens_are_the_drafts_in_the_targets_ids() -> None:
 
 
 def test_the_target_itself_under_other_ids_is_accepted_whole_for_fifty_rounds() -> None:
-    """FIELD 8: an off-by-one in the translation of a truncation, or of a row, costs acceptance."""
+    """An off-by-one in the translation of a truncation, or of a row, costs acceptance."""
     n_vocab, order = 7, [3, 0, 6, 2, 5, 1, 4]
     table = RandomTable(n_vocab, 71)
     mirrored = lambda history: table(tuple(order[token] for token in history))[order]  # noqa: E731
@@ -199,7 +199,7 @@ def test_the_target_itself_under_other_ids_is_accepted_whole_for_fifty_rounds() 
 
 
 def test_a_stopped_answer_leaves_a_draft_that_goes_on() -> None:
-    """FIELD 13, 37: the draft's KV after Ctrl-C in its prefill, in its drafting, and in between."""
+    """The draft's KV after Ctrl-C in its prefill, in its drafting, and in between."""
     for at in range(8):
         target, draft = FakeModel(RandomTable(N_VOCAB, 72), N_VOCAB), WatchedDraft(N_VOCAB, hook=interrupting(at))
         drafter = ModelDrafter(draft, n_max=3, vocab_size=N_VOCAB)

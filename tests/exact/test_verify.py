@@ -93,7 +93,7 @@ def test_a_perfect_draft_is_exact_too(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_a_draft_from_the_targets_own_law_is_always_accepted(rule: Rule) -> None:
-    """p/q a rounding below 1, or a comparison that rejects at equality (DESIGN 5, p = q above temperature 0)."""
+    """p/q a rounding below 1, or a comparison that rejects at equality (docs/design.md, Exactness)."""
     p = random_laws(N_VOCAB, 6)
 
     def n_accepted(choose: Chooser) -> int:
@@ -111,19 +111,19 @@ def test_the_figures_of_the_design_come_out() -> None:
 
 
 def test_a_greedy_draft_with_a_soft_law_beside_it_gives_the_targets_law() -> None:
-    """FIELD 1: argmax drafts judged by p/q of a soft q give [.833, 0, .167] for p=[.5,.3,.2], q=[.6,.3,.1]."""
+    """Argmax drafts judged by p/q of a soft q give [.833, 0, .167] for p=[.5,.3,.2], q=[.6,.3,.1]."""
     law = first_token(emitted_law(always(P), likeliest_chain(always((0.6, 0.3, 0.1)), 1), Rule.TOKEN, 1))
     assert law == pytest.approx(list(P), abs=1e-12)
 
 
 def test_siblings_without_replacement_give_the_targets_law() -> None:
-    """METHODS, trees: a verifier that leaves rejected siblings in q gives [.425, .375, .200]."""
+    """A verifier that leaves rejected siblings in q gives [.425, .375, .200]."""
     law = first_token(emitted_law(always(P), drawn_trees(always(Q), 2), Rule.TOKEN, 1))
     assert law == pytest.approx(list(P), abs=1e-12)
 
 
 def test_after_a_rejection_the_correction_follows_the_residual_of_the_whole_row() -> None:
-    """FIELD 4: a residual that only zeroes the drafted token, or a redraw from p, seen in the rejected rounds alone."""
+    """A residual that only zeroes the drafted token, or a redraw from p, seen in the rejected rounds alone."""
 
     def run(choose: Chooser) -> tuple[int, bool, int]:
         draft = drawn_chain(always(Q), 1)((), 1, choose)
@@ -140,7 +140,7 @@ def test_after_a_rejection_the_correction_follows_the_residual_of_the_whole_row(
     ("answers", "n_accepted"), [((True, False), 1), ((False,), 0), ((True, True, False), 2), ((True,) * 4, 4)]
 )
 def test_everything_behind_the_first_rejection_is_dropped(answers: tuple[bool, ...], n_accepted: int) -> None:
-    """FIELD 7: an accept mask T,F,T,T that counts 3. The flips after the first refusal must not even be asked for."""
+    """An accept mask T,F,T,T that counts 3. The flips after the first refusal must not even be asked for."""
     draft = Draft((2, 2, 2, 2), tuple(dense(Q) for _ in range(4)))
     choose = ScriptedChooser(flips=answers, picks=[0])
     verdict = verify(draft, LazyRows(always(P), (), draft), choose)
@@ -179,7 +179,7 @@ def test_block_verification_accepts_at_least_as_many_and_somewhere_more() -> Non
 
 
 def test_block_verification_equals_the_token_rule_for_point_masses() -> None:
-    """METHODS: with a point mass there is nothing to gain; a weight that leaks would accept behind a mismatch."""
+    """With a point mass there is nothing to gain; a weight that leaks would accept behind a mismatch."""
     p = random_laws(N_VOCAB, 9)
 
     def verdict(choose: Chooser, rule: Rule) -> Verdict:
@@ -197,7 +197,7 @@ def test_block_verification_equals_the_token_rule_for_point_masses() -> None:
     ids=["token could not have been drawn", "mass below 1", "mass above 1"],
 )
 def test_a_law_the_token_was_not_drawn_from_is_an_error(q: tuple[float, ...], rule: Rule) -> None:
-    """FIELD 2: q taken before top-k, or not renormalised after it: a silent bias unless it is refused."""
+    """q taken before top-k, or not renormalised after it: a silent bias unless it is refused."""
     draft = Draft((2,), (dense(q),))
     with pytest.raises(DraftLawError):
         verify(draft, LazyRows(always(P), (), draft), ScriptedChooser([True, True], [0, 0]), rule)

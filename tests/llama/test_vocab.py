@@ -29,7 +29,7 @@ def text_of(vocabulary: Vocabulary, tokens: list[int], *, special: bool = False)
 
 
 def test_special_text_is_a_control_token_only_where_it_is_meant(byte_level: Vocabulary) -> None:
-    """Prevents: `<|im_end|>` typed by a user ending the turn (DESIGN, invariant 8)."""
+    """Prevents: `<|im_end|>` typed by a user ending the turn (docs/design.md, invariant 8)."""
     control = tiny.token_id(tiny.byte_level(), "<|im_end|>")
     assert byte_level.tokenize("a<|im_end|>", special=True) == [ord("a"), control]
     plain = byte_level.tokenize("a<|im_end|>", special=False)

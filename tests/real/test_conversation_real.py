@@ -107,7 +107,7 @@ def test_special_texts_are_those_that_only_special_tokenising_reads(name):
 
 
 def test_a_base_model_with_a_begin_token_continues_the_prompt():
-    """FIELD 32 on a real file: Gemma wants exactly one begin token; its file has no chat template."""
+    """On a real file: Gemma wants exactly one begin token; its file has no chat template."""
     vocab, chat = vocabulary(GEMMA), conversation(GEMMA)
     assert "continues the prompt" in chat.notice
     plain = [vocab.bos, *vocab.tokenize("Once upon a time", special=True)]
@@ -118,7 +118,7 @@ def test_a_base_model_with_a_begin_token_continues_the_prompt():
 
 @pytest.mark.parametrize("name", ALL)
 def test_characters_of_several_tokens_come_out_whole(name):
-    """FIELD 29: emoji and rare signs split over tokens were printed as U+FFFD."""
+    """Emoji and rare signs split over tokens were printed as U+FFFD."""
     text = "Grüße 東京です。 👩‍👩‍👧 🏴‍☠️ 𒀀 ꙮ ﷽ done"
     vocab = vocabulary(name)
     tokens = vocab.tokenize(text, special=False)

@@ -148,7 +148,7 @@ class Guessing:
 
 
 def test_an_answer_longer_than_the_window_is_the_plain_one(open_model: OpenModel) -> None:
-    """Prevents: a rollback across the edge of a sliding window that forgets what it still needs (FIELD 23)."""
+    """Prevents: a rollback across the edge of a sliding window that forgets what it still needs."""
     target = open_model(WINDOWED)
     words = target.vocab.tokenize(
         "The first ten prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23 and 29.", special=False

@@ -76,7 +76,7 @@ def test_bootstrap_is_written_in_words_that_every_python_reads() -> None:
 
 
 def test_gcc_keeps_the_stores_that_amx_needs() -> None:
-    """Prevents: a build that dies with an illegal instruction on its first decode (DESIGN, section 6)."""
+    """Prevents: a build that dies with an illegal instruction on its first decode (docs/design.md, llama.cpp)."""
     flags = toolchain.cmake_flags(GCC, {}, nvcc=None)
     assert "-DCMAKE_C_FLAGS=-fno-tree-dse -fno-dse" in flags
     assert "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse" in flags

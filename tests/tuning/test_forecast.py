@@ -10,7 +10,7 @@ from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
 from specllama.tuning.forecast import Outlook, break_even, outlook, speedup
 
-# DESIGN 7: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).
+# benchmarks/README.md: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).
 VERIFY = ((1, 1.0), (2, 1.59), (3, 1.67), (4, 1.73), (5, 1.83), (6, 1.9), (8, 2.08), (12, 2.42), (16, 2.79))
 DEAR = CostProfile(verify=VERIFY, draft=((1, 0.42), (2, 0.5)))
 CHEAP = CostProfile(verify=VERIFY, draft=((1, 0.21), (2, 0.25)))
@@ -30,7 +30,7 @@ def of(costs: CostProfile, **classes: SpecStats) -> Outlook:
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.8, 2.401), (0.2, 0.893)])
 def test_the_papers_figures_come_out(alpha: float, expected: float) -> None:
-    """Prevents: a formula that is off by one token (METHODS: T flat, c = 0.1, k = 4)."""
+    """Prevents: a formula that is off by one token (docs/design.md, Cost model: T flat, c = 0.1, k = 4)."""
     assert speedup(FLAT, alpha, 4) == pytest.approx(expected, abs=5e-4)
     assert speedup(FLAT, alpha, 0) == 1.0
 
