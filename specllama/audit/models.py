@@ -12,21 +12,14 @@ from specllama.core.arrays import FloatArray
 from specllama.core.types import LanguageModel, Spelling, common_prefix, room_after
 
 
-class Remembered:
-    """A model that computes the row behind a text once, and then always gives the same: a function of the text alone.
-
-    So an enumeration may read the same text thousands of times, and what it finds is exact, whatever the last bits of
-    llama.cpp's logits depend on. `forget` frees the rows.
-    """
+class Passing:
+    """A model that passes everything on."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
         self.n_ctx = model.n_ctx
         self.caps = model.caps
-        self._tokens: list[int] = []
-        self._held: list[int] = []  # what the model itself holds
-        self._rows: dict[tuple[int, ...], FloatArray] = {}
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -34,13 +27,46 @@ class Remembered:
 
     @property
     def length(self) -> int:
-        """Tokens now in the KV, as its user sees it."""
-        return len(self._tokens)
+        return self.model.length
 
     @property
     def busy_s(self) -> float:
         """Seconds spent so far inside the model's own calls."""
         return self.model.busy_s
+
+    def room_after(self, tokens: Sequence[int]) -> int:
+        return room_after(self.model, tokens)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        self.model.feed(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        return self.model.eval(tokens, parents)
+
+    def truncate(self, length: int) -> None:
+        self.model.truncate(length)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        self.model.keep(length, path)
+
+
+class Remembered(Passing):
+    """A model that computes the row behind a text once, and then always gives the same: a function of the text alone.
+
+    So an enumeration may read the same text thousands of times, and what it finds is exact, whatever the last bits of
+    llama.cpp's logits depend on. `forget` frees the rows.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self._tokens: list[int] = []
+        self._held: list[int] = []  # what the model itself holds
+        self._rows: dict[tuple[int, ...], FloatArray] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the KV, as its user sees it."""
+        return len(self._tokens)
 
     def room_after(self, tokens: Sequence[int]) -> int:
         """As the model itself has it behind the same text; see `types.Spelling`."""
@@ -101,44 +127,6 @@ class Remembered:
             self._held.extend(block)
             for i in range(len(block)):
                 self._rows.setdefault(text[: at + i + 1], np.array(rows[i]))
-
-
-class Passing:
-    """A model that passes everything on."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
-        self.vocab_size = model.vocab_size
-        self.n_ctx = model.n_ctx
-        self.caps = model.caps
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        return self.model.end_tokens
-
-    @property
-    def length(self) -> int:
-        return self.model.length
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls."""
-        return self.model.busy_s
-
-    def room_after(self, tokens: Sequence[int]) -> int:
-        return room_after(self.model, tokens)
-
-    def feed(self, tokens: Sequence[int]) -> None:
-        self.model.feed(tokens)
-
-    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        return self.model.eval(tokens, parents)
-
-    def truncate(self, length: int) -> None:
-        self.model.truncate(length)
-
-    def keep(self, length: int, path: Sequence[int]) -> None:
-        self.model.keep(length, path)
 
 
 class Heard(Passing):
