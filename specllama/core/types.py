@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from specllama.base.errors import UnsupportedModel
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.distribution import Distribution
 
@@ -36,6 +37,14 @@ class Draft:
     tokens: tuple[int, ...] = ()
     probs: tuple[Distribution, ...] | None = None  # law of node i given its path; None = point mass
     parents: tuple[int, ...] | None = None  # None = chain; else per node the parent's index, -1 = pending token
+
+
+def require_chain(parents: Sequence[int] | None = None, kept: Sequence[int] = ()) -> None:
+    """For models that evaluate and keep chains only: raise UnsupportedModel for the nodes of a tree."""
+    if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
+        raise UnsupportedModel("this model evaluates chains of drafted tokens, no trees", hint="draft a chain")
+    if any(node != index for index, node in enumerate(kept)):
+        raise UnsupportedModel("this model keeps the beginning of a chain, no other nodes", hint="draft a chain")
 
 
 @dataclass(frozen=True, slots=True)

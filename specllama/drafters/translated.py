@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from specllama.base.errors import ContextFull, UnsupportedModel
+from specllama.base.errors import ContextFull
 from specllama.core.arrays import FloatArray, IntArray
-from specllama.core.types import Cancel, LoadedModel
+from specllama.core.types import Cancel, LoadedModel, require_chain
 from specllama.drafters.token_map import NO_TOKEN
 
 
@@ -144,8 +144,7 @@ class TranslatedModel:
 
         `parents` may only describe a chain. After an error the KV is as before.
         """
-        if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
-            raise UnsupportedModel("a draft with another vocabulary cannot look at trees", hint="draft a chain")
+        require_chain(parents)
         rows = self.eval_known(tokens)
         if len(tokens) > len(self._rows):
             self._rows = np.full((len(tokens), self.vocab_size), -np.inf, np.float32)
@@ -183,8 +182,7 @@ class TranslatedModel:
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Of the last eval keep the KV up to `length` (the pending token) and the nodes of `path`."""
-        if any(node != index for index, node in enumerate(path)):
-            raise UnsupportedModel("only the beginning of a chain can be kept", hint="draft a chain")
+        require_chain(kept=path)
         self.truncate(length + len(path))
 
 

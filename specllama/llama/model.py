@@ -23,10 +23,9 @@ from specllama.base.errors import (
     MemoryShort,
     RollbackRefused,
     SpecllamaError,
-    UnsupportedModel,
 )
 from specllama.core.arrays import FloatArray
-from specllama.core.types import Cancel, Caps
+from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import check_file, part_paths
 from specllama.llama import buffers as llama_buffers
 from specllama.llama.batch import SEQUENCE, BatchSlots
@@ -225,8 +224,7 @@ class LlamaModel:
                 f"eval takes 1 to {self.caps.max_block} tokens at once, not {n_rows}",
                 hint="draft fewer tokens, or load the model with a larger max_block and n_batch",
             )
-        if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
-            raise UnsupportedModel("trees of drafted tokens are not supported yet", hint="draft a chain")
+        require_chain(parents)
         start, held = self._n_decoded, self._held
         self._held = []
         try:
@@ -255,8 +253,7 @@ class LlamaModel:
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Of the last eval keep the KV up to `length` (the pending token) and the nodes of `path`."""
-        if any(node != index for index, node in enumerate(path)):
-            raise UnsupportedModel("only the beginning of a chain can be kept", hint="draft a chain")
+        require_chain(kept=path)
         self.truncate(length + len(path))
 
     def watch(self, cancel: Cancel | None) -> None:
