@@ -12,7 +12,6 @@ from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
 from specllama.bench.report import BenchReport, BenchRun
 from specllama.bench.stats import interval
 from specllama.cli.bench.view import report_lines
-from specllama.cli.screen.plot import UNICODE
 from specllama.core.types import Cancel
 from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
 
@@ -88,7 +87,7 @@ def test_a_report_says_what_the_time_went_into() -> None:
     stage = Stage(eval_s=0.01, load_s=50.0)
     report = stage.events(stage.job(asked(8), budget_s=20.0, n_max=(2,)))[-1]
     assert isinstance(report, BenchReport)
-    (line,) = (line for line in report_lines(report, UNICODE, full=False) if " spent of a budget of 20 s, " in line)
+    (line,) = (line for line in report_lines(report, full=False) if " spent of a budget of 20 s, " in line)
     assert "50 s of loading not counted" in line
     assert f" on {len(report.runs)} runs" in line
     data = report.to_json()
@@ -128,7 +127,7 @@ def test_fewer_than_three_prompts_give_a_ratio_and_no_interval() -> None:
     report = report_of(plan, runs)
     assert "too few prompts to say how sure that is" in report.verdict
     assert "sure:" not in report.verdict
-    text = "\n".join(report_lines(report, UNICODE, full=True))
+    text = "\n".join(report_lines(report, full=True))
     assert "1.90 (" not in text
     assert "| 1.90 |" in " ".join(text.split())
     assert BenchReport.from_json(report.to_json()) == report

@@ -335,8 +335,8 @@ def test_a_probe_measures_and_says_what_to_expect(
     assert (human.code, data.code) == (0, 0)
     advice = human.out.splitlines()[-1]
     assert advice.startswith(("Expect ", "Do not use it on this machine, because "))
-    assert any(line.lstrip().startswith("1.00") or "─" in line for line in human.out.splitlines())
     probe = json.loads(data.out)["probe"]
+    assert sum(line.startswith("|") for line in human.out.splitlines()) >= 2 + 8
     assert set(probe["acceptance"]) == {"code", "summary", "story", "question"}
     assert [point["n_max"] for point in probe["points"]] == list(range(16))
     assert probe["pays"] == (probe["best"]["n_max"] > 0)

@@ -8,8 +8,8 @@ from typing import Any
 
 from specllama.audit.chi_square import POWER, SURPRISE
 from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
-from specllama.cli.screen.md_table import table
 from specllama.cli.screen.output import in_one_line
+from specllama.cli.screen.tables import markdown_table
 
 WIDTH = 79  # of prose: a report is read in terminals, too
 
@@ -144,7 +144,7 @@ def _laws(report: AuditReport) -> Iterator[str]:
                 "exact" if row.sound else "NOT P",
             )
         )
-    yield from table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
+    yield from markdown_table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
     yield ""
 
 
@@ -173,7 +173,7 @@ def _draws(report: AuditReport) -> Iterator[str]:
     )
     rows = [_draw_row(row, f"{row.strategy}, {row.rule}") for row in report.draws]
     rows += [_draw_row(row, "all, along answers") for row in report.along]
-    yield from table(("", "draws", "chi2", "free", "p-value", "seen from", ""), rows)
+    yield from markdown_table(("", "draws", "chi2", "free", "p-value", "seen from", ""), rows)
     yield ""
 
 
@@ -200,7 +200,7 @@ def _kv(found: Sequence[KvRow]) -> Iterator[str]:
                 "clean" if all(row.sound for row in these) else "A TRACE",
             )
         )
-    yield from table(("", "steps", "dropped", "same", "unread", "wrong", ""), rows)
+    yield from markdown_table(("", "steps", "dropped", "same", "unread", "wrong", ""), rows)
     yield ""
 
 

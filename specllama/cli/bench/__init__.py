@@ -1,1 +1,1 @@
-"""The bench command: options, models, tables, small plots."""
+"""The bench command: options, models, report."""

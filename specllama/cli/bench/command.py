@@ -40,7 +40,6 @@ from specllama.cli.codes import INTERRUPTED
 from specllama.cli.record import versions
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output, to_json
-from specllama.cli.screen.plot import UNICODE, signs_for
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.worker import Worker, interruptible
@@ -173,17 +172,15 @@ def _lines(report: BenchReport, format: str) -> list[str]:
     if format == "jsonl":
         events: list[BenchPlan | BenchRun | BenchReport] = [report.plan, *report.runs, report]
         return [line for event in events for line in event_lines(event)]
-    return csv_lines(report) if format == "csv" else report_lines(report, UNICODE, full=True)
+    return csv_lines(report) if format == "csv" else report_lines(report, full=True)
 
 
 def _show(report: BenchReport, output: Output, *, full: bool) -> None:
     """The report for a person: on a terminal, prose is broken between words, and tables never."""
     stream = output.out
     width = size_of(stream)[0] if stream.steerable else None
-    fenced = False
-    for line in report_lines(report, signs_for(stream), full=full, width=width):
-        fenced ^= line.startswith("```")
-        if stream.steerable and not fenced and not line.startswith("|"):
+    for line in report_lines(report, full=full, width=width):
+        if stream.steerable and not line.startswith("|"):
             output.out_console().print(line)
         else:
             output.line(line)

@@ -255,6 +255,6 @@ class BenchOutput:
     quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
     verbose: Annotated[
         bool,
-        option("-v --verbose", "All tables, and small plots: classes, time, acceptance, costs, machine and build."),
+        option("-v --verbose", "All tables: classes, time, acceptance, costs, machine and build."),
     ] = False
     color: Color = "auto"

@@ -8,8 +8,8 @@ from specllama.base.errors import PairError
 from specllama.chat.conversation import Conversation, Message
 from specllama.cli.loading import Said
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.plot import PlotBar, plot, signs_for
 from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.tables import markdown_table
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
 from specllama.pairs.setup import Choice, Models, Setup, load_models, prepare
@@ -22,7 +22,7 @@ N_TOKENS = 24  # generated for each class of prompts
 LONGEST_PROBE = VERIFY_ROWS[-1] - 1  # drafted tokens: how long blocks are measured
 N_DRAFTED = 4  # longest draft while acceptance is measured
 _N_PASSES = 128  # tokens that passes are measured with, half of them as the text before
-_PLOT_ROWS = 9
+_SHOWN_LENGTHS = (1, 2, 3, 4, 6, 8, 12, LONGEST_PROBE)  # and the best one
 _TOLERATED_NOISE = 0.25
 
 
@@ -85,13 +85,14 @@ def warn_of_noise(output: Output, noise: float) -> None:
 
 
 def show_outlook(output: Output, found: Outlook) -> None:
-    """The plot, what was measured, and the advice."""
-    bars = [PlotBar(str(point.n_max), point.low, point.expected, point.high) for point in found.points]
-    _say(
-        output,
-        "speed over draft length; the line is plain decoding, break-even; the range is that of the classes of prompts",
-    )
-    for line in plot(bars, 1.0, n_rows=_PLOT_ROWS, signs=signs_for(output.out)):
+    """Speed by draft length, what was measured, and the advice."""
+    rows = [
+        [str(point.n_max), *(f"{speed:.2f}" for speed in (point.expected, point.low, point.high))]
+        for point in found.points
+        if point.n_max in {*_SHOWN_LENGTHS, found.best.n_max}
+    ]
+    _say(output, "speed by longest draft, plain decoding = 1; worst and best: of the classes of prompts")
+    for line in markdown_table(("K", "speed", "worst", "best"), rows, n_left=0):
         output.line(line)
     accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
     costs = found.costs

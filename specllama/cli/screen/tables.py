@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specllama.cli.screen.output import in_one_line
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> list[str]:
     """The lines of a table whose columns line up; all but the first `n_left` are figures and set to the right."""
     cells = [[in_one_line(cell).replace("|", "\\|") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]  # 3: the least that Markdown takes
