@@ -1,29 +1,36 @@
-"""The benchmark's plots as files, PNG and SVG, drawn with matplotlib: the optional extra `plots`."""
+"""The benchmark's plots as PNG and SVG: points read off a report, drawn with matplotlib (extra `plots`)."""
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from specllama.base.disk import NO_ROOM
 from specllama.base.errors import ReportError, UsageError
-from specllama.bench import charts as bench_charts
-from specllama.bench.charts import BarPanel, ChartMark, Panel
-from specllama.bench.report import BenchReport
+from specllama.bench.plan import differences
+from specllama.bench.report import ALL, BenchReport, BenchRow, Interval, TimeSplit
+from specllama.bench.verdict import condition_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
+MOST_ARMS = 5  # in the plot by class: more cannot be told apart
+PARTS: Sequence[str] = tuple(field.name for field in fields(TimeSplit))
+AUTO = "auto"
 _PNG_DPI = 160
 # Okabe and Ito's colours, which the colour-blind tell apart; marker and dash change along with them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -43,10 +50,39 @@ _STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.edgecolor": _GREY,
     "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.6,
     "legend.frameon": False,
     "svg.hashsalt": "specllama",  # the same report gives the same bytes
     "text.parse_math": False,  # a $ in a file's name is a $
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One value; low and high are its confidence interval, the value itself where there is none."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of one kind, in the order of x."""
+
+    name: str
+    marks: tuple[Mark, ...]
+    predicted: tuple[tuple[float, float], ...] = ()  # what the cost model expects at some of these places
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes: what was measured under one condition."""
+
+    ticks: tuple[tuple[float, str], ...]  # places along x that have a name
+    series: tuple[Series, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +91,150 @@ class WrittenPlots:
 
     paths: tuple[Path, ...]
     missing: tuple[str, ...]  # plots that the report has no figures for
+
+
+# ------------------------------------------------------------------------------------------------------------- points
+
+
+def by_class(report: BenchReport, condition: int) -> Panel:
+    """Speedup of the fastest arms by class of prompts; x counts the classes, "all" is the last.
+
+    The arms are the same under every condition: those that are fastest over all of them.
+    """
+    classes = [*dict.fromkeys(prompt.category for prompt in report.plan.prompts), ALL]
+    speeds: dict[int, list[float]] = {}
+    for row in report.rows_of():
+        if row.speedup is not None and row.decode_tok_s:
+            speeds.setdefault(row.arm, []).append(row.decode_tok_s)
+    series = []
+    for arm in sorted(sorted(speeds, key=lambda arm: -fmean(speeds[arm]))[:MOST_ARMS]):
+        marks = [
+            _mark(float(place), row.speedup)
+            for place, name in enumerate(classes)
+            for row in _rows(report, condition, name)
+            if row.arm == arm and row.speedup is not None
+        ]
+        if marks:
+            series.append(Series(report.plan.arms[arm].name, tuple(marks)))
+    kept = {mark.x for each in series for mark in each.marks}
+    return Panel(tuple((float(i), name) for i, name in enumerate(classes) if i in kept), tuple(series))
+
+
+def over_length(report: BenchReport, condition: int) -> Panel:
+    """Speedup over the longest draft, with what the cost model predicts; `auto` stands behind the longest."""
+    arms = report.plan.arms
+    lengths = sorted({arm.n_max for arm in arms if arm.n_max is not None} | {0})
+    auto_at = float(lengths[-1] + max(1, lengths[-1] // 4))
+    ticks = [(float(n), str(n)) for n in lengths]
+    if any(arm.n_max is None for arm in arms):
+        ticks.append((auto_at, AUTO))
+    families = _families(report, [row for row in _rows(report, condition) if row.speedup is not None])
+    series = []
+    for name, members in zip(_family_names(report, families), families, strict=True):
+        auto = arms[members[0].arm].n_max is None
+        # Without a draft it is plain decoding itself.
+        marks, predicted = ([], []) if auto else ([Mark(0.0, 1.0, 1.0, 1.0)], [(0.0, 1.0)])
+        for row in members:
+            x = float(arms[row.arm].n_max or auto_at)
+            assert row.speedup is not None, "those without were left out"
+            marks.append(_mark(x, row.speedup))
+            if row.predicted is not None and not auto:
+                predicted.append((x, row.predicted))
+        marks.sort(key=lambda mark: mark.x)
+        series.append(Series(name, tuple(marks), tuple(sorted(predicted)) if len(predicted) > 1 else ()))
+    return Panel(tuple(ticks), tuple(series))
+
+
+def by_position(report: BenchReport, condition: int) -> Panel:
+    """Share of the steps with a draft in which the token at each position was accepted; x is the position, from 1.
+
+    Of arms that differ in nothing but the length only the longest is shown: the others' curves begin like its own.
+    """
+    families = _families(report, [row for row in _rows(report, condition) if row.per_position])
+    shown = sorted((max(each, key=lambda row: len(row.per_position)) for each in families), key=lambda row: row.arm)
+    n_most = max((len(row.per_position) for row in shown), default=0)
+    series = (Series(report.plan.arms[row.arm].name, _exact(list(enumerate(row.per_position, 1)))) for row in shown)
+    return Panel(tuple((float(i), str(i)) for i in range(1, n_most + 1)), tuple(series))
+
+
+def costs(report: BenchReport, _condition: int) -> Panel:
+    """What a pass over n rows costs, in passes over one; x is n. One series for each load, and one for each draft."""
+    loads = _load_names(report)
+    series, seen = [], set()
+    for each in report.costs:
+        load = f", {loads[each.load]}" if loads[each.load] else ""
+        if each.load not in seen:  # the target's costs are the same whatever drafts
+            one = f"T(1) = {1000 * each.step_s:.3g} ms"
+            series.append(Series(f"checking n rows, {one}{load}", _exact(each.profile.verify)))
+            seen.add(each.load)
+        if each.draft is not None:
+            several = f" {report.plan.drafts[each.draft]}" if len(report.plan.drafts) > 1 else ""
+            longest = each.profile.verify[-1][0]
+            points = [point for point in each.profile.draft if point[0] <= longest]
+            series.append(Series(f"draft{several}, n rows{load}", _exact(points)))
+    places = sorted({mark.x for each in series for mark in each.marks})
+    return Panel(tuple((x, f"{x:g}") for x in places), tuple(series))
+
+
+def time_split(report: BenchReport, condition: int) -> Panel:
+    """Where the time of a token goes: x counts the arms, y is the milliseconds of a part. One series for each part."""
+    rows = [row for row in _rows(report, condition) if row.time_split is not None and row.decode_tok_s]
+    if not rows:
+        return Panel((), ())
+    series = []
+    for part in PARTS:
+        points = [(i, 1000 * getattr(row.time_split, part) / (row.decode_tok_s or 1.0)) for i, row in enumerate(rows)]
+        series.append(Series(part, _exact(points)))
+    return Panel(tuple((float(i), report.plan.arms[row.arm].name) for i, row in enumerate(rows)), tuple(series))
+
+
+def _mark(x: float, found: Interval) -> Mark:
+    low, high = (found.value if end is None else end for end in (found.low, found.high))
+    return Mark(x, found.value, low, high)
+
+
+def _exact(points: Sequence[tuple[int, float]]) -> tuple[Mark, ...]:
+    return tuple(Mark(float(x), y, y, y) for x, y in points)
+
+
+def _rows(report: BenchReport, condition: int, category: str = ALL) -> list[BenchRow]:
+    """In the order of the arms."""
+    return sorted((row for row in report.rows_of(category) if row.condition == condition), key=lambda row: row.arm)
+
+
+def _load_names(report: BenchReport) -> list[str]:
+    """What tells each way of loading from the others; empty where there is only one."""
+    return [" ".join(differences(load, report.plan.loads)) for load in report.plan.loads]
+
+
+def _families(report: BenchReport, rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+    """The rows of arms that differ in nothing but the longest draft; `auto`, which has none, is apart."""
+
+    def family(row: BenchRow) -> tuple[object, ...]:
+        arm = report.plan.arms[row.arm]
+        return (arm.n_max is None, arm.load, arm.spec_type, arm.verify_rule, -1 if arm.draft is None else arm.draft)
+
+    return [list(each) for _, each in groupby(sorted(rows, key=family), key=family)]
+
+
+def _family_names(report: BenchReport, families: Sequence[Sequence[BenchRow]]) -> list[str]:
+    """What tells these families from each other; the strategy always."""
+    loads, arms = _load_names(report), [report.plan.arms[each[0].arm] for each in families]
+    several_drafts = len({arm.draft for arm in arms if arm.draft is not None}) > 1
+    several_rules = len({arm.verify_rule for arm in arms}) > 1
+    names = []
+    for arm in arms:
+        parts = [
+            f"{AUTO}: {arm.spec_type}" if arm.n_max is None else arm.spec_type,
+            report.plan.drafts[arm.draft] if several_drafts and arm.draft is not None else "",
+            f"{arm.verify_rule} rule" if several_rules else "",
+            loads[arm.load],
+        ]
+        names.append(", ".join(filter(None, parts)))
+    return names
+
+
+# -------------------------------------------------------------------------------------------------------------- files
 
 
 def prepare(folder: Path) -> None:
@@ -79,7 +259,8 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror}", hint="give another folder") from None
+        hint = "make room, or give a folder on another disk" if error.errno in NO_ROOM else "give another folder"
+        raise ReportError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
 
 
 def write(report: BenchReport, folder: Path) -> WrittenPlots:
@@ -89,14 +270,16 @@ def write(report: BenchReport, folder: Path) -> WrittenPlots:
     """
     prepare(folder)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports every font that it did not find
-    from matplotlib import rc_context
+    from matplotlib import font_manager, rc_context
 
+    there = set(font_manager.get_font_names())
+    fonts = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in there)]
+    style: Any = {**_STYLE, "font.sans-serif": fonts}  # matplotlib lists every key it knows as its type
     paths, missing = [], []
-    style: Any = {**_STYLE, "font.sans-serif": _fonts()}  # matplotlib lists every key it knows as its type
     with rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        for name, draw in _PLOTS.items():
-            figure = draw(report)
+        for name in PLOTS:
+            figure = draw(report, name)
             if figure is None:
                 missing.append(name)
                 continue
@@ -104,23 +287,44 @@ def write(report: BenchReport, folder: Path) -> WrittenPlots:
     return WrittenPlots(tuple(paths), tuple(missing))
 
 
-def _fonts() -> list[str]:
-    from matplotlib import font_manager
-
-    there = set(font_manager.get_font_names())
-    return ["DejaVu Sans", *(name for name in _CJK_FONTS if name in there)]
-
-
 def _save(figure: Figure, path: Path, kind: str) -> Path:
-    """Drawn first and written in one go, so that a failure leaves no half of a picture."""
+    """Replaces the file in one step, so that neither an error of drawing nor a full disk leaves half a picture."""
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, dpi=_PNG_DPI, metadata={"Date": None} if kind == "svg" else None)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _told(path):
-        path.write_bytes(picture.getvalue())
+        try:
+            temporary.write_bytes(picture.getvalue())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return path
 
 
-# ------------------------------------------------------------------------------------------------ parts of every plot
+# ------------------------------------------------------------------------------------------------------------ drawing
+
+
+def draw(report: BenchReport, name: str) -> Figure | None:
+    """One of PLOTS, a panel for each condition that has figures; None where none has."""
+    plot, conditions = PLOTS[name], report.plan.conditions
+    if plot.points is costs:  # the same under every condition
+        found = [("", costs(report, 0))]
+    else:
+        found = [(condition_name(each, conditions), plot.points(report, i)) for i, each in enumerate(conditions)]
+    titled = [(title, panel) for title, panel in found if panel.series]
+    if not titled:
+        return None
+    panels = [panel for _, panel in titled]
+    figure, every = _figure(report, plot.title, len(panels), *plot.size(panels))
+    for axes, (title, panel) in zip(every, titled, strict=True):
+        plot.draw(axes, panel, panels)
+        axes.set_title(_printable(title))
+        axes.set_xlabel(plot.x)
+        place = axes.get_subplotspec()
+        if place is None or place.is_first_col():
+            axes.set_ylabel(plot.y)
+    _legend(figure, every)
+    return figure
 
 
 def _printable(text: str) -> str:
@@ -161,15 +365,6 @@ def _figure(report: BenchReport, title: str, n_panels: int, width: float, height
     return figure, list(grid.flat[:n_panels])
 
 
-def _label(axes: Axes, panel: Panel | BarPanel, x: str, y: str = "") -> None:
-    """Names of the axes, that of y only at the left edge; and of the panel."""
-    axes.set_xlabel(x)
-    place = axes.get_subplotspec()
-    if place is None or place.is_first_col():
-        axes.set_ylabel(y)
-    axes.set_title(_printable(panel.title))
-
-
 def _legend(figure: Figure, every: Sequence[Axes]) -> None:
     """One for all panels, where it covers none of them."""
     found: dict[str, Any] = {}
@@ -193,164 +388,147 @@ def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _error(marks: Sequence[ChartMark]) -> Any:
+def _error(marks: Sequence[Mark]) -> Any:
     """Distances down and up from each value, as matplotlib wants them; None where there is no interval."""
     if all(mark.low == mark.high for mark in marks):
         return None
     return [[max(mark.y - mark.low, 0.0) for mark in marks], [max(mark.high - mark.y, 0.0) for mark in marks]]
 
 
-# --------------------------------------------------------------------------------------------------------- the plots
+def _xs(series: Series) -> list[float]:
+    return [mark.x for mark in series.marks]
 
 
-def _by_class(report: BenchReport) -> Figure | None:
-    panels = bench_charts.by_class(report)
-    if not panels:
-        return None
-    looks = _looks(panels)
-    n_classes = max(len(panel.ticks) for panel in panels)
-    n_series = max(len(panel.series) for panel in panels)
-    height = 0.6 + n_classes * (0.16 + 0.13 * n_series)
-    figure, every = _figure(report, "Speedup by class of prompts", len(panels), 4.8, height)
-    for axes, panel in zip(every, panels, strict=True):
-        step = 0.7 / n_series
-        for i, series in enumerate(panel.series):
-            shift = (i - (len(panel.series) - 1) / 2) * step
-            places = [mark.x + shift for mark in series.marks]
-            look = {**looks[series.name], "linestyle": "none"}
-            axes.errorbar(
-                [mark.y for mark in series.marks], places, xerr=_error(series.marks), label=_printable(series.name),
-                markersize=4, linewidth=1, elinewidth=1, capsize=2, **look,
-            )  # fmt: skip
-        axes.axvline(1.0, color=_GREY, linewidth=1, label="plain decoding")
-        axes.set_yticks([x for x, _ in panel.ticks], [_printable(name) for _, name in panel.ticks])
-        axes.set_ylim(max(x for x, _ in panel.ticks) + 0.6, -0.6)
-        axes.axhline(max(x for x, _ in panel.ticks) - 0.5, color=_FAINT, linewidth=1)  # "all" is no class
-        axes.grid(axis="x", color=_FAINT, linewidth=0.6)
-        _label(axes, panel, "decoding speed over plain decoding, 95 % interval")
-    _legend(figure, every)
-    return figure
+def _ys(series: Series) -> list[float]:
+    return [mark.y for mark in series.marks]
 
 
-def _over_length(report: BenchReport) -> Figure | None:
-    panels = bench_charts.over_length(report)
-    if not panels:
-        return None
-    looks = _looks(panels)
-    figure, every = _figure(report, "Speedup over the longest draft", len(panels), 4.8, 3.2)
-    for axes, panel in zip(every, panels, strict=True):
-        axes.axhline(1.0, color=_GREY, linewidth=1, label="plain decoding: break-even")
-        alone = {x for x, name in panel.ticks if name == "auto"}  # no place on the axis leads to it
-        for series in panel.series:
-            look = looks[series.name]
-            groups = {True: [mark for mark in series.marks if mark.x in alone]}
-            groups[False] = [mark for mark in series.marks if mark.x not in alone]
-            for is_alone, marks in groups.items():
-                if marks:
-                    axes.errorbar(
-                        [mark.x for mark in marks], [mark.y for mark in marks], yerr=_error(marks),
-                        label=None if is_alone else f"{_printable(series.name)}, measured",
-                        markersize=5, linewidth=1.4, elinewidth=1, capsize=2.5, **look,
-                    )  # fmt: skip
-            if series.predicted:
-                axes.plot(
-                    [x for x, _ in series.predicted], [y for _, y in series.predicted], color=look["color"],
-                    linestyle=(0, (2, 2)), linewidth=1.1, marker=look["marker"], markersize=5, markerfacecolor="white",
-                    label=f"{_printable(series.name)}, predicted", zorder=1.9,
-                )  # fmt: skip
-        _ticked(axes, panel)
-        axes.grid(axis="y", color=_FAINT, linewidth=0.6)
-        _label(axes, panel, "longest draft K (tokens)", "decoding speed over\nplain decoding, 95 % interval")
-    _legend(figure, every)
-    return figure
+def _name_rows(axes: Axes, panel: Panel) -> None:
+    """The names of x stand beside rows, the first on top."""
+    last = panel.ticks[-1][0]
+    axes.set_yticks([x for x, _ in panel.ticks], [_printable(name) for _, name in panel.ticks])
+    axes.set_ylim(last + 0.6, -0.6)
 
 
-def _ticked(axes: Axes, panel: Panel) -> None:
+def _name_columns(axes: Axes, panel: Panel) -> None:
     axes.set_xticks([x for x, _ in panel.ticks], [_printable(name) for _, name in panel.ticks])
+    axes.grid(axis="y")
 
 
-def _by_position(report: BenchReport) -> Figure | None:
-    panels = bench_charts.by_position(report)
-    if not panels:
-        return None
-    looks = _looks(panels)
-    figure, every = _figure(report, "Acceptance by position in the draft", len(panels), 4.8, 3.2)
-    for axes, panel in zip(every, panels, strict=True):
-        _lines(axes, panel, looks)
-        axes.set_ylim(0.0, 1.02)
-        axes.yaxis.set_major_formatter(lambda share, _place: f"{100 * share:.0f} %")
-        _label(
-            axes, panel, "position in the draft (1 = first token)", "accepted here, share of all\nsteps with a draft"
-        )
-    _legend(figure, every)
-    return figure
-
-
-def _lines(axes: Axes, panel: Panel, looks: dict[str, dict[str, Any]]) -> None:
-    for series in panel.series:
-        axes.plot(
-            [mark.x for mark in series.marks], [mark.y for mark in series.marks], label=_printable(series.name),
-            markersize=4.5, linewidth=1.4, **looks[series.name],
+def _draw_classes(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
+    looks, step = _looks(panels), 0.7 / len(panel.series)
+    for i, series in enumerate(panel.series):
+        shift = (i - (len(panel.series) - 1) / 2) * step
+        axes.errorbar(
+            _ys(series), [x + shift for x in _xs(series)], xerr=_error(series.marks), label=_printable(series.name),
+            markersize=4, linewidth=1, elinewidth=1, capsize=2, **{**looks[series.name], "linestyle": "none"},
         )  # fmt: skip
-    _ticked(axes, panel)
-    axes.grid(axis="y", color=_FAINT, linewidth=0.6)
+    axes.axvline(1.0, color=_GREY, linewidth=1, label="plain decoding")
+    axes.axhline(panel.ticks[-1][0] - 0.5, color=_FAINT, linewidth=1)  # "all" is no class
+    _name_rows(axes, panel)
+    axes.grid(axis="x")
 
 
-def _costs(report: BenchReport) -> Figure | None:
-    panels = bench_charts.costs(report)
-    if not panels:
-        return None
-    figure, (axes,) = _figure(report, "Cost of a pass over n rows, T(n)", 1, 6.0, 3.6)
-    panel = panels[0]
-    _lines(axes, panel, _looks(panels))
-    top = 1.1 * max(mark.y for series in panel.series for mark in series.marks)
-    n_most = max(x for x, _ in panel.ticks)
+def _draw_lengths(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
+    looks = _looks(panels)
+    axes.axhline(1.0, color=_GREY, linewidth=1, label="plain decoding: break-even")
+    for series in panel.series:
+        name, look = _printable(series.name), looks[series.name]
+        axes.errorbar(
+            _xs(series), _ys(series), yerr=_error(series.marks), label=f"{name}, measured",
+            markersize=5, linewidth=1.4, elinewidth=1, capsize=2.5, **look,
+        )  # fmt: skip
+        if series.predicted:
+            axes.plot(
+                [x for x, _ in series.predicted], [y for _, y in series.predicted], label=f"{name}, predicted",
+                color=look["color"], linestyle=(0, (2, 2)), linewidth=1.1, marker=look["marker"], markersize=5,
+                markerfacecolor="white", zorder=1.9,
+            )  # fmt: skip
+    _name_columns(axes, panel)
+
+
+def _draw_lines(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
+    looks = _looks(panels)
+    for series in panel.series:
+        name = _printable(series.name)
+        axes.plot(_xs(series), _ys(series), label=name, markersize=4.5, linewidth=1.4, **looks[series.name])
+    _name_columns(axes, panel)
+
+
+def _draw_positions(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
+    _draw_lines(axes, panel, panels)
+    axes.set_ylim(0.0, 1.02)
+    axes.yaxis.set_major_formatter(lambda share, _place: f"{100 * share:.0f} %")
+
+
+def _draw_costs(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
+    _draw_lines(axes, panel, panels)
+    n_most = panel.ticks[-1][0]
     axes.plot([1, n_most], [1, n_most], color=_GREY, linestyle=":", linewidth=1, label="n passes over one row")
-    axes.set_ylim(0.0, top)
-    _label(axes, panel, "rows in one pass, n (tokens)", "time, in passes of the target\nover one row, T(n)/T(1)")
-    _legend(figure, [axes])
-    return figure
+    axes.set_ylim(0.0, 1.1 * max(mark.y for series in panel.series for mark in series.marks))
 
 
-def _time_split(report: BenchReport) -> Figure | None:
-    panels = bench_charts.time_split(report)
-    if not panels:
-        return None
-    n_bars = max(len(panel.bars) for panel in panels)
-    figure, every = _figure(report, "Where the time of a token goes", len(panels), 5.2, 0.7 + 0.38 * n_bars)
-    longest = max(bar.token_s for panel in panels for bar in panel.bars)
-    for axes, panel in zip(every, panels, strict=True):
-        _stacks(axes, panel, longest)
-        _label(axes, panel, "time per token (ms)")
-    _legend(figure, every)
-    return figure
+def _wholes(panel: Panel) -> list[float]:
+    """The sum of all series at each place."""
+    return [sum(each) for each in zip(*map(_ys, panel.series), strict=True)]
 
 
-def _stacks(axes: Axes, panel: BarPanel, longest_s: float) -> None:
-    """One bar for an arm; shares that have room for it are written into them, so that no colour has to be named."""
-    places: Sequence[int] = range(len(panel.bars))
-    lefts = [0.0] * len(panel.bars)
-    for i, part in enumerate(bench_charts.PARTS):
-        widths = [1000 * bar.token_s * bar.shares[i] for bar in panel.bars]
-        axes.barh(places, widths, left=lefts, height=0.7, color=_COLOURS[i], label=part, linewidth=0)
-        for place, bar, left, width in zip(places, panel.bars, lefts, widths, strict=True):
-            if width > 0.14 * 1000 * longest_s:
+def _draw_times(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
+    """A bar for each arm; a share that has room for it is written into it, so that no colour has to be named."""
+    wholes = _wholes(panel)
+    longest = max(whole for each in panels for whole in _wholes(each))
+    lefts = [0.0] * len(wholes)
+    for series, colour in zip(panel.series, _COLOURS, strict=False):
+        axes.barh(_xs(series), _ys(series), left=lefts, height=0.7, color=colour, label=series.name, linewidth=0)
+        for mark, left, whole in zip(series.marks, lefts, wholes, strict=True):
+            if mark.y > 0.14 * longest:
                 axes.text(
-                    left + width / 2, place, f"{part} {100 * bar.shares[i]:.0f} %", ha="center", va="center",
+                    left + mark.y / 2, mark.x, f"{series.name} {100 * mark.y / whole:.0f} %", ha="center", va="center",
                     color="white", fontsize=7,
                 )  # fmt: skip
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    for place, left in zip(places, lefts, strict=True):
-        axes.text(left, place, f" {left:.0f}", ha="left", va="center", fontsize=7, color=_GREY)
-    axes.set_yticks(places, [_printable(bar.name) for bar in panel.bars])
-    axes.set_ylim(len(panel.bars) - 0.5, -0.5)
-    axes.set_xlim(0.0, 1080 * longest_s)
+        lefts = [left + mark.y for left, mark in zip(lefts, series.marks, strict=True)]
+    for (place, _), whole in zip(panel.ticks, wholes, strict=True):
+        axes.text(whole, place, f" {whole:.0f}", ha="left", va="center", fontsize=7, color=_GREY)
+    axes.set_xlim(0.0, 1.08 * longest)
+    _name_rows(axes, panel)
 
 
-_PLOTS: dict[str, Callable[[BenchReport], Figure | None]] = {
-    "speedup-by-class": _by_class,
-    "speedup-over-length": _over_length,
-    "acceptance-by-position": _by_position,
-    "costs": _costs,
-    "time-split": _time_split,
-}
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """What a plot shows and how; `size` gives the inches of a panel."""
+
+    title: str
+    points: Callable[[BenchReport, int], Panel]
+    draw: Callable[[Axes, Panel, Sequence[Panel]], None]
+    size: Callable[[Sequence[Panel]], tuple[float, float]]
+    x: str
+    y: str = ""
+
+
+def _class_size(panels: Sequence[Panel]) -> tuple[float, float]:
+    n_classes, n_series = (max(len(getattr(panel, name)) for panel in panels) for name in ("ticks", "series"))
+    return 4.8, 0.6 + n_classes * (0.16 + 0.13 * n_series)
+
+
+PLOTS: Mapping[str, _Plot] = {
+    "speedup-by-class": _Plot(
+        "Speedup by class of prompts", by_class, _draw_classes, _class_size,
+        "decoding speed over plain decoding, 95 % interval",
+    ),
+    "speedup-over-length": _Plot(
+        "Speedup over the longest draft", over_length, _draw_lengths, lambda _: (4.8, 3.2),
+        "longest draft K (tokens)", "decoding speed over\nplain decoding, 95 % interval",
+    ),
+    "acceptance-by-position": _Plot(
+        "Acceptance by position in the draft", by_position, _draw_positions, lambda _: (4.8, 3.2),
+        "position in the draft (1 = first token)", "accepted here, share of all\nsteps with a draft",
+    ),
+    "costs": _Plot(
+        "Cost of a pass over n rows, T(n)", costs, _draw_costs, lambda _: (6.0, 3.6),
+        "rows in one pass, n (tokens)", "time, in passes of the target\nover one row, T(n)/T(1)",
+    ),
+    "time-split": _Plot(
+        "Where the time of a token goes", time_split, _draw_times,
+        lambda panels: (5.2, 0.7 + 0.38 * max(len(panel.ticks) for panel in panels)), "time per token (ms)",
+    ),
+}  # fmt: skip

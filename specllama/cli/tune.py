@@ -15,6 +15,7 @@ from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.tables import draw_table
 from specllama.derive import worth as tuner_records
 from specllama.drafters import TRANSLATED
 from specllama.pairs import derived as drafts
@@ -202,14 +203,9 @@ def _columns(each: ClassFigures) -> tuple[str, str, str, str, str]:
 
 
 def _draw(output: Output, classes: tuple[ClassFigures, ...]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("prompts", "temp", "accepted", "draft", "speed"):
-        table.add_column(name, justify="left" if name == "prompts" else "right")
-    for each in classes:
-        table.add_row(*_columns(each), style="green" if each.speedup > 1.0 else None)
-    output.out_console().print(table)
+    figures = ("temp", "accepted", "draft", "speed")
+    styles = ["green" if each.speedup > 1.0 else None for each in classes]
+    draw_table(output, ("prompts", *figures), [_columns(each) for each in classes], figures=figures, styles=styles)
 
 
 def findings(profile: Profile) -> list[str]:

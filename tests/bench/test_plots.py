@@ -1,7 +1,8 @@
-"""The benchmark's plots as files."""
+"""What the benchmark's plots show, as points; and that they are drawn and written."""
 
 from __future__ import annotations
 
+import errno
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,94 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import ReportError, UsageError
-from specllama.bench import plots as bench_plots
-from tests.benchreports import report
+from specllama.bench import plots
+from specllama.bench.report import ALL, Load
+from tests.benchreports import COSTS, report
 
-pytestmark = pytest.mark.slow
 
-NAMES = ["speedup-by-class", "speedup-over-length", "acceptance-by-position", "costs", "time-split"]
+def test_speedup_by_class_shows_the_fastest_arms_with_their_intervals() -> None:
+    """Prevents: nine arms on top of each other; an interval of another class; "all" lost among the classes."""
+    made = report(lengths=range(10))
+    cold, hot = (plots.by_class(made, condition) for condition in (0, 1))
+    assert [each.name for each in hot.series] == [each.name for each in cold.series], "panels beside each other"
+    assert [name for _, name in cold.ticks] == ["coding", "qa", "poem", ALL]
+    assert len(cold.series) == plots.MOST_ARMS
+    assert [each.name for each in cold.series] == ["K=1", "K=2", "K=3", "K=4", "K=5"], "of nine, the slowest are 6 to 9"
+    series = cold.series[0]
+    (expected,) = [
+        row.speedup for row in made.rows_of("qa") if row.condition == 0 and made.plan.arms[row.arm].name == series.name
+    ]
+    assert expected is not None
+    mark = series.marks[1]
+    assert (mark.x, mark.y, mark.low, mark.high) == (1.0, expected.value, expected.low, expected.high)
+
+
+def test_speedup_over_length_starts_at_plain_decoding_and_carries_the_prediction() -> None:
+    """Prevents: a plot without its break-even, or a prediction at another length than the measured one."""
+    cold = plots.over_length(report(), 0)
+    assert [name for _, name in cold.ticks] == ["0", "2", "4", "8", "auto"]
+    series, auto = cold.series
+    assert [mark.x for each in (series, auto) for mark in each.marks] == [x for x, _ in cold.ticks]
+    assert series.marks[0].y == 1.0
+    assert (auto.name, auto.predicted) == ("auto: draft-simple", ()), "it has no one length to predict for"
+    assert [x for x, _ in series.predicted] == [0.0, 2.0, 4.0, 8.0]
+    for (x, predicted), mark in zip(series.predicted[1:], series.marks[1:], strict=False):
+        assert (x, predicted) == (mark.x, pytest.approx(1.05 * mark.y))
+
+
+def test_arms_that_differ_in_more_than_the_length_are_series_of_their_own() -> None:
+    """Prevents: a line that jumps between two drafts or rules and means neither."""
+    made = report(lengths=(0, 2, 4))
+    arms = list(made.plan.arms)
+    arms[2] = replace(arms[2], draft=1, verify_rule="token")
+    plan = replace(made.plan, arms=tuple(arms), drafts=("small.gguf", "tiny.gguf"))
+    cold = plots.over_length(replace(made, plan=plan), 0)
+    assert [each.name for each in cold.series] == [
+        "draft-simple, small.gguf, block rule",
+        "draft-simple, tiny.gguf, token rule",
+    ]
+    assert [[mark.x for mark in each.marks] for each in cold.series] == [[0.0, 2.0], [0.0, 4.0]]
+
+
+def test_loads_are_told_apart_by_what_differs() -> None:
+    """Prevents: two curves of the same name."""
+    made = report(lengths=(0, 2))
+    loads = (Load(n_threads=2), Load(n_threads=4))
+    arms = (*made.plan.arms, *(replace(arm, load=1) for arm in made.plan.arms))
+    more = [replace(row, arm=row.arm + 2) for row in made.rows]
+    plan = replace(made.plan, arms=arms, loads=loads)
+    two = replace(made, plan=plan, rows=(*made.rows, *more), costs=(*made.costs, replace(made.costs[0], load=1)))
+    assert [each.name for each in plots.over_length(two, 0).series] == ["draft-simple, t=2", "draft-simple, t=4"]
+    assert [each.name for each in plots.costs(two, 0).series] == [
+        "checking n rows, T(1) = 50 ms, t=2",
+        "draft, n rows, t=2",
+        "checking n rows, T(1) = 50 ms, t=4",
+        "draft, n rows, t=4",
+    ]
+
+
+def test_positions_are_counted_from_one_and_costs_end_where_the_target_was_measured() -> None:
+    """Prevents: acceptance of the second token shown as that of the first; a draft's costs stretching the axis."""
+    cold = plots.by_position(report(), 0)
+    assert [each.name for each in cold.series] == ["K=8", "K=auto"], "shorter ones say the same"
+    longest = cold.series[0]
+    assert [mark.x for mark in longest.marks] == [float(i) for i in range(1, 9)]
+    assert longest.marks[1].y == pytest.approx(0.7**2)
+    checking, draft = plots.costs(report(), 0).series
+    assert [(mark.x, mark.y) for mark in checking.marks] == [(float(n), cost) for n, cost in COSTS.verify]
+    assert [mark.x for mark in draft.marks] == [1.0, 2.0]
+
+
+def test_the_parts_of_a_token_s_time_are_those_of_its_arm() -> None:
+    """Prevents: shares of one arm drawn over the speed of another."""
+    made = report()
+    cold = plots.time_split(made, 0)
+    assert [name for _, name in cold.ticks] == [arm.name for arm in made.plan.arms]
+    assert [each.name for each in cold.series] == list(plots.PARTS)
+    for i, row in enumerate(row for row in made.rows_of(ALL) if row.condition == 0):
+        parts = [each.marks[i].y for each in cold.series]
+        assert sum(parts) == pytest.approx(1000 / (row.decode_tok_s or 0.0))
+        assert parts[0] == pytest.approx(row.time_split.draft * sum(parts) if row.time_split else -1)
 
 
 def texts_of(figure: Any) -> str:
@@ -25,10 +108,13 @@ def texts_of(figure: Any) -> str:
     return "\n".join(each.get_text() for each in figure.findobj(Text))
 
 
+@pytest.mark.slow
 def test_every_plot_is_written_as_png_and_svg(tmp_path: Path) -> None:
     """Prevents: an empty or half-written picture; a folder that must be made by hand."""
-    written = bench_plots.write(report(temperatures=(0.0,)), tmp_path / "new" / "plots")
-    assert [path.name for path in written.paths] == [f"{name}.{kind}" for name in NAMES for kind in ("png", "svg")]
+    written = plots.write(report(temperatures=(0.0,)), tmp_path / "new" / "plots")
+    assert [path.name for path in written.paths] == [
+        f"{name}.{kind}" for name in plots.PLOTS for kind in ("png", "svg")
+    ]
     assert written.missing == ()
     for path in written.paths:
         if path.suffix == ".png":
@@ -40,30 +126,53 @@ def test_every_plot_is_written_as_png_and_svg(tmp_path: Path) -> None:
 
 def test_plots_without_figures_are_named_not_drawn(tmp_path: Path) -> None:
     """Prevents: empty axes that look like a measurement."""
-    written = bench_plots.write(report(rows=(), costs=()), tmp_path)
-    assert (written.paths, written.missing) == ((), tuple(NAMES))
+    written = plots.write(report(rows=(), costs=()), tmp_path)
+    assert (written.paths, written.missing) == ((), tuple(plots.PLOTS))
     assert not list(tmp_path.iterdir()), "not even a trial file"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_picture_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: an empty PNG where a good one was."""
+    made = report(temperatures=(0.0,), rows=())
+    (png, svg) = plots.write(made, tmp_path).paths
+    before = png.read_bytes()
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ReportError, match="cannot be written") as caught:
+        plots.write(made, tmp_path)
+    assert "room" in caught.value.hint
+    assert png.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == [png, svg]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", plots.PLOTS)
 def test_every_plot_says_what_was_measured_and_in_which_units(name: str) -> None:
     """Prevents: a picture that means nothing once it is pasted elsewhere."""
-    figure = bench_plots._PLOTS[name](report(partial="stopped by Ctrl-C", synthetic=0.8))
+    figure = plots.draw(report(partial="stopped by Ctrl-C", synthetic=0.8), name)
+    assert figure is not None
     text = texts_of(figure)
     assert "large-q4_k_m.gguf + small-q4_0.gguf" in text
     assert "A CPU" in text
     assert "2026-01-02" in text
     assert "PARTIAL" in text
     assert "SYNTHETIC acceptance 0.8: no valid output" in text
-    assert figure is not None
+    assert ("temperature 0" in text) is (name != "costs")
     assert all(axes.get_xlabel() for axes in figure.axes)
     assert figure.axes[0].get_ylabel() or name in ("speedup-by-class", "time-split"), "those have names beside each row"
 
 
+@pytest.mark.slow
 def test_the_line_to_compare_with_is_in_every_plot_of_a_speedup() -> None:
     """Prevents: 0.8 looking as good as 1.2."""
     for name in ("speedup-by-class", "speedup-over-length"):
-        figure = bench_plots._PLOTS[name](report(temperatures=(0.0,)))
+        figure = plots.draw(report(temperatures=(0.0,)), name)
         assert figure is not None
         (axes,) = figure.axes
         index = 0 if name == "speedup-by-class" else 1
@@ -73,11 +182,12 @@ def test_the_line_to_compare_with_is_in_every_plot_of_a_speedup() -> None:
         assert low < 1.0 < high
 
 
+@pytest.mark.slow
 def test_an_arm_looks_the_same_in_every_panel_and_the_legend_knows_all() -> None:
     """Prevents: the second panel of a stopped run drawn in the colours of other arms than the legend's."""
     made = report()
     rows = tuple(row for row in made.rows if row.condition == 1 or made.plan.arms[row.arm].name != "K=2")
-    figure = bench_plots._by_class(replace(made, rows=rows))
+    figure = plots.draw(replace(made, rows=rows), "speedup-by-class")
     assert figure is not None
     colours: dict[str, set[str]] = {}
     for axes in figure.axes:
@@ -90,9 +200,10 @@ def test_an_arm_looks_the_same_in_every_panel_and_the_legend_knows_all() -> None
     assert {text.get_text() for text in legend.get_texts()} == {"plain decoding", *colours}
 
 
+@pytest.mark.slow
 def test_names_from_files_cannot_break_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a dollar, a control character or a Japanese class ending the program behind a long measurement."""
-    monkeypatch.setattr(bench_plots, "FORMATS", ("svg",))
+    monkeypatch.setattr(plots, "FORMATS", ("svg",))
     made = report(temperatures=(0.0,))
     plan = replace(
         made.plan,
@@ -101,15 +212,15 @@ def test_names_from_files_cannot_break_a_plot(tmp_path: Path, monkeypatch: pytes
         prompts=tuple(replace(prompt, category=f"{prompt.category}会話") for prompt in made.plan.prompts),
     )
     rows = tuple(row if row.category == "all" else replace(row, category=f"{row.category}会話") for row in made.rows)
-    written = bench_plots.write(replace(made, plan=plan, rows=rows), tmp_path)
-    assert len(written.paths) == len(NAMES)
+    written = plots.write(replace(made, plan=plan, rows=rows), tmp_path)
+    assert len(written.paths) == len(plots.PLOTS)
 
 
 def test_a_missing_matplotlib_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Prevents: an ImportError after ten minutes of measuring."""
-    monkeypatch.setattr(bench_plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="matplotlib, which is not installed") as caught:
-        bench_plots.prepare(tmp_path)
+        plots.prepare(tmp_path)
     assert "specllama[plots]" in caught.value.hint
 
 
@@ -118,6 +229,6 @@ def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -
     place = tmp_path / "file"
     place.write_text("")
     with pytest.raises(ReportError, match="cannot be written"):
-        bench_plots.prepare(place)
+        plots.prepare(place)
     with pytest.raises(ReportError, match="cannot be written"):
-        bench_plots.prepare(place / "deeper")
+        plots.prepare(place / "deeper")

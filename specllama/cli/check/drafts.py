@@ -13,6 +13,7 @@ from specllama.cli.args.options import ModelOptions
 from specllama.cli.check.files import look_at
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, in_one_line
+from specllama.cli.screen.tables import Cell, draw_table
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
@@ -87,14 +88,6 @@ def _columns(each: FoundDraft) -> tuple[str, str, str, str]:
 
 def _draw(output: Output, rows: list[tuple[bool, str, str, str, str]]) -> None:
     """The lines as columns; names and reasons are cut where the terminal is narrow."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = output.out_console()
-    rest = max(console.width - _FIGURES_WIDTH, 20)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for width in (3, 2 * rest // 5, 8, 12, 3 * rest // 5):
-        table.add_column(width=width, no_wrap=True, overflow="ellipsis")
-    for fits, *columns in rows:
-        table.add_row(Text("in" if fits else "out", style="green" if fits else "red"), *map(Text, columns))
-    console.print(table)
+    rest = max(output.out_console().width - _FIGURES_WIDTH, 20)
+    cells: list[tuple[Cell, ...]] = [(("in", "green") if fits else ("out", "red"), *columns) for fits, *columns in rows]
+    draw_table(output, [""] * 5, cells, widths=(3, 2 * rest // 5, 8, 12, 3 * rest // 5))

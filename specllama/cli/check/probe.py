@@ -86,13 +86,13 @@ def warn_of_noise(output: Output, noise: float) -> None:
 
 def show_outlook(output: Output, found: Outlook) -> None:
     """Speed by draft length, what was measured, and the advice."""
-    rows = [
+    lengths = [
         [str(point.n_max), *(f"{speed:.2f}" for speed in (point.expected, point.low, point.high))]
         for point in found.points
         if point.n_max in {*_SHOWN_LENGTHS, found.best.n_max}
     ]
     _say(output, "speed by longest draft, plain decoding = 1; worst and best: of the classes of prompts")
-    for line in markdown_table(("K", "speed", "worst", "best"), rows, n_left=0):
+    for line in markdown_table(("K", "speed", "worst", "best"), lengths, n_left=0):
         output.line(line)
     accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
     costs = found.costs

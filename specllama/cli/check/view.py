@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from specllama.cli.screen.fetching import shortened
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.tables import draw_table
 from specllama.pairs.report import RULE, CheckRow, CompatReport, RowMark
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 # The word says it; the colour only helps.
@@ -59,7 +59,7 @@ def _draw(output: Output, report: CompatReport) -> None:
         if _n_table_lines(rows, folded, console.width) + n_why > console.height:
             folded.append(mark)
     shown = [row for row in rows if row.mark not in folded]
-    console.print(_table(report, shown, console.width))
+    _draw_rows(output, report, shown, console.width)
     for mark in reversed(folded):
         if line := _folded(rows, mark):
             console.print(line)
@@ -84,18 +84,11 @@ def _coloured(mark: RowMark, text: str) -> Text:
     return Text(mark.value, style=_COLOURS[mark]).append(text, style="default")
 
 
-def _table(report: CompatReport, rows: list[CheckRow], width: int) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
+def _draw_rows(output: Output, report: CompatReport, rows: list[CheckRow], width: int) -> None:
     side = max((width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-    titles = "", "", shortened(f"target {report.target}", side), shortened(f"draft {report.draft}", side)
-    for title, n_cells in zip(titles, (_MARK_WIDTH, _TEST_WIDTH, side, side), strict=True):
-        table.add_column(Text(title), width=n_cells, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(_coloured(row.mark, ""), Text(row.test), Text(row.target), Text(row.draft))
-    return table
+    heads = "", "", shortened(f"target {report.target}", side), shortened(f"draft {report.draft}", side)
+    cells = [((row.mark.value, _COLOURS[row.mark]), row.test, row.target, row.draft) for row in rows]
+    draw_table(output, heads, cells, widths=(_MARK_WIDTH, _TEST_WIDTH, side, side))
 
 
 def _explanations(rows: list[CheckRow]) -> Iterator[Text]:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from specllama.base.disk import size_text
 from specllama.cli.screen.output import Output, in_one_line
+from specllama.cli.screen.tables import draw_table
 from specllama.derive.search import SearchOutcome, Trial
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived
@@ -117,16 +118,9 @@ def _list_row(derived: Derived) -> tuple[str, ...]:
 def _table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]], marks: Sequence[bool]) -> None:
     """A table on a terminal, tabs between columns elsewhere; what is marked is green and has a star."""
     starred = [(*row[:-1], f"{row[-1]} *" if mark else row[-1]) for row, mark in zip(rows, marks, strict=True)]
-    if not output.out.steerable:
-        for row in (columns, *starred):
-            output.line("\t".join(map(in_one_line, row)))
+    if output.out.steerable:
+        styles = ["green" if mark else None for mark in marks]
+        draw_table(output, columns, starred, figures=("size", "cost", "accepted", "speed"), styles=styles)
         return
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for index, name in enumerate(columns):
-        is_figure = name in ("size", "cost", "accepted", "speed")
-        table.add_column(name, justify="right" if is_figure else "left", overflow="fold" if index == 0 else "ellipsis")
-    for row, mark in zip(starred, marks, strict=True):
-        table.add_row(*map(in_one_line, row), style="green" if mark else None)
-    output.out_console().print(table)
+    for row in (columns, *starred):
+        output.line("\t".join(map(in_one_line, row)))

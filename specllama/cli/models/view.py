@@ -6,6 +6,7 @@ from typing import Any
 
 from specllama.base.disk import size_text
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.tables import draw_table
 from specllama.files import hub
 from specllama.files.catalog import Catalog
 from specllama.files.model import HubSource, Model, Pair, Source, WheelSource
@@ -86,30 +87,28 @@ def show_list(output: Output, catalog: Catalog) -> None:
 
 
 def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    def table(*titles: str) -> Table:
-        made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in titles:
-            made.add_column(title, overflow="fold", justify="right" if title in ("size", "memory") else "left")
-        return made
-
-    pairs, models = table("pair", "memory", "size", "", "what it is"), table("model", "size", "", "sum")
-    for pair in sorted(catalog.pairs.values(), key=lambda pair: pair.memory_gb or 0):
-        summary = Text(pair.summary)
-        if pair.name == catalog.default:
-            summary.append(" (default)", style="bold")
-        memory = f"{pair.memory_gb} GB" if pair.memory_gb else "-"
-        state = _here(here, pair.target, pair.draft)
-        pairs.add_row(Text(pair.name, style="cyan"), memory, _size(_pair_size(pair)), state, summary)
-    for model in catalog.models.values():
-        pinned = "unpinned" if model.unpinned else "pinned"
-        models.add_row(Text(model.name, style="cyan"), _size(_model_size(model)), _here(here, model), pinned)
-    console = output.out_console()
-    console.print(pairs)
-    console.print()
-    console.print(models)
+    pairs = [
+        (
+            (pair.name, "cyan"),
+            f"{pair.memory_gb} GB" if pair.memory_gb else "-",
+            _size(_pair_size(pair)),
+            _here(here, pair.target, pair.draft),
+            pair.summary + " (default)" * (pair.name == catalog.default),
+        )
+        for pair in sorted(catalog.pairs.values(), key=lambda pair: pair.memory_gb or 0)
+    ]
+    models = [
+        (
+            (model.name, "cyan"),
+            _size(_model_size(model)),
+            _here(here, model),
+            "unpinned" if model.unpinned else "pinned",
+        )
+        for model in catalog.models.values()
+    ]
+    draw_table(output, ("pair", "memory", "size", "", "what it is"), pairs, figures=("size", "memory"))
+    output.line()
+    draw_table(output, ("model", "size", "", "sum"), models, figures=("size",))
 
 
 def how_to_get(model: Model, name: str) -> str:

@@ -1,10 +1,14 @@
-"""Tables in Markdown that also read well as plain text."""
+"""Tables: in Markdown for reports and files, drawn by Rich on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from typing import TypeAlias
 
-from specllama.cli.screen.output import in_one_line
+from specllama.cli.screen.output import Output, in_one_line
+
+Cell: TypeAlias = "str | tuple[str, str]"  # text, or text and its style
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> list[str]:
@@ -20,3 +24,35 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_lef
         ]
         lines.append(f"| {' | '.join(padded)} |")
     return lines
+
+
+def draw_table(
+    output: Output,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    figures: Collection[str] = (),
+    styles: Sequence[str | None] = (),
+    widths: Sequence[int] = (),
+) -> None:
+    """A table for a terminal, which no text in it can steer.
+
+    `figures`: heads of the columns that are set to the right. `styles`: of the rows. `widths`: of the columns, whose
+    cells are cut where they are longer; without them the cells are broken over several lines.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(heads))
+    for head, width in zip_longest(heads, widths):
+        table.add_column(
+            Text(in_one_line(head)),
+            justify="right" if head in figures else "left",
+            overflow="fold" if width is None else "ellipsis",
+            no_wrap=width is not None,
+            width=width,
+        )
+    for row, style in zip_longest(rows, styles):
+        pairs = [(cell, "") if isinstance(cell, str) else cell for cell in row]
+        table.add_row(*(Text(in_one_line(text), cell_style) for text, cell_style in pairs), style=style)
+    output.out_console().print(table)
