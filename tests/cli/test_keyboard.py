@@ -31,44 +31,46 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_ctrl_c_while_the_keyboard_is_being_taken_gives_it_back(ours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell that shows no letter any more, because Ctrl-C came in the moment that a chat began."""
     shown = io.StringIO()
-    take, before = keyboard._set, termios.tcgetattr(ours)
+    take, before = keyboard.Keyboard._set, termios.tcgetattr(ours)
 
-    def interrupted(fd: int, settings: list[Any], **how: bool) -> None:
-        take(fd, settings, **how)
+    def interrupted(held: keyboard.Keyboard, *args: Any, **how: bool) -> None:
+        take(held, *args, **how)
         assert termios.tcgetattr(ours) != before
-        monkeypatch.setattr(keyboard, "_set", take)
+        monkeypatch.setattr(keyboard.Keyboard, "_set", take)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keyboard, "_set", interrupted)
+    monkeypatch.setattr(keyboard.Keyboard, "_set", interrupted)
     with pytest.raises(KeyboardInterrupt), keyboard.held_keyboard(*terminal(ours, shown)):
         pass
     assert termios.tcgetattr(ours) == before
-    assert shown.getvalue() == keyboard.PASTE_AS_TYPED
+    assert shown.getvalue() == keyboard.PASTE_AS_ONE + keyboard.PASTE_AS_TYPED
 
 
 def terminal(fd: int, shown: io.StringIO) -> tuple[Any, Stream]:
     return SimpleNamespace(fileno=lambda: fd), Stream(shown, True, True, True, True)
 
 
-@pytest.mark.parametrize("is_lent", [False, True])
+@pytest.mark.parametrize(("by_key", "is_lent"), [(True, False), (True, True), (False, False)])
 def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
-    ours: int, monkeypatch: pytest.MonkeyPatch, is_lent: bool
+    ours: int, monkeypatch: pytest.MonkeyPatch, by_key: bool, is_lent: bool
 ) -> None:
-    """A shell in which Enter ends no line, because a chat was stopped; or an editor whose settings a chat changes."""
+    """A shell without echo, or in which Enter ends no line, because a chat or an answer was stopped; or an editor
+    whose settings a chat changes."""
     shown, before, stopped = io.StringIO(), termios.tcgetattr(ours), list[Any]()
     monkeypatch.setattr(signal, "raise_signal", lambda _number: stopped.append(termios.tcgetattr(ours)))
     old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     try:
-        with keyboard.held_keyboard(*terminal(ours, shown)) as held:
+        with keyboard.held_keyboard(*terminal(ours, shown), by_key=by_key) as held:
             assert held is not None
             stop = signal.getsignal(signal.SIGTSTP)
             assert callable(stop)
             with held.lent() if is_lent else nullcontext():
                 now, said = termios.tcgetattr(ours), shown.getvalue()
+                assert is_lent is (now == before)
                 stop(signal.SIGTSTP, None)
                 assert signal.getsignal(signal.SIGTSTP) == stop
                 assert (stopped, termios.tcgetattr(ours)) == ([before], now)
-                added = "" if is_lent else keyboard.PASTE_AS_TYPED + keyboard.PASTE_AS_ONE
+                added = "" if is_lent or not by_key else keyboard.PASTE_AS_TYPED + keyboard.PASTE_AS_ONE
                 assert shown.getvalue() == said + added
         assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
     finally:

@@ -1,4 +1,8 @@
-"""The keyboard while nobody reads it: what is typed then does not show, and waits for who reads next."""
+"""The keyboard while nothing reads it: what is typed does not show, and waits for the next reader.
+
+prompt_toolkit's own raw mode turns Ctrl-C and Ctrl-Z into keys, which nothing would read while models load or an
+answer runs; here both stay signals.
+"""
 
 from __future__ import annotations
 
@@ -19,60 +23,23 @@ PASTE_AS_ONE, PASTE_AS_TYPED = "\x1b[?2004h", "\x1b[?2004l"  # whether the termi
 _MOST_EARLY = 1 << 16  # bytes; a terminal keeps no more than some thousand
 
 
-def _nothing() -> None:
-    """Nothing to do."""
-
-
 def _in_foreground(fd: int) -> bool:
     """True where this process may change the terminal; a background job that tries is stopped."""
     return os.tcgetpgrp(fd) == os.getpgrp()
 
 
-def _set(fd: int, settings: list[Any], *, and_forget: bool = False) -> None:
-    """Set the terminal; `and_forget` what was typed and not read."""
-    import termios
-
-    with contextlib.suppress(termios.error, OSError):
-        if _in_foreground(fd):
-            termios.tcsetattr(fd, termios.TCSAFLUSH if and_forget else termios.TCSADRAIN, settings)
-
-
-@contextlib.contextmanager
-def silent_keyboard(screen: Stream) -> Iterator[Callable[[], None]]:
-    """While text streams onto `screen`, what is typed does not appear in it; yields what ends this at once.
-
-    Nothing changes where `screen` is no terminal: its reader, a pager perhaps, may have the keyboard.
-    """
-    restore: Callable[[], None] = _nothing
-    if screen.is_terminal:
-        with contextlib.suppress(ImportError, ValueError, OSError):
-            restore = _without_echo(screen.file.fileno())
-    try:
-        yield restore
-    finally:
-        restore()
-
-
-def _without_echo(fd: int) -> Callable[[], None]:
-    """Switch the echo of a terminal off; returns what switches it on again."""
-    import termios
-
-    before: list[Any] = termios.tcgetattr(fd)
-    _set(fd, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
-    return lambda: _set(fd, before)
-
-
 class Keyboard:
-    """A terminal's keyboard that is held: every key waits as it is, for an editor that reads keys.
+    """A terminal's keyboard without echo, until `restore`. Ctrl-C and Ctrl-Z still send their signals.
 
-    A terminal that makes lines of them would turn Enter into a newline, and keep Ctrl-D and the like for itself.
-    Ctrl-C and Ctrl-Z are heard all the same.
+    `by_key`: every key waits as it is, for an editor that reads keys, and a paste is one block. A terminal that makes
+    lines of them would turn Enter into a newline, and keep Ctrl-D and the like for itself.
     """
 
-    def __init__(self, file: TextIO, screen: Stream) -> None:
+    def __init__(self, file: TextIO, screen: Stream, *, by_key: bool = True) -> None:
         """Raises ImportError, ValueError and OSError where `file` is no such terminal."""
         import termios
 
+        self._by_key = by_key
         self._screen = screen
         self._is_lent = False
         self._fd = file.fileno()
@@ -81,21 +48,32 @@ class Keyboard:
         except termios.error as error:
             raise OSError(*error.args) from None
         iflag, oflag, cflag, lflag, ispeed, ospeed, cc = self._before
-        iflag &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
-        lflag &= ~(termios.ECHO | termios.ICANON)
-        cc = list(cc)
-        cc[termios.VMIN], cc[termios.VTIME] = 1, 0
+        lflag &= ~termios.ECHO
+        if by_key:
+            iflag &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+            lflag &= ~termios.ICANON
+            cc = list(cc)
+            cc[termios.VMIN], cc[termios.VTIME] = 1, 0
         self._held = [iflag, oflag, cflag, lflag, ispeed, ospeed, cc]
 
-    def hold(self) -> None:
-        """Hold it, or go on after somebody read. A paste is one block, not a message a line."""
-        _set(self._fd, self._held)
-        self._say(PASTE_AS_ONE)
+    def _set(self, settings: list[Any], paste: str, *, and_forget: bool = False) -> None:
+        import termios
 
-    def _say(self, code: str) -> None:
-        # It may be gone; and a signal may have come in the middle of writing to it.
+        with contextlib.suppress(termios.error, OSError):
+            if _in_foreground(self._fd):
+                termios.tcsetattr(self._fd, termios.TCSAFLUSH if and_forget else termios.TCSADRAIN, settings)
+        # The screen may be gone; and a signal may have come in the middle of writing to it.
         with contextlib.suppress(OSError, ValueError, SpecllamaError, RuntimeError):
-            self._screen.write(code)
+            if self._by_key:
+                self._screen.write(paste)
+
+    def hold(self) -> None:
+        """Hold it, or go on after something else read."""
+        self._set(self._held, PASTE_AS_ONE)
+
+    def restore(self, *, and_forget: bool = False) -> None:
+        """Leave the terminal as it was; `and_forget` what was typed: a message is no command for a shell."""
+        self._set(self._before, PASTE_AS_TYPED, and_forget=and_forget)
 
     def early(self) -> str:
         """What was typed before it was held: whole lines end in a newline, which was Enter."""
@@ -106,11 +84,6 @@ class Keyboard:
                     break
                 data += piece
         return data.decode("utf-8", "replace").replace("\n", "\r")
-
-    def restore(self, *, and_forget: bool = False) -> None:
-        """Leave the terminal as it was; `and_forget` what was typed: a message is no command for a shell."""
-        _set(self._fd, self._before, and_forget=and_forget)
-        self._say(PASTE_AS_TYPED)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -136,32 +109,38 @@ class Keyboard:
         signal.raise_signal(number)
         signal.signal(number, self.stop)  # it goes on
         if now is not None:
-            _set(self._fd, now)
-            self._say(PASTE_AS_ONE)
-
-    @contextlib.contextmanager
-    def stopping_in_order(self) -> Iterator[None]:
-        """Inside, `stop` hears Ctrl-Z, where that would stop the process."""
-        is_ours = threading.current_thread() is threading.main_thread()
-        numbers = [signal.SIGTSTP] if is_ours and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL else []
-        with handling(numbers, self.stop):
-            yield
+            self._set(now, PASTE_AS_ONE)
 
 
 @contextlib.contextmanager
-def held_keyboard(file: TextIO, screen: Stream) -> Iterator[Keyboard | None]:
+def held_keyboard(file: TextIO, screen: Stream, *, by_key: bool = True) -> Iterator[Keyboard | None]:
     """Hold the keyboard of `file`; None where that is no terminal whose keyboard can be held."""
     keyboard: Keyboard | None = None
     with contextlib.suppress(ImportError, ValueError, OSError):
-        keyboard = Keyboard(file, screen)
+        keyboard = Keyboard(file, screen, by_key=by_key)
     if keyboard is None:
         yield None
         return
+    is_main = threading.current_thread() is threading.main_thread()
+    stops = [signal.SIGTSTP] if is_main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL else []
     try:
         keyboard.hold()
-        with keyboard.stopping_in_order():
+        with handling(stops, keyboard.stop):
             yield keyboard
     except BaseException:
-        keyboard.restore(and_forget=True)
+        keyboard.restore(and_forget=by_key)
         raise
     keyboard.restore()
+
+
+@contextlib.contextmanager
+def silent_keyboard(screen: Stream) -> Iterator[Callable[[], None]]:
+    """While text streams onto `screen`, what is typed does not appear in it; yields what ends this at once.
+
+    Nothing changes where `screen` is no terminal: its reader, a pager perhaps, may have the keyboard.
+    """
+    if not screen.is_terminal:
+        yield lambda: None
+        return
+    with held_keyboard(screen.file, screen, by_key=False) as keyboard:
+        yield (lambda: None) if keyboard is None else keyboard.restore
