@@ -10,7 +10,18 @@ from dataclasses import asdict, fields
 from specllama.base.disk import size_text
 from specllama.base.jsonable import to_plain
 from specllama.bench.compare import ReportComparison
-from specllama.bench.report import ALL, Arm, BenchPlan, BenchReport, BenchRow, BenchRun, Condition, Insight, Interval
+from specllama.bench.report import (
+    ALL,
+    Arm,
+    BenchPlan,
+    BenchReport,
+    BenchRow,
+    BenchRun,
+    Condition,
+    Insight,
+    Interval,
+    TimeSplit,
+)
 from specllama.bench.verdict import condition_name
 from specllama.cli.screen.output import in_one_line, to_json
 from specllama.cli.screen.tables import markdown_table
@@ -36,10 +47,8 @@ def _number(value: float | None, digits: int = 1, factor: float = 1.0) -> str:
 
 def _models(report: BenchReport) -> str:
     """What was measured."""
-    drafts = [str(each.get("file")) for each in report.drafts]
-    return in_one_line(
-        f"{report.target.get('file')}" + (f" with {', '.join(drafts)}" if drafts else ", no draft model")
-    )
+    drafts = ", ".join(str(each.get("file")) for each in report.drafts)
+    return in_one_line(f"{report.target.get('file')}" + (f" with {drafts}" if drafts else ", no draft model"))
 
 
 def _machine(report: BenchReport) -> str:
@@ -75,20 +84,19 @@ def _spent(report: BenchReport) -> str:
 
 def _main_row(report: BenchReport, row: BenchRow, picked: set[tuple[int, int]]) -> list[str]:
     """One line of the one table."""
-    arm, condition = report.plan.arms[row.arm], report.plan.conditions[row.condition]
-    name = in_one_line(arm.name)
+    (temperature, name), plain = _where(report, row), report.plan.arms[row.arm].plain
+    answer = row.latency_speedup.value if row.latency_speedup is not None else None
     shown = [
         f"**{name}**" if (row.condition, row.arm) in picked else name,
-        "n/a" if row.decode_tok_s is None else f"{row.decode_tok_s:.1f}",
-        "1" if arm.plain else _ratio(row.speedup),
-        "1" if arm.plain else "n/a" if row.latency_speedup is None else f"{row.latency_speedup.value:.2f}",
+        _number(row.decode_tok_s) or "n/a",
+        "1" if plain else _ratio(row.speedup),
+        "1" if plain else _number(answer, 2) or "n/a",
         f"{1000 * row.ttft_s:.0f} ms",
         _percent(row.alpha),
-        "1" if arm.plain else "n/a" if row.mean_length is None else f"{row.mean_length:.2f}",
-        "" if row.predicted is None else f"{row.predicted:.2f}",
+        "1" if plain else _number(row.mean_length, 2) or "n/a",
+        _number(row.predicted, 2),
     ]
-    where = [condition_name(condition, report.plan.conditions).removeprefix("temperature ")]
-    return (where if len(report.plan.conditions) > 1 else []) + shown
+    return [temperature, *shown] if len(report.plan.conditions) > 1 else shown
 
 
 def main_table(report: BenchReport, width: int | None) -> list[str]:
@@ -96,18 +104,17 @@ def main_table(report: BenchReport, width: int | None) -> list[str]:
 
     Where it is wider than `width`, columns go until it fits, those first that say least.
     """
-    heads = ["setting", "t/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
-    if several := len(report.plan.conditions) > 1:
-        heads.insert(0, "temp")
+    several = len(report.plan.conditions) > 1
+    heads = ["temp"] * several + ["setting", "t/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
     picked = {(pick.condition, pick.arm) for pick in report.picks}
     rows = [_main_row(report, row, picked) for row in report.rows_of(ALL)]
-    lines = markdown_table(heads, rows, n_left=1 + several)
-    for name in ("TTFT", "answer", "tok/step", "expected"):
-        if width is None or len(lines[0]) <= width:
-            break
-        i = heads.index(name)
-        heads, rows = heads[:i] + heads[i + 1 :], [row[:i] + row[i + 1 :] for row in rows]
+    for spare in ("TTFT", "answer", "tok/step", "expected", ""):
         lines = markdown_table(heads, rows, n_left=1 + several)
+        if width is None or len(lines[0]) <= width or not spare:
+            break
+        i = heads.index(spare)
+        for cells in (heads, *rows):
+            del cells[i]
     return lines
 
 
@@ -124,8 +131,7 @@ def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -
 
     `width`: columns of the terminal that shows it; None for a file.
     """
-    lines = [f"{_models(report)}", f"{_machine(report)}", f"{report.plan.note}"]
-    lines += [spent, ""] if (spent := _spent(report)) else [""]
+    lines = [*filter(None, (_models(report), _machine(report), report.plan.note, _spent(report))), ""]
     if report.synthetic is not None:
         lines[:0] = ["**SYNTHETIC ACCEPTANCE: nothing that was generated is valid output.**", ""]
     lines += main_table(report, width)
@@ -165,10 +171,9 @@ def _classes(report: BenchReport) -> Iterator[list[str]]:
 def _times(report: BenchReport) -> Iterator[list[str]]:
     for row in report.rows_of(ALL):
         split = row.time_split
-        parts = (split.draft, split.verify, split.sampling, split.kv, split.other) if split else (None,) * 5
         yield [
             *_where(report, row),
-            *("" if part is None else f"{100 * part:.1f}" for part in parts),
+            *(_number(getattr(split, part.name, None), 1, 100) for part in fields(TimeSplit)),
             _number(row.step_s, 1, 1000),
             _number(row.step_p95_s, 1, 1000),
             _number(row.tpot_s, 1, 1000),
@@ -177,7 +182,7 @@ def _times(report: BenchReport) -> Iterator[list[str]]:
             _number(row.weight_bytes_s, 1, 1e-9),
             _percent(row.bandwidth_share),
             size_text(row.rss),
-            *([size_text(row.gpu_bytes)] if row.gpu_bytes is not None else []),
+            *(["" if row.gpu_bytes is None else size_text(row.gpu_bytes)] if report.machine.gpus else []),
         ]
 
 
@@ -212,13 +217,10 @@ def _costs(report: BenchReport) -> Iterator[str]:
     for each in report.costs:
         load = "" if len(report.plan.loads) == 1 else f" (load {each.load + 1})"
         rows = ", ".join(f"{cost:.2f} ({n})" for n, cost in each.profile.verify)
-        draft = ""
-        if each.draft is not None:
-            draft = (
-                f"; a token of {in_one_line(report.plan.drafts[each.draft])} costs c = {each.profile.draft_cost():.2f}"
-            )
+        draft = "" if each.draft is None else f"; a token of {report.plan.drafts[each.draft]} costs c = "
+        cost = f"{each.profile.draft_cost():.2f}" if draft else ""
         yield (
-            f"- costs{load}: T(1) = {1000 * each.step_s:.1f} ms; T(n)/T(1) (rows n): {rows}{draft}; "
+            f"- costs{load}: T(1) = {1000 * each.step_s:.1f} ms; T(n)/T(1) (rows n): {rows}{draft}{cost}; "
             f"spread {100 * each.noise:.0f} %"
         )
 
@@ -234,11 +236,8 @@ def _record(report: BenchReport) -> Iterator[str]:
     classes = dict.fromkeys(prompt.category for prompt in plan.prompts)
     languages = dict.fromkeys(prompt.language for prompt in plan.prompts)
     yield f"- prompts: {len(plan.prompts)} in {', '.join(classes)}; languages {', '.join(languages)}"
-    end = (
-        "end tokens forbidden, so that all answers are equally long"
-        if plan.fixed_length
-        else "answers end by themselves"
-    )
+    forbidden = "end tokens forbidden, so that all answers are equally long"
+    end = forbidden if plan.fixed_length else "answers end by themselves"
     yield f"- {end}; {plan.delay_s:g} s before every run; {len(report.runs)} of {plan.n_runs} runs made"
     yield f"- command: {report.command}"
 
@@ -306,24 +305,18 @@ def _csv_record(report: BenchReport, row: BenchRow) -> dict[str, object]:
         **asdict(report.plan.loads[arm.load]),
         **asdict(condition),
     }
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if field.name in ("arm", "condition"):
-            continue
-        if field.name in _INTERVALS:
-            found: Interval | None = value
-            for part in ("value", "low", "high"):
-                name = field.name if part == "value" else f"{field.name}_{part}"
-                record[name] = getattr(found, part) if found else None
-        elif field.name == "time_split":
-            for part in ("draft", "verify", "sampling", "kv", "other"):
-                record[f"share_{part}"] = getattr(value, part) if value else None
-        elif field.name == "bands":
-            record["bands"] = "; ".join(
-                f"{band.source} {band.low:.2f}-{band.high:.2f} {band.place}" for band in row.bands
-            )
+    for name in (field.name for field in fields(row) if field.name not in ("arm", "condition")):
+        value = getattr(row, name)
+        if name in _INTERVALS:
+            record |= {name: getattr(value, "value", None)}
+            record |= {f"{name}_{end}": getattr(value, end, None) for end in ("low", "high")}
+        elif name == "time_split":
+            record |= {f"share_{part.name}": getattr(value, part.name, None) for part in fields(TimeSplit)}
+        elif name == "bands":
+            bands = (f"{band.source} {band.low:.2f}-{band.high:.2f} {band.place}" for band in row.bands)
+            record[name] = "; ".join(bands)
         else:
-            record[field.name] = value
+            record[name] = value
     return {**record, "synthetic": report.synthetic, "partial": report.partial}
 
 
@@ -354,32 +347,22 @@ def comparison_lines(found: ReportComparison, files: Sequence[str]) -> list[str]
     """Two reports side by side, as Markdown."""
     lines = [in_one_line(f"A: {files[0]}, {found.a}"), in_one_line(f"B: {files[1]}, {found.b}"), ""]
     if found.rows:
-        lines += markdown_table(
-            (
-                "condition",
-                "setting",
-                "A t/s",
-                "B t/s",
-                "B / A",
-                "A speedup",
-                "B speedup",
-                "A accepted",
-                "B accepted",
-            ),
+        figures = ("A t/s", "B t/s", "B / A", "A speedup", "B speedup", "A accepted", "B accepted")
+        rows = [
             [
-                [
-                    row.condition,
-                    in_one_line(row.arm),
-                    *("n/a" if value is None else f"{value:.1f}" for value in (row.a_tok_s, row.b_tok_s)),
-                    _ratio(row.ratio),
-                    *("" if value is None else f"{value:.2f}" for value in (row.a_speedup, row.b_speedup)),
-                    _percent(row.a_alpha),
-                    _percent(row.b_alpha),
-                ]
-                for row in found.rows
-            ],
-        )
-        lines.append("")
+                row.condition,
+                row.arm,
+                _number(row.a_tok_s) or "n/a",
+                _number(row.b_tok_s) or "n/a",
+                _ratio(row.ratio),
+                _number(row.a_speedup, 2),
+                _number(row.b_speedup, 2),
+                _percent(row.a_alpha),
+                _percent(row.b_alpha),
+            ]
+            for row in found.rows
+        ]
+        lines += [*markdown_table(("condition", "setting", *figures), rows), ""]
     lines += _listed("only in A", found.only_a)
     lines += _listed("only in B", found.only_b)
     lines += _listed("not the same", found.differences)

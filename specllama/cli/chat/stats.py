@@ -1,4 +1,4 @@
-"""What `/stats` shows: the session and the last answer side by side, and small plots."""
+"""What `/stats` shows: the session and the last answer side by side, and bars by position."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from specllama.chat.session import ChatSession, KvUse
 from specllama.cli.record import acceptance
 from specllama.cli.screen.render import Palette, bar, flow, percent, rate
 from specllama.core.stats import SpecStats
-
-_SPARKS = "▁▂▃▄▅▆▇█"
-_MAX_SPARKS = 40
 
 
 def _length(stats: SpecStats) -> str:
@@ -61,14 +58,6 @@ def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: 
         yield f"{label:>4} {cells} {percent(share)}"
 
 
-def sparks(shares: Sequence[float | None], palette: Palette) -> str:
-    """One mark a share, the last ones; a dot where there was none."""
-    marks = _SPARKS if "▏" in palette.bar else "12345678"
-    return "".join(
-        "." if share is None else marks[min(int(share * len(marks)), len(marks) - 1)] for share in shares[-_MAX_SPARKS:]
-    )
-
-
 def _kv(name: str, use: KvUse) -> str:
     return f"{name} KV {use.n_used}/{use.n_ctx} tokens ({percent(use.n_used / use.n_ctx)})"
 
@@ -102,9 +91,6 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
     lengths = [(str(i), n / n_spec) for i, n in enumerate(whole.accepted_lengths)]
     yield from _bars("accepted at position (of drafts)", per_position, width, palette)
     yield from _bars("tokens accepted in a step", lengths, width, palette)
-    if whole.n_drafted:
-        rates = [stats.acceptance_rate for stats in session.answers]
-        yield palette.paint("label", "acceptance by answer ") + sparks(rates, palette)
     sentences = [_speedup(session), _reuse(session), _kv("target", session.target_kv)]
     if session.draft_kv is not None:
         sentences.append(_kv("draft", session.draft_kv))
