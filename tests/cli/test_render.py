@@ -52,7 +52,10 @@ def _plain(lines: list[str]) -> str:
 
 def test_the_live_lines_show_every_figure() -> None:
     """A figure that the reader was promised and cannot find."""
-    shown = _plain(strip(_figures([(4, 4), (4, 2), (4, 0), (4, 3)]), 100, _palette()))
+    figures = _figures([(4, 4), (4, 2), (4, 0), (4, 3)])
+    figures.take(Notice("the draft's context is full"))
+    shown = _plain(strip(figures, 100, _palette()))
+    assert "the draft's context is full" in shown
     assert "56 % accepted (9/16)" in shown.replace("56.2", "56")
     assert "3.2 tok/step" in shown
     assert "k 4" in shown
@@ -90,13 +93,6 @@ def test_before_the_first_token_the_prompt_is_counted() -> None:
     )
 
 
-def test_a_notice_is_shown() -> None:
-    """Drafting that stops without a word."""
-    figures = _figures([(4, 4)])
-    figures.take(Notice("the draft's context is full"))
-    assert "the draft's context is full" in _plain(strip(figures, 100, _palette()))
-
-
 @pytest.mark.parametrize("width", [1, 7, 20, 39, 40, 41, 60, 80, 100, 200])
 @pytest.mark.parametrize("k", [1, 4, 16])
 def test_no_line_is_wider_than_the_window(width: int, k: int) -> None:
@@ -125,13 +121,9 @@ def test_origins_are_told_apart_with_and_without_colour() -> None:
     assert not any(colours.search(on) for on, _ in _palette(coloured=False).codes.values())
 
 
-def test_a_stream_without_styles_gets_no_codes() -> None:
-    """Escape sequences on a dumb terminal."""
+def test_a_stream_without_styles_gets_no_codes_and_one_without_blocks_gets_ascii() -> None:
+    """Escape sequences on a dumb terminal; question marks where bars should be."""
     assert set(_palette(styled=False).codes.values()) == {("", "")}
-
-
-def test_an_encoding_without_blocks_gets_ascii() -> None:
-    """Question marks where bars should be."""
     shown = _plain(strip(_figures([(4, 3)]), 100, _palette(encoding="ascii")))
     shown.encode("ascii")
     assert "####" in shown
@@ -161,13 +153,10 @@ def test_the_summary_reads_as_documented() -> None:
 
 
 def test_the_summary_of_nothing_says_so() -> None:
-    """A division by zero after Ctrl-C in the prompt (FIELD_CASES 44)."""
-    assert summary(SpecStats()) == "[ Prompt: n/a t/s | Generation: n/a t/s | Draft: n/a | n/a tok/step ]"
-
-
-def test_plain_decoding_says_nothing_of_drafts() -> None:
-    """Prevents: "Draft: n/a | n/a tok/step" behind an answer that was not to be drafted."""
-    assert summary(SpecStats(), drafts=False) == "[ Prompt: n/a t/s | Generation: n/a t/s ]"
+    """A division by zero after Ctrl-C in the prompt; "Draft: n/a" behind an answer that was not to be drafted."""
+    plain = "[ Prompt: n/a t/s | Generation: n/a t/s"
+    assert summary(SpecStats()) == f"{plain} | Draft: n/a | n/a tok/step ]"
+    assert summary(SpecStats(), drafts=False) == f"{plain} ]"
 
 
 def test_progress_fits_a_narrow_window() -> None:

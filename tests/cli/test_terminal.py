@@ -46,7 +46,7 @@ class Window:
         return self.display.text_lines
 
 
-def _pieces(text: str, seed: int) -> Sequence[str]:
+def pieces_of(text: str, seed: int) -> Sequence[str]:
     """`text` in some hundred pieces, some of them a single character."""
     rng, at, pieces = random.Random(seed), 0, []
     while at < len(text):
@@ -81,7 +81,7 @@ TEXTS = {
 def test_the_text_is_written_once_whatever_is_drawn_below_it(text: str, columns: int, rows: int) -> None:
     """An answer taller than the window that repeats, flickers, or loses a line to the figures below it."""
     window = Window(columns, rows)
-    for piece in _pieces(text, seed=columns):
+    for piece in pieces_of(text, seed=columns):
         window.screen.add(StyledText(piece))
         window.screen.draw(LIVE)
     window.screen.clear()
@@ -122,7 +122,7 @@ def test_a_resize_leaves_nothing_behind(smaller: tuple[int, int]) -> None:
     """Remains of the figures between the lines of the answer after the window changed."""
     window = Window(80, 24)
     text = "".join(f"line {n} is a little longer than thirty cells\n" for n in range(12))
-    for n, piece in enumerate(_pieces(text, seed=1)):
+    for n, piece in enumerate(pieces_of(text, seed=1)):
         if n == 40:
             window.display.resize(lines=smaller[1], columns=smaller[0])
         window.screen.add(StyledText(piece))

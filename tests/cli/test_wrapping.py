@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
 
 import pytest
 
 from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.wrapping import Wrapper
-from tests.cli.test_terminal import LIVE, Window
+from tests.cli.test_terminal import LIVE, Window, pieces_of
 
 PROSE = (
     "Speculative decoding lets a small model propose words, and the large one check them all in one pass. Nothing of "
@@ -21,26 +21,18 @@ CODE = "```python\nprint('a line of code that is longer than any of these narrow
 WIDE = "東京は日本の首都です。人口は約千四百万人で、世界でも最大級の都市です。「とても大きい」と言えます。\n"
 
 
-def _pieces(text: str, seed: int) -> list[str]:
-    """`text` in short random pieces."""
-    rng, pieces = random.Random(seed), []
-    while text:
-        n = rng.randint(1, 7)
-        pieces.append(text[:n])
-        text = text[n:]
-    return pieces
-
-
 def _wrapping(window: Window) -> Screen:
     """A screen on that window which breaks lines between words."""
     return Screen(window.stream(is_text=True), window.stream(is_text=False), lambda _: window.size(), Wrapper())
 
 
-def _written(text: str, columns: int, *, pieces: list[str] | None = None, live: bool = True, rows: int = 10) -> Window:
+def _written(
+    text: str, columns: int, *, pieces: Sequence[str] | None = None, live: bool = True, rows: int = 10
+) -> Window:
     """A window on which `text` was streamed in pieces."""
-    window = Window(columns, rows)
+    window = Window(columns, 10)
     window.screen = _wrapping(window)
-    for piece in _pieces(text, columns) if pieces is None else pieces:
+    for piece in pieces_of(text, columns) if pieces is None else pieces:
         window.screen.add(StyledText(piece))
         window.screen.draw(LIVE if live else [])
     window.screen.finish()
@@ -128,7 +120,7 @@ def test_a_resize_in_the_middle_counts_from_the_next_word_on(columns: int) -> No
     """Lines of the old width after the window changed."""
     window = Window(40, 10)
     window.screen = _wrapping(window)
-    for n, piece in enumerate(_pieces("word " * 60, 1)):
+    for n, piece in enumerate(pieces_of("word " * 60, 1)):
         if n == 30:
             window.display.resize(columns=columns)
             n_before = window.sent.count("\n")

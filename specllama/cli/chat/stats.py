@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from specllama.chat.session import ChatSession, KvUse
 from specllama.cli.record import acceptance
-from specllama.cli.screen.render import Palette, bar, flow, percent, rate
+from specllama.cli.screen.output import wrapped
+from specllama.cli.screen.render import Palette, bar, percent, rate
 from specllama.core.stats import SpecStats
 
 
@@ -97,8 +98,7 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
     if session.n_dropped:
         sentences.append(f"{session.n_dropped} of {len(session.turns)} turns dropped")
     for sentence in filter(None, sentences):
-        words = [(("value", word),) for word in sentence.split()]
-        yield from (line.replace("  ", " ") for line in flow(words, width, palette))
+        yield from wrapped(sentence, width).split("\n")
 
 
 def stats_json(session: ChatSession) -> dict[str, object]:

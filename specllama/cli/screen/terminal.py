@@ -8,13 +8,16 @@ them away, and the text is never written twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.cells import get_character_cell_size
 
 from specllama.cli.screen.output import Stream
+
+if TYPE_CHECKING:
+    from specllama.cli.screen.wrapping import Wrapper
 
 SAVE_CURSOR, RESTORE_CURSOR = "\x1b7", "\x1b8"
 DOWN_SCROLLING = "\x1bD"  # index: one row down in the same column, scrolling at the bottom
@@ -61,18 +64,6 @@ class StyledText:
         return self.on + self.text + self.off
 
 
-class Breaks(Protocol):
-    """Decides where lines end; see `wrapping.Wrapper`."""
-
-    def feed(self, pieces: Iterable[StyledText], column: int, width: int) -> list[StyledText]:
-        """What of `pieces`, and of what was held before, can be written from `column` on."""
-        ...
-
-    def finish(self, column: int, width: int) -> list[StyledText]:
-        """What is still held."""
-        ...
-
-
 class Screen:
     """Append-only text on one stream and live lines below it on another, both on the same terminal.
 
@@ -87,7 +78,7 @@ class Screen:
         text: Stream,
         live: Stream,
         size: Callable[[Stream], tuple[int, int]] = size_of,
-        breaks: Breaks | None = None,
+        breaks: Wrapper | None = None,
     ) -> None:
         self._text = text
         self._live = live
