@@ -255,7 +255,6 @@ def prepare(folder: Path) -> None:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """A failure to write, in a sentence."""
     try:
         yield
     except OSError as error:
@@ -469,7 +468,6 @@ def _draw_costs(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
 
 
 def _wholes(panel: Panel) -> list[float]:
-    """The sum of all series at each place."""
     return [sum(each) for each in zip(*map(_ys, panel.series), strict=True)]
 
 

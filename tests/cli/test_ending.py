@@ -1,4 +1,4 @@
-"""Being told to end from outside: whoever made something takes it away first."""
+"""SIGTERM and SIGHUP: every `finally` runs before the process ends."""
 
 from __future__ import annotations
 

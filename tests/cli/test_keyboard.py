@@ -1,4 +1,4 @@
-"""The keyboard that is held while nobody reads it, by itself: whatever happens, the terminal is given back."""
+"""The held keyboard gives the terminal back, however the hold ends."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
     assert termios.tcgetattr(ours) == before
 
 
-def test_a_screen_that_is_being_written_to_keeps_nobody_from_giving_the_terminal_back(ours: int) -> None:
+def test_a_screen_that_is_being_written_to_does_not_keep_the_terminal(ours: int) -> None:
     """A third Ctrl-C in the middle of a line, after which the process neither leaves nor goes on."""
 
     class Busy(io.StringIO):

@@ -112,7 +112,7 @@ def test_at_40_columns_the_figures_are_all_there() -> None:
 
 
 def test_origins_are_told_apart_with_and_without_colour() -> None:
-    """Drafted text that looks like the target's own for whoever sees no colours."""
+    """Drafted text that looks like the target's own to a reader who sees no colours."""
     origins = ("draft", "correction", "bonus", "target")
     for palette in (_palette(), _palette(coloured=False)):
         assert len({palette.codes[origin] for origin in origins}) == 4

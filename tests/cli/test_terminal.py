@@ -78,7 +78,7 @@ TEXTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 @pytest.mark.parametrize(("columns", "rows"), [(40, 10), (80, 24), (41, 6), (7, 3), (20, 1)])
-def test_the_text_is_written_once_whatever_is_drawn_below_it(text: str, columns: int, rows: int) -> None:
+def test_the_text_is_written_once_with_live_lines_below_it(text: str, columns: int, rows: int) -> None:
     """An answer taller than the window that repeats, flickers, or loses a line to the figures below it."""
     window = Window(columns, rows)
     for piece in pieces_of(text, seed=columns):

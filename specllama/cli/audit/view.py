@@ -11,7 +11,7 @@ from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, K
 from specllama.cli.screen.output import in_one_line
 from specllama.cli.screen.tables import markdown_table
 
-WIDTH = 79  # of prose: a report is read in terminals, too
+WIDTH = 79  # of prose: a report is also read in terminals
 
 
 def sentence(report: AuditReport) -> str:
@@ -29,13 +29,11 @@ def sentence(report: AuditReport) -> str:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """A paragraph."""
     yield from textwrap.wrap(in_one_line(text), WIDTH)
     yield ""
 
 
 def _item(text: str) -> Iterator[str]:
-    """An entry of a list."""
     yield from textwrap.wrap(in_one_line(text), WIDTH, initial_indent="- ", subsequent_indent="  ")
 
 
@@ -61,7 +59,6 @@ def markdown(report: AuditReport) -> str:
 
 
 def _about(report: AuditReport) -> Iterator[str]:
-    """Of what, with what, where."""
     about: Mapping[str, Any] = report.about
     models, settings = about.get("models", {}), about.get("settings", {})
     for role in ("target", "draft"):
@@ -90,7 +87,6 @@ def _n(count: int, what: str) -> str:
 
 
 def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
-    """Texts with and without drafts."""
     same = sum(run.difference is None for run in runs)
     n_prompts = len({run.prompt for run in runs})
     yield from ("## Greedy: the same text with and without drafts", "")
@@ -107,7 +103,7 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
         "Where texts part, the control reads the same text without any draft, token by token and in blocks. If blocks "
         "move the two logits against each other by half of their gap, or more, it is a near-tie of this build; "
         "anything else is a bug. In the very blocks of the answer, read again without a draft, the gap is the last "
-        "figure: below 0 they say the other token, too."
+        "figure. A negative gap means they pick the other token."
     )
     for run, found in parted:
         yield from _item(
@@ -119,7 +115,6 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
 
 
 def _laws(report: AuditReport) -> Iterator[str]:
-    """Exact laws."""
     n_contexts, n_open = (max(getattr(row, name) for row in report.laws) for name in ("n_contexts", "n_open"))
     yield from ("## Sampling: the exact law of what is emitted", "")
     yield from _prose(
@@ -163,7 +158,6 @@ def _draw_row(row: DrawRow, name: str) -> tuple[str, ...]:
 
 
 def _draws(report: AuditReport) -> Iterator[str]:
-    """Counted draws."""
     yield from ("## Sampling: real draws, counted", "")
     yield from _prose(
         "Chi-square of the first two tokens of many answers from the same contexts, and of where the tokens of long "
@@ -178,7 +172,6 @@ def _draws(report: AuditReport) -> Iterator[str]:
 
 
 def _kv(found: Sequence[KvRow]) -> Iterator[str]:
-    """What rejected tokens left behind."""
     yield from ("## KV: what was rejected leaves no trace", "")
     yield from _prose(
         "The largest difference of a logit behind the KV after random accepts and rejects, from a KV that read the "
@@ -205,7 +198,6 @@ def _kv(found: Sequence[KvRow]) -> Iterator[str]:
 
 
 def _faults(report: AuditReport) -> Iterator[str]:
-    """What the self-test broke."""
     faults = report.faults or ()
     yield from ("## Self-test: rules broken on purpose", "")
     yield from _prose(f"{sum(fault.caught for fault in faults)} of {len(faults)} were noticed.")

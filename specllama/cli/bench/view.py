@@ -28,7 +28,6 @@ from specllama.cli.screen.tables import markdown_table
 
 
 def _ratio(found: Interval | None) -> str:
-    """A ratio and its interval."""
     if found is None:
         return "n/a"
     if found.low is None or found.high is None:
@@ -46,13 +45,11 @@ def _number(value: float | None, digits: int = 1, factor: float = 1.0) -> str:
 
 
 def _models(report: BenchReport) -> str:
-    """What was measured."""
     drafts = ", ".join(str(each.get("file")) for each in report.drafts)
     return in_one_line(f"{report.target.get('file')}" + (f" with {drafts}" if drafts else ", no draft model"))
 
 
 def _machine(report: BenchReport) -> str:
-    """Where, in one line."""
     machine = report.machine
     gpus = "".join(f", {gpu}" for gpu in machine.gpus)
     bandwidth = f", {machine.memory_bytes_s / 1e9:.0f} GB/s" if machine.memory_bytes_s else ""
@@ -69,7 +66,7 @@ def clock(seconds: float) -> str:
 
 
 def _spent(report: BenchReport) -> str:
-    """Where the time went, and what the budget was for."""
+    """What the budget was spent on; empty in reports of an earlier version."""
     spent, budget_s = report.spent, report.plan.budget_s
     if spent is None:
         return ""
@@ -83,7 +80,6 @@ def _spent(report: BenchReport) -> str:
 
 
 def _main_row(report: BenchReport, row: BenchRow, picked: set[tuple[int, int]]) -> list[str]:
-    """One line of the one table."""
     (temperature, name), plain = _where(report, row), report.plan.arms[row.arm].plain
     answer = row.latency_speedup.value if row.latency_speedup is not None else None
     shown = [
@@ -148,7 +144,6 @@ def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -
 
 
 def _where(report: BenchReport, row: BenchRow) -> list[str]:
-    """The first two columns: condition and setting."""
     condition = condition_name(report.plan.conditions[row.condition], report.plan.conditions)
     return [condition.removeprefix("temperature "), in_one_line(report.plan.arms[row.arm].name)]
 
@@ -226,7 +221,6 @@ def _costs(report: BenchReport) -> Iterator[str]:
 
 
 def _record(report: BenchReport) -> Iterator[str]:
-    """Machine, build, models and plan, in lines."""
     machine, plan = report.machine, report.plan
     load = "" if machine.load is None else f", others used {100 * machine.load:.0f} % of the CPU"
     yield f"- machine: {machine.cpu}; {', '.join(machine.features)}; {machine.system}; power: {machine.power}{load}"
@@ -293,7 +287,6 @@ def _cell(value: object) -> object:
 
 
 def _csv_record(report: BenchReport, row: BenchRow) -> dict[str, object]:
-    """One row, flat."""
     arm: Arm = report.plan.arms[row.arm]
     condition: Condition = report.plan.conditions[row.condition]
     record: dict[str, object] = {

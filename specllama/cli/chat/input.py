@@ -54,7 +54,7 @@ def unquoted(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """An argument without the quotes around it, of whatever kind."""
+    """An argument without the quotes around it: triple, double or single."""
     text = unquoted(text).strip()
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
@@ -146,7 +146,7 @@ class Editor:
 
 
 def _history(path: Path | None) -> FileHistory:
-    """The history in `path`, which nobody else may read; None keeps it in memory."""
+    """The history in `path`, which only its owner may read; None keeps it in memory."""
     from prompt_toolkit.history import FileHistory
 
     class OwnerOnly(FileHistory):

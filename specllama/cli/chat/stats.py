@@ -49,7 +49,6 @@ def _table(rows: Sequence[tuple[str, str, str]], palette: Palette) -> Iterator[s
 
 
 def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: Palette) -> Iterator[str]:
-    """A title and one bar a row."""
     if not shares:
         return
     yield palette.paint("label", title)
@@ -64,7 +63,6 @@ def _kv(name: str, use: KvUse) -> str:
 
 
 def _speedup(session: ChatSession) -> str:
-    """Speed without drafts, and what drafting makes of it."""
     plain, now = session.plain_tok_s(), session.stats.decode_tok_s
     if plain is None:
         return "without drafts: n/a"

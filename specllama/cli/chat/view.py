@@ -17,7 +17,7 @@ from specllama.cli.screen.terminal import StyledText
 from specllama.cli.screen.view import AnswerView
 from specllama.core.events import Event, Finished, PromptProgress
 
-# Where colours tell who wrote a token, bold and underline do, too: there Markdown keeps to dim and italic.
+# Colours, bold and underline tell who wrote a token; beside them Markdown keeps to dim and italic.
 _BESIDE_ORIGINS: dict[Kind, Style] = {
     "text": Style(),
     "heading": Style(italic=True),
@@ -74,7 +74,6 @@ class ChatView(AnswerView):
             self._finish()
 
     def _add(self, spans: list[TaggedText]) -> None:
-        """Text of a known origin."""
         for span in spans:
             if self._spelled:
                 self._show(self.reading.feed(self._on_screen(span.text), span.tag))
@@ -82,7 +81,6 @@ class ChatView(AnswerView):
                 self._board.screen.add(StyledText(span.text))
 
     def _finish(self) -> None:
-        """The answer is over: nothing is held back any longer."""
         self._show(self.reading.finish())
         self._tell_folded()
 
@@ -98,7 +96,6 @@ class ChatView(AnswerView):
             self._board.screen.add(StyledText(text, *(("", "") if is_space else self._codes_of(tag, kind))))
 
     def _tell_folded(self) -> None:
-        """Say that something was thought, in its place."""
         if self._folded:
             self._folded = False
             n_words = len(self.reading.thought.split())
@@ -107,7 +104,6 @@ class ChatView(AnswerView):
             self._board.screen.add(StyledText("\n"))
 
     def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:
-        """The codes of a look, made once."""
         key = (tag, kind)
         if key not in self._codes:
             styles = _BESIDE_ORIGINS if self._origins else _BY_ITSELF

@@ -73,7 +73,6 @@ def _folded(rows: list[CheckRow], mark: RowMark) -> Text | None:
 
 
 def _n_table_lines(rows: list[CheckRow], folded: list[RowMark], width: int) -> int:
-    """How tall title, rows and folded lines are."""
     lines = [_folded(rows, mark) for mark in folded]
     return 1 + sum(row.mark not in folded for row in rows) + sum(len(line) // width + 1 for line in lines if line)
 

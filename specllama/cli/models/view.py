@@ -59,7 +59,6 @@ def _model_size(model: Model) -> int | None:
 
 
 def _pair_size(pair: Pair) -> int | None:
-    """Bytes of both models together, if both are known."""
     target, draft = _model_size(pair.target), _model_size(pair.draft)
     return None if target is None or draft is None else target + draft
 
@@ -69,7 +68,7 @@ def _size(n_bytes: int | None) -> str:
 
 
 def _here(names: set[str], *models: Model) -> str:
-    """In words, so that no sign and no colour carries it alone."""
+    """Which of the models are on this machine; in words, not by a sign or a colour alone."""
     count = sum(model.name in names for model in models)
     return "here" if count == len(models) else "half here" if count else "-"
 

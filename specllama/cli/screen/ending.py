@@ -1,4 +1,4 @@
-"""How the process is told to end from outside, and that nothing stays behind then: no child, no half of a file."""
+"""SIGTERM and SIGHUP end the process in order: no child and no half-written file stays behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], 
 
 
 def leave_at_once(restore: Callable[[], None]) -> NoReturn:
-    """End the process as interrupted, without waiting for anybody."""
+    """End the process as interrupted, without waiting for threads or children."""
     restore()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -44,11 +44,11 @@ def leave_at_once(restore: Callable[[], None]) -> NoReturn:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the process as an exception does: whoever made something takes it away.
+    """Inside, SIGTERM and SIGHUP raise SystemExit, so that every `finally` runs.
 
     The exit code is what a shell reports of the signal. A second one ends it at once.
     """
-    if threading.current_thread() is not threading.main_thread():  # of somebody who called `main`
+    if threading.current_thread() is not threading.main_thread():  # `main` was called as a function
         yield
         return
     numbers = [number for number in endings() if signal.getsignal(number) is signal.SIG_DFL]

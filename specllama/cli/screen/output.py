@@ -33,12 +33,12 @@ _SPELLED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def visible(text: str) -> str:
-    """`text` for a terminal: control characters spelled as \\xNN, so that nobody else's text can steer the screen."""
+    """`text` for a terminal: control characters are spelled as \\xNN, so that no text can steer the screen."""
     return text.translate(_SPELLED)
 
 
 def in_one_line(text: str) -> str:
-    """`text` as a column of a line: line breaks and tabs are spelled out, too."""
+    """`text` as a column of a line: line breaks and tabs are spelled out as well."""
     return visible(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
@@ -79,7 +79,7 @@ class Stream:
 
     @property
     def is_file(self) -> bool:
-        """True where the stream goes into a file, and so to nobody who reads along."""
+        """True where the stream goes into a file, which no one reads while it is written."""
         try:
             return stat.S_ISREG(os.fstat(self.file.fileno()).st_mode)
         except (OSError, ValueError):
@@ -111,7 +111,7 @@ def stream_of(file: TextIO, color: ColorMode = "auto") -> Stream:
     """What may be sent to `file`, judged by itself, NO_COLOR, TERM and `color`.
 
     NO_COLOR and `never` forbid colours, not bold and underline; TERM=dumb forbids every escape sequence. `always`
-    colours a stream that is not a terminal, too, but never moves a cursor there.
+    also colours a stream that is not a terminal, but never moves a cursor there.
     """
     is_terminal = file.isatty()
     steerable = is_terminal and _understands_escapes()
@@ -200,7 +200,7 @@ def to_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """What JSON does not know, as what it knows."""
+    """Types that JSON lacks, as types it has."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (set, frozenset)):
@@ -245,7 +245,7 @@ class _Standard(io.TextIOWrapper):
 
 
 class _Stderr(_Standard):
-    """Stderr, which swallows what nobody can read any more: a terminal that was closed must not cost the answer."""
+    """Stderr that drops what cannot be written: a closed terminal must not cost the answer."""
 
     def write(self, text: str) -> int:
         """Write `text`, or nothing where that fails."""
@@ -267,7 +267,7 @@ class _Stderr(_Standard):
 
 
 class _Stdout(_Standard):
-    """Stdout, whose failures are told as what they are: a full disk is no defect of this program."""
+    """Stdout whose failures are errors of ours: a full disk is not an internal error."""
 
     def write(self, text: str) -> int:
         """Write `text`. Raises SpecllamaError where that fails, and BrokenPipeError."""
@@ -321,7 +321,7 @@ def prepare_streams() -> None:
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(encoding=file.encoding if file.isatty() else "utf-8", errors="replace")
-    if type(sys.stdout) is io.TextIOWrapper:  # and no stand-in of somebody who called `main`
+    if type(sys.stdout) is io.TextIOWrapper:  # not replaced by a caller of `main`
         sys.stdout = _Stdout(sys.stdout)
     if type(sys.stderr) is io.TextIOWrapper:
         sys.stderr = _Stderr(sys.stderr)

@@ -1,4 +1,4 @@
-"""What is drawn: how tokens look by their origin, the live figures, and the summary line."""
+"""The look of tokens by their origin, the live figures, and the summary line."""
 
 from __future__ import annotations
 
@@ -139,7 +139,6 @@ def _labelled(value: str, label: str) -> Item:
 
 
 def _acceptance(figures: Figures) -> Iterator[Item]:
-    """Acceptance rate, mean acceptance length, draft length."""
     stats = figures.stats
     counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
     length = stats.mean_acceptance_length
@@ -149,7 +148,6 @@ def _acceptance(figures: Figures) -> Iterator[Item]:
 
 
 def _speed(figures: Figures) -> Iterator[Item]:
-    """Tokens per second now and on average."""
     yield _labelled(rate(figures.tok_s_now, "t/s"), "now")
     yield _labelled(rate(figures.stats.decode_tok_s, "t/s"), "average")
 
@@ -167,7 +165,6 @@ def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]
 
 
 def _times(figures: Figures) -> Iterator[Item]:
-    """Where the time of the steps went."""
     stats = figures.stats
     whole = stats.decode_s or None
     other = stats.sample_s + stats.kv_s
@@ -177,7 +174,6 @@ def _times(figures: Figures) -> Iterator[Item]:
 
 
 def _context(figures: Figures, palette: Palette) -> Iterator[Item]:
-    """How full the context is."""
     used = figures.stats.n_prompt + figures.stats.n_emitted
     share = used / figures.n_ctx
     yield (
@@ -230,7 +226,6 @@ def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
 
 
 def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
-    """The prompt is being read: how far."""
     if figures.prompt is None:
         yield (("label", "reading the prompt"),)
         return

@@ -83,7 +83,6 @@ class AnswerView:
             self._add(self._answer.finish())
 
     def _add(self, spans: list[TaggedText]) -> None:
-        """Text of a known origin."""
         for span in spans:
             text = self._on_screen(span.text) if self._spelled else span.text
             on, off = self._palette.codes[span.tag] if self._figures.drafts else ("", "")

@@ -48,7 +48,7 @@ class Wrapper:
         return self._written()
 
     def finish(self, column: int, width: int) -> list[StyledText]:
-        """The text is over: what is held, too."""
+        """The end of the text: writes what is held."""
         self._column, self._width = column, width
         self._end_word()
         self._emit(self._spaces)
@@ -115,7 +115,6 @@ class Wrapper:
         self._column = hang
 
     def _write_word(self) -> None:
-        """Write what is held."""
         if self._word:
             self._emit(self._spaces)
             self._emit(self._word)
