@@ -61,36 +61,27 @@ def test_every_character_is_written_once_and_none_can_steer(look: AnswerLook) ->
 
 
 def test_origins_are_coloured_and_markdown_keeps_out_of_their_way() -> None:
-    """Bold that looks like a correction where colours tell who wrote what."""
+    """Bold that looks like a correction where colours tell who wrote what; `/set colors off` that leaves colours."""
     written, _ = show(AnswerLook())
     assert "\x1b[3;36mye" in written  # drafted, in italics
     assert "\x1b[1" not in written
-
-
-def test_without_colours_markdown_is_seen() -> None:
-    """`/set colors off` that leaves the origins, or no look at all."""
     written, _ = show(AnswerLook(colors=False))
     assert "\x1b[1myes" in written
     assert "\x1b[1;4mT" in written
     assert not re.search(r"\x1b\[[\d;]*3[56]", written)
 
 
-def test_thinking_is_dimmed_or_folded() -> None:
-    """A passage that is not told from the answer, or that is hidden without a word."""
-    assert "\x1b[2m<think>" in show(AnswerLook(colors=False))[0]
-    written, view = show(AnswerLook(fold=True))
+@pytest.mark.parametrize("starts_thinking", [False, True])
+def test_thinking_is_dimmed_or_folded(starts_thinking: bool) -> None:
+    """A passage that looks like the answer, or is hidden without a word: Qwen3's successors and DeepSeek's templates
+    write the first mark in the prompt."""
+    written, view = show(AnswerLook(colors=False), starts_thinking=starts_thinking)
+    assert ("\x1b[2ma" if starts_thinking else "\x1b[2m<think>") in written
+    assert view.reading.thought == "a b"
+    assert plain(written).startswith("a b</think>\n# T" if starts_thinking else "<think>a b</think>\n# T")
+    written, view = show(AnswerLook(fold=True), starts_thinking=starts_thinking)
     assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
     assert view.reading.thought == "a b"
-
-
-def test_thinking_that_the_template_began_is_dimmed_or_folded_and_unfolded() -> None:
-    """Qwen3's successors, and DeepSeek's, write the first mark in the prompt: their thoughts looked like the answer."""
-    written, view = show(AnswerLook(colors=False), starts_thinking=True)
-    assert "\x1b[2ma" in written
-    assert plain(written).startswith("a b</think>\n# T")
-    assert view.reading.thought == "a b"
-    written, view = show(AnswerLook(fold=True), starts_thinking=True)
-    assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
 
 
 def test_a_pipe_gets_the_answer_byte_for_byte() -> None:

@@ -41,7 +41,6 @@ from specllama.cli.record import versions
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
-from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel
 from specllama.llama import build_info
@@ -177,13 +176,8 @@ def _lines(report: BenchReport, format: str) -> list[str]:
 
 def _show(report: BenchReport, output: Output, *, full: bool) -> None:
     """The report for a person: on a terminal, prose is broken between words, and tables never."""
-    stream = output.out
-    width = size_of(stream)[0] if stream.steerable else None
-    for line in report_lines(report, full=full, width=width):
-        if stream.steerable and not line.startswith("|"):
-            output.out_console().print(line)
-        else:
-            output.line(line)
+    for line in report_lines(report, full=full, width=output.out.width or None):
+        (output.line if line.startswith("|") else output.prose)(line)
 
 
 @dataclass(frozen=True, slots=True)

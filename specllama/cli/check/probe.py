@@ -91,22 +91,14 @@ def show_outlook(output: Output, found: Outlook) -> None:
         for point in found.points
         if point.n_max in {*_SHOWN_LENGTHS, found.best.n_max}
     ]
-    _say(output, "speed by longest draft, plain decoding = 1; worst and best: of the classes of prompts")
+    output.prose("speed by longest draft, plain decoding = 1; worst and best: of the classes of prompts")
     for line in markdown_table(("K", "speed", "worst", "best"), lengths, n_left=0):
         output.line(line)
     accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
     costs = found.costs
     rows = ", ".join(f"{costs.verify_cost(n):.2f} ({n})" for n in (2, 4, 8, 16) if n <= costs.verify[-1][0])
-    _say(output, f"accepted: {accepted}")
-    _say(
-        output, f"one pass {1000 * found.step_s:.0f} ms; of more rows {rows}; a drafted token {costs.draft_cost():.2f}"
+    output.prose(f"accepted: {accepted}")
+    output.prose(
+        f"one pass {1000 * found.step_s:.0f} ms; of more rows {rows}; a drafted token {costs.draft_cost():.2f}"
     )
-    _say(output, f"{found.advice[0].upper()}{found.advice[1:]}.")
-
-
-def _say(output: Output, text: str) -> None:
-    """A line, broken between words where the terminal is narrow."""
-    if output.out.steerable:
-        output.out_console().print(text)
-    else:
-        output.line(text)
+    output.prose(f"{found.advice[0].upper()}{found.advice[1:]}.")
