@@ -36,7 +36,7 @@ MAY_USE: dict[str, str] = {
     "base": "platformdirs",
     "core": "numpy",
     "drafters": "numpy",
-    "files": "huggingface_hub numpy platformdirs tomli tomli_w",
+    "files": "huggingface_hub numpy platformdirs tomli tomlkit",
     "llama": "llama_cpp numpy platformdirs psutil",
     "chat": "jinja2",
     "pairs": "numpy platformdirs",
@@ -46,7 +46,7 @@ MAY_USE: dict[str, str] = {
     "cli": "numpy platformdirs prompt_toolkit rich typer",
     "top": "typing_extensions",
 }
-HEAVY = {"llama_cpp", "huggingface_hub"}  # never at the top of a module: `--help` must not wait for them
+HEAVY = {"llama_cpp", "huggingface_hub", "tomlkit"}  # never at the top of a module: `--help` must not wait for them
 
 
 @dataclass(frozen=True)

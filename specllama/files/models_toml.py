@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-
-import tomli_w
 
 from specllama.base.disk import NO_ROOM, meant, write_text
 from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.files.model import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
 from specllama.files.repo_files import split_names
-from specllama.files.toml_text import without_tables
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -243,7 +241,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     """The raw tables of a TOML text. Raises ConfigError."""
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except RecursionError:
         raise ConfigError(f"{path} nests brackets too deeply") from None
@@ -304,19 +302,19 @@ def _model_table(model: Model) -> dict[str, Any]:
     if len(model.files) == 1:
         table = {"size": model.size, "sha256": model.sha256 or UNPINNED, **table}
     elif model.parts:
-        parts = [_without_none({"size": part.size, "sha256": part.sha256}) for part in model.parts]
+        parts = [without_none({"size": part.size, "sha256": part.sha256}) for part in model.parts]
         table = {"parts": parts, **table}
-    return _without_none(table)
+    return without_none(table)
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+def without_none(table: dict[str, Any]) -> dict[str, Any]:
     """TOML has no word for nothing."""
     return {key: value for key, value in table.items() if value is not None}
 
 
 def _pair_table(pair: Pair) -> dict[str, Any]:
-    defaults = _without_none({"n_max": pair.defaults.n_max, "n_ctx": pair.defaults.n_ctx})
-    return _without_none(
+    defaults = without_none({"n_max": pair.defaults.n_max, "n_ctx": pair.defaults.n_ctx})
+    return without_none(
         {
             "target": pair.target.name,
             "draft": pair.draft.name,
@@ -343,32 +341,87 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> None:
         ) from error
 
 
+def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Mapping[str, Any] | None]) -> str:
+    """The TOML `text` of `path` with the tables of `changes` set, or removed where None; comments and order stay.
+
+    Raises ConfigError, also where tomlkit cannot make the change.
+    """
+    import tomlkit  # 45 ms, for the few commands that write
+    from tomlkit.exceptions import TOMLKitError
+
+    expected = parse(text, path)
+    try:
+        document = tomlkit.parse(text)
+        for (*outer, name), table in changes.items():
+            inner, plain = document, expected
+            for each in outer:
+                inner = inner[each] if each in inner else inner.setdefault(each, tomlkit.table(is_super_table=True))
+                plain = plain.setdefault(each, {})
+            if table is None:
+                inner.remove(name)
+                del plain[name]
+            else:
+                _set_table(inner, name, table)
+                plain[name] = table
+        result = tomlkit.dumps(document)
+        is_right = bool(tomllib.loads(result) == expected)
+    except (TOMLKitError, ValueError, RecursionError):
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{path} cannot be edited", hint="give each table in it a [header] of its own")
+    return result
+
+
+def _set_table(outer: Any, name: str, values: Mapping[str, Any]) -> None:
+    """Make the table `name` of `outer` say `values`. What is equal already is not touched."""
+    import tomlkit
+
+    if name not in outer:
+        outer[name] = tomlkit.inline_table() if isinstance(outer, tomlkit.items.InlineTable) else tomlkit.table()
+    table = outer[name]
+    for key in [key for key in table if key not in values]:
+        table.remove(key)
+    for key, value in values.items():
+        if key not in table:
+            table[key] = _toml_value(value)
+        elif isinstance(value, Mapping):
+            _set_table(table, key, value)
+        elif table[key] != value:
+            if isinstance(table[key], tomlkit.items.AoT):  # [[headers]] stand behind all plain keys
+                table.remove(key)
+            table[key] = _toml_value(value)
+
+
+def _toml_value(value: object) -> Any:
+    """Tables inside a table on one line each, as this program's own models.toml has them."""
+    import tomlkit
+
+    if isinstance(value, Mapping):
+        table = tomlkit.inline_table()
+        table.update({key: _toml_value(each) for key, each in value.items()})
+        return table
+    if isinstance(value, list):
+        array = tomlkit.array()
+        array.extend(map(_toml_value, value))
+        return array.multiline(len(value) > 1)
+    return value
+
+
 def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> Path | None:
     """Write `pair` and `models` into the file, replacing tables of the same names; everything else stays.
 
-    New tables go to the end of the text, so that comments survive, but for those inside of a table that is replaced.
-    Returns where the old text is kept in that case. Raises ConfigError, DiskFull.
+    Returns where the old text is kept if a table was replaced. Raises ConfigError, DiskFull.
     """
     old_text = _read(path) if path.exists() else ""
+    tables: dict[tuple[str, ...], dict[str, Any]] = {("models", model.name): _model_table(model) for model in models}
+    tables["pairs", pair.name] = _pair_table(pair)
     data = parse(old_text, path)
-    new = {"models": {model.name: _model_table(model) for model in models}, "pairs": {pair.name: _pair_table(pair)}}
-    new = {kind: tables for kind, tables in new.items() if tables}
-    replaced = {(kind, name) for kind, tables in new.items() for name in tables if name in data.get(kind, {})}
-    kept = without_tables(old_text, replaced)
-    text = (f"{kept.rstrip()}\n\n" if kept.strip() else "") + tomli_w.dumps(new)
-    merged = {**data, **{kind: {**data.get(kind, {}), **tables} for kind, tables in new.items()}}
-    if not _reads_as(text, merged):  # tables that are written in a way which cannot be cut out of the text
-        text = tomli_w.dumps(merged)
+    layer(data, path)
+    is_replaced = any(name in data.get(kind, {}) for kind, name in tables)
+    text = edited(old_text, path, tables)
     layer(parse(text, path), path)  # never write what could not be read again
-    backup = path.with_name(f"{path.name}.bak") if replaced else None
+    backup = path.with_name(f"{path.name}.bak") if is_replaced else None
     if backup is not None:
         _write(backup, old_text, like=path)
     _write(path, text)
     return backup
-
-
-def _reads_as(text: str, data: dict[str, Any]) -> bool:
-    try:
-        return bool(tomllib.loads(text) == data)
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return False

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from platformdirs import user_state_path
 
 from specllama.base.disk import FetchWatch, only_one, write_text
@@ -48,13 +47,13 @@ def set_pin(key: str, pin: Pin | None, watch: FetchWatch) -> None:
         return
     try:
         with only_one("pins", watch):
-            known = pins()
-            known.pop(key, None)
-            if pin is not None:
-                known[key] = pin
-            tables = {name: _table(known[name]) for name in sorted(known)}
-            write_text(pins_file(), tomli_w.dumps(tables))
-    except (DownloadError, OSError) as error:
+            if pins().get(key) == pin:  # another process may have written since
+                return
+            path = pins_file()
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            table = None if pin is None else models_toml.without_none(asdict(pin))
+            write_text(path, models_toml.edited(text, path, {(key,): table}))
+    except (ConfigError, DownloadError, OSError) as error:
         watch.note(f"the checksum of {key} cannot be recorded: {error}")
 
 
@@ -70,8 +69,3 @@ def forgotten(keys: Sequence[str], watch: FetchWatch) -> Iterator[None]:
         for key in keys:
             set_pin(key, before.get(key), watch)
         raise
-
-
-def _table(pin: Pin) -> dict[str, Any]:
-    """TOML has no word for nothing."""
-    return {key: value for key, value in asdict(pin).items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -292,8 +293,8 @@ def test_adding_keeps_the_comments_and_order_of_a_file_somebody_wrote() -> None:
     assert set(load_catalog().pairs) >= {"old", "mine"}
 
 
-def test_replacing_keeps_the_old_text_beside_the_file() -> None:
-    """Prevents: losing comments for good where a table has to be replaced."""
+def test_replacing_keeps_comments_and_order_and_the_old_text_beside_the_file() -> None:
+    """Prevents: `models add --force` dropping what a person wrote inside of a table it replaces."""
     written = "# mine\n\n" + TOML + "# a comment\n"
     write_user(written)
     pair, target = own_pair(load_catalog())
@@ -306,17 +307,57 @@ def test_replacing_keeps_the_old_text_beside_the_file() -> None:
     assert "\n# a comment\n" in text
 
 
-def test_a_table_that_cannot_be_cut_out_of_the_text_is_replaced_all_the_same() -> None:
-    """Prevents: a header inside of a long text taken for one; tables that stay as they were."""
+_LAYOUTS = {
+    "comments": """# top
+[pairs.mine] # the pair
+# before the target
+target = "TARGET" # a target
+draft = "DRAFT"
+
+[models."mine-q8_0"]
+size = 3 # bytes
+[[models."mine-q8_0".sources]] # where
+hub = "you/theirs"
+
+[pairs.later]
+target = "TARGET"
+draft = "DRAFT" # kept
+""",
+    "inline tables": """# top
+pairs = { mine = { target = "TARGET", draft = "DRAFT" } } # the pair
+""",
+    "dotted keys": """pairs.mine.target = "TARGET" # a target
+pairs.mine.draft = "DRAFT"
+""",
+    "a header inside a text": """[pairs.mine]
+target = "TARGET"
+draft = "DRAFT"
+summary = '''
+[pairs.mine]
+''' # kept
+""",
+    "defaults below": """[pairs.mine]
+target = "TARGET" # a target
+draft = "DRAFT"
+[pairs.mine.defaults]
+n_max = 7 # kept
+""",
+}
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_every_layout_of_a_table_is_edited_in_place(layout: str) -> None:
+    """Prevents: comments lost, a table that stays as it was, a key that lands in another table."""
     catalog = load_catalog()
     pair, target = own_pair(catalog)
-    for written in (
-        TOML.replace('summary = "', "summary = '''\n[pairs.mine]\n''' # \"", 1),
-        f'# all of it\npairs = {{ mine = {{ target = "{pair.target.name}", draft = "{pair.draft.name}" }} }}\n',
-    ):
-        write_user(written)
-        models_toml.add_pair(user_file(), pair, (target,))
-        assert load_catalog().pair("mine") == pair
+    written = _LAYOUTS[layout].replace("TARGET", catalog.pair().target.name).replace("DRAFT", pair.draft.name)
+    write_user(written)
+    models_toml.add_pair(user_file(), pair, (target,))
+    again, text = load_catalog(), user_file().read_text()
+    assert again.pair("mine") == pair
+    assert ("later" in again.pairs) == ("later" in written)
+    lost = {"# bytes", "# where"}  # of the size and the source that go
+    assert [mark for mark in re.findall("#.*", written) if mark not in text and mark not in lost] == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes and links are not the same there")
