@@ -91,7 +91,7 @@ def run(
     ask, listener = ask_of(models, drafting, hardware), Said(out)
     choice = pair_setup.choose(ask, listener)
     setup = pair_setup.prepare(choice, listener)
-    with closing(llama.load_vocabulary(setup.target.path)) as vocab:
+    with closing(llama.load_vocabulary(setup.target.header)) as vocab:
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
         require_room(tokens, choice.n_ctx, sampling.predict)
         require_known(params.logit_bias, vocab.size)

@@ -79,9 +79,9 @@ def without_layers(
     """
     prefix, kept = f"{header.architecture}.", [n for n in range(header.n_layer) if n not in set(dropped)]
     values: dict[str, bytes | None] = {f"{prefix}block_count": gguf_rewrite.u32(len(kept))}
-    for key in source.walked.entries:
-        if key.startswith(prefix) and source.count(key) == header.n_layer:
-            values[key] = gguf_rewrite.picked(source.walked, key, np.array(kept))
+    for key in source.header.entries:
+        if key.startswith(prefix) and source.header.count(key) == header.n_layer:
+            values[key] = gguf_rewrite.picked(source.header, key, np.array(kept))
     number = {old: new for new, old in enumerate(kept)}
     left = []
     for tensor in tensors:

@@ -20,7 +20,7 @@ from specllama.llama.header import Header, refuse_architecture
 from specllama.llama.quantize import QUANTS, quant_of
 from specllama.pairs.derived import MAKE_ROOM, Recipe
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
-from specllama.pairs.tokenizer import n_params, read_tokenizer
+from specllama.pairs.tokenizer import read_tokenizer
 
 _HEADER_ROOM = 32 << 20  # more than any header
 
@@ -30,7 +30,7 @@ def checked(parent: Header, recipe: Recipe) -> Recipe:
     refuse_architecture(parent)
     if recipe == Recipe():
         raise UsageError("nothing is to be done to the model", hint="say --quant, --vocab or --drop-layers")
-    if VOCAB_MAP in parent.arrays and recipe.n_vocab:
+    if VOCAB_MAP in parent.gguf.entries and recipe.n_vocab:
         raise UsageError(f"the vocabulary of {parent.path.name} was cut already", hint="derive from its parent")
     if recipe.n_vocab < 0:
         raise UsageError(f"a vocabulary of {recipe.n_vocab} tokens cannot be meant")
@@ -75,7 +75,7 @@ def _most_bytes(parent: Header, recipe: Recipe) -> int:
     """Room for the file and, where it is made in two steps, for the one between."""
     n_bytes = parent.n_file_bytes if recipe.n_vocab or recipe.dropped else 0
     if recipe.quant:
-        n_bytes += int(n_params(parent) * QUANTS[recipe.quant].bits / 8) + _HEADER_ROOM
+        n_bytes += int(parent.n_params * QUANTS[recipe.quant].bits / 8) + _HEADER_ROOM
     return n_bytes
 
 
@@ -117,11 +117,11 @@ def _or_disk_full(error: BackendError, folder: Path) -> BackendError | DiskFull:
 
 def cut(parent: Header, recipe: Recipe, destination: Path, tell: gguf_rewrite.TellShare | None = None) -> None:
     """Write the parent with fewer tokens and layers. Raises UsageError, UnsupportedModel and OSError."""
-    source = gguf_rewrite.read_source(parent.parts)
+    source = gguf_rewrite.read_source(parent.files)
     values: dict[str, bytes | None] = {}
     tensors = list(source.tensors)
     if recipe.n_vocab:
-        kept = kept_tokens(source, read_tokenizer(parent.path), recipe.n_vocab)
+        kept = kept_tokens(source, read_tokenizer(parent), recipe.n_vocab)
         changed, tensors = with_vocabulary(source, parent, tensors, kept)
         values.update(changed)
     if recipe.dropped:

@@ -60,7 +60,7 @@ class Space:
 
 def everything(parent: Header) -> Space:
     """All that can be tried with this parent."""
-    n_vocab = N_VOCAB if parent.n_vocab >= LARGE_VOCAB and read_tokenizer(parent.path).kind in ("bpe", "spm") else 0
+    n_vocab = N_VOCAB if parent.n_vocab >= LARGE_VOCAB and read_tokenizer(parent).kind in ("bpe", "spm") else 0
     return Space(QUANTS, n_vocab, finds_layers=parent.architecture in ALIKE and not parent.n_swa)
 
 

@@ -64,12 +64,12 @@ def _special(source: SourceFile, tokenizer: Tokenizer) -> set[int]:
     missing = {byte for piece in others for byte in piece} - known
     if missing:
         raise UnsupportedModel(
-            f"{source.path.name} has tokens with bytes for which it has no token ({len(missing)} of 256), so a smaller "
-            "vocabulary could not spell them",
+            f"{source.header.path.name} has tokens with bytes for which it has no token ({len(missing)} of 256), "
+            "so a smaller vocabulary could not spell them",
             hint="derive a draft with --quant or --drop-layers",
         )
-    named = (source.value(key) for key in source.walked.entries if _is_id(key))
-    found |= {int(token) for token in named if token is not None and 0 <= token < tokenizer.size}
+    named = (source.header.value(key) for key in source.header.entries if _is_id(key))
+    found |= {token for token in named if isinstance(token, int) and 0 <= token < tokenizer.size}
     return found | {token for token in tokenizer.end_tokens if token < tokenizer.size}
 
 
@@ -81,7 +81,7 @@ def with_vocabulary(
     source: SourceFile, header: Header, tensors: Sequence[SourceTensor], kept: IntArray
 ) -> tuple[Mapping[str, bytes | None], list[SourceTensor]]:
     """(metadata that changes, tensors with the rows of `kept` alone). Raises UnsupportedModel.  kept: (n,)"""
-    n_before = source.count(f"{_TOKENIZER}tokens")
+    n_before = source.header.count(f"{_TOKENIZER}tokens")
     rows = [tensor for tensor in tensors if tensor.name in _PER_TOKEN]
     if n_before is None or not rows or any(tensor.n_rows != n_before for tensor in rows):
         raise UnsupportedModel(
@@ -98,23 +98,23 @@ def with_vocabulary(
 
 def _tokenizer_values(source: SourceFile, header: Header, kept: IntArray, n_before: int) -> dict[str, bytes | None]:
     """The tokenizer's part of the metadata, for the tokens that stay."""
-    walked, values = source.walked, dict[str, bytes | None]()
-    for key in walked.entries:
-        if key.startswith(_TOKENIZER) and source.count(key) == n_before:
-            values[key] = gguf_rewrite.picked(walked, key, kept)
-    if MERGES in walked.entries:
-        texts = walked.strings(f"{_TOKENIZER}tokens")
-        values[MERGES] = gguf_rewrite.strings(_merges_within(walked.strings(MERGES), {texts[token] for token in kept}))
+    gguf, values = source.header, dict[str, bytes | None]()
+    for key in gguf.entries:
+        if key.startswith(_TOKENIZER) and source.header.count(key) == n_before:
+            values[key] = gguf_rewrite.picked(gguf, key, kept)
+    if MERGES in gguf.entries:
+        texts = gguf.strings(f"{_TOKENIZER}tokens")
+        values[MERGES] = gguf_rewrite.strings(_merges_within(gguf.strings(MERGES), {texts[token] for token in kept}))
     number = {int(old): new for new, old in enumerate(kept)}
-    for key in filter(_is_id, walked.entries):
-        if source.count(key) is not None:  # several ids of one kind
-            old = walked.numbers(key)
+    for key in filter(_is_id, gguf.entries):
+        if source.header.count(key) is not None:  # several ids of one kind
+            old = gguf.numbers(key)
             new = [] if old is None else [number[int(token)] for token in old.tolist() if int(token) in number]
             values[key] = gguf_rewrite.integers(np.array(new)) if new else None
         else:  # an id that is not there (-1 as a large number) is not there in the copy either
-            token = number.get(int(source.value(key)))
+            token = number.get(gguf.integer(key, -1, 2**32 - 1))
             values[key] = None if token is None else gguf_rewrite.u32(token)
-    if f"{header.architecture}.vocab_size" in walked.entries:
+    if f"{header.architecture}.vocab_size" in gguf.entries:
         values[f"{header.architecture}.vocab_size"] = gguf_rewrite.u32(len(kept))
     return values
 

@@ -1,7 +1,6 @@
-"""Is this a model file? The cheap checks, in plain Python, before llama.cpp is asked to read it.
+"""Open model files: their headers, or an error that says what the file is instead.
 
-llama.cpp's own answer to a file that is none of its own is one line of log and a null pointer; and its reader trusts
-the header more than a damaged file deserves (see `gguf_walk`).
+llama.cpp's own answer to a file that is none of its own is one line of log and a null pointer.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from pathlib import Path
 
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError
-from specllama.files import gguf_header as gguf_walk
-from specllama.files.gguf_header import Walked
+from specllama.files.gguf_header import GgufHeader, Unsound, long_texts, require_sound_values, walk_from
 
 GGUF_VERSIONS = (2, 3)  # what llama.cpp reads; version 1 files date from August 2023
 
 _STEP_BYTES = 8 << 20  # headers are read in pieces of this size
-_SOUND = "sound headers"
-_LONG_HEADER = 1 << 20  # walking a shorter one takes no longer than remembering it
+_SOUND = "headers"  # what is remembered of a sound one: where its long arrays of texts end
+_LONG_HEADER = 1 << 20  # reading a shorter one takes no longer than remembering it
+_MAX_PARTS = 99_999  # as many as a name can count
 _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata keys
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length and one character of the name, type, one byte of value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and one character of the name, dimensions, one size, type, offset
@@ -36,18 +35,23 @@ _OTHER_FORMATS = {
 _GET_GGUF = "give a .gguf file; `specllama models list` shows models that can be fetched"
 
 
-def check_file(path: Path) -> None:
-    """Raise ModelFileError unless `path` begins with a sound GGUF header of a version that llama.cpp reads.
+def read_parts(path: Path) -> tuple[GgufHeader, ...]:
+    """The headers of a model file, or of all parts of a split model whose first part it is. Raises ModelFileError."""
+    first = read_file(path)
+    n_parts = first.integer("split.count", high=_MAX_PARTS)
+    if n_parts < 2:
+        return (first,)
+    paths = part_paths(path, first.integer("split.no", high=_MAX_PARTS), n_parts)
+    return (first, *map(read_file, paths[1:]))
 
-    The whole header is walked once, which takes a fifth of a second, and again when the file has changed.
+
+def read_file(path: Path) -> GgufHeader:
+    """The header of one file. Raises ModelFileError unless it is a sound one of a version that llama.cpp reads.
+
+    A long header takes a tenth of a second the first time, and 10 ms until the file changes.
     """
     _check_beginning(path)
-    if storage.recall(_SOUND, path) is None and walk_file(path).end > _LONG_HEADER:
-        storage.remember(_SOUND, True, path)
-
-
-def walk_file(path: Path) -> Walked:
-    """The header of a file that begins like a GGUF model, walked to its end. Raises ModelFileError."""
+    known = _text_ends(storage.recall(_SOUND, path))
     with path.open("rb") as file:
 
         def read(start: int, stop: int) -> bytes:
@@ -55,11 +59,22 @@ def walk_file(path: Path) -> Walked:
             return file.read(stop - start)
 
         try:
-            walked = gguf_walk.walk_from(read, path.stat().st_size, first=_STEP_BYTES, step=_STEP_BYTES)
-            gguf_walk.require_sound_values(walked)
-        except gguf_walk.Unsound as found:
+            header = walk_from(read, path.stat().st_size, path, first=_STEP_BYTES, step=_STEP_BYTES, text_ends=known)
+            if known is None:
+                require_sound_values(header)
+        except Unsound as found:
             raise ModelFileError(f"{path} is damaged: {found}", hint="download it again") from None
-    return walked
+    if known is None and header.end > _LONG_HEADER:
+        storage.remember(_SOUND, list(long_texts(header).items()), path)
+    return header
+
+
+def _text_ends(known: object) -> dict[int, int] | None:
+    """What was remembered of a header; None where nothing was, or nothing of use."""
+    try:
+        return {int(start): int(end) for start, end in known if start < end}  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return None
 
 
 def _check_beginning(path: Path) -> None:

@@ -1,19 +1,23 @@
-"""Walk a GGUF header in plain Python and believe nothing: every count and length is held against the bytes there are.
+"""The one reader of GGUF headers, in plain Python: every count and length is held against the bytes there are.
 
-llama.cpp's own reader is fast but trusting: counts become allocations before the bytes behind them are seen, and some
-damage ends the process with a failed assertion. So every header is walked here before llama.cpp is asked. The walk
-needs only the beginning of a file, which may come from a disk or, piece by piece, from a network.
+llama.cpp's own reader is trusting: counts become allocations before the bytes behind them are seen, and some damage
+ends the process with a failed assertion. So every header is read here before llama.cpp sees the file. Reading needs
+only the beginning of a file, which may come from a disk or, piece by piece, from a network.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from specllama.base.errors import ModelFileError
 
 Read = Callable[[int, int], bytes]  # (start, stop) -> the bytes between; fewer where the file ends
 
@@ -23,14 +27,17 @@ MAX_ARRAY = 1 << 23
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 1 << 10
+MAX_TENSOR_NAME_BYTES = 63  # llama.cpp's
+MAX_INTEGER = 2**31 - 1  # llama.cpp counts in 32 bits
 
 TOKENS = "tokenizer.ggml.tokens"
 
-_FIRST_BYTES = 24  # magic, version and the two counts, which `llama_file` looks at
+_FIRST_BYTES = 24  # magic, version and the two counts, which `gguf_check` looks at
 _COUNTS = struct.Struct("<8xQQ")
 _LENGTH = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
-_STRING, _ARRAY = 8, 9
+_U32, _BOOL, STRING, ARRAY = 4, 7, 8, 9  # GGUF's value types
+_MANY_TEXTS = 4096
 _NUMBERS: Mapping[int, str] = {
     0: "u1",
     1: "i1",
@@ -39,12 +46,61 @@ _NUMBERS: Mapping[int, str] = {
     4: "<u4",
     5: "<i4",
     6: "<f4",
-    7: "u1",
+    _BOOL: "u1",
     10: "<u8",
     11: "<i8",
     12: "<f8",
 }
 _MAX_DIMS = 4
+_ALIGNMENT, _ALIGNMENT_KEY = 32, "general.alignment"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """How ggml stores the numbers of a tensor."""
+
+    name: str
+    n_values: int  # in a block
+    n_bytes: int  # of a block
+
+
+TYPES: Mapping[int, TensorType] = {
+    0: TensorType("f32", 1, 4),
+    1: TensorType("f16", 1, 2),
+    2: TensorType("q4_0", 32, 18),
+    3: TensorType("q4_1", 32, 20),
+    6: TensorType("q5_0", 32, 22),
+    7: TensorType("q5_1", 32, 24),
+    8: TensorType("q8_0", 32, 34),
+    9: TensorType("q8_1", 32, 36),
+    10: TensorType("q2_K", 256, 84),
+    11: TensorType("q3_K", 256, 110),
+    12: TensorType("q4_K", 256, 144),
+    13: TensorType("q5_K", 256, 176),
+    14: TensorType("q6_K", 256, 210),
+    15: TensorType("q8_K", 256, 292),
+    16: TensorType("iq2_xxs", 256, 66),
+    17: TensorType("iq2_xs", 256, 74),
+    18: TensorType("iq3_xxs", 256, 98),
+    19: TensorType("iq1_s", 256, 50),
+    20: TensorType("iq4_nl", 32, 18),
+    21: TensorType("iq3_s", 256, 110),
+    22: TensorType("iq2_s", 256, 82),
+    23: TensorType("iq4_xs", 256, 136),
+    24: TensorType("i8", 1, 1),
+    25: TensorType("i16", 1, 2),
+    26: TensorType("i32", 1, 4),
+    27: TensorType("i64", 1, 8),
+    28: TensorType("f64", 1, 8),
+    29: TensorType("iq1_m", 256, 56),
+    30: TensorType("bf16", 1, 2),
+    34: TensorType("tq1_0", 256, 54),
+    35: TensorType("tq2_0", 256, 66),
+    39: TensorType("mxfp4", 32, 17),
+    40: TensorType("nvfp4", 64, 36),
+    41: TensorType("q1_0", 128, 18),
+    42: TensorType("q2_0", 64, 18),
+}
 
 
 class Unsound(Exception):
@@ -71,8 +127,9 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]  # the length of a row first, as GGUF has it
-    kind: int  # its ggml type
+    kind: int  # its ggml type, in TYPES
     offset: int  # from where the data begin
+    n_bytes: int
 
     @property
     def n_elements(self) -> int:
@@ -80,45 +137,120 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """A header that was walked to its end."""
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class GgufHeader:
+    """The header of one file. A getter raises ModelFileError that names the key, what was found and what is expected.
 
-    data: bytes  # the beginning of the file, at least the header
+    Arrays are read when they are asked for: the tokens and merges of a vocabulary are 300,000 texts.
+    """
+
+    path: Path
+    n_file_bytes: int
+    data: bytes  # of the header alone
     entries: Mapping[str, KeyValue]
     tensors: tuple[TensorInfo, ...]
     end: int  # where the header ends
+    data_start: int  # where the tensors' bytes begin
 
     @property
     def n_elements(self) -> int:
         """Numbers in all tensors: the parameters."""
         return sum(tensor.n_elements for tensor in self.tensors)
 
-    def strings(self, key: str) -> list[bytes]:
-        """The items of an array of strings; empty where there is no such array."""
+    @property
+    def data_end(self) -> int:
+        """Where the last tensor ends in the file."""
+        return self.data_start + max((tensor.offset + tensor.n_bytes for tensor in self.tensors), default=0)
+
+    @property
+    def tensor_bytes(self) -> Counter[str]:
+        """Bytes of all tensors by type, such as "q4_K"."""
+        total: Counter[str] = Counter()
+        for tensor in self.tensors:
+            total[TYPES[tensor.kind].name] += tensor.n_bytes
+        return total
+
+    # One value.
+
+    def value(self, key: str) -> int | float | bool | str | None:
+        """A single value; None where there is none, or an array. A text ends at a null byte, as for llama.cpp."""
         entry = self.entries.get(key)
-        if entry is None or entry.count is None or entry.kind != _STRING:
+        if entry is None or entry.count is not None:
+            return None
+        if entry.kind == STRING:
+            return self.data[entry.start + 8 : entry.end].partition(b"\0")[0].decode("utf-8", "replace")
+        number: int | float = np.frombuffer(self.data, _NUMBERS[entry.kind], 1, entry.start)[0].item()
+        return bool(number) if entry.kind == _BOOL else number
+
+    def integer(self, key: str, low: int = 0, high: int = MAX_INTEGER, default: int = 0) -> int:
+        """A whole number from `low` to `high`."""
+        return self._in_range(key, self.value(key), low, high) if key in self.entries else default
+
+    def text(self, key: str, default: str = "") -> str:
+        """A text."""
+        found = self.value(key) if key in self.entries else default
+        if not isinstance(found, str):
+            raise self._refuse(key, found, "a text")
+        return found
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        found = self.value(key) if key in self.entries else default
+        if not isinstance(found, bool):
+            raise self._refuse(key, found, "true or false")
+        return found
+
+    # Arrays.
+
+    def count(self, key: str) -> int | None:
+        """The length of an array; None where there is no such array."""
+        entry = self.entries.get(key)
+        return None if entry is None else entry.count
+
+    def strings(self, key: str) -> list[bytes]:
+        """The items of an array of texts; empty where the key is missing."""
+        entry = self.entries.get(key)
+        if entry is None:
             return []
-        data, at, items = self.data, entry.start, []
+        if entry.count is None or entry.kind != STRING:
+            raise self._refuse(key, self.value(key), "a list of texts")
+        data, at, length_at, items = self.data, entry.start, _LENGTH.unpack_from, []
         for _ in range(entry.count):
             start = at + 8
-            at = start + _LENGTH.unpack_from(data, at)[0]
+            at = start + length_at(data, at)[0]
             items.append(data[start:at])
         return items
 
     def numbers(self, key: str) -> npt.NDArray[np.generic] | None:
-        """The items of an array of numbers; None where there is no such array."""
+        """The items of an array of numbers; None where the key is missing."""
         entry = self.entries.get(key)
-        if entry is None or entry.count is None or entry.kind not in _NUMBERS:
+        if entry is None:
             return None
+        if entry.count is None or entry.kind not in _NUMBERS:
+            raise self._refuse(key, self.value(key), "a list of numbers")
         return np.frombuffer(self.data, _NUMBERS[entry.kind], entry.count, entry.start)
 
-    def text(self, key: str) -> str:
-        """A single string; empty where there is none."""
-        entry = self.entries.get(key)
-        if entry is None or entry.count is not None or entry.kind != _STRING:
-            return ""
-        return self.data[entry.start + 8 : entry.end].decode("utf-8", "replace")
+    def per_layer(self, key: str, n_layer: int, low: int = 0, high: int = MAX_INTEGER, default: int = 0) -> list[int]:
+        """A whole number for each layer, from a list or from one number for all."""
+        if self.count(key) is None:
+            return [self.integer(key, low, high, default)] * n_layer
+        items = self.numbers(key)
+        assert items is not None, "the key is there"
+        return [self._in_range(key, item, low, high) for item in items[:n_layer].tolist()]
+
+    def _in_range(self, key: str, found: object, low: int, high: int) -> int:
+        if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
+            raise self._refuse(key, found, f"a whole number from {low:,} to {high:,}")
+        return found
+
+    def _refuse(self, key: str, found: object, expected: str) -> ModelFileError:
+        shown = "a list" if self.count(key) is not None else repr(found)[:60]
+        return damaged(self.path, f"{key} is {shown}, expected {expected}")
+
+
+def damaged(path: Path, what: str) -> ModelFileError:
+    """The error for a header that can be read and makes no sense."""
+    return ModelFileError(f"{path} is damaged or newer than this llama.cpp: {what}", hint="download it again")
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -127,9 +259,10 @@ class Walked:
 class _Walker:
     """A position in the header; moves only forward and never past what can be there."""
 
-    def __init__(self, data: bytes, n_file_bytes: int) -> None:
+    def __init__(self, data: bytes, n_file_bytes: int, text_ends: Mapping[int, int]) -> None:
         self._data = data
         self._n_file_bytes = n_file_bytes
+        self._text_ends = text_ends
         self.at = _FIRST_BYTES
 
     def skip(self, n_bytes: int, what: str) -> None:
@@ -160,6 +293,9 @@ class _Walker:
 
     def skip_strings(self, count: int, what: str) -> None:
         """Go on behind `count` strings. The tokens and merges of a vocabulary: half a million steps, so no calls."""
+        if self.at in self._text_ends:
+            self.skip(self._text_ends[self.at] - self.at, what)
+            return
         data, at, n_known, length_at = self._data, self.at, len(self._data), _LENGTH.unpack_from
         for _ in range(count):
             if at + 8 > n_known:
@@ -173,36 +309,50 @@ class _Walker:
     def value(self, what: str) -> KeyValue:
         """Go on behind one metadata value."""
         kind, count = self.take(_KIND, what), None
-        if kind == _ARRAY:
+        if kind == ARRAY:
             kind, count = self.take(_KIND, what), self.take(_LENGTH, what)
             if count > MAX_ARRAY:
                 raise Unsound(f"{what} claims {count:,} entries")
         start = self.at
-        if kind == _STRING and count != 0:
+        if kind == STRING and count != 0:
             self.skip_strings(1 if count is None else count, what)
         elif kind in _NUMBERS:
             self.skip(np.dtype(_NUMBERS[kind]).itemsize * (1 if count is None else count), what)
-        elif kind != _STRING:
+        elif kind != STRING:
             raise Unsound(f"{what} is of type {kind}, which does not exist")
         return KeyValue(kind, count, start, self.at)
 
-    def tensor(self, what: str) -> TensorInfo:
-        """Go on behind one tensor's description."""
+    def tensor(self, what: str, offset: int) -> TensorInfo:
+        """Go on behind one tensor's description; its bytes should begin at `offset`, behind those of the one before."""
         name = self.name(what)
         what = f"tensor {name!r}"
+        if len(name.encode()) > MAX_TENSOR_NAME_BYTES:
+            raise Unsound(f"{what} has a name of {len(name.encode()):,} bytes")
         n_dims = self.take(_KIND, what)
         if n_dims > _MAX_DIMS:
             raise Unsound(f"{what} has {n_dims:,} dimensions")
         shape = tuple(self.take(_LENGTH, what) for _ in range(n_dims))
-        if math.prod(shape) >= 1 << 63:
-            raise Unsound(f"{what} claims {math.prod(shape):,} numbers")
-        return TensorInfo(name, shape, self.take(_KIND, what), self.take(_LENGTH, what))
+        n_elements = math.prod(shape)
+        if n_elements >= 1 << 63:
+            raise Unsound(f"{what} claims {n_elements:,} numbers")
+        kind, found = self.take(_KIND, what), self.take(_LENGTH, what)
+        stored = TYPES.get(kind)
+        if stored is None:
+            raise Unsound(f"{what} is of the type {kind}, which this llama.cpp does not have")
+        if (shape or (1,))[0] % stored.n_values:
+            raise Unsound(f"{what} has rows of {(shape or (1,))[0]:,}, no multiple of the {stored.n_values} of a block")
+        if found != offset:
+            raise Unsound(f"{what} begins at {found:,}, expected {offset:,}")
+        return TensorInfo(name, shape, kind, offset, n_elements // stored.n_values * stored.n_bytes)
 
 
-def walk(data: bytes, n_file_bytes: int) -> Walked:
-    """Walk the header at the beginning of `data`, which belongs to a file of `n_file_bytes`.
+def walk(
+    data: bytes, n_file_bytes: int, path: Path = Path(), *, text_ends: Mapping[int, int] | None = None
+) -> GgufHeader:
+    """Read the header at the beginning of `data`, which belongs to the file `path` of `n_file_bytes`.
 
-    Raises Unsound, and MoreNeeded where `data` ends before the header does.
+    `text_ends` says of arrays of texts where they end, by where they begin (see `long_texts`). Raises Unsound, and
+    MoreNeeded where `data` ends before the header does.
     """
     if len(data) < _FIRST_BYTES:
         raise MoreNeeded
@@ -210,23 +360,64 @@ def walk(data: bytes, n_file_bytes: int) -> Walked:
     for n, most, what in ((n_tensors, MAX_TENSORS, "tensors"), (n_keys, MAX_KEYS, "keys")):
         if n > most:
             raise Unsound(f"it announces {n:,} {what}")
-    walker, entries = _Walker(data, n_file_bytes), {}
+    walker, entries = _Walker(data, n_file_bytes, text_ends or {}), dict[str, KeyValue]()
     for index in range(n_keys):
         key = walker.name(f"key {index}")
         if key in entries:
             raise Unsound(f"key {key!r} is there twice")
         entries[key] = walker.value(f"key {key!r}")
-    tensors = tuple(walker.tensor(f"tensor {index}") for index in range(n_tensors))
-    return Walked(data, entries, tensors, walker.at)
+    alignment = _alignment(data, entries.get(_ALIGNMENT_KEY))
+    tensors, offset = dict[str, TensorInfo](), 0
+    for index in range(n_tensors):
+        tensor = walker.tensor(f"tensor {index}", offset)
+        if tensor.name in tensors:
+            raise Unsound(f"tensor {tensor.name!r} is there twice")
+        tensors[tensor.name] = tensor
+        offset += _padded(tensor.n_bytes, alignment)
+    end = walker.at
+    return GgufHeader(path, n_file_bytes, data[:end], entries, tuple(tensors.values()), end, _padded(end, alignment))
 
 
-def walk_from(read: Read, n_file_bytes: int, *, first: int, step: int) -> Walked:
-    """Walk a header that is read piece by piece: `first` bytes, then `step` more at a time. Raises Unsound."""
+def _padded(n_bytes: int, alignment: int) -> int:
+    return n_bytes + -n_bytes % alignment
+
+
+def _alignment(data: bytes, entry: KeyValue | None) -> int:
+    """Tensors begin at multiples of this."""
+    if entry is None:
+        return _ALIGNMENT
+    if (entry.kind, entry.count) != (_U32, None):
+        raise Unsound(f"{_ALIGNMENT_KEY} is no 32-bit number")
+    found: int = _KIND.unpack_from(data, entry.start)[0]
+    if found < 1 or found & (found - 1):
+        raise Unsound(f"{_ALIGNMENT_KEY} is {found:,}, which is no power of two")
+    return found
+
+
+def long_texts(header: GgufHeader) -> dict[int, int]:
+    """Where the header's long arrays of texts end, by where they begin: finding that out is most of the reading."""
+    return {
+        entry.start: entry.end
+        for entry in header.entries.values()
+        if entry.kind == STRING and (entry.count or 0) > _MANY_TEXTS
+    }
+
+
+def walk_from(
+    read: Read,
+    n_file_bytes: int,
+    path: Path = Path(),
+    *,
+    first: int,
+    step: int,
+    text_ends: Mapping[int, int] | None = None,
+) -> GgufHeader:
+    """`walk` of what is read piece by piece: `first` bytes, then `step` more at a time. Raises Unsound."""
     data, wanted = b"", first
     while True:
         data += read(len(data), min(wanted, n_file_bytes))
         try:
-            return walk(data, n_file_bytes)
+            return walk(data, n_file_bytes, path, text_ends=text_ends)
         except MoreNeeded:
             if len(data) < min(wanted, n_file_bytes) or len(data) >= n_file_bytes:
                 raise Unsound(f"it ends inside its header, after {len(data):,} bytes") from None
@@ -236,14 +427,16 @@ def walk_from(read: Read, n_file_bytes: int, *, first: int, step: int) -> Walked
 # -------------------------------------------------------------------------------------------------- what is in there
 
 
-def require_sound_values(walked: Walked) -> None:
+def require_sound_values(header: GgufHeader) -> None:
     """Raise Unsound for values that no model has and that llama.cpp does not survive or computes nonsense from."""
-    for key, entry in walked.entries.items():
+    for key, entry in header.entries.items():
         if entry.kind in _NUMBERS and "f" in _NUMBERS[entry.kind]:
             count = 1 if entry.count is None else entry.count
-            if np.isnan(np.frombuffer(walked.data, _NUMBERS[entry.kind], count, entry.start)).any():
+            if np.isnan(np.frombuffer(header.data, _NUMBERS[entry.kind], count, entry.start)).any():
                 raise Unsound(f"key {key!r} holds a number that is none (NaN)")
-    _require_distinct(_as_read(walked.strings(TOKENS)))
+    tokens = header.entries.get(TOKENS)
+    if tokens is not None and tokens.kind == STRING and tokens.count is not None:
+        _require_distinct(_as_read(header.strings(TOKENS)))
 
 
 def _as_read(tokens: list[bytes]) -> list[bytes]:

@@ -17,48 +17,13 @@ import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
 from specllama.core.arrays import IntArray
-from specllama.files.gguf_check import walk_file
-from specllama.files.gguf_header import Walked
+from specllama.files.gguf_header import ARRAY, STRING, GgufHeader
 
 TellShare = Callable[[float], None]  # told the share that is written
 
-# ggml's types: numbers in a block, and its bytes.
-BLOCKS: Mapping[int, tuple[int, int]] = {
-    0: (1, 4),  # F32
-    1: (1, 2),  # F16
-    2: (32, 18),  # Q4_0
-    3: (32, 20),  # Q4_1
-    6: (32, 22),  # Q5_0
-    7: (32, 24),  # Q5_1
-    8: (32, 34),  # Q8_0
-    10: (256, 84),  # Q2_K
-    11: (256, 110),  # Q3_K
-    12: (256, 144),  # Q4_K
-    13: (256, 176),  # Q5_K
-    14: (256, 210),  # Q6_K
-    16: (256, 66),  # IQ2_XXS
-    17: (256, 74),  # IQ2_XS
-    18: (256, 98),  # IQ3_XXS
-    19: (256, 50),  # IQ1_S
-    20: (32, 18),  # IQ4_NL
-    21: (256, 110),  # IQ3_S
-    22: (256, 82),  # IQ2_S
-    23: (256, 136),  # IQ4_XS
-    24: (1, 1),  # I8
-    25: (1, 2),  # I16
-    26: (1, 4),  # I32
-    27: (1, 8),  # I64
-    28: (1, 8),  # F64
-    29: (256, 56),  # IQ1_M
-    30: (1, 2),  # BF16
-    34: (256, 54),  # TQ1_0
-    35: (256, 66),  # TQ2_0
-    39: (32, 17),  # MXFP4
-}
-
 _ALIGNMENT, _ALIGNMENT_KEY = 32, "general.alignment"
 _VERSION = 3
-_U32, _I32, _STRING, _ARRAY = 4, 5, 8, 9  # GGUF's value types
+_U32, _I32 = 4, 5  # GGUF's value types
 _CHUNK = 8 << 20
 
 
@@ -94,56 +59,23 @@ class SourceTensor:
 class SourceFile:
     """A model's files, read as far as their headers go."""
 
-    path: Path  # the first of them
-    walked: Walked  # its header
+    header: GgufHeader  # of the first of them
     tensors: tuple[SourceTensor, ...]  # of all parts
 
-    def value(self, key: str) -> Any:
-        """A single number or text of the metadata; None where there is none."""
-        entry = self.walked.entries.get(key)
-        if entry is None or entry.count is not None:
-            return None
-        if entry.kind == _STRING:
-            return self.walked.text(key)
-        return np.frombuffer(self.walked.data, _DTYPES[entry.kind], 1, entry.start)[0].item()
 
-    def count(self, key: str) -> int | None:
-        """The length of an array of the metadata; None where there is no such array."""
-        entry = self.walked.entries.get(key)
-        return None if entry is None else entry.count
-
-
-_DTYPES = dict(enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))
-_DTYPES.update({10: "<u8", 11: "<i8", 12: "<f8"})
-
-
-def read_source(parts: Sequence[Path]) -> SourceFile:
-    """The headers of a model's files, in order. Raises ModelFileError."""
-    walks = [walk_file(part) for part in parts]
-    tensors = [tensor for part, walked in zip(parts, walks, strict=True) for tensor in _tensors(part, walked)]
-    return SourceFile(parts[0], walks[0], tuple(tensors))
-
-
-def _tensors(path: Path, walked: Walked) -> Iterator[SourceTensor]:
-    alignment = _alignment(path, walked)
-    start = walked.end + -walked.end % alignment
-    n_file_bytes = path.stat().st_size
-    for each in walked.tensors:
-        if each.kind not in BLOCKS:
-            raise ModelFileError(f"{path}: tensor {each.name!r} is of a type ({each.kind}) that is not known here")
-        n_values, n_block_bytes = BLOCKS[each.kind]
-        n_bytes = each.n_elements // n_values * n_block_bytes
-        if not each.shape or each.shape[0] % n_values or start + each.offset + n_bytes > n_file_bytes:
-            raise ModelFileError(f"{path} is damaged: tensor {each.name!r} is not whole", hint="download it again")
-        yield SourceTensor(each.name, each.shape, each.kind, path, start + each.offset, n_bytes)
-
-
-def _alignment(path: Path, walked: Walked) -> int:
-    entry = walked.entries.get(_ALIGNMENT_KEY)
-    found = _ALIGNMENT if entry is None else int(np.frombuffer(walked.data, "<u4", 1, entry.start)[0])
-    if found < 1 or found & (found - 1):
-        raise ModelFileError(f"{path} is damaged: its alignment is {found}", hint="download it again")
-    return found
+def read_source(headers: Sequence[GgufHeader]) -> SourceFile:
+    """A model's tensors by the headers of its files, in order. Raises ModelFileError."""
+    for each in headers:
+        if each.data_end > each.n_file_bytes:
+            raise ModelFileError(f"{each.path} is damaged: its last tensor is not whole", hint="download it again")
+    tensors = (
+        SourceTensor(
+            each.name, each.shape or (1,), each.kind, header.path, header.data_start + each.offset, each.n_bytes
+        )
+        for header in headers
+        for each in header.tensors
+    )
+    return SourceFile(headers[0], tuple(tensors))
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -156,7 +88,7 @@ def u32(number: int) -> bytes:
 
 def text(value: str) -> bytes:
     """A text as a metadata value."""
-    return struct.pack("<I", _STRING) + _packed(value.encode("utf-8"))
+    return struct.pack("<I", STRING) + _packed(value.encode("utf-8"))
 
 
 def integers(numbers: IntArray) -> bytes:
@@ -166,32 +98,32 @@ def integers(numbers: IntArray) -> bytes:
 
 def strings(items: Sequence[bytes]) -> bytes:
     """An array of texts as a metadata value."""
-    return _array(_STRING, len(items), b"".join(map(_packed, items)))
+    return _array(STRING, len(items), b"".join(map(_packed, items)))
 
 
-def picked(walked: Walked, key: str, keep: IntArray) -> bytes:
+def picked(header: GgufHeader, key: str, keep: IntArray) -> bytes:
     """The items `keep` of an array of the metadata, as a metadata value of the same type.  keep: (n,)"""
-    entry = walked.entries[key]
-    if entry.kind == _STRING:
-        items = walked.strings(key)
+    entry = header.entries[key]
+    if entry.kind == STRING:
+        items = header.strings(key)
         return strings([items[index] for index in keep])
-    numbers: npt.NDArray[Any] | None = walked.numbers(key)
-    assert numbers is not None, "the walk knows arrays of strings and of numbers only"
+    numbers: npt.NDArray[Any] | None = header.numbers(key)
+    assert numbers is not None, "the reader knows arrays of texts and of numbers only"
     return _array(entry.kind, len(keep), numbers[keep].tobytes())
 
 
 def _array(kind: int, count: int, data: bytes) -> bytes:
-    return struct.pack("<IIQ", _ARRAY, kind, count) + data
+    return struct.pack("<IIQ", ARRAY, kind, count) + data
 
 
 def _packed(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _copied(walked: Walked, key: str) -> bytes:
+def _copied(header: GgufHeader, key: str) -> bytes:
     """A metadata value as it is."""
-    entry = walked.entries[key]
-    data = walked.data[entry.start : entry.end]
+    entry = header.entries[key]
+    data = header.data[entry.start : entry.end]
     return struct.pack("<I", entry.kind) + data if entry.count is None else _array(entry.kind, entry.count, data)
 
 
@@ -210,9 +142,9 @@ def write(
 
     That a model came in parts is forgotten: it goes into one file. Raises OSError; then the file is worthless.
     """
-    dropped = {key: None for key in source.walked.entries if key.startswith("split.")}
+    dropped = {key: None for key in source.header.entries if key.startswith("split.")}
     changes = {**dropped, _ALIGNMENT_KEY: None, **values}
-    kept = {key: _copied(source.walked, key) for key in source.walked.entries if key not in changes}
+    kept = {key: _copied(source.header, key) for key in source.header.entries if key not in changes}
     entries = {**kept, **{key: value for key, value in changes.items() if value is not None}}
     head = struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(entries))
     head += b"".join(_packed(key.encode("utf-8")) + value for key, value in entries.items())

@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 from specllama.base import disk as storage
 from specllama.base.disk import FetchWatch, Silent, work
 from specllama.base.errors import DownloadError, ModelFileError, SourceUnavailable
-from specllama.files import gguf_header as gguf_walk
 from specllama.files import hub, hub_cache
-from specllama.files.gguf_header import Read, Unsound
+from specllama.files.gguf_header import Read, Unsound, walk_from
 from specllama.files.inventory import WantedFile, wanted_files
 from specllama.files.model import HubSource, Model
 
@@ -79,7 +78,7 @@ def _header(read: Read, n_bytes: int, what: str, watch: FetchWatch) -> bytes:
     if first[:4] != b"GGUF":
         return first
     try:
-        walked = gguf_walk.walk_from(
+        header = walk_from(
             lambda start, stop: first[start:stop] if start == 0 else told(start, stop),
             n_bytes,
             first=FIRST_BYTES,
@@ -87,4 +86,4 @@ def _header(read: Read, n_bytes: int, what: str, watch: FetchWatch) -> bytes:
         )
     except Unsound as found:
         raise ModelFileError(f"{what} is damaged: {found}", hint="take another file of this model") from None
-    return walked.data
+    return header.data

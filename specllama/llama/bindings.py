@@ -1,4 +1,4 @@
-"""What llama-cpp-python does not bind: GGUF headers, devices, buffer types, C callbacks, the log. For llama.py alone.
+"""What llama-cpp-python does not bind: devices, buffer types, C callbacks, the log. For llama.py alone.
 
 Every symbol is looked up when it is first needed; one that is missing disables only what is built on it.
 """
@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.base.errors import BackendError, ModelFileError
+from specllama.base.errors import BackendError
 from specllama.llama import library_hash
 from specllama.llama.log import LogBook
 
@@ -109,114 +108,6 @@ def library_paths() -> tuple[Path, ...]:
         for path in sorted(folder.glob("*"))
         if path.suffix in (".so", ".dylib", ".dll") and any(word in path.name for word in ("llama", "ggml"))
     )
-
-
-# --- GGUF headers ---------------------------------------------------------------------------------------------------
-
-_SCALARS: Mapping[int, tuple[str, Any]] = {
-    0: ("u8", ctypes.c_uint8),
-    1: ("i8", ctypes.c_int8),
-    2: ("u16", ctypes.c_uint16),
-    3: ("i16", ctypes.c_int16),
-    4: ("u32", ctypes.c_uint32),
-    5: ("i32", ctypes.c_int32),
-    6: ("f32", ctypes.c_float),
-    7: ("bool", ctypes.c_bool),
-    8: ("str", ctypes.c_char_p),
-    10: ("u64", ctypes.c_uint64),
-    11: ("i64", ctypes.c_int64),
-    12: ("f64", ctypes.c_double),
-}
-_STRING, _ARRAY = 8, 9
-_MAX_ARRAY = 4096  # per-layer arrays are short; token lists are not wanted here
-
-
-class GgufParams(ctypes.Structure):
-    """How a header is opened."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
-
-
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
-    """Metadata and tensor sizes of one GGUF file."""
-
-    values: Mapping[str, Any]  # scalars, strings and short numeric arrays (as tuples)
-    array_lengths: Mapping[str, int]  # of every array, token lists included
-    n_tensors: int
-    tensor_bytes: Mapping[str, int]  # by ggml type
-    end: int  # the offset in the file at which the last tensor ends
-
-
-def read_gguf(path: Path) -> GgufHeader:
-    """Read the header with llama.cpp's own reader, which is some twenty times faster than one in Python.
-
-    Raises ModelFileError where it cannot be read; `check_file` has looked at the first bytes before.
-    """
-    log.clear()
-    start = symbol("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, GgufParams)
-    handle = start(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
-    if not handle:
-        raise ModelFileError(
-            f"{path} is damaged: {log.reason() or 'its header cannot be read'}", hint="download it again"
-        )
-    try:
-        values, lengths = _read_keys(handle)
-        return _read_tensors(handle, values, lengths)
-    finally:
-        symbol("gguf_free", None, ctypes.c_void_p)(handle)
-
-
-def _read_keys(handle: int) -> tuple[dict[str, Any], dict[str, int]]:
-    values: dict[str, Any] = {}
-    lengths: dict[str, int] = {}
-    key_type = _by_id("gguf_get_kv_type", ctypes.c_int)
-    key_name = _by_id("gguf_get_key", ctypes.c_char_p)
-    for index in range(symbol("gguf_get_n_kv", ctypes.c_int64, ctypes.c_void_p)(handle)):
-        name = key_name(handle, index).decode("utf-8", "replace")
-        kind = key_type(handle, index)
-        if kind == _ARRAY:
-            lengths[name] = _by_id("gguf_get_arr_n", ctypes.c_size_t)(handle, index)
-            items = _read_array(handle, index, lengths[name])
-            if items is not None:
-                values[name] = items
-        elif kind in _SCALARS:
-            suffix, ctype = _SCALARS[kind]
-            value = _by_id(f"gguf_get_val_{suffix}", ctype)(handle, index)
-            values[name] = value.decode("utf-8", "replace") if kind == _STRING else value
-    return values, lengths
-
-
-def _read_array(handle: int, index: int, length: int) -> tuple[Any, ...] | None:
-    kind = _by_id("gguf_get_arr_type", ctypes.c_int)(handle, index)
-    if kind == _STRING or kind not in _SCALARS or length > _MAX_ARRAY:
-        return None
-    if length == 0:
-        return ()
-    address = _by_id("gguf_get_arr_data", ctypes.c_void_p)(handle, index)
-    return tuple((_SCALARS[kind][1] * length).from_address(address))
-
-
-def _read_tensors(handle: int, values: dict[str, Any], lengths: dict[str, int]) -> GgufHeader:
-    tensor_type = _by_id("gguf_get_tensor_type", ctypes.c_int)
-    tensor_size = _by_id("gguf_get_tensor_size", ctypes.c_size_t)
-    tensor_offset = _by_id("gguf_get_tensor_offset", ctypes.c_size_t)
-    n_tensors = symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(handle)
-    data = symbol("gguf_get_data_offset", ctypes.c_size_t, ctypes.c_void_p)(handle)
-    type_name = symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
-    by_type: dict[str, int] = {}
-    end = data
-    for index in range(n_tensors):
-        size = tensor_size(handle, index)
-        kind = type_name(tensor_type(handle, index)).decode()
-        by_type[kind] = by_type.get(kind, 0) + size
-        end = max(end, data + tensor_offset(handle, index) + size)
-    return GgufHeader(values, lengths, n_tensors, by_type, end)
-
-
-def _by_id(name: str, restype: Any) -> Callable[..., Any]:
-    """A GGUF getter that takes (header, index)."""
-    return symbol(name, restype, ctypes.c_void_p, ctypes.c_int64)
 
 
 # --- devices and buffer types ---------------------------------------------------------------------------------------

@@ -1,22 +1,21 @@
 """Which weights of a file fit into which extra buffer type, asked of llama.cpp, and the orders to put them there.
 
-For llama.py alone. Nothing of a weight is read: a question takes its type and its shape.
+Nothing of a weight is read: a question takes its type and its shape.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from specllama.base.errors import BackendError, ModelFileError
-from specllama.llama.bindings import ExtraBuffer, GgufParams, bindings, extra_buffers, log, symbol
+from specllama.base.errors import BackendError
+from specllama.files.gguf_header import TYPES, TensorInfo
+from specllama.llama.bindings import ExtraBuffer, extra_buffers, symbol
+from specllama.llama.header import Header
 from specllama.llama.kernel_path import KernelPath, Matrix
 
 # Weights that llama.cpp only ever multiplies with, in every architecture that has them. Whatever else it does with a
@@ -39,30 +38,17 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """A weight as its file's header has it."""
-
-    name: str
-    kind: int  # ggml's number of the type
-    n_in: int  # numbers in a row
-    n_out: int  # rows
-    n_bytes: int
-
-
-def matrices(parts: Sequence[Path]) -> tuple[Matrix, ...]:
-    """The matrices of a model file in `parts`, and which extra buffer types can hold each. Raises ModelFileError."""
-    bindings()
+def matrices(header: Header) -> tuple[Matrix, ...]:
+    """The matrices of a model file, and which extra buffer types can hold each."""
     buffers = extra_buffers()
-    weights = [weight for path in parts for weight in _weights(path)]
+    weights = [each for file in header.files for each in file.tensors if _is_matrix(each)]
     tied = not any(weight.name == _HEAD for weight in weights)
-    type_name = symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
     return tuple(
         Matrix(
             name=weight.name,
-            kind=type_name(weight.kind).decode(),
+            kind=TYPES[weight.kind].name,
             n_bytes=weight.n_bytes,
-            fits=tuple(each.name for each in buffers if _fits(each, weight.kind, weight.n_in, weight.n_out)),
+            fits=tuple(each.name for each in buffers if _fits(each, weight.kind, *weight.shape[:2])),
             placeable=weight.name != _EMBEDDING,
         )
         for weight in weights
@@ -70,7 +56,13 @@ def matrices(parts: Sequence[Path]) -> tuple[Matrix, ...]:
     )
 
 
-def overrides(parts: Sequence[Path], path: KernelPath) -> Any:
+def _is_matrix(tensor: TensorInfo) -> bool:
+    """Two dimensions, its numbers stored in blocks or in 16 bits."""
+    shape = tensor.shape
+    return tensor.kind != _F32 and len(shape) > 1 and shape[1] > 1 and all(n == 1 for n in shape[2:])
+
+
+def overrides(header: Header, path: KernelPath) -> Any:
     """What llama.cpp is told at loading: an array of patterns and buffer types, ended by nulls; None for no orders.
 
     It has to live until the model is loaded. Raises BackendError where a buffer type is not there, or holds nothing.
@@ -86,14 +78,14 @@ def overrides(parts: Sequence[Path], path: KernelPath) -> Any:
                 hint="run `specllama tune` again",
             )
     names: dict[str, list[str]] = {}
-    found = matrices(parts)
+    found = matrices(header)
     for matrix in found:
         if matrix.placeable and (buffer := path.buffer_of(matrix)) and (matrix.kind, buffer) in path.placed:
             names.setdefault(buffer, []).append(matrix.name)
     for kind, buffer in path.placed:
         if not any(matrix.kind == kind and path.buffer_of(matrix) == buffer for matrix in found if matrix.placeable):
             raise BackendError(
-                f"{parts[0].name} has no {kind.upper()} weights that {buffer} can hold",
+                f"{header.path.name} has no {kind.upper()} weights that {buffer} can hold",
                 hint="run `specllama tune` again",
             )
     orders = [(pattern, handles[buffer]) for buffer, several in names.items() for pattern in patterns(several)]
@@ -116,34 +108,6 @@ def patterns(names: Sequence[str]) -> list[str]:
         else:
             whole.append(f"^{re.escape(name)}$")
     return [rf"^blk\.({'|'.join(numbers)})\.{matrix}\.weight$" for matrix, numbers in layers.items()] + whole
-
-
-def _weights(path: Path) -> Iterator[_Weight]:
-    """Every matrix of a file whose numbers are stored in blocks or in 16 bits."""
-    start = symbol("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, GgufParams)
-    context = ctypes.c_void_p()
-    log.clear()
-    header = start(os.fsencode(path), GgufParams(no_alloc=True, ctx=ctypes.addressof(context)))
-    if not header:
-        raise ModelFileError(f"{path} is damaged: {log.reason() or 'its header cannot be read'}")
-    name_of = symbol("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
-    type_of = symbol("gguf_get_tensor_type", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
-    get = symbol("ggml_get_tensor", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-    n_dims = symbol("ggml_n_dims", ctypes.c_int, ctypes.c_void_p)
-    n_rows = symbol("ggml_nrows", ctypes.c_int64, ctypes.c_void_p)
-    n_numbers = symbol("ggml_nelements", ctypes.c_int64, ctypes.c_void_p)
-    n_bytes = symbol("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
-    try:
-        for index in range(symbol("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(header)):
-            name, kind = name_of(header, index), type_of(header, index)
-            tensor = get(context, name)
-            if kind != _F32 and n_dims(tensor) == 2:
-                rows = n_rows(tensor)
-                width = n_numbers(tensor) // rows
-                yield _Weight(name.decode("utf-8", "replace"), kind, width, rows, n_bytes(tensor))
-    finally:
-        symbol("ggml_free", None, ctypes.c_void_p)(context)
-        symbol("gguf_free", None, ctypes.c_void_p)(header)
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
+from specllama.files.gguf_header import TOKENS, GgufHeader, damaged
 
 # llama.cpp asserts these, and a failed assertion ends the process.
 _MAX_LAYERS = 512
@@ -69,36 +69,7 @@ _PARTS_OF_MODELS = {
 }
 
 
-class Gguf(Protocol):
-    """The header of one file, as `llama_ext.read_gguf` gives it."""
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Scalars, strings and short numeric arrays."""
-        ...
-
-    @property
-    def array_lengths(self) -> Mapping[str, int]:
-        """Lengths of all arrays."""
-        ...
-
-    @property
-    def n_tensors(self) -> int:
-        """How many tensors the file holds."""
-        ...
-
-    @property
-    def tensor_bytes(self) -> Mapping[str, int]:
-        """Their size by type."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """Where the last tensor ends in the file."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Header:
     """A model file's own description; no weights are needed for it."""
 
@@ -120,7 +91,17 @@ class Header:
     n_file_bytes: int  # all parts
     weight_bytes: Mapping[str, int]  # by ggml type, such as "q4_K"
     metadata: Mapping[str, str]  # every scalar key as text, "true" and "false" for flags
-    arrays: frozenset[str] = frozenset()  # the keys of all arrays
+    files: tuple[GgufHeader, ...] = field(default=(), repr=False)  # the parts' own headers
+
+    @property
+    def gguf(self) -> GgufHeader:
+        """The header of the (first) file, for what is not a field here."""
+        return self.files[0]
+
+    @property
+    def n_params(self) -> int:
+        """How many numbers the weights are."""
+        return sum(file.n_elements for file in self.files)
 
     @property
     def n_weight_bytes(self) -> int:
@@ -133,43 +114,50 @@ class Header:
         return sum(size for kind, size in self.weight_bytes.items() if kind not in _PLAIN_TYPES)
 
 
-def make_header(path: Path, parts: Sequence[Path], files: Sequence[Gguf], *, needs_weights: bool = True) -> Header:
+def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool = True) -> Header:
     """Gather the headers of all parts into one. Raises ModelFileError where they are not those of a language model."""
     first = files[0]
-    architecture = str(first.values.get("general.architecture", ""))
-    sizes = _Sizes(path, architecture, first.values)
-    n_layer = sizes.integer("block_count")
-    n_embd = sizes.integer("embedding_length")
-    n_head = max(sizes.per_layer("attention.head_count", n_layer), default=0)
+    architecture = first.text("general.architecture")
+    of = f"{architecture}.".__add__
+    n_layer = first.integer(of("block_count"))
+    n_listed = min(n_layer, _MAX_LAYERS)
+    n_embd = first.integer(of("embedding_length"))
+    n_head = max(first.per_layer(of("attention.head_count"), n_listed), default=0)
     head_length = n_embd // n_head if n_head else 0
+    scalars = ((key, first.value(key)) for key, entry in first.entries.items() if entry.count is None)
     header = Header(
         path=path,
-        parts=tuple(parts),
+        parts=tuple(file.path for file in files),
         architecture=architecture,
-        name=str(first.values.get("general.name", "")),
+        name=first.text("general.name"),
         n_layer=n_layer,
         n_embd=n_embd,
-        n_ff=max(sizes.per_layer("feed_forward_length", n_layer), default=0),
+        n_ff=max(first.per_layer(of("feed_forward_length"), n_listed), default=0),
         n_head=n_head,
-        n_head_kv=sizes.per_layer("attention.head_count_kv", n_layer, default=n_head),
-        key_length=sizes.integer("attention.key_length", head_length),
-        value_length=sizes.integer("attention.value_length", head_length),
-        n_vocab=first.array_lengths.get("tokenizer.ggml.tokens") or sizes.integer("vocab_size"),
-        n_ctx_train=sizes.integer("context_length"),
-        n_swa=sizes.integer("attention.sliding_window"),
-        n_expert=sizes.integer("expert_count"),
-        n_file_bytes=sum(part.stat().st_size for part in parts),
-        weight_bytes=_sum_by_type(files),
-        metadata={key: _as_text(value) for key, value in first.values.items() if not isinstance(value, tuple)},
-        arrays=frozenset(first.array_lengths),
+        n_head_kv=tuple(first.per_layer(of("attention.head_count_kv"), n_listed, default=n_head)),
+        key_length=first.integer(of("attention.key_length"), default=head_length),
+        value_length=first.integer(of("attention.value_length"), default=head_length),
+        n_vocab=first.count(TOKENS) or first.integer(of("vocab_size")),
+        n_ctx_train=first.integer(of("context_length")),
+        n_swa=first.integer(of("attention.sliding_window")),
+        n_expert=first.integer(of("expert_count")),
+        n_file_bytes=sum(file.n_file_bytes for file in files),
+        weight_bytes=sum((file.tensor_bytes for file in files), Counter()),
+        metadata={key: _as_text(value) for key, value in scalars},
+        files=tuple(files),
     )
-    _check_complete(header, files)
-    if needs_weights and sum(file.n_tensors for file in files) == 0:
+    for file in files:
+        if file.n_file_bytes < file.data_end:
+            raise ModelFileError(
+                f"{file.path} is truncated: it has {file.n_file_bytes} of {file.data_end} bytes",
+                hint="delete it and download it again",
+            )
+    if needs_weights and not any(file.tensors for file in files):
         raise ModelFileError(
             f"{header.path} holds a vocabulary but no weights", hint="get the model file itself, not its vocabulary"
         )
     _check_kind(header)
-    _check_limits(header, first.values)
+    _check_limits(header)
     return header
 
 
@@ -222,40 +210,6 @@ def memory_kind(header: Header) -> str:
     return f"window of {header.n_swa:,} tokens" if header.n_swa else "dense"
 
 
-class _Sizes:
-    """Typed access to the keys of one architecture."""
-
-    def __init__(self, path: Path, architecture: str, values: Mapping[str, Any]) -> None:
-        self._path = path
-        self._prefix = architecture
-        self._values = values
-
-    def integer(self, key: str, default: int = 0) -> int:
-        """A number that is 0 or more."""
-        return self._count(key, self._values.get(f"{self._prefix}.{key}", default))
-
-    def per_layer(self, key: str, n_layer: int, default: int = 0) -> tuple[int, ...]:
-        """One number for each layer, from a scalar or an array."""
-        value = self._values.get(f"{self._prefix}.{key}", default)
-        if not isinstance(value, tuple):
-            return (self._count(key, value),) * min(n_layer, _MAX_LAYERS)
-        return tuple(self._count(key, item) for item in value[:n_layer])
-
-    def _count(self, key: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise _damaged(self._path, f"{self._prefix}.{key} is {value!r}")
-        return value
-
-
-def _check_complete(header: Header, files: Sequence[Gguf]) -> None:
-    for part, file in zip(header.parts, files, strict=True):
-        size = part.stat().st_size
-        if size < file.end:
-            raise ModelFileError(
-                f"{part} is truncated: it has {size} of {file.end} bytes", hint="delete it and download it again"
-            )
-
-
 def _check_kind(header: Header) -> None:
     kind = header.metadata.get("general.type", "model")
     if header.architecture in _PARTS_OF_MODELS:
@@ -269,32 +223,17 @@ def _check_kind(header: Header) -> None:
     raise ModelFileError(f"{header.path} is {what}, not a language model", hint="give the model's own GGUF file")
 
 
-def _check_limits(header: Header, values: Mapping[str, Any]) -> None:
+def _check_limits(header: Header) -> None:
     """Refuse what would trip an assertion in llama.cpp, for keys that the architecture has at all."""
-    name = header.architecture
-    if f"{name}.block_count" not in values:
-        return  # an architecture nobody knows: llama.cpp says so better
-    n_used = values.get(f"{name}.expert_used_count", 0)
-    scaling = values.get(f"{name}.rope.scaling.type", "none")
-    if not 1 <= header.n_layer <= _MAX_LAYERS:
-        raise _damaged(header.path, f"{name}.block_count is {header.n_layer}")
-    if header.n_expert > _MAX_EXPERTS:
-        raise _damaged(header.path, f"{name}.expert_count is {header.n_expert}")
-    if isinstance(n_used, int) and (n_used > header.n_expert or (header.n_expert > 0 and n_used == 0)):
-        raise _damaged(header.path, f"{name}.expert_used_count is {n_used} of {header.n_expert}")
+    name, gguf = header.architecture, header.gguf
+    if f"{name}.block_count" not in gguf.entries:
+        return  # an architecture that is not known: llama.cpp says so better
+    gguf.integer(f"{name}.block_count", 1, _MAX_LAYERS)
+    n_expert = gguf.integer(f"{name}.expert_count", 0, _MAX_EXPERTS)
+    gguf.integer(f"{name}.expert_used_count", min(n_expert, 1), n_expert, default=min(n_expert, 1))
+    scaling = gguf.text(f"{name}.rope.scaling.type", "none")
     if scaling not in _ROPE_SCALINGS:
-        raise _damaged(header.path, f"{name}.rope.scaling.type is {scaling!r}")
-
-
-def _damaged(path: Path, what: str) -> ModelFileError:
-    return ModelFileError(f"{path} is damaged or newer than this llama.cpp: {what}", hint="download it again")
-
-
-def _sum_by_type(files: Sequence[Gguf]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for file in files:
-        total.update(file.tensor_bytes)
-    return dict(total)
+        raise damaged(header.path, f"{name}.rope.scaling.type is {scaling!r}, expected one of {_ROPE_SCALINGS}")
 
 
 def _as_text(value: object) -> str:

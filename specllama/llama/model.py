@@ -26,7 +26,7 @@ from specllama.base.errors import (
 )
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
-from specllama.files.gguf_check import check_file, part_paths
+from specllama.files.gguf_check import read_parts
 from specllama.llama import buffers as llama_buffers
 from specllama.llama.batch import SEQUENCE, BatchSlots
 from specllama.llama.bindings import (
@@ -38,7 +38,6 @@ from specllama.llama.bindings import (
     devices,
     extra_buffer_types,
     log,
-    read_gguf,
 )
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama.kernel_path import KernelPath, Matrix
@@ -85,16 +84,13 @@ def set_log(sink: LogSink | None) -> None:
 
 
 def read_header(path: Path, *, needs_weights: bool = True) -> Header:
-    """What a model file says about itself; quick, no weights are read, nor asked for if so. Raises ModelFileError."""
+    """What a model file says about itself; quick, no weights are read, nor required if so. Raises ModelFileError."""
     path = Path(path)
-    check_file(path)
-    files = [read_gguf(path)]
-    n_parts = files[0].values.get("split.count", 1)
-    parts = part_paths(path, files[0].values.get("split.no", 0), n_parts) if n_parts > 1 else (path,)
-    for part in parts[1:]:
-        check_file(part)
-        files.append(read_gguf(part))
-    return make_header(path, parts, files, needs_weights=needs_weights)
+    return make_header(path, read_parts(path), needs_weights=needs_weights)
+
+
+def _opened(model: Path | Header, *, needs_weights: bool = True) -> Header:
+    return model if isinstance(model, Header) else read_header(model, needs_weights=needs_weights)
 
 
 def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNeed:
@@ -110,44 +106,48 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
     )
 
 
-def matrices(path: Path) -> tuple[Matrix, ...]:
+def matrices(model: Path | Header) -> tuple[Matrix, ...]:
     """The matrices of a model file, and which of the CPU's extra buffer types can hold each. Raises ModelFileError."""
-    return llama_buffers.matrices(read_header(path).parts)
+    return llama_buffers.matrices(_opened(model))
 
 
-def load(path: Path, options: LoadOptions | None = None, *, progress: LoadProgress | None = None) -> LlamaModel:
+def load(
+    model: Path | Header, options: LoadOptions | None = None, *, progress: LoadProgress | None = None
+) -> LlamaModel:
     """Load a model and open a context on it.
 
     `progress` is told the share that is loaded and stops the loading by returning False. Raises ModelFileError,
     UnsupportedModel, MemoryShort, UsageError, BackendError, and Interrupted where `progress` said so.
     """
     wish = options or LoadOptions()
-    about = read_header(path)
+    about = _opened(model)
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
-    orders = llama_buffers.overrides(about.parts, KernelPath.of(wish))
+    orders = llama_buffers.overrides(about, KernelPath.of(wish))
     native = load_model(bindings(), log, about, plan, wish, progress, orders)
     try:
         refuse_kind(native, about)
         open_context(native, log, about, plan, wish)
-        model = LlamaModel(native, about, plan)
-        model.probe_rollback()
+        loaded = LlamaModel(native, about, plan)
+        loaded.probe_rollback()
     except BaseException:
         native.close()
         raise
-    return model
+    return loaded
 
 
-def requantize(source: Path, destination: Path, kind: str, *, progress: LoadProgress | None = None) -> None:
+def requantize(
+    source: Path | Header, destination: Path, kind: str, *, progress: LoadProgress | None = None
+) -> None:
     """Write `source` as `destination` with all weights in `kind`, see `llama_quantize.quantize`."""
-    about = read_header(source)
+    about = _opened(source)
     refuse_architecture(about)
     quantize(bindings(), log, about, destination, kind, n_threads=physical_cores(), progress=progress)
 
 
-def load_vocabulary(path: Path) -> Vocabulary:
+def load_vocabulary(model: Path | Header) -> Vocabulary:
     """The vocabulary of a model file without its weights. Raises ModelFileError and, as `load`, UnsupportedModel."""
-    native = load_vocabulary_only(bindings(), log, read_header(path, needs_weights=False))
+    native = load_vocabulary_only(bindings(), log, _opened(model, needs_weights=False))
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 

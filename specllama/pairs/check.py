@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from specllama import llama
 from specllama.base import disk as storage
@@ -14,7 +13,7 @@ from specllama.llama import Header, LoadOptions
 from specllama.pairs.model_rows import MachineMemory, Side, model_rows, refusal_row
 from specllama.pairs.report import CheckRow, CompatReport
 from specllama.pairs.token_rows import token_rows
-from specllama.pairs.tokenizer import Tokenizer, n_params, read_tokenizer
+from specllama.pairs.tokenizer import Tokenizer, read_tokenizer
 
 _REMEMBERED = "token rows"
 _VERSION = 3  # of the rows; another one makes what was remembered worthless
@@ -59,7 +58,7 @@ def check_pair(
     draft = find_draft()
     if refused := refusal_row(draft.header, "draft"):
         return CompatReport(target.label, draft.label, (refused,))
-    rows = _token_rows(target.header.path, draft.header.path, strategy)
+    rows = _token_rows(target.header, draft.header, strategy)
     asked = target.options.n_ctx
     n_ctx = asked or target.header.n_ctx_train
     useful = min(n_ctx, draft.header.n_ctx_train or n_ctx)  # a draft gets no more than it was trained for
@@ -71,32 +70,26 @@ def _side(one: Candidate, n_ctx: int, own: int) -> Side:
     """The model as it would be loaded: with a context of `own` tokens, where `n_ctx` are asked for (0 = as trained)."""
     header = one.header
     need = llama.memory_needed(header, replace(one.options, n_ctx=own)) if header.n_weight_bytes else None
-    return Side(header, n_params(header), need, n_ctx)
+    return Side(header, header.n_params, need, n_ctx)
 
 
-def _token_rows(target: Path, draft: Path, strategy: str) -> tuple[CheckRow, ...]:
+def _token_rows(target: Header, draft: Header, strategy: str) -> tuple[CheckRow, ...]:
     """The rows that only the two files decide, remembered until one of them changes.
 
     Reading and comparing 150,000 texts takes about a second, which the first token would wait for at every start.
     """
     stamp = [_VERSION, llama.build_info().fingerprint]
     kind = f"{_REMEMBERED} by text" if strategy == TRANSLATED else _REMEMBERED
-    known = storage.recall(kind, target, draft)
+    known = storage.recall(kind, target.path, draft.path)
     if known is not None and known["stamp"] == stamp:
         return tuple(map(CheckRow.from_json, known["rows"]))
-    sides = (_tokenizer(path, *_state(path)) for path in (target, draft))
+    sides = map(_tokenizer, (target, draft))
     rows = token_rows(*sides, strategy=strategy)
-    storage.remember(kind, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target, draft)
+    storage.remember(kind, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target.path, draft.path)
     return rows
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Changes when the file does."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
 @functools.lru_cache(maxsize=2)
-def _tokenizer(path: Path, _size: int, _written: int) -> Tokenizer:
+def _tokenizer(header: Header) -> Tokenizer:
     """A tokenizer, kept while one target is compared with many drafts."""
-    return read_tokenizer(path)
+    return read_tokenizer(header)

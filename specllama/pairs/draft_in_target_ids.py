@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -13,8 +12,9 @@ from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.drafters.translated import TranslatedModel
-from specllama.files.gguf_check import walk_file
+from specllama.files.gguf_header import TOKENS
 from specllama.llama import LlamaModel, build_info
+from specllama.llama.header import Header
 
 # In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
 # parent has for it. The parent's id is the target's, or the pair does not fit.
@@ -27,25 +27,22 @@ _MOST_ID = 2**31 - 1  # token ids are 32-bit in llama.cpp
 DraftModel: TypeAlias = LlamaModel | TranslatedModel
 
 
-def read_vocab_map(path: Path) -> IntArray | None:
+def read_vocab_map(header: Header) -> IntArray | None:
     """The map that a trimmed draft's file holds, (its vocabulary's size,); None where there is none.
 
     Raises ModelFileError where it is damaged: not one id of its own for every token.
     """
-    walked = walk_file(path)
-    if VOCAB_MAP not in walked.entries:
+    numbers, n_tokens = header.gguf.numbers(VOCAB_MAP), header.gguf.count(TOKENS) or 0
+    if numbers is None:
         return None
-    numbers = walked.numbers(VOCAB_MAP)
-    n_tokens = len(walked.strings("tokenizer.ggml.tokens"))
-    sound = numbers is not None and numbers.dtype.kind in "iu" and numbers.size == n_tokens > 0
     if (
-        not sound
-        or numbers is None
+        numbers.dtype.kind not in "iu"
+        or not numbers.size == n_tokens > 0
         or not 0 <= numbers.min() <= numbers.max() <= _MOST_ID
         or np.unique(numbers).size != numbers.size
     ):
         raise ModelFileError(
-            f"{path} is damaged: {VOCAB_MAP} does not give an id of its own to each of its {n_tokens:,} tokens",
+            f"{header.path} is damaged: {VOCAB_MAP} does not give an id of its own to each of its {n_tokens:,} tokens",
             hint="make the draft again",
         )
     return numbers.astype(np.int64)
@@ -84,7 +81,7 @@ def in_target_ids(target: LlamaModel, draft: LlamaModel, *, strategy: str = SIMP
     """
     if strategy == TRANSLATED:
         to_target = _text_map(target, draft)
-    elif VOCAB_MAP in draft.header.arrays and (trimmed := read_vocab_map(draft.path)) is not None:
+    elif (trimmed := read_vocab_map(draft.header)) is not None:
         to_target = np.where(trimmed < target.vocab_size, trimmed, NO_TOKEN)
     else:
         return draft

@@ -434,11 +434,11 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
 
     with ExitStack() as owned, listener.loading() as show:
         load, target, draft, speaking = llama.load, setup.target, None, None
-        target_model = load(target.path, setup.target_options, progress=lambda share: told(target, share))
+        target_model = load(target.header, setup.target_options, progress=lambda share: told(target, share))
         owned.enter_context(target_model)
         if (file := setup.draft) is not None:
             n_done = target.header.n_file_bytes
-            draft = load(file.path, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
+            draft = load(file.header, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
             owned.enter_context(draft)
             speaking = in_target_ids(target_model, draft, strategy=setup.model_strategy)
             owned.callback(speaking.close)

@@ -6,19 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from specllama import llama
-from specllama.base import disk as storage
-from specllama.files.gguf_check import walk_file
-from specllama.files.gguf_header import Walked
 from specllama.llama.header import Header
 from specllama.pairs.draft_in_target_ids import read_vocab_map
 from specllama.prompts.sample_text import SAMPLE
 
 MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
-
-_ELEMENTS = "parameters"
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types as GGUF counts them
 
@@ -57,16 +51,17 @@ class Tokenizer:
         return self.spellings
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(header: Header) -> Tokenizer:
     """The tokenizer of a model file, as llama.cpp understands it. Raises ModelFileError and UnsupportedModel."""
-    walked, vocab_map = walk_file(path), read_vocab_map(path)
-    with closing(llama.load_vocabulary(path)) as vocab:
-        merges = walked.strings(MERGES)
+    gguf, vocab_map = header.gguf, read_vocab_map(header)
+    types = gguf.numbers(TYPES)
+    with closing(llama.load_vocabulary(header)) as vocab:
+        merges = gguf.strings(MERGES)
         return Tokenizer(
             kind=vocab.kind,
-            pre=walked.text("tokenizer.ggml.pre") or "default",
+            pre=gguf.text("tokenizer.ggml.pre", "default"),
             entries=vocab.texts(),
-            types=_types(walked),
+            types=[] if types is None else types.tolist(),
             n_merges=len(merges),
             merges_sum=hashlib.sha256(b"\n".join(merges)).hexdigest()[:16],
             bos=vocab.bos,
@@ -79,22 +74,3 @@ def read_tokenizer(path: Path) -> Tokenizer:
             sample=vocab.tokenize(SAMPLE, special=False),
             vocab_map=None if vocab_map is None else tuple(vocab_map.tolist()),
         )
-
-
-def _types(walked: Walked) -> Sequence[int]:
-    numbers = walked.numbers(TYPES)
-    return [] if numbers is None else [int(number) for number in numbers.tolist()]
-
-
-def n_params(header: Header) -> int:
-    """How many numbers a model's weights are; all parts of a split model together."""
-    return sum(map(_n_elements, header.parts))
-
-
-def _n_elements(path: Path) -> int:
-    """The same of one file, remembered until it changes."""
-    known = storage.recall(_ELEMENTS, path)
-    if known is None:
-        known = walk_file(path).n_elements
-        storage.remember(_ELEMENTS, known, path)
-    return int(known)

@@ -53,7 +53,8 @@ def split(way: Way, default: Way) -> list[Way]:
 def _ask(files: Sequence[Path], tell: Tell) -> list[tuple[KernelPath, ...]]:
     """The paths of every file, as llama.cpp says; for a child process."""
     tell("asking for kernel paths", 0.0)
-    return [candidates(llama.matrices(path), llama.read_header(path).n_weight_bytes) for path in files]
+    headers = map(llama.read_header, files)
+    return [candidates(llama.matrices(header), header.n_weight_bytes) for header in headers]
 
 
 def ask_child(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:

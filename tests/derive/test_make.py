@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from gguf.constants import GGML_QUANT_SIZES
 
 from specllama import llama
 from specllama.base import disk as storage
@@ -44,26 +43,16 @@ def _logits(path: Path, tokens: Sequence[int]) -> np.ndarray:  # type: ignore[ty
         return np.array(model.eval(tokens))
 
 
-def test_block_sizes_are_those_of_the_gguf_package() -> None:
-    """Rows that are cut in the middle of a block."""
-    known = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-    assert {kind: known[kind] for kind in gguf_rewrite.BLOCKS} == dict(gguf_rewrite.BLOCKS)
-
-
 def test_a_copy_without_changes_is_the_same_model(tmp_path: Path) -> None:
     """A value or a tensor that is lost or shifted on its way, also out of several parts."""
     path = tiny.write_model(tmp_path / "one.gguf", chat_template=tiny.CHATML, extra={"x.list": [1, 2, 3], "x.f": 0.5})
     parts = tiny.write_split(tmp_path / "split", 3)
     for several in ([path], parts):
-        source = gguf_rewrite.read_source(several)
+        source = gguf_rewrite.read_source(llama.read_header(several[0]).files)
         gguf_rewrite.write(source, tmp_path / "copy.gguf", values={}, tensors=source.tensors)
         assert np.array_equal(_logits(several[0], [1, 2, 3]), _logits(tmp_path / "copy.gguf", [1, 2, 3]))
-    gguf_rewrite.write(
-        gguf_rewrite.read_source([path]),
-        path.with_name("c.gguf"),
-        values={},
-        tensors=gguf_rewrite.read_source([path]).tensors,
-    )
+    source = gguf_rewrite.read_source(llama.read_header(path).files)
+    gguf_rewrite.write(source, path.with_name("c.gguf"), values={}, tensors=source.tensors)
     before, after = (GGUFReader(each).fields for each in (path, path.with_name("c.gguf")))
     for key in before:
         if not key.startswith("GGUF."):
@@ -75,7 +64,7 @@ def test_what_is_left_of_the_vocabulary_keeps_its_logits(tmp_path: Path) -> None
     parent = _large(tmp_path)
     cut = _cut(parent, Recipe(n_vocab=512))
     kept = llama.read_header(cut)
-    to_parent = gguf_rewrite.read_source([cut]).walked.numbers(VOCAB_MAP)
+    to_parent = kept.gguf.numbers(VOCAB_MAP)
     assert to_parent is not None
     assert kept.n_vocab == len(to_parent) == 512
     assert list(to_parent) == sorted(to_parent)
@@ -126,7 +115,7 @@ def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> No
     path = tiny.write_model(tmp_path / "m.gguf", n_layer=4)
     cut = _cut(path, Recipe(dropped=(1, 2)))
     assert llama.read_header(cut).n_layer == 2
-    source, left = gguf_rewrite.read_source([path]), gguf_rewrite.read_source([cut])
+    source, left = (gguf_rewrite.read_source(llama.read_header(each).files) for each in (path, cut))
     by_name = {tensor.name: tensor for tensor in source.tensors}
     for tensor in left.tensors:
         old = tensor.name.replace("blk.1.", "blk.3.")
@@ -139,10 +128,11 @@ def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> No
     with_arrays = tiny.write_bare(
         tmp_path / "bare.gguf", vocabulary=tiny.letters(), extra={"llama.block_count": 4, **arrays}
     )
-    bare = gguf_rewrite.read_source([with_arrays])
+    about = llama.read_header(with_arrays, needs_weights=False)
+    bare = gguf_rewrite.read_source(about.files)
     from specllama.derive.layers import without_layers
 
-    values, _ = without_layers(bare, llama.read_header(with_arrays, needs_weights=False), (), (1,))
+    values, _ = without_layers(bare, about, (), (1,))
     gguf_rewrite.write(bare, tmp_path / "out.gguf", values=values, tensors=())
     assert llama.read_header(tmp_path / "out.gguf", needs_weights=False).n_head_kv == (1, 1, 1)
 

@@ -198,13 +198,13 @@ def test_a_map_in_the_file_leads_to_the_parents_ids(tmp_path: Path) -> None:
     """Prevents: a trimmed draft that proposes its own ids; one of a padded parent leading out of the vocabulary."""
     kept = [1, 3, 4, 6, 8, 17, 18, 19]
     path = mapped(tmp_path / "d.gguf", [*kept[:-1], 99])
-    assert read_vocab_map(path).tolist() == [*kept[:-1], 99]  # type: ignore[union-attr]
+    assert read_vocab_map(llama.read_header(path)).tolist() == [*kept[:-1], 99]  # type: ignore[union-attr]
     with tiny.load(tiny.write_model(tmp_path / "t.gguf", n_vocab=20)) as target, tiny.load(path) as draft:
         row = in_target_ids(target, draft).eval([1])[0]
         expected = draft.eval([0])[0] if draft.truncate(0) is None else None
         np.testing.assert_allclose(row[kept[:-1]], expected[:-1], atol=1e-4)  # type: ignore[index]
         assert np.isneginf(np.delete(row, kept[:-1])).all()
-    assert read_vocab_map(tiny.write_model(tmp_path / "plain.gguf")) is None
+    assert read_vocab_map(llama.read_header(tiny.write_model(tmp_path / "plain.gguf"))) is None
 
 
 @pytest.mark.parametrize("numbers", [[0, 1], [0, 1, 2, 3, 4, 5, 6, 6], [-1, 1, 2, 3, 4, 5, 6, 7], [0.5] * 8, ["a"] * 8])
@@ -212,20 +212,19 @@ def test_a_damaged_map_is_told(tmp_path: Path, numbers: list[object]) -> None:
     """Prevents: a traceback, or an id out of range, from a file that somebody edited."""
     path = mapped(tmp_path / "d.gguf", numbers)
     with pytest.raises(ModelFileError, match=r"specllama\.vocab_map"):
-        read_vocab_map(path)
-    assert VOCAB_MAP in llama.read_header(path).arrays
+        read_vocab_map(llama.read_header(path))
 
 
 def test_a_map_of_ids_that_no_model_can_have_is_told(tmp_path: Path) -> None:
     """Prevents: a 64-bit number that turns negative, and so counts the target's tokens from their end."""
-    source = gguf_rewrite.read_source([mapped(tmp_path / "d.gguf", list(range(8)))])
+    source = gguf_rewrite.read_source(llama.read_header(mapped(tmp_path / "d.gguf", list(range(8)))).files)
     for name, number in (("wide", 2**31), ("negative", 2**64 - 3)):
         numbers = np.array([*range(7), number], "<u8")
         values = {VOCAB_MAP: struct.pack("<IIQ", 9, 10, 8) + numbers.tobytes()}
         path = tmp_path / f"{name}.gguf"
         gguf_rewrite.write(source, path, values=values, tensors=source.tensors)
         with pytest.raises(ModelFileError, match=r"specllama\.vocab_map"):
-            read_vocab_map(path)
+            read_vocab_map(llama.read_header(path))
 
 
 @pytest.mark.parametrize("damage", ["text", [], {"map": [0]}, [0, 0, 1], [0, -2, 1], [0, 9**9, 1], [0.5, None, "a"]])

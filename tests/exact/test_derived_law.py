@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama import llama
 from specllama.core.engine import Engine
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser
@@ -82,7 +83,7 @@ def test_the_enumerated_law_with_a_derived_draft_is_the_targets(
     assert found.keys() == expected.keys()
     assert tv(found, expected) < 1e-5
     if recipe.n_vocab:
-        kept = read_vocab_map(path)
+        kept = read_vocab_map(llama.read_header(path))
         assert kept is not None
         said = {token for tokens, _ in expected for token in tokens}
         assert said - set(kept.tolist()), "an answer that the draft could say whole shows less"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ import pytest
 from specllama import llama
 from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.files import gguf_header as gguf_walk
-from specllama.files.gguf_header import MoreNeeded, Unsound, walk, walk_from
+from specllama.files.gguf_header import TYPES, GgufHeader, MoreNeeded, Unsound, long_texts, walk, walk_from
+from specllama.llama.bindings import bindings, symbol
 from tests import tiny
 
-U32, F32, STRING, ARRAY, U64 = 4, 6, 8, 9, 10
+U32, F32, BOOL, STRING, ARRAY, U64 = 4, 6, 7, 8, 9, 10
 
 
 def text(value: str) -> bytes:
@@ -35,8 +38,8 @@ def header(*keys: bytes, n_tensors: int = 0, tensors: bytes = b"", n_keys: int |
     return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n) + b"".join(keys) + tensors
 
 
-def tensor(name: str, *dims: int) -> bytes:
-    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, 0)
+def tensor(name: str, *dims: int, kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
 def refusal(data: bytes, n_file_bytes: int | None = None) -> str:
@@ -49,24 +52,83 @@ def test_what_a_header_holds_is_read() -> None:
     """Prevents: a walk that says 'sound' because it looks at nothing."""
     data = header(
         key("a", U32, struct.pack("<I", 7)),
-        key("name", STRING, text("käse")),
+        key("name", STRING, text("käse\0more")),
+        key("on", BOOL, b"\1"),
         key("tokens", ARRAY, array(STRING, 3, text("x") + text("") + text("yz"))),
         key("types", ARRAY, array(U32, 2, struct.pack("<II", 1, 3))),
         key("none", ARRAY, array(STRING, 0)),
         n_tensors=2,
-        tensors=tensor("w", 4, 5) + tensor("b", 5),
+        tensors=tensor("w", 32, 5, kind=8) + tensor("b", 5, offset=192),
     )
-    walked = walk(data + b"weights", len(data) + 7)
-    assert walked.end == len(data)
-    assert walked.n_elements == 25
-    assert walked.text("name") == "käse"
-    assert walked.strings("tokens") == [b"x", b"", b"yz"]
-    numbers = walked.numbers("types")
-    assert numbers is not None
-    assert numbers.tolist() == [1, 3]
-    assert walked.strings("none") == walked.strings("missing") == walked.strings("types") == []
-    assert walked.numbers("tokens") is None
-    assert walked.text("types") == ""
+    found = walk(data + b"weights", len(data) + 7)
+    assert found.end == len(data)
+    assert found.n_elements == 165
+    assert [each.n_bytes for each in found.tensors] == [170, 20]
+    assert found.data_end == len(data) + -len(data) % 32 + 192 + 20
+    assert found.tensor_bytes == {"q8_0": 170, "f32": 20}
+    assert (found.integer("a"), found.text("name"), found.flag("on", False)) == (7, "käse", True)
+    assert (found.integer("b", default=3), found.text("b", "x"), found.flag("b", True)) == (3, "x", True)
+    assert found.strings("tokens") == [b"x", b"", b"yz"]
+    assert found.strings("none") == found.strings("missing") == []
+    assert found.numbers("missing") is None
+    assert found.numbers("types").tolist() == [1, 3]  # type: ignore[union-attr]
+    assert found.per_layer("types", 2) == [1, 3]
+    assert found.per_layer("a", 3) == [7, 7, 7]
+    assert (found.count("tokens"), found.count("a"), found.count("missing")) == (3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "found", "expected"),
+    [
+        (lambda it: it.integer("a", 8, 9), "a is 7", "from 8 to 9"),
+        (lambda it: it.integer("name"), "name is 'x'", "from 0 to 2,147,483,647"),
+        (lambda it: it.integer("on"), "on is True", "a whole number"),
+        (lambda it: it.integer("types"), "types is a list", "a whole number"),
+        (lambda it: it.text("a"), "a is 7", "a text"),
+        (lambda it: it.flag("a", True), "a is 7", "true or false"),
+        (lambda it: it.strings("types"), "types is a list", "a list of texts"),
+        (lambda it: it.numbers("a"), "a is 7", "a list of numbers"),
+        (lambda it: it.per_layer("types", 2, 0, 2), "types is a list", "from 0 to 2"),
+    ],
+)
+def test_a_value_of_another_type_or_out_of_range_is_refused(
+    ask: Callable[[GgufHeader], object], found: str, expected: str
+) -> None:
+    """Prevents: a TypeError, or an allocation, from a number that the file's maker chose."""
+    data = header(
+        key("a", U32, struct.pack("<I", 7)),
+        key("name", STRING, text("x")),
+        key("on", BOOL, b"\1"),
+        key("types", ARRAY, array(U32, 2, struct.pack("<II", 1, 3))),
+    )
+    with pytest.raises(ModelFileError) as caught:
+        ask(walk(data, len(data), Path("m.gguf")))
+    assert str(caught.value).startswith("m.gguf is damaged")
+    assert found in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_texts_that_were_walked_before_are_passed_over() -> None:
+    """Prevents: the fast way reading another header than the slow one."""
+    data = header(
+        key("t", ARRAY, array(STRING, 5000, text("word") * 5000)), key("a", U32, struct.pack("<I", 7)),
+        n_tensors=1, tensors=tensor("w", 4),
+    )  # fmt: skip
+    slow = walk(data, len(data))
+    ends = long_texts(slow)
+    assert list(ends.values()) == [slow.entries["t"].end]
+    fast = walk(data, len(data), text_ends=ends)
+    assert (fast.entries, fast.tensors, fast.end) == (slow.entries, slow.tensors, slow.end)
+
+
+def test_tensor_types_are_those_of_llama_cpp() -> None:
+    """Prevents: wrong sizes of weights, or a type that a newer llama.cpp brought and that is refused here."""
+    name = symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    n_values = symbol("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+    n_bytes = symbol("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
+    n_types = bindings().GGML_TYPE_COUNT
+    there = {kind: (name(kind).decode(), n_values(kind), n_bytes(kind)) for kind in range(n_types) if n_bytes(kind)}
+    assert {kind: (each.name, each.n_values, each.n_bytes) for kind, each in TYPES.items()} == there
 
 
 def test_every_piece_of_a_sound_header_asks_for_more() -> None:
@@ -111,6 +173,13 @@ def test_a_header_is_read_only_as_far_as_it_goes() -> None:
         (header(n_tensors=1, tensors=tensor("w", *[2] * 5)), "tensor 'w' has 5 dimensions"),
         (header(n_tensors=1, tensors=tensor("w", 1 << 40, 1 << 40)), "tensor 'w' claims"),
         (header(key("k", U32, b"")), "key 'k' would end at byte"),
+        (header(n_tensors=1, tensors=tensor("w", 4, kind=4)), "tensor 'w' is of the type 4"),
+        (header(n_tensors=1, tensors=tensor("w", 40, kind=8)), "tensor 'w' has rows of 40"),
+        (header(n_tensors=1, tensors=tensor("w", 4, offset=32)), "tensor 'w' begins at 32"),
+        (header(n_tensors=2, tensors=tensor("w", 8) + tensor("w", 8, offset=32)), "tensor 'w' is there twice"),
+        (header(n_tensors=1, tensors=tensor("w" * 64, 8)), "tensor 'wwww"),
+        (header(key("general.alignment", U32, struct.pack("<I", 24))), "general.alignment is 24"),
+        (header(key("general.alignment", U64, struct.pack("<Q", 32))), "general.alignment is no 32-bit number"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(data: bytes, found: str) -> None:

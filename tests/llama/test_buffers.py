@@ -121,7 +121,7 @@ def test_a_damaged_file_is_an_error_and_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     path.write_bytes(b"GGUF, they say")
     with pytest.raises(ModelFileError, match="damaged"):
-        llama_buffers.matrices([path])
+        llama.matrices(path)
 
 
 def test_weights_are_mapped_unless_the_path_keeps_them_twice(path: Path) -> None:

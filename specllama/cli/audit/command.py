@@ -161,7 +161,7 @@ def audit(
     # Blocks as long as those of greedy answers, and of the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
-    with closing(llama.load_vocabulary(setup.target.path)) as vocab:
+    with closing(llama.load_vocabulary(setup.target.header)) as vocab:
         require_known(sampling.params.logit_bias, vocab.size)
     pair_setup.require_fit(setup, listener)
     setup = _with_sums(setup, out)

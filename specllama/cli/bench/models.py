@@ -240,7 +240,7 @@ class Opener:
             for setup in setups[1:]:
                 assert setup.draft is not None, "only a first setup may lack a draft"
                 options = setup.draft_options(models.target.n_ctx)
-                files.append(owned.enter_context(llama.load(setup.draft.path, options)))
+                files.append(owned.enter_context(llama.load(setup.draft.header, options)))
                 speaking.append(in_target_ids(models.target, files[-1], strategy=setup.model_strategy))
                 owned.callback(speaking[-1].close)
             for model in (models.target, *files):

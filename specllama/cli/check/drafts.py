@@ -20,7 +20,6 @@ from specllama.llama.header import refuse_architecture
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, rank, repos_for
 from specllama.pairs.naming import named
-from specllama.pairs.tokenizer import n_params
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
 
@@ -62,7 +61,7 @@ def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[
     """Repositories that may hold a draft."""
     if offline or is_offline():
         raise SourceUnavailable("--hub asks the network, and it may not be asked", hint="leave out --offline once")
-    for repo in repos_for(target, n_params(target), watch):
+    for repo in repos_for(target, target.n_params, watch):
         yield repo, partial(look_at, repo, watch=watch)
 
 
