@@ -1,4 +1,7 @@
-"""Reports as JSON: frozen dataclasses to plain data and back, with the schema's name and version inside."""
+"""Everything that is saved as JSON: frozen dataclasses to plain data and back, checked field by field.
+
+A class may check its values in `__post_init__` and raise ValueError or an error of ours.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import json
 import math
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from specllama.base.errors import ReportError
+from specllama.base.errors import ReportError, SpecllamaError
 
 T = TypeVar("T")
 
@@ -26,8 +31,20 @@ def parsed(text: str | bytes) -> Any:
 
 def to_plain(report: Any) -> dict[str, Any]:
     """A dataclass, and all it holds, as dicts, lists, text and numbers."""
-    found: dict[str, Any] = asdict(report)
+    found: dict[str, Any] = _plain(report)
     return found
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _refuse(where: str, found: object, expected: str) -> ReportError:
@@ -75,6 +92,15 @@ def _value(kind: Any, data: Any, where: str) -> Any:
         if data not in arguments:
             raise ReportError(f"{where} is {data!r}, expected one of {', '.join(map(str, arguments))}")
         return data
+    if kind is Path and type(data) is str:
+        return Path(data)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(data)
+        except ValueError:
+            raise ReportError(
+                f"{where} is {data!r}, expected one of {', '.join(str(each.value) for each in kind)}"
+            ) from None
     if type(data) is not kind:
         raise _refuse(where, data, kind.__name__)
     return data
@@ -91,7 +117,10 @@ def from_plain(kind: type[T], data: object, where: str = "the report") -> T:
             values[field.name] = _value(hints[field.name], data[field.name], f"{where}.{field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ReportError(f"{where} has no {field.name!r}", hint=_HINT)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except (ValueError, SpecllamaError) as error:
+        raise ReportError(f"{where}: {error}", hint=_HINT) from None
 
 
 def require_schema(data: object, name: str, version: int) -> Mapping[str, Any]:

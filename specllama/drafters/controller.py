@@ -72,14 +72,6 @@ def cost_at(points: Points, n: float) -> float:
     return high + max(high - low, 0.0) * (n - n_high) / (n_high - n_low)
 
 
-def _points_of(data: object, name: str) -> Points:
-    """Points read from JSON. Raises ConfigError."""
-    try:
-        return tuple((int(n), float(cost)) for n, cost in data)  # type: ignore[attr-defined]  # the except below
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"the cost profile's {name!r} is not a list of [rows, cost] pairs") from None
-
-
 def _require_points(points: Points, name: str) -> None:
     """Raises ConfigError where `points` cannot be meant."""
     rows = [n for n, _ in points]
@@ -117,11 +109,6 @@ class CostProfile:
     def to_json(self) -> dict[str, object]:
         """Lists of [rows, cost]."""
         return {"verify": [list(point) for point in self.verify], "draft": [list(point) for point in self.draft]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> CostProfile:
-        """The inverse of `to_json`. Raises ConfigError."""
-        return cls(**{name: _points_of(data.get(name), name) for name in ("verify", "draft")})
 
 
 def reheated(q: Distribution, ratio: float) -> Distribution:

@@ -11,7 +11,8 @@ from typing import Any
 from platformdirs import user_state_path
 
 from specllama.base.disk import FetchWatch, only_one, write_text
-from specllama.base.errors import ConfigError, DownloadError
+from specllama.base.errors import ConfigError, DownloadError, ReportError
+from specllama.base.jsonable import from_plain
 from specllama.files import models_toml
 
 
@@ -36,8 +37,8 @@ def pins() -> dict[str, Pin]:
         return {}
     tables: dict[str, Any] = models_toml.load(path)
     try:
-        return {key: Pin(**table) for key, table in tables.items()}
-    except TypeError as error:
+        return {key: from_plain(Pin, table) for key, table in tables.items()}
+    except ReportError as error:
         raise ConfigError(f"{path} is damaged", hint="delete it: the next pulls record sums anew") from error
 
 

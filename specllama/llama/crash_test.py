@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ import platformdirs
 
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import BackendError
+from specllama.base.errors import BackendError, ReportError
+from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.files import gguf_tiny as probe_model
 from specllama.llama import library_hash
 
@@ -157,10 +158,9 @@ class _Cache:
     def open(cls) -> _Cache:
         path = platformdirs.user_cache_path("specllama") / "probe.json"
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            results = {key: _from_json(value) for key, value in facts["results"].items()}
-            return cls(path, results)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            facts = parsed(path.read_text(encoding="utf-8"))
+            return cls(path, {key: from_plain(ProbeResult, each) for key, each in facts["results"].items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ReportError):
             return cls(path, {})
 
     def key(self, folder: Path) -> str:
@@ -173,7 +173,7 @@ class _Cache:
         if key in self.results:
             return
         self.results[key] = result
-        facts = {"results": {key: _to_json(value) for key, value in self.results.items()}}
+        facts = {"results": {key: to_plain(value) for key, value in self.results.items()}}
         with contextlib.suppress(OSError):
             storage.write_text(self.path, json.dumps(facts, indent=1))
 
@@ -255,14 +255,6 @@ def _signal_name(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
-
-
-def _to_json(result: ProbeResult) -> dict[str, object]:
-    return {**asdict(result), "state": result.state.value}
-
-
-def _from_json(facts: dict[str, Any]) -> ProbeResult:
-    return ProbeResult(**{**facts, "state": State(facts["state"])})
 
 
 def _bindings_requirement() -> str:

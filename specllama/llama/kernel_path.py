@@ -7,11 +7,9 @@ kernels, and each its own cost of a block against one row. A path is set when a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from specllama.base.errors import ConfigError
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 
 # A tensor type with less than this share of the weights changes nothing that could be measured.
@@ -36,6 +34,10 @@ class KernelPath:
 
     extra_bufts: bool = True
     placed: tuple[tuple[str, str], ...] = ()  # (tensor type, extra buffer type); the first that fits counts
+
+    def __post_init__(self) -> None:
+        if not all(_WORD.fullmatch(word) for pair in self.placed for word in pair):
+            raise ValueError("a kernel path names no tensor types and buffer types")
 
     @classmethod
     def of(cls, options: LoadOptions | LoadPlan) -> KernelPath:
@@ -66,18 +68,6 @@ class KernelPath:
     def to_json(self) -> dict[str, object]:
         """Plain data; the name is for people."""
         return {"name": self.name, "extra_bufts": self.extra_bufts, "placed": [list(pair) for pair in self.placed]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KernelPath:
-        """The inverse of `to_json`. Raises ConfigError."""
-        try:
-            extra_bufts, placed = data["extra_bufts"], tuple((kind, buffer) for kind, buffer in data["placed"])
-            sound = isinstance(extra_bufts, bool) and all(_WORD.fullmatch(word) for pair in placed for word in pair)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"a kernel path cannot be read: {error}") from None
-        if not sound:
-            raise ConfigError("a kernel path cannot be read: it names no tensor types and buffer types")
-        return cls(extra_bufts, placed)
 
 
 DEFAULT = KernelPath()  # llama.cpp's own choice

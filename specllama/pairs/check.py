@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from specllama import llama
 from specllama.base import disk as storage
+from specllama.base.jsonable import from_plain, to_plain
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.model_rows import MachineMemory, Side, model_rows, refusal_row
@@ -82,10 +83,10 @@ def _token_rows(target: Header, draft: Header, strategy: str) -> tuple[CheckRow,
     kind = f"{_REMEMBERED} by text" if strategy == TRANSLATED else _REMEMBERED
     known = storage.recall(kind, target.path, draft.path)
     if known is not None and known["stamp"] == stamp:
-        return tuple(map(CheckRow.from_json, known["rows"]))
+        return tuple(from_plain(CheckRow, row) for row in known["rows"])
     sides = map(_tokenizer, (target, draft))
     rows = token_rows(*sides, strategy=strategy)
-    storage.remember(kind, {"stamp": stamp, "rows": [row.to_json() for row in rows]}, target.path, draft.path)
+    storage.remember(kind, {"stamp": stamp, "rows": [to_plain(row) for row in rows]}, target.path, draft.path)
     return rows
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from platformdirs import user_cache_path
 
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
-from specllama.base.jsonable import from_plain, parsed
+from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures
 
@@ -56,17 +56,6 @@ class Recipe:
         parts += [f"{self.n_vocab:,} tokens"] if self.n_vocab else []
         parts += [f"without layers {', '.join(map(str, self.dropped))}"] if self.dropped else []
         return ", ".join(parts) or "as it is"
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Recipe:
-        """The inverse of `to_json`. Raises KeyError, TypeError and ValueError."""
-        return cls(
-            n_vocab=int(data["n_vocab"]), dropped=tuple(int(n) for n in data["dropped"]), quant=str(data["quant"])
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +105,10 @@ class Derived:
     made: str  # UTC, ISO 8601
     measurements: tuple[Measurement, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.n_bytes < 2**63:
+            raise ValueError("its n_bytes is no size of a file")
+
     @property
     def name(self) -> str:
         """What `-md` takes."""
@@ -128,44 +121,20 @@ class Derived:
 
     def to_json(self) -> dict[str, object]:
         """Plain data; the file's folder is not part of it."""
-        facts = asdict(self)
+        facts = to_plain(self)
         facts.pop("path")
-        return {
-            "version": _VERSION,
-            **facts,
-            "parent": {**asdict(self.parent), "path": str(self.parent.path)},
-        }
+        return {"version": _VERSION, **facts}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], path: Path) -> Derived:
+    def from_json(cls, data: object, path: Path) -> Derived:
         """The inverse of `to_json`. Raises ConfigError."""
+        record = path.with_suffix(_RECORD)
+        if not isinstance(data, dict) or data.get("version") != _VERSION:
+            raise ConfigError(f"{record} is of another version of specllama", hint=_MAKE_AGAIN)
         try:
-            if data["version"] != _VERSION:
-                raise ConfigError(f"{path.with_suffix(_RECORD)} is of another version of specllama", hint=_MAKE_AGAIN)
-            return cls(
-                path=path,
-                recipe=Recipe.from_json(data["recipe"]),
-                parent=_parent(data["parent"]),
-                n_bytes=_size(data["n_bytes"]),
-                sha256=str(data["sha256"]),
-                build=str(data["build"]),
-                made=str(data["made"]),
-                measurements=tuple(from_plain(Measurement, each, "a measurement") for each in data["measurements"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError) as error:
-            raise ConfigError(f"{path.with_suffix(_RECORD)} cannot be read: {error}", hint=_MAKE_AGAIN) from None
-
-
-def _parent(data: Mapping[str, Any]) -> Parent:
-    """Raises KeyError, TypeError, ValueError."""
-    return Parent(Path(str(data["path"])), str(data["sha256"]), tuple(int(each) for each in data.get("stamp", ())))
-
-
-def _size(n_bytes: object) -> int:
-    """A file's size. Raises ValueError."""
-    if type(n_bytes) is not int or not 0 <= n_bytes < 2**63:
-        raise ValueError("its n_bytes is no size of a file")
-    return n_bytes
+            return from_plain(cls, {**data, "path": str(path)}, "the record")
+        except ReportError as error:
+            raise ConfigError(f"{record} cannot be read: {error}", hint=_MAKE_AGAIN) from None
 
 
 _MAKE_AGAIN = "make the draft again: specllama draft make"

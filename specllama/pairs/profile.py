@@ -6,16 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_state_path
 
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
-from specllama.base.jsonable import from_plain, parsed
+from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import LEAST_RATE, LOOKUP, MODEL, CostProfile
@@ -87,40 +86,16 @@ class Profile:
         return {LOOKUP: PRIORS[LOOKUP], MODEL: replace(general, typical=typical, base=typical - general.slope * sure)}
 
     def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {
-            "made": self.made,
-            "quick": self.quick,
-            "target_path": self.target_path.to_json(),
-            "draft_path": self.draft_path.to_json(),
-            "step_s": self.step_s,
-            "costs": self.costs.to_json(),
-            "classes": [asdict(each) for each in self.classes],
-            "threads": None if self.threads is None else asdict(self.threads),
-            "derived": None if self.derived is None else str(self.derived),
-            "strategy": self.strategy,
-            "plain_path": None if self.plain_path is None else self.plain_path.to_json(),
-        }
+        """Plain data; kernel paths with their names."""
+        paths = {"target_path": self.target_path, "draft_path": self.draft_path, "plain_path": self.plain_path}
+        return {**to_plain(self), **{name: path.to_json() if path else None for name, path in paths.items()}}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+    def from_json(cls, data: object) -> Profile:
         """The inverse of `to_json`. Raises ConfigError."""
         try:
-            plain = data.get("plain_path")
-            return cls(
-                made=str(data["made"]),
-                quick=bool(data["quick"]),
-                target_path=KernelPath.from_json(data["target_path"]),
-                draft_path=KernelPath.from_json(data["draft_path"]),
-                step_s=float(data["step_s"]),
-                costs=CostProfile.from_json(data["costs"]),
-                classes=tuple(from_plain(ClassFigures, each) for each in data["classes"]),
-                threads=None if data["threads"] is None else from_plain(Threads, data["threads"]),
-                derived=None if data["derived"] is None else Path(data["derived"]),
-                strategy=str(data.get("strategy", SIMPLE)),  # older files knew no other one
-                plain_path=None if plain is None else KernelPath.from_json(plain),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ReportError, ConfigError) as error:
+            return from_plain(cls, data, "the profile")
+        except ReportError as error:
             raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from specllama.base.errors import PairError
+from specllama.base.jsonable import to_plain
 
 RULE = (
     "A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both "
@@ -36,15 +36,6 @@ class CheckRow:
     reason: str = ""
     remedy: str = ""
     details: tuple[str, ...] = ()  # lines behind the reason, such as the tokens that differ
-
-    def to_json(self) -> dict[str, object]:
-        """The row as plain data."""
-        return {**asdict(self), "mark": self.mark.value}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CheckRow:
-        """The inverse of `to_json`."""
-        return cls(**{**data, "mark": RowMark(data["mark"]), "details": tuple(data["details"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +74,5 @@ class CompatReport:
             "target": self.target,
             "draft": self.draft,
             "rule": RULE,
-            "rows": [row.to_json() for row in self.rows],
+            "rows": [to_plain(row) for row in self.rows],
         }

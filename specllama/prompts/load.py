@@ -11,6 +11,7 @@ from typing import Any
 
 from specllama.base.disk import read_bytes
 from specllama.base.errors import PromptError, UsageError
+from specllama.base.jsonable import parsed
 
 # The classes differ in how predictable their answers are, and so in how much of a draft is accepted. The prompts were
 # written for this program and are under its licence: prompts/<class>.jsonl, in English, Japanese and Chinese by turns,
@@ -111,10 +112,10 @@ class _BadLine(Exception):
 
 def _prompt(line: str, n_line: int) -> BenchPrompt:
     try:
-        data = json.loads(line)
+        data = parsed(line)
     except json.JSONDecodeError as error:
         raise _BadLine(f"no JSON: {error.msg} at column {error.colno}") from None
-    except (RecursionError, ValueError):  # nested beyond reason; a number of more digits than Python reads
+    except ValueError:  # nested beyond reason; a number of more digits than Python reads
         raise _BadLine("no JSON that can be read") from None
     if not isinstance(data, dict):
         raise _BadLine(f"found {_short(data)}, expected an object")

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from specllama.base.errors import ConfigError
+from specllama.base.errors import ReportError
+from specllama.base.jsonable import from_plain
 from specllama.core.distribution import Distribution
 from specllama.core.stats import expected_speedup
 from specllama.core.types import Draft, DraftPlan, Observation, Planner, Verdict
@@ -86,7 +87,7 @@ def test_costs_lie_on_lines_between_the_measured_points_whatever_their_shape() -
 
 def test_a_profile_survives_json() -> None:
     """A measurement that cannot be kept, or is another one when it comes back."""
-    assert CostProfile.from_json(json.loads(json.dumps(FLAT.to_json()))) == FLAT
+    assert from_plain(CostProfile, json.loads(json.dumps(FLAT.to_json()))) == FLAT
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_a_profile_survives_json() -> None:
 )
 def test_a_profile_that_cannot_be_meant_is_an_error(data: dict[str, object]) -> None:
     """A stale or damaged file whose nonsense is drafted by."""
-    with pytest.raises(ConfigError, match="cost profile"):
-        CostProfile.from_json(data)
+    with pytest.raises(ReportError, match="cost profile"):
+        from_plain(CostProfile, data, "the cost profile")
 
 
 # ------------------------------------------------------------------------------------------------------- calibration

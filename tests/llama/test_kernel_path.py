@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from specllama.base.errors import ConfigError
+from specllama.base.errors import ReportError
+from specllama.base.jsonable import from_plain
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
 from specllama.llama.load_plan import LoadOptions
 
@@ -84,7 +85,7 @@ def test_people_are_told_which_path_it_is() -> None:
 def test_a_path_comes_back_from_json_and_from_load_options() -> None:
     """A tensor type lost on its way through the profile, so that another path is loaded than was measured."""
     for path in candidates(ON_AMX, 1100):
-        assert KernelPath.from_json(json.loads(json.dumps(path.to_json()))) == path
+        assert from_plain(KernelPath, json.loads(json.dumps(path.to_json()))) == path
         assert KernelPath.of(path.applied(LoadOptions(n_ctx=99))) == path
         assert path.applied(LoadOptions(n_ctx=99)).n_ctx == 99
 
@@ -93,7 +94,6 @@ def test_a_path_comes_back_from_json_and_from_load_options() -> None:
     "data",
     [
         None,
-        {},
         {"extra_bufts": 1, "placed": []},
         {"extra_bufts": True, "placed": 3},
         {"extra_bufts": True, "placed": ["q4_K"]},
@@ -103,5 +103,5 @@ def test_a_path_comes_back_from_json_and_from_load_options() -> None:
 )
 def test_a_path_with_impossible_values_is_refused(data: object) -> None:
     """A damaged profile that ends in C, or writes to the terminal."""
-    with pytest.raises(ConfigError, match="kernel path"):
-        KernelPath.from_json(data)  # type: ignore[arg-type]
+    with pytest.raises(ReportError, match="kernel path"):
+        from_plain(KernelPath, data, "a kernel path")

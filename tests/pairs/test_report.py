@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import PairError
+from specllama.base.jsonable import from_plain, to_plain
 from specllama.llama.header import Header
 from specllama.llama.memory import MemoryNeed
 from specllama.pairs.model_rows import MachineMemory, Side, family, is_tuned, model_rows, refusal_row
@@ -377,4 +379,4 @@ def test_a_report_fits_unless_a_row_failed() -> None:
 def test_rows_survive_being_remembered() -> None:
     """Prevents: a remembered report that says something else than a fresh one."""
     rows = token_rows(BASE, replace(BASE, **texts(TEXTS[::-1]), kind="spm"))
-    assert tuple(CheckRow.from_json(row.to_json()) for row in rows) == rows
+    assert tuple(from_plain(CheckRow, json.loads(json.dumps(to_plain(row)))) for row in rows) == rows

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from specllama.base.jsonable import from_plain
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
 from specllama.tuning.forecast import Outlook, break_even, outlook, speedup
@@ -86,5 +87,5 @@ def test_an_outlook_is_plain_data() -> None:
     """Prevents: a `check --probe --json` that cannot be written."""
     data = json.loads(json.dumps(of(CHEAP, code=counted(9, 1)).to_json(), allow_nan=False))
     assert data["acceptance"]["code"]["alpha"] == 0.9
-    assert CostProfile.from_json(data["costs"]) == CHEAP
+    assert from_plain(CostProfile, data["costs"]) == CHEAP
     assert data["points"][0] == {"n_max": 0, "low": 1.0, "expected": 1.0, "high": 1.0}

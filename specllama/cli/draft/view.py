@@ -32,7 +32,7 @@ def draft_json(derived: Derived) -> dict[str, object]:
 def trial_json(trial: Trial) -> dict[str, object]:
     """What was measured of one candidate."""
     return {
-        "recipe": trial.recipe.to_json(),
+        "recipe": asdict(trial.recipe),
         "summary": trial.recipe.summary,
         "bytes": trial.n_bytes,
         "cost": trial.costs.draft_cost(),
