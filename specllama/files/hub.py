@@ -5,13 +5,14 @@ A source that does not answer is followed by the next one. A file of wrong bytes
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specllama.base import disk as storage
@@ -26,7 +27,6 @@ from specllama.base.errors import (
 )
 from specllama.files import hub_cache, wheels
 from specllama.files.gguf_header import Read
-from specllama.files.hub_noise import bar_class, forward_log, nothing_left, reason
 from specllama.files.inventory import WantedFile, all_here, find, wanted_files
 from specllama.files.model import HubSource, Model, PathSource, Source, WheelSource
 from specllama.files.pins import Pin, forgotten, set_pin
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["CACHE", "FetchWatch", "Fetched", "fetch", "fetch_repo", "find", "remove", "repo_model"]
 
 CACHE = "cache"
+
+_RETRYING = re.compile(r"Trying to resume|Retrying in")  # in the log of the Hub's library
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,16 @@ def _fetch(model: Model, way: _Way) -> Fetched:
             refusals.append(error)
             if following is not None:
                 way.watch.note(f"{error}; taking the next source: {following}")
-    raise nothing_left(model.name, refusals)
+    raise _nothing_left(model.name, refusals)
+
+
+def _nothing_left(name: str, refusals: Sequence[DownloadError]) -> DownloadError:
+    """The one error that says why no source had the model `name`."""
+    if len(refusals) == 1:
+        return refusals[0]
+    reasons = "; ".join(str(error) for error in refusals)
+    hint = next((error.hint for error in refusals if error.hint), "")
+    return DownloadError(f"{name} could not be fetched: {reasons}", hint=hint)
 
 
 def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
@@ -237,8 +248,60 @@ def _told(watch: FetchWatch) -> Iterator[HfApi]:
     _silence()
     from huggingface_hub import HfApi
 
-    with forward_log(watch):
+    with _forward_log(watch):
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="specllama")
+
+
+def _bar_class(watch: FetchWatch) -> Any:
+    """A class that the library takes for tqdm's and that tells `watch`."""
+
+    class Bar:
+        def __init__(self, *_args: object, total: int | None = None, initial: int = 0, **_options: object) -> None:
+            self.total, self.n = total, 0
+            self.update(initial)
+
+        def update(self, n: float = 1) -> None:
+            self.n += int(n)
+            watch.advance(int(n))
+
+        def update_transfer(self, n: float) -> None:
+            """Bytes on the wire; with this method the library makes one bar for them and for what is written."""
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_error: object) -> None:
+            return None
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_args, **_options: None  # everything about looks
+
+    return Bar
+
+
+class _Forward(logging.Handler):
+    """Says once that the library tries again, and drops everything else."""
+
+    def __init__(self, watch: FetchWatch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+        self._told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._told and _RETRYING.search(record.getMessage()):
+            self._told = True
+            self._watch.note("the connection broke: trying again")
+
+
+@contextmanager
+def _forward_log(watch: FetchWatch) -> Iterator[None]:
+    """The log of the library, which must be imported by now, goes to `watch` and not to stderr."""
+    log = logging.getLogger("huggingface_hub")
+    handlers, log.handlers = log.handlers, [_Forward(watch)]
+    try:
+        yield
+    finally:
+        log.handlers = handlers
 
 
 def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetched:
@@ -276,7 +339,7 @@ def _announced(api: HfApi, repo: str, wanted: WantedFile) -> tuple[int | None, s
 
 def _download(api: HfApi, repo: str, wanted: WantedFile, watch: FetchWatch) -> str:
     """The library's download into the shared cache."""
-    bars, folder = bar_class(watch), hub_cache.cache_dir()
+    bars, folder = _bar_class(watch), hub_cache.cache_dir()
     return api.hf_hub_download(repo, wanted.place, revision=wanted.revision, cache_dir=folder, tqdm_class=bars)
 
 
@@ -342,9 +405,20 @@ def _named(error: Exception, repo: str, what: str) -> DownloadError:
     if isinstance(error, OSError) and error.filename:
         return DownloadError(f"{error.filename} cannot be written ({error.strerror})")
     return SourceUnavailable(
-        f"{urlsplit(endpoint).netloc} did not answer ({reason(error)})",
+        f"{urlsplit(endpoint).netloc} did not answer ({_reason(error)})",
         hint="check the network, or name files that are here: -m FILE -md FILE",
     )
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's word for what went wrong, found in the chain of errors; else the error's first line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines and lines[0] else type(error).__name__
 
 
 def _list_files(wanted: RepoSpec, cached: Sequence[str], watch: FetchWatch) -> Sequence[str]:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from specllama.base.errors import (
     BackendError,
@@ -28,7 +29,6 @@ from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
 from specllama.llama import buffers as llama_buffers
-from specllama.llama.batch import SEQUENCE, BatchSlots
 from specllama.llama.bindings import (
     BuildInfo,
     Device,
@@ -47,6 +47,7 @@ from specllama.llama.memory import MemoryNeed, memory_free, need_for
 from specllama.llama.open import (
     LoadProgress,
     Native,
+    Pointers,
     describe,
     load_model,
     load_vocabulary_only,
@@ -75,6 +76,7 @@ __all__ = [
     "set_log",
 ]
 
+_SEQUENCE = 0  # the one sequence that a chain needs
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 
 
@@ -165,7 +167,7 @@ class LlamaModel:
         self._context = pointers.context
         self._memory = lib.llama_get_memory(pointers.context)
         self._n_batch = plan.n_batch
-        self._slots = BatchSlots(lib, pointers, plan.n_batch)
+        self._slots = _BatchSlots(lib, pointers, plan.n_batch)
         self._views: dict[tuple[int, int], FloatArray] = {}  # (address, rows) -> logits
         self._n_decoded = 0
         self._held: list[int] = []
@@ -242,7 +244,7 @@ class LlamaModel:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if length < self._n_decoded:
-            if not self._timed(self._lib.llama_memory_seq_rm, self._memory, SEQUENCE, length, -1):
+            if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
                 raise RollbackRefused(
                     f"llama.cpp would not remove the tokens from {length} on from its memory of {self._n_decoded}"
                 )
@@ -331,7 +333,7 @@ class LlamaModel:
     def _cut_back(self, length: int) -> None:
         """Remove what an interrupted call left in the memory; where it refuses, empty it: `length` must stay true."""
         self._n_decoded = length
-        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, SEQUENCE, length, -1):
+        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
             self._timed(self._lib.llama_memory_clear, self._memory, False)
             self._n_decoded = 0
 
@@ -385,3 +387,30 @@ def _gpu_memory() -> GpuMemory:
         n_free=sum(device.memory_free for device in gpus),
         shared=sys.platform == "darwin" or all(device.kind == "igpu" for device in gpus),
     )
+
+
+class _BatchSlots:
+    """A llama_batch allocated once, and numpy views of its arrays."""
+
+    def __init__(self, lib: Any, pointers: Pointers, capacity: int) -> None:
+        self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, 1)
+        self._token = _view(self.batch.token, np.int32, capacity)
+        self._position = _view(self.batch.pos, np.int32, capacity)
+        self._output = _view(self.batch.logits, np.int8, capacity)
+        self._offsets = np.arange(capacity, dtype=np.int32)
+        _view(self.batch.n_seq_id, np.int32, capacity)[:] = 1
+        for index in range(capacity):
+            self.batch.seq_id[index][0] = _SEQUENCE
+
+    def fill(self, tokens: Sequence[int], start: int, n_rows: int) -> None:
+        """Put `tokens` at positions from `start` on; the last `n_rows` of them want logits."""
+        count = len(tokens)
+        self._token[:count] = tokens
+        np.add(self._offsets[:count], start, out=self._position[:count])
+        self._output[:count] = 0
+        self._output[count - n_rows : count] = 1
+        self.batch.n_tokens = count
+
+
+def _view(pointer: Any, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    return np.ctypeslib.as_array(pointer, (count,)).view(dtype)
