@@ -51,7 +51,7 @@ class _Done:
 
 
 def _end_with_parent() -> None:
-    """End when the parent has ended, however it did: nobody wants what is being made any longer."""
+    """End when the parent has ended, however it did: the result has no reader any more."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -59,7 +59,7 @@ def _end_with_parent() -> None:
 
 
 def _child(work: Callable[[Tell], object], connection: Connection) -> None:
-    """A child's whole life. Whoever started it ends it, so Ctrl-C is not for it."""
+    """Entry point of the child. Ignores SIGINT; the parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()  # llama.cpp frees the interpreter while it works
     try:
@@ -67,8 +67,8 @@ def _child(work: Callable[[Tell], object], connection: Connection) -> None:
     except SpecllamaError as error:
         connection.send(_Failed(type(error).__name__, str(error), error.hint))
     except BrokenPipeError:
-        pass  # nobody is listening any more
-    except Exception as error:  # a traceback would land in the middle of somebody's screen
+        pass  # the parent is gone
+    except Exception as error:  # a traceback would land in the middle of the parent's screen
         connection.send(_Failed("BackendError", f"the process that worked failed: {type(error).__name__}: {error}", ""))
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO, Any, Protocol
 
 from platformdirs import user_cache_path
@@ -22,7 +21,7 @@ from specllama.base.jsonable import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
-MOST_RECORDS = 512  # of a kind: more than anybody has models; a few kB each, but a map between two vocabularies 1 MB
+MOST_RECORDS = 512  # of a kind: more than a user has models; a few kB each, a map between two vocabularies 1 MB
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
 # A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -86,7 +85,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def meant(text: str) -> Path:
-    """The path that a person means; a `~` of nobody stays what it is, and is not found."""
+    """The path that a person means; `~name` of an unknown user stays as it is, and is not found."""
     return Path(os.path.expanduser(text))
 
 
@@ -120,29 +119,13 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.touch(mode=0o666 if example is None else 0o600)  # nobody else reads it before it has its mode
+        temporary.touch(mode=0o666 if example is None else 0o600)  # others cannot read it before it has its mode
         temporary.write_text(text, encoding="utf-8")
         if example is not None:
             shutil.copymode(example, temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def rescued(text: str, suffix: str) -> Path | None:
-    """`text` in a new file among the temporary ones, where its own place takes none; None if not even there."""
-    try:
-        with NamedTemporaryFile("w", encoding="utf-8", prefix="specllama-", suffix=suffix, delete=False) as file:
-            path = Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
-    except OSError:
-        return None
-    return path
 
 
 # --------------------------------------------------------------------------------------------------------------- room
@@ -184,7 +167,7 @@ def named_disk_full(
 
 
 def _try_lock(file: IO[bytes]) -> bool:
-    """Take the lock if nobody has it. The system frees it when the process ends, however it ends."""
+    """Take the lock if it is free. The system frees it when the process ends, however it ends."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -282,7 +265,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _is_of_nothing(record: Path) -> bool:
-    """True for a record that nobody can use any more."""
+    """True for a damaged record, or one about files that are gone."""
     try:
         return not all(os.path.exists(path) for path in parsed(record.read_text(encoding="utf-8"))["paths"])
     except (OSError, ValueError, KeyError, TypeError):

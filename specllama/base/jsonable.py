@@ -22,7 +22,7 @@ _HINT = "is it a report of this program?"
 
 
 def parsed(text: str | bytes) -> Any:
-    """The JSON value that `text` spells. Raises ValueError, for what is nested beyond reason, too."""
+    """The JSON value that `text` spells. Raises ValueError, also for deep nesting and endless numbers."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -40,7 +40,7 @@ def _number(
     def check(name: str, text: object) -> float:
         try:
             value = kind(text)
-            is_finite = math.isfinite(value)  # a whole number of hundreds of digits is none that a float holds
+            is_finite = math.isfinite(value)  # OverflowError: a whole number of hundreds of digits
         except (TypeError, ValueError, OverflowError):
             value, is_finite = math.nan, False
         inside = low < value <= high if open_low else low <= value <= high
@@ -73,7 +73,7 @@ def word(*words: str) -> Check:
 
 
 def either(other: str, meaning: object, check: Check) -> Check:
-    """What `check` allows, or the word `other`, which stands for `meaning`; that itself, too."""
+    """What `check` allows, or `other`, the word for `meaning`, or `meaning` itself."""
 
     def checked(name: str, text: object) -> Any:
         if text in (meaning, other):

@@ -1,6 +1,6 @@
 """Open model files: their headers, or an error that says what the file is instead.
 
-llama.cpp's own answer to a file that is none of its own is one line of log and a null pointer.
+llama.cpp answers another kind of file with one line of log and a null pointer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _text_ends(known: object) -> dict[int, int] | None:
 
 
 def _check_beginning(path: Path) -> None:
-    """The first bytes: is it GGUF at all, and of which version?"""
+    """The first bytes: is it GGUF, and which version?"""
     head, size = _first_bytes(path)
     if not head:
         raise ModelFileError(f"{path} is empty", hint="delete it and download it again")

@@ -433,7 +433,7 @@ def require_sound_values(header: GgufHeader) -> None:
         if entry.kind in _NUMBERS and "f" in _NUMBERS[entry.kind]:
             count = 1 if entry.count is None else entry.count
             if np.isnan(np.frombuffer(header.data, _NUMBERS[entry.kind], count, entry.start)).any():
-                raise Unsound(f"key {key!r} holds a number that is none (NaN)")
+                raise Unsound(f"key {key!r} holds NaN")
     tokens = header.entries.get(TOKENS)
     if tokens is not None and tokens.kind == STRING and tokens.count is not None:
         _require_distinct(_as_read(header.strings(TOKENS)))

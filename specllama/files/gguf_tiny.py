@@ -30,7 +30,7 @@ class _Kind:
     n_scales_behind: int = 0
 
     def block(self, noise: random.Random) -> bytes:
-        """Any bytes are weights; only the scales must be small numbers, lest the logits overflow."""
+        """Any bytes are weights; only the scales must be small, or the logits overflow."""
         scale = struct.pack("<e", 0.0005)
         return scale * self.n_scales + noise.randbytes(self.n_noise) + scale * self.n_scales_behind
 

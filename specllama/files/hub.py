@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -356,12 +356,22 @@ def open_remote(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Ite
             with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
                 hf_raise_for_status(response)
                 unasked = 0 if "content-range" in response.headers else start  # some servers ignore ranges
-                return hub_cache.first_bytes(response.iter_bytes(), unasked + stop - start)[unasked:]
+                return _first_bytes(response.iter_bytes(), unasked + stop - start)[unasked:]
 
         size = _announced(api, source.repo, wanted)[0]
         if size is None:
             raise SourceUnavailable(f"the Hub does not say how large {wanted.place} of {source.repo} is")
         yield size, read
+
+
+def _first_bytes(pieces: Iterable[bytes], n_bytes: int) -> bytes:
+    """The first `n_bytes` of what comes in pieces; no more pieces are taken than that needs."""
+    taken = bytearray()
+    for piece in pieces:
+        taken += piece
+        if len(taken) >= n_bytes:
+            break
+    return bytes(taken[:n_bytes])
 
 
 @contextmanager

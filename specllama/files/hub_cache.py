@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,3 @@ def delete_files(cache: Any, repo: str, places: Sequence[str]) -> list[Path]:
         if file.blob_path not in kept_blobs:
             file.blob_path.unlink(missing_ok=True)
     return [file.file_path for file in doomed]
-
-
-def first_bytes(pieces: Iterable[bytes], n_bytes: int) -> bytes:
-    """The first `n_bytes` of what comes in pieces; no more pieces are taken than that needs."""
-    taken = bytearray()
-    for piece in pieces:
-        taken += piece
-        if len(taken) >= n_bytes:
-            break
-    return bytes(taken[:n_bytes])

@@ -67,7 +67,7 @@ def _copy_header(source: HubSource, wanted: WantedFile, folder: Path, watch: Fet
 
 
 def _header(read: Read, n_bytes: int, what: str, watch: FetchWatch) -> bytes:
-    """The bytes of a header, and some behind it; of a file that is none, its first piece (others say what it is)."""
+    """The bytes of a header; of another kind of file its first piece, from which `gguf_check` says what it is."""
 
     def told(start: int, stop: int) -> bytes:
         data = read(start, stop)

@@ -62,7 +62,7 @@ class Layer:
 
 
 class _Table:
-    """One table, read key by key; a key that nobody asked for is an error."""
+    """One table, read key by key; a key that was not asked for is an error."""
 
     def __init__(self, data: object, where: str) -> None:
         self.where = where
@@ -129,7 +129,7 @@ def _shown(value: object) -> str:
 
 
 def _read_source(table: _Table, model_file: str) -> Source:
-    """One entry of `sources`; the key it begins with says of which kind it is."""
+    """One entry of `sources`; the key it begins with says its kind."""
     source: Source
     if "hub" in table.data:
         repo, file = table.need_text("hub", _REPO), table.text("file", _REPO_FILE)

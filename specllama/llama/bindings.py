@@ -1,4 +1,4 @@
-"""What llama-cpp-python does not bind: devices, buffer types, C callbacks, the log. For llama.py alone.
+"""What llama-cpp-python does not bind: devices, buffer types, C callbacks, the log.
 
 Every symbol is looked up when it is first needed; one that is missing disables only what is built on it.
 """
@@ -46,13 +46,13 @@ def _route_log(lib: Any) -> None:
     def receive(level: int, text: bytes, _user_data: object) -> None:
         try:
             log.write(level, text.decode("utf-8", "replace"))
-        except KeyboardInterrupt:  # whoever called llama.cpp raises it again
+        except KeyboardInterrupt:  # the caller of llama.cpp raises it again
             log.interrupted = True
-        except Exception:  # would be printed in the middle of somebody's output
+        except Exception:  # would be printed in the middle of the output
             pass
 
     callback = lib.llama_log_callback(receive)
-    # abs(level) reads one integer and has no effect: a ready-made C function for a log nobody reads.
+    # abs(level) reads one integer and has no effect: a ready-made C function for a log without a reader.
     silent = ctypes.cast(_c_library().abs, lib.llama_log_callback)
     _keep_alive.extend((callback, silent))
     lib.llama_log_set(callback, None)

@@ -63,7 +63,7 @@ def _is_matrix(tensor: TensorInfo) -> bool:
 
 
 def overrides(header: Header, path: KernelPath) -> Any:
-    """What llama.cpp is told at loading: an array of patterns and buffer types, ended by nulls; None for no orders.
+    """Orders for llama.cpp's loading: an array of patterns and buffer types, ended by nulls; None for no orders.
 
     It has to live until the model is loaded. Raises BackendError where a buffer type is not there, or holds nothing.
     """

@@ -1,4 +1,4 @@
-"""What names a build of llama.cpp: a hash of what is in its libraries, the same wherever and whenever it was unpacked.
+"""What names a build of llama.cpp: a hash of what is in its libraries, whatever their folder and dates.
 
 Reading 20 MB of libraries takes time, so the hash is remembered until one of them changes.
 """

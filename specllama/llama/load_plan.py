@@ -33,12 +33,12 @@ class LoadOptions:
     n_threads_batch: int | None = None  # for more than one token at once; None = like n_threads
     n_gpu_layers: int | Literal["auto", "all"] = "auto"
     flash_attn: Literal["auto", "on", "off"] = "auto"
-    type_k: str = "f16"  # see llama_memory.KV_TYPE_BYTES
+    type_k: str = "f16"  # see memory.KV_TYPE_BYTES
     type_v: str = "f16"
     use_extra_bufts: bool = True  # let llama.cpp rearrange weights for faster kernels
     placed: tuple[tuple[str, str], ...] = ()  # but these tensor types in these extra buffer types; see kernel_path.py
     max_block: int = 33  # longest eval: the draft and the pending token
-    use_mmap: bool | None = None  # None = wherever that does not keep weights twice
+    use_mmap: bool | None = None  # None = where that does not keep weights twice
 
 
 def placeable(options: LoadOptions, *, has_gpu: bool) -> bool:

@@ -1,4 +1,4 @@
-"""llama.cpp's log: kept in memory, so that a failure can quote its reason, and passed on only to whoever asks."""
+"""llama.cpp's log: kept in memory, so that a failure can quote its reason, and passed on to a sink, if one is set."""
 
 from __future__ import annotations
 

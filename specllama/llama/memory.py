@@ -22,7 +22,7 @@ KV_TYPE_BYTES = {
     "iq4_nl": 18 / 32,
 }
 CELL_STEP = 256  # llama.cpp rounds the number of KV cells up to this
-_MIN_FITTED_CTX = 512  # a smaller context is of no use to anybody: say that memory is short instead
+_MIN_FITTED_CTX = 512  # a smaller context is of no use: say that memory is short instead
 
 
 @dataclass(frozen=True, slots=True)

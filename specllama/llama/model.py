@@ -1,4 +1,4 @@
-"""Models on llama.cpp: load, eval, roll back. The only importer of the bindings; nobody outside sees a ctypes type.
+"""Models on llama.cpp: load, eval, roll back. No ctypes type leaves this room.
 
 The low-level API is driven directly: a batch whose arrays are filled through numpy views, logits of the block's rows
 only, and one KV sequence whose length is known here at every moment, also after an error.
@@ -118,7 +118,7 @@ def load(
 ) -> LlamaModel:
     """Load a model and open a context on it.
 
-    `progress` is told the share that is loaded and stops the loading by returning False. Raises ModelFileError,
+    `progress` gets the share that is loaded and stops the loading by returning False. Raises ModelFileError,
     UnsupportedModel, MemoryShort, UsageError, BackendError, and Interrupted where `progress` said so.
     """
     wish = options or LoadOptions()

@@ -67,7 +67,7 @@ def quantize(
 ) -> None:
     """Write the model of `about`, whatever its weights are stored in now, with its weights as `kind`.
 
-    `progress` is told the share that is done, and cannot stop it: llama.cpp has no way to. Nor does it survive every
+    `progress` gets the share that is done, and cannot stop it: llama.cpp has no way to. Nor does it survive every
     file, so this belongs in a child process. What is at `destination` after an error is worthless. Raises UsageError
     and BackendError.
     """

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from specllama.base import disk as storage
 from specllama.base.errors import NumericsError
 from specllama.bench import machine
 from specllama.bench import run as core
@@ -94,7 +93,7 @@ def test_a_full_disk_behind_output_costs_no_report(
 ) -> None:
     """Prevents: an hour of runs thrown away because one disk was full."""
     elsewhere = partial(NamedTemporaryFile, dir=tmp_path / ("" if room_elsewhere else "nowhere"))
-    monkeypatch.setattr(storage, "NamedTemporaryFile", elsewhere)
+    monkeypatch.setattr("specllama.cli.bench.command.NamedTemporaryFile", elsewhere)
     (tmp_path / "report.json").symlink_to("/dev/full")
     found = specllama(*args, "-o", "report.json")
     assert found.code == 1

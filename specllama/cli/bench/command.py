@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import typer
 
@@ -211,7 +212,7 @@ class _Target:
         try:
             storage.write_text(self.path, text)
         except OSError as error:
-            place = storage.rescued(text, f".{self.format}")
+            place = _rescued(text, f".{self.format}")
             if place is None:  # what took minutes is not thrown away
                 output.line(text)
             raise ReportError(
@@ -219,6 +220,22 @@ class _Target:
                 hint=f"the full report is {'above' if place is None else f'in {place}'}; make room, then move it",
             ) from error
         output.note(f"the full report is in {self.path}")
+
+
+def _rescued(text: str, suffix: str) -> Path | None:
+    """`text` in a new temporary file; None where that cannot be written either."""
+    try:
+        with NamedTemporaryFile("w", encoding="utf-8", prefix="specllama-", suffix=suffix, delete=False) as file:
+            path = Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+    except OSError:
+        return None
+    return path
 
 
 @dataclass(frozen=True, slots=True)
