@@ -52,7 +52,7 @@ _NUMBERS: Mapping[int, str] = {
     12: "<f8",
 }
 _MAX_DIMS = 4
-_ALIGNMENT, _ALIGNMENT_KEY = 32, "general.alignment"
+ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,31 +366,32 @@ def walk(
         if key in entries:
             raise Unsound(f"key {key!r} is there twice")
         entries[key] = walker.value(f"key {key!r}")
-    alignment = _alignment(data, entries.get(_ALIGNMENT_KEY))
+    alignment = _alignment(data, entries.get(ALIGNMENT_KEY))
     tensors, offset = dict[str, TensorInfo](), 0
     for index in range(n_tensors):
         tensor = walker.tensor(f"tensor {index}", offset)
         if tensor.name in tensors:
             raise Unsound(f"tensor {tensor.name!r} is there twice")
         tensors[tensor.name] = tensor
-        offset += _padded(tensor.n_bytes, alignment)
+        offset += padded(tensor.n_bytes, alignment)
     end = walker.at
-    return GgufHeader(path, n_file_bytes, data[:end], entries, tuple(tensors.values()), end, _padded(end, alignment))
+    return GgufHeader(path, n_file_bytes, data[:end], entries, tuple(tensors.values()), end, padded(end, alignment))
 
 
-def _padded(n_bytes: int, alignment: int) -> int:
+def padded(n_bytes: int, alignment: int) -> int:
+    """`n_bytes`, up to the next multiple of `alignment`."""
     return n_bytes + -n_bytes % alignment
 
 
 def _alignment(data: bytes, entry: KeyValue | None) -> int:
     """Tensors begin at multiples of this."""
     if entry is None:
-        return _ALIGNMENT
+        return ALIGNMENT
     if (entry.kind, entry.count) != (_U32, None):
-        raise Unsound(f"{_ALIGNMENT_KEY} is no 32-bit number")
+        raise Unsound(f"{ALIGNMENT_KEY} is no 32-bit number")
     found: int = _KIND.unpack_from(data, entry.start)[0]
     if found < 1 or found & (found - 1):
-        raise Unsound(f"{_ALIGNMENT_KEY} is {found:,}, which is no power of two")
+        raise Unsound(f"{ALIGNMENT_KEY} is {found:,}, which is no power of two")
     return found
 
 

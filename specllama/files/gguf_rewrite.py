@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
 from specllama.core.arrays import IntArray
-from specllama.files.gguf_header import ARRAY, STRING, GgufHeader
+from specllama.files.gguf_header import ALIGNMENT, ALIGNMENT_KEY, ARRAY, STRING, GgufHeader, padded
 
 TellShare = Callable[[float], None]  # told the share that is written
 
-_ALIGNMENT, _ALIGNMENT_KEY = 32, "general.alignment"
 _VERSION = 3
-_U32, _I32 = 4, 5  # GGUF's value types
+_U32, _I32, _F32 = 4, 5, 6  # GGUF's value types
 _CHUNK = 8 << 20
 
 
@@ -86,6 +85,11 @@ def u32(number: int) -> bytes:
     return struct.pack("<II", _U32, number)
 
 
+def f32(number: float) -> bytes:
+    """A number as a metadata value."""
+    return struct.pack("<If", _F32, number)
+
+
 def text(value: str) -> bytes:
     """A text as a metadata value."""
     return struct.pack("<I", STRING) + _packed(value.encode("utf-8"))
@@ -130,6 +134,17 @@ def _copied(header: GgufHeader, key: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
+def packed_header(entries: Mapping[str, bytes], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]) -> bytes:
+    """A header, up to where the tensors' bytes begin. entries: key -> value; tensors: (name, shape, type, bytes)."""
+    head = struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(entries))
+    head += b"".join(_packed(key.encode("utf-8")) + value for key, value in entries.items())
+    offset = 0
+    for name, shape, kind, n_bytes in tensors:
+        head += _packed(name.encode("utf-8")) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+        offset += padded(n_bytes, ALIGNMENT)
+    return head + bytes(-len(head) % ALIGNMENT)
+
+
 def write(
     source: SourceFile,
     destination: Path,
@@ -143,21 +158,13 @@ def write(
     That a model came in parts is forgotten: it goes into one file. Raises OSError; then the file is worthless.
     """
     dropped = {key: None for key in source.header.entries if key.startswith("split.")}
-    changes = {**dropped, _ALIGNMENT_KEY: None, **values}
+    changes = {**dropped, ALIGNMENT_KEY: None, **values}
     kept = {key: _copied(source.header, key) for key in source.header.entries if key not in changes}
     entries = {**kept, **{key: value for key, value in changes.items() if value is not None}}
-    head = struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(entries))
-    head += b"".join(_packed(key.encode("utf-8")) + value for key, value in entries.items())
-    offset = 0
-    for each in tensors:
-        shape = each.new_shape
-        head += _packed(each.name.encode("utf-8")) + struct.pack(
-            f"<I{len(shape)}QIQ", len(shape), *shape, each.kind, offset
-        )
-        offset += each.n_new_bytes + -each.n_new_bytes % _ALIGNMENT
+    head = packed_header(entries, [(each.name, each.new_shape, each.kind, each.n_new_bytes) for each in tensors])
     n_done, n_all = 0, max(sum(each.n_new_bytes for each in tensors), 1)
     with destination.open("wb") as file:
-        _write_padded(file, [head])
+        file.write(head)
         for each in tensors:
             _write_padded(file, _pieces(each))
             n_done += each.n_new_bytes
@@ -167,7 +174,7 @@ def write(
 
 def _write_padded(file: IO[bytes], pieces: Iterator[bytes] | list[bytes]) -> None:
     n_bytes = sum(file.write(piece) for piece in pieces)
-    file.write(bytes(-n_bytes % _ALIGNMENT))
+    file.write(bytes(-n_bytes % ALIGNMENT))
 
 
 def _pieces(tensor: SourceTensor) -> Iterator[bytes]:

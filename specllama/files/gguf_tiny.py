@@ -1,22 +1,18 @@
-"""A GGUF model of some hundred kilobytes, made of noise, for the probe to send each kind of weight through a decode.
-
-Written by hand, because the `gguf` package is not there at run time.
-"""
+"""A GGUF model of some hundred kilobytes, made of noise, for the probe to send each kind of weight through a decode."""
 
 from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+
+from specllama.files.gguf_header import ALIGNMENT
+from specllama.files.gguf_rewrite import f32, packed_header, text, u32
 
 N_VOCAB = 64
 N_CTX = 128
 _WIDTH = 256  # the size of a K-quant block: the narrowest row every kernel path (AMX, repacking) takes
 _N_HEADS = 4
-_ALIGNMENT = 32
-_TEXT, _U32, _F32 = 8, 4, 6  # GGUF's value types
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,51 +49,27 @@ _MATRICES = {  # name -> type and rows; between them, the types that the usual m
     "blk.0.ffn_down": (_Q4_K, _WIDTH),
     "output": (_Q6_K, N_VOCAB),
 }
-_Tensor: TypeAlias = tuple[str, int, tuple[int, ...], bytes]  # name, type, shape (row length first), data
 _NORMS = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
 
 
 def tiny_gguf() -> bytes:
     """The whole file: architecture `llama`, one layer, no tokenizer, a vocabulary of N_VOCAB bare ids."""
-    facts: dict[str, str | int | float] = {
-        "general.architecture": "llama",
-        "tokenizer.ggml.model": "none",
-        "llama.vocab_size": N_VOCAB,
-        "llama.context_length": N_CTX,
-        "llama.embedding_length": _WIDTH,
-        "llama.feed_forward_length": _WIDTH,
-        "llama.block_count": 1,
-        "llama.attention.head_count": _N_HEADS,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    facts = {
+        "general.architecture": text("llama"),
+        "tokenizer.ggml.model": text("none"),
+        "llama.vocab_size": u32(N_VOCAB),
+        "llama.context_length": u32(N_CTX),
+        "llama.embedding_length": u32(_WIDTH),
+        "llama.feed_forward_length": u32(_WIDTH),
+        "llama.block_count": u32(1),
+        "llama.attention.head_count": u32(_N_HEADS),
+        "llama.attention.layer_norm_rms_epsilon": f32(1e-5),
     }
     noise = random.Random(1)
-    tensors: list[_Tensor] = [(name, 0, (_WIDTH,), struct.pack("<f", 1.0) * _WIDTH) for name in _NORMS]
+    tensors: list[tuple[str, int, tuple[int, ...], bytes]]  # name, type, shape, bytes
+    tensors = [(name, 0, (_WIDTH,), struct.pack("<f", 1.0) * _WIDTH) for name in _NORMS]
     for name, (kind, n_rows) in _MATRICES.items():
         n_blocks = n_rows * _WIDTH // kind.n_values
         tensors.append((name, kind.number, (_WIDTH, n_rows), b"".join(kind.block(noise) for _ in range(n_blocks))))
-    return _pack(facts, tensors)
-
-
-def _pack(facts: Mapping[str, str | int | float], tensors: Sequence[_Tensor]) -> bytes:
-    infos, data = b"", b""
-    for name, kind, shape, body in tensors:
-        infos += _text(f"{name}.weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, len(data))
-        data += _padded(body)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts))
-    return _padded(head + b"".join(map(_fact, facts, facts.values())) + infos) + data
-
-
-def _fact(key: str, value: str | int | float) -> bytes:
-    if isinstance(value, str):
-        return _text(key) + struct.pack("<I", _TEXT) + _text(value)
-    if isinstance(value, int):
-        return _text(key) + struct.pack("<II", _U32, value)
-    return _text(key) + struct.pack("<If", _F32, value)
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode("ascii")
-
-
-def _padded(body: bytes) -> bytes:
-    return body + bytes(-len(body) % _ALIGNMENT)
+    head = packed_header(facts, [(f"{name}.weight", shape, kind, len(body)) for name, kind, shape, body in tensors])
+    return head + b"".join(body + bytes(-len(body) % ALIGNMENT) for *_, body in tensors)
