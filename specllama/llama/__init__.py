@@ -1,23 +1,20 @@
 """The only room that knows llama_cpp. Other rooms use the names of this page."""
 
+from specllama.llama.bindings import BuildInfo, Device, build_info
+from specllama.llama.header import Header
+from specllama.llama.load_plan import LoadOptions
+from specllama.llama.memory import MemoryNeed, memory_free
 from specllama.llama.model import (
-    BuildInfo,
-    Device,
-    Header,
     LlamaModel,
-    LoadOptions,
-    MemoryNeed,
-    Vocabulary,
-    build_info,
     load,
     load_vocabulary,
     matrices,
-    memory_free,
     memory_needed,
     read_header,
     requantize,
     set_log,
 )
+from specllama.llama.vocab import Vocabulary
 
 __all__ = [
     "BuildInfo",

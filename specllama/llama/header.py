@@ -91,6 +91,7 @@ class Header:
     n_file_bytes: int  # all parts
     weight_bytes: Mapping[str, int]  # by ggml type, such as "q4_K"
     metadata: Mapping[str, str]  # every scalar key as text, "true" and "false" for flags
+    causal: bool = True  # a token sees only those before it
     files: tuple[GgufHeader, ...] = field(default=(), repr=False)  # the parts' own headers
 
     @property
@@ -144,6 +145,7 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
         n_file_bytes=sum(file.n_file_bytes for file in files),
         weight_bytes=sum((file.tensor_bytes for file in files), Counter()),
         metadata={key: _as_text(value) for key, value in scalars},
+        causal=first.flag(of("attention.causal"), True),
         files=tuple(files),
     )
     for file in files:
@@ -170,7 +172,7 @@ def refuse_architecture(header: Header) -> None:
         raise cannot_roll_back(header.path, "a model with recurrent layers", name)
     if name in _DIFFUSION:
         raise not_left_to_right(header.path, "a diffusion model", name)
-    if name in _ENCODERS or header.metadata.get(f"{name}.attention.causal") == "false":
+    if name in _ENCODERS or not header.causal:
         raise not_left_to_right(header.path, "an encoder, made for embeddings", name)
     tokenizer = header.metadata.get("tokenizer.ggml.model", "")
     if tokenizer in _NO_TOKENIZERS:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.llama.header import Header
 
@@ -107,7 +108,8 @@ def layers_that_fit(header: Header, need: MemoryNeed, free: int) -> int:
 def memory_short(header: Header, needed: int, free: int, n_ctx: int) -> MemoryShort:
     """The error for a model that does not fit, with the numbers and the flag that helps."""
     return MemoryShort(
-        f"{header.path.name} with a context of {n_ctx} tokens needs {_size(needed)}, but only {_size(free)} are free",
+        f"{header.path.name} with a context of {n_ctx} tokens needs {size_text(needed)}, "
+        f"but only {size_text(free)} are free",
         hint="use a shorter context (--ctx-size), a smaller model, or close other programs",
     )
 
@@ -117,7 +119,3 @@ def _type_bytes(name: str) -> float:
         return KV_TYPE_BYTES[name]
     except KeyError:
         raise UsageError(f"unknown KV cache type {name!r}", hint=f"use one of {', '.join(KV_TYPE_BYTES)}") from None
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

@@ -30,11 +30,8 @@ from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
 from specllama.llama import buffers as llama_buffers
 from specllama.llama.bindings import (
-    BuildInfo,
-    Device,
     abort_callback,
     bindings,
-    build_info,
     devices,
     extra_buffer_types,
     log,
@@ -56,25 +53,6 @@ from specllama.llama.open import (
 )
 from specllama.llama.quantize import quantize
 from specllama.llama.vocab import Vocabulary
-
-__all__ = [
-    "BuildInfo",
-    "Device",
-    "Header",
-    "LlamaModel",
-    "LoadOptions",
-    "MemoryNeed",
-    "Vocabulary",
-    "build_info",
-    "load",
-    "load_vocabulary",
-    "matrices",
-    "memory_free",
-    "memory_needed",
-    "read_header",
-    "requantize",
-    "set_log",
-]
 
 _SEQUENCE = 0  # the one sequence that a chain needs
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns

@@ -80,18 +80,10 @@ def test_a_file_cut_inside_its_header_is_damaged(tmp_path: Path) -> None:
     assert "damaged" in refusal(tiny.cut(path, path.stat().st_size - 700))
 
 
-def test_an_unknown_architecture_blames_the_bindings_age(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["general.architecture", "tokenizer.ggml.pre"])
+def test_what_newer_models_bring_blames_the_bindings_age(tmp_path: Path, key: str) -> None:
     """Prevents: 'corrupted file' for a model that only needs newer bindings."""
-    path = tiny.write_model(tmp_path / "new.gguf", extra={"general.architecture": "nextgen"})
-    told = refusal(path)
-    assert "nextgen" in told
-    assert "update" in told
-
-
-def test_an_unknown_tokenizer_blames_the_bindings_age(tmp_path: Path) -> None:
-    """Prevents: the same confusion for the other thing that new models bring."""
-    path = tiny.write_model(tmp_path / "new.gguf", extra={"tokenizer.ggml.pre": "nextgen"})
-    told = refusal(path)
+    told = refusal(tiny.write_model(tmp_path / "new.gguf", extra={key: "nextgen"}))
     assert "nextgen" in told
     assert "update" in told
 
@@ -101,16 +93,10 @@ def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
     assert "no weights" in refusal(tiny.write_bare(tmp_path / "vocab.gguf", vocabulary=tiny.byte_level()))
 
 
-def test_a_projector_is_not_a_language_model(tmp_path: Path) -> None:
-    """Prevents: the mmproj file, which lies beside every multimodal model, being loaded as the model."""
-    told = refusal(tiny.write_model(tmp_path / "mmproj.gguf", extra={"general.architecture": "clip"}))
-    assert "not a language model" in told
-
-
-def test_an_adapter_is_not_a_language_model(tmp_path: Path) -> None:
-    """Prevents: a LoRA file being loaded as the model it belongs to."""
-    told = refusal(tiny.write_model(tmp_path / "lora.gguf", extra={"general.type": "adapter"}))
-    assert "adapter" in told
+@pytest.mark.parametrize(("key", "value"), [("general.architecture", "clip"), ("general.type", "adapter")])
+def test_a_projector_and_an_adapter_are_no_language_models(tmp_path: Path, key: str, value: str) -> None:
+    """Prevents: the mmproj file beside a multimodal model, or a LoRA file, being loaded as the model."""
+    assert "not a language model" in refusal(tiny.write_model(tmp_path / "part.gguf", extra={key: value}))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +108,12 @@ def test_an_adapter_is_not_a_language_model(tmp_path: Path) -> None:
         ("llama.expert_used_count", 3),
         ("llama.rope.scaling.type", "nonsense"),
         ("llama.attention.head_count", "two"),
+        ("llama.attention.head_count_kv", ["one", "two"]),
+        ("llama.context_length", 3_000_000_000),
+        ("llama.expert_count", True),
+        ("llama.attention.causal", 1),
+        ("split.count", "two"),
+        ("general.name", 7),
     ],
 )
 def test_numbers_that_would_trip_an_assertion_are_refused(tmp_path: Path, key: str, value: object) -> None:
@@ -199,10 +191,13 @@ def test_a_memory_that_cannot_roll_back_is_found_by_trying(tmp_path: Path, monke
     assert "refused a rollback" in told
 
 
-@pytest.mark.parametrize("arch", ["bert", "llada", "jamba", "t5"])
-def test_models_that_do_not_write_left_to_right_are_refused(tmp_path: Path, arch: str) -> None:
+@pytest.mark.parametrize(
+    "extra",
+    [*({"general.architecture": arch} for arch in ("bert", "llada", "jamba", "t5")), {"llama.attention.causal": False}],
+)
+def test_models_that_do_not_write_left_to_right_are_refused(tmp_path: Path, extra: dict[str, object]) -> None:
     """Prevents: an embedding, diffusion or hybrid model getting as far as an answer."""
-    refusal(tiny.write_model(tmp_path / "other.gguf", extra={"general.architecture": arch}), UnsupportedModel)
+    refusal(tiny.write_model(tmp_path / "other.gguf", extra=extra), UnsupportedModel)
 
 
 def test_a_vocabulary_can_be_read_without_the_weights_being_loadable(tmp_path: Path) -> None:
