@@ -116,9 +116,7 @@ def load(
     return loaded
 
 
-def requantize(
-    source: Path | Header, destination: Path, kind: str, *, progress: LoadProgress | None = None
-) -> None:
+def requantize(source: Path | Header, destination: Path, kind: str, *, progress: LoadProgress | None = None) -> None:
     """Write `source` as `destination` with all weights in `kind`, see `llama_quantize.quantize`."""
     about = _opened(source)
     refuse_architecture(about)
