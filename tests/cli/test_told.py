@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +12,9 @@ import pytest
 from specllama.base.errors import SpecllamaError
 from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
-from specllama.cli.draft.view import show_list
 from specllama.cli.screen.output import Output, Stream, wrapped
-from specllama.llama import build_info
 from specllama.pairs import derived as drafts
 from specllama.pairs.ask import Names
-from specllama.pairs.checkup import about_build
 from specllama.tuning import kernel_paths as tuner_paths
 from tests.cli.conftest import ENDLESS, Pair, Result
 
@@ -110,15 +106,6 @@ def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     assert list(_history(folder).load_history_strings()) == []
 
 
-def test_a_dirty_commit_is_explained() -> None:
-    """Prevents: "-dirty", and the reader thinks that something is broken."""
-    build = build_info()
-    assert (
-        "-dirty where that had changes; nothing is wrong" in about_build(replace(build, commit="0c1e570-dirty")).found
-    )
-    assert "dirty" not in about_build(replace(build, commit="0c1e570")).found
-
-
 def test_a_quick_tuning_looks_at_one_derived_draft_and_says_so(
     specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,21 +127,6 @@ def test_a_quick_tuning_looks_at_one_derived_draft_and_says_so(
     assert "note: of 3 derived drafts only the smallest is looked at (tiny), to be quick" in told
     assert "derived drafts" not in specllama("tune", *pair.options).err
     assert asked == [["tiny"], ["coarse", "tiny", "fine"]]
-
-
-def test_the_list_of_drafts_says_how_its_figures_were_measured() -> None:
-    """Prevents: 1.25x in one table and 1.08x in another for the same draft, and nobody knows why."""
-    err = StringIO()
-    output = Output(Stream(StringIO(), False, False, False, False), Stream(err, False, False, False, False))
-    show_list(output, [])
-    assert err.getvalue() == ""
-    last = SimpleNamespace(cost=0.2, speed=1.25, target="target.gguf", by="tune")
-    recipe = SimpleNamespace(summary="weights in Q4_0")
-    one = SimpleNamespace(measurements=(last,), recipe=recipe, name="draft", n_bytes=1, path=Path("/nowhere"))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(drafts, "stale", lambda _: "")
-        show_list(output, [one])  # type: ignore[list-item]
-    assert "by tune: as `specllama tune` measured" in err.getvalue()
 
 
 @pytest.mark.parametrize(
