@@ -161,7 +161,7 @@ class _Callbacks(Listener):
         self._n_done = 0
 
     def note(self, text: str) -> None:
-        self.on_note(text)
+        self.on_note(text.removeprefix("note: "))  # the command line's word for it
 
     def warn(self, text: str, hint: str = "") -> None:
         self.on_note(f"{text}; {hint}" if hint else text)

@@ -33,6 +33,7 @@ from specllama.files.catalog import user_file
 from specllama.llama import LlamaModel, crash_test
 from specllama.pairs.ask import Ask
 from tests import tiny
+from tests.hubserver import HubServer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 ENDLESS = {98: float("-inf"), 99: float("-inf")}  # never ends by itself
@@ -236,6 +237,25 @@ def test_progress_and_notes_reach_the_caller(tmp_path: Path) -> None:
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert sum("chat template" in note for note in notes) == 1
+
+
+def test_repositories_of_the_hub_are_fetched_with_progress(files: tuple[Path, Path], hub_server: HubServer) -> None:
+    """Prevents: minutes of silence while gigabytes come, or a repository taken for a file."""
+    names = "maker/tiny-GGUF:Q4_K_M", "maker/tinier-GGUF:Q4_0"
+    for name, path in zip(names, files, strict=True):
+        repo, _, quant = name.partition(":")
+        hub_server.repo(repo).files[f"model-{quant}.gguf"] = path.read_bytes()
+    heard: list[tuple[str, float]] = []
+    notes: list[str] = []
+    options: dict[str, Any] = {"target": names[0], "draft": names[1], "n_ctx": N_CTX, "n_threads": 1}
+    with specllama.load(**options, on_note=notes.append, on_progress=lambda *each: heard.append(each)) as pair:
+        assert pair.draft is not None
+        assert (pair.target.name, pair.draft.name) == ("model-Q4_K_M.gguf", "model-Q4_0.gguf")
+        assert ask(pair, max_tokens=5).reason == "length"
+    for name in ("model-Q4_K_M.gguf", "model-Q4_0.gguf"):
+        assert max(share for what, share in heard if what == f"fetching {name}") == 1.0
+        assert any(note.startswith(f"fetched {name} from Hub maker/") for note in notes)
+    specllama.load(**options, offline=True).close()
 
 
 def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
