@@ -8,7 +8,7 @@ import numpy as np
 
 from specllama.core.arrays import IntArray
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
-from specllama.files.catalog import OWN_FAMILY, FitReport, fit
+from specllama.pairs.fit import OWN_FAMILY, FitReport, fit
 from specllama.pairs.report import CheckRow, RowMark
 from specllama.pairs.tokenizer import Tokenizer
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
-from specllama.files import catalog as pairs
-from specllama.files.catalog import OWN_FAMILY, FitReport
+from specllama.pairs.fit import OWN_FAMILY, FitReport, fit, size_note, special_notes
 from specllama.pairs.overlap_rows import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
 from specllama.pairs.report import CheckRow, RowMark
 from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
@@ -32,7 +31,7 @@ def token_rows(target: Tokenizer, draft: Tokenizer, *, strategy: str = SIMPLE) -
 
 def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
     """The rows of a pair where the draft's ids are to be the target's."""
-    report = pairs.fit(target, draft)
+    report = fit(target, draft)
     to_target = None if report.fits else map_by_text(target, draft)
     found = None if to_target is None else overlap(target, to_target)
     remedy = BY_TEXT if found is not None and found.can_serve else OWN_FAMILY
@@ -66,7 +65,7 @@ def _kind_row(report: FitReport, remedy: str) -> CheckRow:
 
 def _size_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     """Padding at the end of one of them does no harm."""
-    reason = pairs.size_note(target, draft)
+    reason = size_note(target, draft)
     return _row("vocabulary", f"{target.size:,} tokens", f"{draft.size:,} tokens", RowMark.PASS, reason)
 
 
@@ -131,7 +130,7 @@ def _type_counts(tokenizer: Tokenizer) -> str:
 
 def _special_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     values = _specials(target), _specials(draft)
-    notes = pairs.special_notes(target, draft)
+    notes = special_notes(target, draft)
     if target.eot != draft.eot:
         notes.append(f"EOT is {target.eot} for the target, {draft.eot} for the draft: the target's is used")
     if target.add_eos != draft.add_eos:

@@ -19,7 +19,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token type
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A vocabulary and how text is cut into it. A `pairs.Vocab`."""
+    """A vocabulary and how text is cut into it."""
 
     kind: str  # bpe, spm, ...
     pre: str  # the pre-tokenizer; only BPE has one

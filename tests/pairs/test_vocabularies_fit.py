@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specllama.files.catalog import VocabDifference, fit
+from specllama.pairs.fit import VocabDifference, fit, size_note, special_notes
 
 TEXTS = [f"t{i}" for i in range(300)]
 
@@ -37,8 +37,8 @@ def test_equal_vocabularies_fit_without_a_word() -> None:
     """Prevents: notes about nothing."""
     report = fit(Vocab(), Vocab())
     assert report.fits
-    assert report.notes == ()
-    assert report.reason == ""
+    assert report.kind_reason == report.text_reason == size_note(Vocab(), Vocab()) == ""
+    assert special_notes(Vocab(), Vocab()) == []
 
 
 def test_one_differing_id_is_found_and_shown_with_both_texts() -> None:
@@ -47,7 +47,7 @@ def test_one_differing_id_is_found_and_shown_with_both_texts() -> None:
     assert not report.fits
     assert report.differing == (VocabDifference(299, "t299", "other299"),)
     reason = "1 of 300 token ids differ, the first is 299: the target reads 't299', the draft 'other299'"
-    assert report.reason == reason
+    assert report.text_reason == reason
 
 
 def test_many_differing_ids_are_counted_and_ten_are_shown() -> None:
@@ -61,10 +61,10 @@ def test_many_differing_ids_are_counted_and_ten_are_shown() -> None:
 def test_rows_at_the_end_of_one_of_them_are_padding(draft_is_shorter: bool) -> None:
     """Prevents: refusing Qwen2.5 0.5B for 7B, whose vocabularies differ in padding alone (case 16)."""
     short, long = Vocab(TEXTS[:-28]), Vocab()
-    report = fit(long, short) if draft_is_shorter else fit(short, long)
-    assert report.fits
+    pair = (long, short) if draft_is_shorter else (short, long)
+    assert fit(*pair).fits
     expected = "the target's alone and are never drafted" if draft_is_shorter else "the draft's alone and are masked"
-    assert report.notes == (f"28 token ids at the end are {expected}",)
+    assert size_note(*pair) == f"28 token ids at the end are {expected}"
 
 
 def test_an_id_inserted_in_the_middle_is_no_padding() -> None:
@@ -78,15 +78,15 @@ def test_another_kind_of_tokenizer_does_not_fit_whatever_its_texts() -> None:
     """Prevents: a SentencePiece draft for a BPE target, whose pieces only look alike."""
     report = fit(Vocab(), Vocab(kind="spm"))
     assert not report.fits
-    assert report.reason == "the target's tokenizer is bpe, the draft's is spm"
+    assert report.kind_reason == "the target's tokenizer is bpe, the draft's is spm"
 
 
 def test_other_end_and_begin_tokens_are_notes() -> None:
     """Prevents: refusing a pair for metadata that does no harm, or keeping it secret (case 18)."""
-    report = fit(Vocab(), Vocab(eos=7, bos=None, add_bos=True))
-    assert report.fits
-    assert report.notes == (
+    draft = Vocab(eos=7, bos=None, add_bos=True)
+    assert fit(Vocab(), draft).fits
+    assert special_notes(Vocab(), draft) == [
         "BOS is 1 for the target, None for the draft: the target's is used",
         "EOS is 2 for the target, 7 for the draft: the target's is used",
         "only one of the two wants a BOS in front: the target's wish is followed",
-    )
+    ]
