@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
-from specllama.cli.app import told
 from specllama.cli.args.grouping import option, takes_groups
 from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.args.values import word
+from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output

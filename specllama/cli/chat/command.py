@@ -18,7 +18,6 @@ from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
 from specllama.chat import saved as chat_file
 from specllama.chat.settings import Settings
-from specllama.cli.app import told
 from specllama.cli.args.grouping import option, takes_groups
 from specllama.cli.args.options import (
     DraftOptions,
@@ -33,6 +32,7 @@ from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_kept
 from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.errors import told
 from specllama.cli.loading import ask_of
 from specllama.cli.prompting import sound
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard

@@ -11,7 +11,6 @@ import typer
 
 from specllama import llama
 from specllama.base.errors import UsageError
-from specllama.cli.app import told
 from specllama.cli.args.grouping import option, takes_groups
 from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.args.values import strategies
@@ -20,6 +19,7 @@ from specllama.cli.check.files import look_at
 from specllama.cli.check.probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check.view import show_report
 from specllama.cli.codes import FAILED
+from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
