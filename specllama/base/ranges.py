@@ -84,3 +84,14 @@ def either(other: str, meaning: object, check: Check) -> Check:
             raise UsageError(f"{error}, or {other}", hint=error.hint) from None
 
     return checked
+
+
+def several(check: Check) -> Check:
+    """Values separated by commas, each checked by `check`, as a tuple without repeats."""
+
+    def parse(name: str, text: object) -> tuple[object, ...]:
+        if isinstance(text, tuple):
+            return text
+        return tuple(dict.fromkeys(check(name, part.strip()) for part in str(text).split(",")))
+
+    return parse

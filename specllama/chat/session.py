@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from specllama.base.errors import PromptError, UsageError
 from specllama.chat import conversation
 from specllama.chat.conversation import Conversation, Message
-from specllama.chat.settings import MAX_SEED, Settings
+from specllama.chat.settings import MAX_SEED, Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, StepEvent, TokenEvent
@@ -154,6 +154,7 @@ class ChatSession:
                 f"drafter {settings.strategy} needs a draft model, and none is loaded",
                 hint="/model PAIR loads a pair; lookup drafts without a model",
             )
+        require_known(settings.params.logit_bias, target.vocab_size)
         longest = target.caps.max_block - 1
         if settings.drafter != "none" and settings.drafting.n_max > longest:
             raise UsageError(

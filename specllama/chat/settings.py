@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 from specllama.base.errors import UsageError
-from specllama.base.ranges import AUTO, Check, either, real, whole, word
+from specllama.base.ranges import AUTO, MAX_DRAFT, Check, either, real, whole, word
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
@@ -103,62 +105,101 @@ def on_off(name: str, text: object) -> bool:
     return text if isinstance(text, bool) else _ON_OFF[word(*_ON_OFF)(name, text)]
 
 
-def _strategy(name: str, text: object) -> str:
-    return str(word(*REGISTRY)(name, ALIASES.get(str(text), text)))
+def strategy(name: str, text: object) -> str:
+    """A strategy of the registry, by its name or by another tool's."""
+    known = ALIASES.get(str(text).strip(), str(text).strip())
+    if known not in REGISTRY:
+        there = "; ".join(f"{key} ({each.summary})" for key, each in REGISTRY.items())
+        raise UsageError(f"{name} {known} is no strategy of this version", hint=f"there are: {there}")
+    return known
 
 
-def _stops(name: str, text: object) -> tuple[str, ...]:
-    """One stop string, a list of them, or `none`."""
-    stops = () if text in (None, "none") else (text,) if isinstance(text, str) else text
-    if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise UsageError(f"{name} is {text!r}, expected text")
-    return tuple(stops)
-
-
-def _biases(name: str, text: object) -> dict[int, float]:
-    """ID=V, several of them separated by spaces, a mapping, or `none`."""
-    if text in (None, "none"):
-        return {}
-    if isinstance(text, Mapping):
-        pairs = [(str(token), str(bias)) for token, bias in text.items()]
-    else:
-        pairs = [(part.partition("=")[0], part.partition("=")[2]) for part in str(text).split()]
+def stop_string(name: str, text: object) -> str:
+    r"""A stop string; the escape sequences \n, \t, \r, \\, \xNN and \uNNNN are understood."""
     try:
-        biases = {int(token): float(bias) for token, bias in pairs}
-        SamplingParams(logit_bias=biases)
-    except (ValueError, UsageError):
+        # What latin-1 cannot hold becomes an escape sequence first, so that only escape sequences are decoded.
+        stop = codecs.decode(str(text).encode("latin-1", "backslashreplace"), "unicode_escape")
+    except UnicodeDecodeError:
         raise UsageError(
-            f"{name} is {text}, expected ID=V with a token's id and a number, or none", hint="-inf forbids a token"
+            f"{name} {text} holds an escape sequence that cannot be read", hint=r"write \\ for a backslash"
         ) from None
-    return biases
+    if not stop:
+        raise UsageError(f"{name} is empty, expected at least one character")
+    return stop
 
 
-_RULES = tuple(rule.value for rule in Rule)
-_LENGTH = whole(1, special=-1)
+def _stops(name: str, value: object) -> tuple[str, ...]:
+    """`none`, one stop string as it is typed, or a list of them as files hold it."""
+    if value in (None, "none"):
+        return ()
+    if isinstance(value, str):
+        return (stop_string(name, value),)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(stop, str) and stop for stop in value):
+        raise UsageError(f"{name} is {value!r}, expected text")
+    return tuple(value)
 
+
+def logit_bias(name: str, text: object) -> tuple[int, float]:
+    """(token, bias) of ID=V; llama.cpp's ID+V and ID-V are understood, too."""
+    match = re.fullmatch(r"(\d+)=?(.+)", str(text))
+    try:
+        bias = float(match[2]) if match else math.nan
+    except ValueError:
+        bias = math.nan
+    if match is None or math.isnan(bias) or bias == math.inf:
+        raise UsageError(
+            f"{name} is {text}, expected ID=V with a token's id and a number",
+            hint="for example 15043=-5, or 15043=-inf to forbid the token",
+        )
+    return int(match[1]), bias
+
+
+def _biases(name: str, value: object) -> dict[int, float]:
+    """`none`, items separated by spaces as they are typed, or a mapping as files hold it."""
+    if value in (None, "none"):
+        return {}
+    items = [f"{token}={bias}" for token, bias in value.items()] if isinstance(value, Mapping) else str(value).split()
+    return dict(logit_bias(name, item) for item in items)
+
+
+def require_known(biases: Iterable[int], n_vocab: int) -> None:
+    """Raise UsageError for a bias of a token that the vocabulary does not hold."""
+    for token in biases:
+        if token >= n_vocab:
+            raise UsageError(
+                f"logit-bias names token {token}, the model's tokens are 0 to {n_vocab - 1}",
+                hint="`run --jsonl` shows the ids of what was said",
+            )
+
+
+RULES = tuple(rule.value for rule in Rule)
+
+# The range and the text of each are also those of the option, see `cli.args.options`.
 SETTINGS: dict[str, Setting] = {
     "temp": _of_params("temperature", "temperature; 0 is greedy", real(0)),
     "top-k": _of_params("top_k", "keep the K likeliest tokens; 0 keeps all", whole(0)),
     "top-p": _of_params("top_p", "keep the likeliest tokens that add up to P; 1 keeps all", real(0, 1)),
     "min-p": _of_params("min_p", "drop tokens less likely than P times the likeliest; 0 drops none", real(0, 1)),
-    "repeat-penalty": _of_params("repeat_penalty", "weaken tokens seen lately; 1 is off", real(0, open_low=True)),
+    "repeat-penalty": _of_params(
+        "repeat_penalty", "weaken tokens seen lately by this factor; 1 is off", real(0, open_low=True)
+    ),
     "presence-penalty": _of_params("presence_penalty", "take this from the logits of tokens seen lately", real()),
-    "frequency-penalty": _of_params("frequency_penalty", "the same, once for each time it was seen", real()),
-    "repeat-last-n": _of_params("repeat_last_n", "how far back penalties look; -1 is everything", whole(-1)),
-    "logit-bias": _of_params("logit_bias", "add V to the logit of token ID; none clears", _biases),
-    "seed": _own("seed", "seed of the next answer, counting up; -1 takes new ones", whole(-1, MAX_SEED)),
-    "predict": _own("n_predict", "most tokens of an answer; -1 goes on to its end", _LENGTH),
-    "stop": _own("stops", "end the answer before this text; none clears", _stops),
-    "drafter": _own("strategy", "what drafts", _strategy, tuple(REGISTRY)),
+    "frequency-penalty": _of_params("frequency_penalty", "the same, once for each time a token was seen", real()),
+    "repeat-last-n": _of_params("repeat_last_n", "how far back penalties look; -1 is everything, 0 is off", whole(-1)),
+    "logit-bias": _of_params("logit_bias", "add V to the logit of token ID, -inf forbids it", _biases),
+    "seed": _own("seed", "seed of every random draw; -1 takes a new one", whole(-1, MAX_SEED)),
+    "predict": _own("n_predict", "most tokens to generate; -1 goes on to the end of the answer", whole(1, special=-1)),
+    "stop": _own("stops", r"end the answer before this text; \n, \t and the like are understood", _stops),
+    "drafter": _own("strategy", "what drafts", strategy, tuple(REGISTRY)),
     "draft-n-max": Setting(
         "longest draft; 0 drafts nothing, auto goes by what `specllama tune` measured",
-        either(AUTO, AUTO, whole(0)),
+        either(AUTO, AUTO, whole(0, MAX_DRAFT)),
         lambda settings: AUTO if settings.auto else settings.drafting.n_max,
         _with_length,
         (AUTO,),
     ),
     "draft-p-min": Setting(
-        "stop drafting where the draft is less sure than this",
+        "stop drafting where the draft's likeliest token is less likely than this",
         real(0, 1),
         lambda settings: settings.drafting.p_min,
         _with_confidence,
@@ -167,14 +208,14 @@ SETTINGS: dict[str, Setting] = {
         "temperature", "temperature of the draft; none is the target's", either("none", None, real(0))
     ),
     "rule": Setting(
-        "how drafted tokens are accepted; each keeps the target's law",
-        word(*_RULES),
+        "how drafted tokens are accepted",
+        word(*RULES),
         lambda settings: settings.rule.value,
         lambda settings, value: replace(settings, rule=Rule(value)),
-        _RULES,
+        RULES,
     ),
-    "spec": _own("spec", "draft at all", on_off, ("on", "off")),
-    "think": _own("think", "let the model think first, where its template has the switch", on_off, ("on", "off")),
+    "spec": _own("spec", "draft at all", on_off, tuple(_ON_OFF)),
+    "think": _own("think", "let the model think first, where its template has the switch", on_off, tuple(_ON_OFF)),
 }
 
 # Names by which other tools know them.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specllama.cli.args.grouping import option
+from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color
 from specllama.cli.screen.output import Output, open_output, visible, wrapped
 from specllama.cli.screen.terminal import size_of
@@ -24,8 +24,9 @@ _COMMAND = re.compile(r"`[^`]+`")
 _NO_BREAK = "\u00a0"
 
 
+@with_options
 def doctor(
-    json: Annotated[bool, option("--json", "One JSON object: the findings and the facts behind them.")] = False,
+    json: Annotated[bool, Option("--json", "One JSON object: the findings and the facts behind them.")] = False,
     color: Color = "auto",
 ) -> None:
     """Check the installed llama.cpp build and this machine; exit code 1 if anything needs attention."""

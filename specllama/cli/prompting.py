@@ -6,7 +6,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -141,13 +141,3 @@ def require_room(tokens: Sequence[int], n_ctx: int, n_predict: int) -> None:
             f"the prompt has {len(tokens)} tokens, the context holds {n_ctx}",
             hint=f"shorten it, or use --ctx-size {len(tokens) + max(n_predict, 256)} or more",
         )
-
-
-def require_known(tokens: Iterable[int], n_vocab: int) -> None:
-    """Raise UsageError for a token of --logit-bias that the vocabulary does not hold."""
-    for token in tokens:
-        if token >= n_vocab:
-            raise UsageError(
-                f"--logit-bias names token {token}, the model's tokens are 0 to {n_vocab - 1}",
-                hint="`run --jsonl` shows the ids of what was said",
-            )

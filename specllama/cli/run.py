@@ -12,8 +12,9 @@ import typer
 
 from specllama import llama
 from specllama.base.errors import Interrupted
+from specllama.chat.settings import require_known
 from specllama.chat.stream import StopWatch, TextStream
-from specllama.cli.args.grouping import takes_groups
+from specllama.cli.args.grouping import with_options
 from specllama.cli.args.options import (
     DraftOptions,
     HardwareOptions,
@@ -24,7 +25,7 @@ from specllama.cli.args.options import (
 )
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.loading import Said, ask_of
-from specllama.cli.prompting import prompt_tokens, read_prompt, require_known, require_room
+from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
 from specllama.cli.record import Record, begin
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output
@@ -73,7 +74,7 @@ class RunJob:
         }
 
 
-@takes_groups
+@with_options
 def run(
     prompt: PromptOptions,
     models: ModelOptions,
@@ -91,10 +92,10 @@ def run(
     ask, listener = ask_of(models, drafting, hardware), Said(out)
     choice = pair_setup.choose(ask, listener)
     setup = pair_setup.prepare(choice, listener)
+    require_known(params.logit_bias, setup.target.header.n_vocab)
     with closing(llama.load_vocabulary(setup.target.header)) as vocab:
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
         require_room(tokens, choice.n_ctx, sampling.predict)
-        require_known(params.logit_bias, vocab.size)
     pair_setup.require_fit(setup, listener)
     job = RunJob(
         tokens=tokens,

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
-from specllama.cli.args.grouping import option, takes_groups
+from specllama.base.ranges import word
+from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, HardwareOptions, PairOptions
-from specllama.cli.args.values import word
 from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
@@ -42,21 +42,20 @@ class TuneOptions:
 
     spec_type: Annotated[
         str,
-        option(
-            "--spec-type",
+        Option(
+            "--spec-type NAME",
             f"Strategy to tune for: {TRANSLATED} for a draft of another tokenizer, auto for what fits.",
-            metavar="NAME",
-            check=word("auto", TRANSLATED),
+            word("auto", TRANSLATED),
         ),
     ] = "auto"
-    quick: Annotated[bool, option("--quick", "A short look, about a minute where nothing else runs.")] = False
-    json: Annotated[bool, option("--json", "One JSON object: the profile and where it is kept.")] = False
-    quiet: Annotated[bool, option("-q --quiet", "The findings and errors, nothing else.")] = False
-    verbose: Annotated[bool, option("-v --verbose", "What every pass costs as well.")] = False
+    quick: Annotated[bool, Option("--quick", "A short look, about a minute where nothing else runs.")] = False
+    json: Annotated[bool, Option("--json", "One JSON object: the profile and where it is kept.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "The findings and errors, nothing else.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "What every pass costs as well.")] = False
     color: Color = "auto"
 
 
-@takes_groups
+@with_options
 def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -> None:
     """Measure a pair on this machine and keep what is fastest: kernel path, threads, costs of passes, worth of the
     draft and of those derived from it (`specllama draft`).

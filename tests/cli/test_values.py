@@ -9,7 +9,7 @@ import typer
 from typer.main import get_command
 
 from specllama.base.errors import UsageError
-from specllama.cli.args.grouping import takes_groups
+from specllama.cli.args.grouping import with_options
 from specllama.cli.args.options import (
     DraftOptions,
     HardwareOptions,
@@ -28,7 +28,7 @@ def parse() -> Callable[..., Groups]:
     """The option groups that a command line makes."""
     seen: Groups = {}
 
-    @takes_groups
+    @with_options
     def command(
         prompt: PromptOptions,
         models: ModelOptions,
@@ -201,7 +201,7 @@ def test_logit_bias_takes_llama_cpps_spelling_too(parse: Callable[..., Groups]) 
     """`15+1` read as the token 15+1, or refused."""
     sampling = parse("--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17=-inf", "hi")["sampling"]
     assert isinstance(sampling, SamplingOptions)
-    assert sampling.biases == {15: 1.5, 16: -2.0, 17: float("-inf")}
+    assert sampling.params.logit_bias == {15: 1.5, 16: -2.0, 17: float("-inf")}
 
 
 @pytest.mark.parametrize(

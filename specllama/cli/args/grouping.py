@@ -1,16 +1,17 @@
-"""Options in groups: how a group's fields become a command's options, and which options exclude each other."""
+"""Options as values, their groups, and the commands that take them."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any, get_type_hints
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from specllama.base.errors import UsageError
-from specllama.cli.args.values import Check
+from specllama.base.ranges import Check, several
 from specllama.cli.command import SILENT
 
 # Options of which only one may be given, and why.
@@ -23,38 +24,57 @@ EXCLUSIVE = (
 )
 
 
-def option(names: str, help: str, *, metavar: str | None = None, check: Check | None = None, also: str = "") -> Any:
-    """A typer option that also reads SPECLLAMA_<FIRST LONG NAME>.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, to be written into the annotation of every parameter or field that takes it.
 
-    `names` and `also` are separated by spaces; those in `also` work but are not shown.
+    `names` are separated by spaces, the metavar comes last: "-n --predict N". Names in `also`, those of other tools,
+    work and are not shown. The option reads SPECLLAMA_<FIRST LONG NAME>, too.
     """
-    shown, silent = names.split(), also.split()
-    long_name = next(name for name in shown if name.startswith("--")).partition("/")[0]
-    SILENT.update((long_name, name) for name in silent)
 
-    def parse(text: object) -> Any:
+    names: str
+    help: str
+    check: Check | None = None
+    also: str = ""
+
+    def many(self, help: str, check: Check | None = None) -> Option:
+        """The same option for several values, separated by commas; the value is a tuple."""
+        check = check or self.check
         assert check is not None
-        return check(long_name, text)
+        return replace(self, names=self.names + ",...", help=help, check=several(check))
 
-    return typer.Option(
-        *shown,
-        *silent,
-        help=help,
-        metavar=metavar,
-        parser=parse if check else None,
-        envvar="SPECLLAMA_" + long_name[2:].upper().replace("-", "_"),
-    )
+    def typed(self, panel: str | None) -> Any:
+        """What typer wants to know; `panel` is the section of the help text."""
+        shown = [word for word in self.names.split() if word.startswith("-")]
+        metavar = " ".join(word for word in self.names.split() if not word.startswith("-"))
+        long_name = next(name for name in shown if name.startswith("--")).partition("/")[0]
+        silent = self.also.split()
+        SILENT.update((long_name, name) for name in silent)
+        check = self.check
 
+        def parse(text: object) -> Any:
+            assert check is not None
+            return check(long_name, text)
 
-def _parameters(group: type) -> Iterator[inspect.Parameter]:
-    """The fields of an option group as keyword parameters; the group's `title` heads them in the help text."""
-    hints = get_type_hints(group, include_extras=True)
-    for field in dataclasses.fields(group):
-        annotation = hints[field.name]
-        annotation.__metadata__[0].rich_help_panel = group.title  # type: ignore[attr-defined]
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
+        return typer.Option(
+            *shown,
+            *silent,
+            help=self.help,
+            metavar=metavar or None,
+            parser=parse if check else None,
+            envvar="SPECLLAMA_" + long_name[2:].upper().replace("-", "_"),
+            rich_help_panel=panel,
         )
+
+
+def _parameter(name: str, annotation: Any, default: Any, panel: str | None) -> inspect.Parameter:
+    """A parameter as typer reads it."""
+    kind, about = get_args(annotation)[:2]
+    if isinstance(about, Option):
+        about = about.typed(panel)
+    elif panel is not None:
+        about.rich_help_panel = panel
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 
 def _spoken(ctx: typer.Context, name: str) -> str:
@@ -82,8 +102,8 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     return settled
 
 
-# What may be empty: a prompt, which is answered in its own words, and what a model is told before it.
-_MAY_BE_EMPTY = ("prompt", "system_prompt")
+# What may be empty: a prompt, a system prompt, and what `models list` says of a pair.
+_MAY_BE_EMPTY = ("prompt", "system_prompt", "summary")
 
 
 def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
@@ -97,13 +117,23 @@ def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
         )
 
 
-def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, whose parameters are option groups, as a function of the groups' fields.
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` as typer reads it. Its parameters are option groups (dataclasses) or annotated with one option each.
 
     Typer reads options from a function's signature. Written out, every command would list fifty parameters and pack
     them into the same groups; this does it once.
     """
-    groups: dict[str, type] = {name: hint for name, hint in get_type_hints(command).items() if name != "return"}
+    hints = get_type_hints(command, include_extras=True)
+    declared = inspect.signature(command).parameters
+    groups: dict[str, Any] = {name: hints[name] for name in declared if dataclasses.is_dataclass(hints[name])}
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    for name, parameter in declared.items():
+        if (group := groups.get(name)) is None:
+            parameters.append(_parameter(name, hints[name], parameter.default, None))
+            continue
+        of_fields = get_type_hints(group, include_extras=True)
+        for field in dataclasses.fields(group):
+            parameters.append(_parameter(field.name, of_fields[field.name], field.default, group.title))
 
     def flat(ctx: typer.Context, **values: Any) -> None:
         _refuse_empty(ctx, values)
@@ -112,10 +142,8 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
             name: group(**{field.name: settled[field.name] for field in dataclasses.fields(group)})
             for name, group in groups.items()
         }
-        command(**packed)
+        command(**packed, **{name: settled[name] for name in declared if name not in groups})
 
-    ctx = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    fields = [parameter for group in groups.values() for parameter in _parameters(group)]
-    flat.__signature__ = inspect.Signature([ctx, *fields])  # type: ignore[attr-defined]
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
     return flat

@@ -1,41 +1,141 @@
-"""The options that commands share, in groups; names follow llama.cpp, and other tools' names work silently."""
+"""Every option that commands share, each defined once, and the groups of them.
+
+Names follow llama.cpp; other tools' names work and are not shown. Range and text of an option that is a setting of a
+chat, too, are those of the setting.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX
-from specllama.cli.args.grouping import option
-from specllama.cli.args.values import (
-    KV_TYPES,
-    gpu_layers,
-    logit_bias,
-    longest_draft,
-    real,
-    stop_string,
-    strategies,
-    whole,
-    word,
-)
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX, whole, word
+from specllama.chat.settings import SETTINGS, stop_string
+from specllama.cli.args.grouping import Option
+from specllama.cli.args.values import KV_TYPES, gpu_layers, logit_bias, strategies
 from specllama.cli.screen.output import ColorMode
+from specllama.core.sampling import SamplingParams
 from specllama.drafters import REGISTRY
 
-_N_THREADS = whole(1, 1024)
-Color = Annotated[
-    ColorMode,
-    option(
-        "--color",
-        "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-        metavar="WHEN",
-        check=word("auto", "always", "never"),
-    ),
-]
 
-if TYPE_CHECKING:
-    from specllama.core.sampling import SamplingParams
+def _setting(name: str, names: str, more: str = "", *, also: str = "") -> Option:
+    """The option of a setting; `more` ends its help text."""
+    setting = SETTINGS[name]
+    return Option(names, setting.help[0].upper() + setting.help[1:] + (more or "."), setting.check, also)
+
+
+# prompt
+FILE = Option("-f --file FILE", "Read the prompt from a file; - is stdin.")
+SYSTEM_PROMPT = Option("-sys --system-prompt TEXT", "What the model is told before the prompt.", also="--system")
+RAW = Option("--raw", "No chat template: the model continues the prompt as it stands.")
+
+# models
+PAIR = Option("--pair NAME", "A pair by name; `specllama models list` shows them.")
+MODEL = Option("-m --model MODEL", "The target: a file, a model or pair, or user/repo[:quant].")
+MODEL_DRAFT = Option(
+    "-md --model-draft MODEL",
+    "The draft: a file, a model or pair, a derived draft, or user/repo[:quant].",
+    also="--draft-model --spec-draft-model",
+)
+HF_REPO = Option("-hf --hf-repo USER/REPO[:QUANT]", "The target from the Hugging Face Hub.", also="-hfr")
+HF_REPO_DRAFT = Option(
+    "-hfd --hf-repo-draft USER/REPO[:QUANT]", "The draft from the Hub.", also="--spec-draft-hf -hfrd"
+)
+OFFLINE = Option("--offline", "Use only what is here already; never ask the network.")
+
+# drafting
+SPEC_TYPE = Option(
+    "--spec-type LIST",
+    f"Strategies that may draft, separated by commas: auto, {', '.join(REGISTRY)} (plain decoding).",
+    strategies,
+)
+DRAFT_N_MAX = Option(
+    "--spec-draft-n-max N",
+    f"Longest draft, 0 to {MAX_DRAFT} tokens; auto decides anew at every step from what `specllama tune` measured, and "
+    "before that takes the pair's, or 4.",
+    SETTINGS["draft-n-max"].check,
+    also="--draft-max --draft --draft-n --num-draft-tokens",
+)
+DRAFT_P_MIN = _setting("draft-p-min", "--spec-draft-p-min P", also="--draft-p-min")
+DRAFT_TEMP = Option(
+    "--draft-temp T",
+    "Temperature of the draft; any value keeps the target's law. [--temp]",
+    SETTINGS["draft-temp"].check,
+)
+VERIFY_RULE = _setting("rule", "--verify-rule RULE", ", token, block or match; each keeps the target's law.")
+
+# sampling
+TEMP = _setting("temp", "--temp T", also="--temperature")
+TOP_K = _setting("top-k", "--top-k K")
+TOP_P = _setting("top-p", "--top-p P")
+MIN_P = _setting("min-p", "--min-p P")
+REPEAT_PENALTY = _setting("repeat-penalty", "--repeat-penalty X")
+PRESENCE_PENALTY = _setting("presence-penalty", "--presence-penalty X")
+FREQUENCY_PENALTY = _setting("frequency-penalty", "--frequency-penalty X")
+REPEAT_LAST_N = _setting("repeat-last-n", "--repeat-last-n N")
+LOGIT_BIAS = Option("--logit-bias ID=V", f"A{SETTINGS['logit-bias'].help[1:]}; repeatable.", logit_bias)
+SEED = _setting("seed", "-s --seed N")
+PREDICT = _setting("predict", "-n --predict N", also="--max-tokens --n-predict")
+STOP = Option("--stop TEXT", f"E{SETTINGS['stop'].help[1:]}; repeatable.", stop_string, also="-r --reverse-prompt")
+
+# context and hardware
+_N_THREADS = whole(1, 1024)
+_KV_TYPE = word(*KV_TYPES)
+CTX_SIZE = Option(
+    "-c --ctx-size N",
+    "Tokens of context; 0 takes what the model was trained for. [the pair's, or 4096]",
+    whole(MIN_CTX, MAX_CTX, special=0),
+)
+THREADS = Option("-t --threads N", "Threads that generate. [physical cores]", _N_THREADS)
+THREADS_BATCH = Option("-tb --threads-batch N", "Threads that read the prompt. [-t]", _N_THREADS)
+THREADS_DRAFT = Option("-td --threads-draft N", "Threads of the draft. [-t]", _N_THREADS, also="--spec-draft-threads")
+THREADS_BATCH_DRAFT = Option(
+    "-tbd --threads-batch-draft N",
+    "Threads with which the draft reads the prompt. [-td, or -tb]",
+    _N_THREADS,
+    also="--spec-draft-threads-batch",
+)
+GPU_LAYERS = Option(
+    "-ngl --gpu-layers N", "Layers on the GPU: a number, all, or auto for what fits.", gpu_layers, also="--n-gpu-layers"
+)
+GPU_LAYERS_DRAFT = Option(
+    "-ngld --gpu-layers-draft N",
+    "Layers of the draft on the GPU.",
+    gpu_layers,
+    also="--n-gpu-layers-draft --spec-draft-ngl",
+)
+CACHE_TYPE_K = Option("-ctk --cache-type-k TYPE", f"Type of keys in the KV cache: {', '.join(KV_TYPES)}.", _KV_TYPE)
+CACHE_TYPE_V = Option("-ctv --cache-type-v TYPE", "Type of values; a quantised one needs flash attention.", _KV_TYPE)
+CACHE_TYPE_K_DRAFT = Option(
+    "-ctkd --cache-type-k-draft TYPE",
+    "Type of the draft's keys; a quantised one can ruin the acceptance.",
+    _KV_TYPE,
+    also="--spec-draft-type-k",
+)
+CACHE_TYPE_V_DRAFT = Option(
+    "-ctvd --cache-type-v-draft TYPE", "Type of the draft's values.", _KV_TYPE, also="--spec-draft-type-v"
+)
+FLASH_ATTN = Option("-fa --flash-attn WHEN", "Flash attention: on, off or auto.", word("on", "off", "auto"))
+
+# output
+JSON = Option("--json", "One JSON object.")
+QUIET = Option("-q --quiet", "Only the data and errors.")
+VERBOSE = Option("-v --verbose", "Say the seed and the models, and pass on llama.cpp's log; all on stderr.")
+COLOR = Option(
+    "--color WHEN",
+    "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
+    word("auto", "always", "never"),
+)
+
+Offline = Annotated[bool, OFFLINE]
+Json = Annotated[bool, JSON]
+Quiet = Annotated[bool, QUIET]
+Color = Annotated[ColorMode, COLOR]
+
+
+# ------------------------------------------------------------------------------------------------------------- groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +148,9 @@ class PromptOptions:
         str | None,
         typer.Argument(metavar="PROMPT", help="What stands on stdin or in --file comes before it; - is stdin."),
     ] = None
-    file: Annotated[str | None, option("-f --file", "Read the prompt from a file; - is stdin.", metavar="FILE")] = None
-    system_prompt: Annotated[
-        str | None,
-        option("-sys --system-prompt", "What the model is told before the prompt.", metavar="TEXT", also="--system"),
-    ] = None
-    raw: Annotated[bool, option("--raw", "No chat template: the model continues the prompt as it stands.")] = False
+    file: Annotated[str | None, FILE] = None
+    system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
+    raw: Annotated[bool, RAW] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,39 +159,17 @@ class ModelOptions:
 
     title: ClassVar[str] = "Models"
 
-    pair: Annotated[
-        str | None, option("--pair", "A pair by name; `specllama models list` shows them.", metavar="NAME")
-    ] = None
-    model: Annotated[
-        str | None, option("-m --model", "The target: a file, a model or pair, or user/repo[:quant].", metavar="MODEL")
-    ] = None
-    model_draft: Annotated[
-        str | None,
-        option(
-            "-md --model-draft",
-            "The draft: a file, a model or pair, a derived draft, or user/repo[:quant].",
-            metavar="MODEL",
-            also="--draft-model --spec-draft-model",
-        ),
-    ] = None
-    hf_repo: Annotated[
-        str | None,
-        option("-hf --hf-repo", "The target from the Hugging Face Hub.", metavar="USER/REPO[:QUANT]", also="-hfr"),
-    ] = None
-    hf_repo_draft: Annotated[
-        str | None,
-        option(
-            "-hfd --hf-repo-draft", "The draft from the Hub.", metavar="USER/REPO[:QUANT]", also="--spec-draft-hf -hfrd"
-        ),
-    ] = None
-    offline: Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")] = False
+    pair: Annotated[str | None, PAIR] = None
+    model: Annotated[str | None, MODEL] = None
+    model_draft: Annotated[str | None, MODEL_DRAFT] = None
+    hf_repo: Annotated[str | None, HF_REPO] = None
+    hf_repo_draft: Annotated[str | None, HF_REPO_DRAFT] = None
+    offline: Offline = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions(ModelOptions):
     """Which pair, by its name alone; nothing at all means the default pair."""
-
-    title: ClassVar[str] = "Models"
 
     pair: Annotated[
         str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
@@ -107,54 +182,11 @@ class DraftOptions:
 
     title: ClassVar[str] = "Drafting"
 
-    spec_type: Annotated[
-        str,
-        option(
-            "--spec-type",
-            f"Strategies that may draft, separated by commas: auto, {', '.join(REGISTRY)} (plain decoding).",
-            metavar="LIST",
-            check=strategies,
-        ),
-    ] = "auto"
-    spec_draft_n_max: Annotated[
-        Any,  # int or "auto"
-        option(
-            "--spec-draft-n-max",
-            f"Longest draft, 0 to {MAX_DRAFT} tokens; auto decides anew at every step from what `specllama tune` "
-            "measured, and before that takes the pair's, or 4.",
-            metavar="N",
-            check=longest_draft,
-            also="--draft-max --draft --draft-n --num-draft-tokens",
-        ),
-    ] = "auto"
-    spec_draft_p_min: Annotated[
-        float,
-        option(
-            "--spec-draft-p-min",
-            "Stop drafting where the draft's likeliest token is less likely than this.",
-            metavar="P",
-            check=real(0, 1),
-            also="--draft-p-min",
-        ),
-    ] = 0.0
-    draft_temp: Annotated[
-        float | None,
-        option(
-            "--draft-temp",
-            "Temperature of the draft; any value keeps the target's law. [--temp]",
-            metavar="T",
-            check=real(0),
-        ),
-    ] = None
-    verify_rule: Annotated[
-        str,
-        option(
-            "--verify-rule",
-            "How drafted tokens are accepted, token, block or match; each keeps the target's law.",
-            metavar="RULE",
-            check=word("token", "block", "match"),
-        ),
-    ] = "block"
+    spec_type: Annotated[str, SPEC_TYPE] = "auto"
+    spec_draft_n_max: Annotated[Any, DRAFT_N_MAX] = "auto"  # int or "auto"
+    spec_draft_p_min: Annotated[float, DRAFT_P_MIN] = 0.0
+    draft_temp: Annotated[float | None, DRAFT_TEMP] = None
+    verify_rule: Annotated[str, VERIFY_RULE] = "block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,69 +195,20 @@ class LawOptions:
 
     title: ClassVar[str] = "Sampling"
 
-    temp: Annotated[
-        float, option("--temp", "Temperature; 0 is greedy.", metavar="T", check=real(0), also="--temperature")
-    ] = 0.8
-    top_k: Annotated[
-        int, option("--top-k", "Keep the K likeliest tokens; 0 keeps all.", metavar="K", check=whole(0))
-    ] = 40
-    top_p: Annotated[
-        float,
-        option("--top-p", "Keep the likeliest tokens that add up to P; 1 keeps all.", metavar="P", check=real(0, 1)),
-    ] = 0.95
-    min_p: Annotated[
-        float,
-        option(
-            "--min-p",
-            "Drop tokens less likely than P times the likeliest; 0 drops none.",
-            metavar="P",
-            check=real(0, 1),
-        ),
-    ] = 0.05
-    repeat_penalty: Annotated[
-        float,
-        option(
-            "--repeat-penalty",
-            "Weaken tokens seen lately by this factor; 1 is off.",
-            metavar="X",
-            check=real(0, open_low=True),
-        ),
-    ] = 1.0
-    presence_penalty: Annotated[
-        float,
-        option("--presence-penalty", "Take this from the logits of tokens seen lately.", metavar="X", check=real()),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        option("--frequency-penalty", "The same, once for each time a token was seen.", metavar="X", check=real()),
-    ] = 0.0
-    repeat_last_n: Annotated[
-        int,
-        option(
-            "--repeat-last-n", "How far back penalties look; -1 is everything, 0 is off.", metavar="N", check=whole(-1)
-        ),
-    ] = 64
-    logit_bias: Annotated[
-        list[str] | None,
-        option(
-            "--logit-bias",
-            "Add V to the logit of token ID, -inf forbids it; repeatable.",
-            metavar="ID=V",
-            check=logit_bias,
-        ),
-    ] = None
-
-    @property
-    def biases(self) -> dict[int, float]:
-        """`--logit-bias` as a mapping; the last value of a token counts."""
-        pairs = (text.partition("=") for text in self.logit_bias or ())
-        return {int(token): float(bias) for token, _, bias in pairs}
+    temp: Annotated[float, TEMP] = 0.8
+    top_k: Annotated[int, TOP_K] = 40
+    top_p: Annotated[float, TOP_P] = 0.95
+    min_p: Annotated[float, MIN_P] = 0.05
+    repeat_penalty: Annotated[float, REPEAT_PENALTY] = 1.0
+    presence_penalty: Annotated[float, PRESENCE_PENALTY] = 0.0
+    frequency_penalty: Annotated[float, FREQUENCY_PENALTY] = 0.0
+    repeat_last_n: Annotated[int, REPEAT_LAST_N] = 64
+    logit_bias: Annotated[list[str] | None, LOGIT_BIAS] = None
 
     @property
     def params(self) -> SamplingParams:
-        """The target's sampler settings."""
-        from specllama.core.sampling import SamplingParams  # numpy; the help texts do without
-
+        """The target's sampler settings; the last bias of a token counts."""
+        pairs = (text.partition("=") for text in self.logit_bias or ())
         return SamplingParams(
             temperature=self.temp,
             top_k=self.top_k,
@@ -235,7 +218,7 @@ class LawOptions:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repeat_last_n=self.repeat_last_n,
-            logit_bias=self.biases,
+            logit_bias={int(token): float(bias) for token, _, bias in pairs},
         )
 
 
@@ -243,30 +226,9 @@ class LawOptions:
 class SamplingOptions(LawOptions):
     """How an answer is drawn, and where it ends."""
 
-    seed: Annotated[
-        int,
-        option("-s --seed", "Seed of every random draw; -1 takes a new one.", metavar="N", check=whole(-1, 2**64 - 1)),
-    ] = -1
-    predict: Annotated[
-        int,
-        option(
-            "-n --predict",
-            "Most tokens to generate; -1 goes on to the end of the answer.",
-            metavar="N",
-            check=whole(1, special=-1),
-            also="--max-tokens --n-predict",
-        ),
-    ] = -1
-    stop: Annotated[
-        list[str] | None,
-        option(
-            "--stop",
-            r"End the answer before this text; \n, \t and the like are understood; repeatable.",
-            metavar="TEXT",
-            check=stop_string,
-            also="-r --reverse-prompt",
-        ),
-    ] = None
+    seed: Annotated[int, SEED] = -1
+    predict: Annotated[int, PREDICT] = -1
+    stop: Annotated[list[str] | None, STOP] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,105 +237,18 @@ class HardwareOptions:
 
     title: ClassVar[str] = "Context and hardware"
 
-    ctx_size: Annotated[
-        int | None,
-        option(
-            "-c --ctx-size",
-            "Tokens of context; 0 takes what the model was trained for. [the pair's, or 4096]",
-            metavar="N",
-            check=whole(MIN_CTX, MAX_CTX, special=0),
-        ),
-    ] = None
-    threads: Annotated[
-        int | None, option("-t --threads", "Threads that generate. [physical cores]", metavar="N", check=_N_THREADS)
-    ] = None
-    threads_batch: Annotated[
-        int | None, option("-tb --threads-batch", "Threads that read the prompt. [-t]", metavar="N", check=_N_THREADS)
-    ] = None
-    threads_draft: Annotated[
-        int | None,
-        option(
-            "-td --threads-draft",
-            "Threads of the draft. [-t]",
-            metavar="N",
-            check=_N_THREADS,
-            also="--spec-draft-threads",
-        ),
-    ] = None
-    threads_batch_draft: Annotated[
-        int | None,
-        option(
-            "-tbd --threads-batch-draft",
-            "Threads with which the draft reads the prompt. [-td, or -tb]",
-            metavar="N",
-            check=_N_THREADS,
-            also="--spec-draft-threads-batch",
-        ),
-    ] = None
-    gpu_layers: Annotated[
-        str,
-        option(
-            "-ngl --gpu-layers",
-            "Layers on the GPU: a number, all, or auto for what fits.",
-            metavar="N",
-            check=gpu_layers,
-            also="--n-gpu-layers",
-        ),
-    ] = "auto"
-    gpu_layers_draft: Annotated[
-        str,
-        option(
-            "-ngld --gpu-layers-draft",
-            "Layers of the draft on the GPU.",
-            metavar="N",
-            check=gpu_layers,
-            also="--n-gpu-layers-draft --spec-draft-ngl",
-        ),
-    ] = "auto"
-    cache_type_k: Annotated[
-        str,
-        option(
-            "-ctk --cache-type-k",
-            f"Type of keys in the KV cache: {', '.join(KV_TYPES)}.",
-            metavar="TYPE",
-            check=word(*KV_TYPES),
-        ),
-    ] = "f16"
-    cache_type_v: Annotated[
-        str,
-        option(
-            "-ctv --cache-type-v",
-            "Type of values; a quantised one needs flash attention.",
-            metavar="TYPE",
-            check=word(*KV_TYPES),
-        ),
-    ] = "f16"
-    cache_type_k_draft: Annotated[
-        str,
-        option(
-            "-ctkd --cache-type-k-draft",
-            "Type of the draft's keys; a quantised one can ruin the acceptance.",
-            metavar="TYPE",
-            check=word(*KV_TYPES),
-            also="--spec-draft-type-k",
-        ),
-    ] = "f16"
-    cache_type_v_draft: Annotated[
-        str,
-        option(
-            "-ctvd --cache-type-v-draft",
-            "Type of the draft's values.",
-            metavar="TYPE",
-            check=word(*KV_TYPES),
-            also="--spec-draft-type-v",
-        ),
-    ] = "f16"
-    flash_attn: Annotated[
-        Literal["on", "off", "auto"],
-        option(
-            "-fa --flash-attn", "Flash attention: on, off or auto.", metavar="WHEN", check=word("on", "off", "auto")
-        ),
-    ] = "auto"
+    ctx_size: Annotated[int | None, CTX_SIZE] = None
+    threads: Annotated[int | None, THREADS] = None
+    threads_batch: Annotated[int | None, THREADS_BATCH] = None
+    threads_draft: Annotated[int | None, THREADS_DRAFT] = None
+    threads_batch_draft: Annotated[int | None, THREADS_BATCH_DRAFT] = None
+    gpu_layers: Annotated[str, GPU_LAYERS] = "auto"
+    gpu_layers_draft: Annotated[str, GPU_LAYERS_DRAFT] = "auto"
+    cache_type_k: Annotated[str, CACHE_TYPE_K] = "f16"
+    cache_type_v: Annotated[str, CACHE_TYPE_V] = "f16"
+    cache_type_k_draft: Annotated[str, CACHE_TYPE_K_DRAFT] = "f16"
+    cache_type_v_draft: Annotated[str, CACHE_TYPE_V_DRAFT] = "f16"
+    flash_attn: Annotated[Literal["on", "off", "auto"], FLASH_ATTN] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,16 +257,14 @@ class OutputOptions:
 
     title: ClassVar[str] = "Output"
 
-    json: Annotated[bool, option("--json", "One JSON object at the end instead of the answer.")] = False
-    jsonl: Annotated[bool, option("--jsonl", "One JSON event a line, as it happens.")] = False
-    quiet: Annotated[bool, option("-q --quiet", "The answer and errors, nothing else.")] = False
+    json: Annotated[bool, Option("--json", "One JSON object at the end instead of the answer.")] = False
+    jsonl: Annotated[bool, Option("--jsonl", "One JSON event a line, as it happens.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "The answer and errors, nothing else.")] = False
     color: Color = "auto"
     live: Annotated[
-        bool | None, option("--live/--no-live", "Live figures below the answer. [on where both are on the terminal]")
+        bool | None, Option("--live/--no-live", "Live figures below the answer. [on where both are on the terminal]")
     ] = None
-    verbose: Annotated[
-        bool, option("-v --verbose", "Say the seed and the models, and pass on llama.cpp's log; all on stderr.")
-    ] = False
+    verbose: Annotated[bool, VERBOSE] = False
 
     @property
     def format(self) -> Literal["human", "json", "jsonl"]:

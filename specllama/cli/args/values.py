@@ -1,29 +1,22 @@
-"""Values on the command line: what each option allows, checked where it enters.
-
-A `Check` gets the option's name and its text, or its default, which typer passes through it, too. It returns the value,
-or raises a UsageError that names the option, what was found and what is allowed.
-"""
+"""What options allow that are no settings of a chat; see `base.ranges` and `chat.settings` for the others."""
 
 from __future__ import annotations
 
-import codecs
-import math
 import re
-from typing import Literal
+from typing import Any
 
 from specllama.base.errors import UsageError
-from specllama.base.ranges import AUTO, MAX_DRAFT, either
-from specllama.base.ranges import Check as Check
-from specllama.base.ranges import real as real
-from specllama.base.ranges import whole as whole
-from specllama.base.ranges import word as word
+from specllama.base.ranges import AUTO, whole
+from specllama.chat import settings
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+_MOST_LAYERS = 512  # llama.cpp's own limit
+_LONGEST_S = 366 * 24 * 3600
 
 
 def gpu_layers(name: str, text: object) -> str:
     """A number of layers, `auto` or `all`; as text."""
-    if text in ("auto", "all"):
+    if text in (AUTO, "all"):
         return str(text)
     try:
         return str(whole(0)(name, text))
@@ -31,67 +24,26 @@ def gpu_layers(name: str, text: object) -> str:
         raise UsageError(f"{name} is {text}, expected a whole number of layers, auto or all") from None
 
 
-def stop_string(name: str, text: object) -> str:
-    r"""A stop string; the escape sequences \n, \t, \r, \\, \xNN and \uNNNN are understood."""
-    try:
-        # Whatever latin-1 cannot hold becomes an escape sequence first, so that only escape sequences are decoded.
-        stop = codecs.decode(str(text).encode("latin-1", "backslashreplace"), "unicode_escape")
-    except UnicodeDecodeError:
-        raise UsageError(
-            f"{name} {text} holds an escape sequence that cannot be read", hint=r"write \\ for a backslash"
-        ) from None
-    if not stop:
-        raise UsageError(f"{name} is empty, expected at least one character")
-    return stop
-
-
 def logit_bias(name: str, text: object) -> str:
-    """ID=V, checked; ID+V and ID-V, llama.cpp's spelling, become ID=V."""
-    match = re.fullmatch(r"(\d+)=?(.+)", str(text))
+    """ID=V in one spelling: reports hold it as it is."""
+    token, bias = settings.logit_bias(name, text)
+    return f"{token}={bias}"
+
+
+def strategy_or_auto(name: str, text: object) -> str:
+    """A strategy, or `auto`, which stands for all of them."""
     try:
-        bias = float(match[2]) if match else math.nan
-    except ValueError:
-        bias = math.nan
-    if match is None or math.isnan(bias) or bias == math.inf:
-        raise UsageError(
-            f"{name} is {text}, expected ID=V with a token's id and a number",
-            hint="for example 15043=-5, or 15043=-inf to forbid the token",
-        )
-    return f"{match[1]}={bias}"
+        return AUTO if text == AUTO else settings.strategy(name, text)
+    except UsageError as error:
+        raise UsageError(str(error), hint=error.hint.replace("there are: ", f"there are: {AUTO}; ")) from None
 
 
 def strategies(name: str, text: object) -> str:
-    """A comma list of strategies that exist, or `auto`; aliases become the names themselves."""
-    from specllama.drafters import ALIASES, REGISTRY
-
-    names = [ALIASES.get(part.strip(), part.strip()) for part in str(text).split(",")]
-    for found in names:
-        if found != "auto" and found not in REGISTRY:
-            known = "; ".join(f"{key} ({strategy.summary})" for key, strategy in REGISTRY.items())
-            raise UsageError(f"{name} {found} is no strategy of this version", hint=f"there are: auto; {known}")
-    if "auto" in names and len(names) > 1:
+    """A comma list of strategies, or `auto`."""
+    names = [strategy_or_auto(name, part.strip()) for part in str(text).split(",")]
+    if AUTO in names and len(names) > 1:
         raise UsageError(f"{name} auto stands for every strategy, so nothing can stand beside it")
     return ",".join(dict.fromkeys(names))
-
-
-def longest_draft(name: str, text: object) -> int | Literal["auto"]:
-    """A number of tokens, or `auto`."""
-    value: int | Literal["auto"] = either(AUTO, AUTO, whole(0, MAX_DRAFT))(name, text)
-    return value
-
-
-def several(check: Check) -> Check:
-    """Values separated by commas, each checked by `check`, as a tuple without repeats."""
-
-    def parse(name: str, text: object) -> tuple[object, ...]:
-        if isinstance(text, tuple):
-            return text
-        return tuple(dict.fromkeys(check(name, part.strip()) for part in str(text).split(",")))
-
-    return parse
-
-
-_LONGEST_S = 366 * 24 * 3600
 
 
 def duration(name: str, text: object) -> float | None:
@@ -107,3 +59,40 @@ def duration(name: str, text: object) -> float | None:
     if not 0 < seconds <= _LONGEST_S:
         raise UsageError(f"{name} is {text}, expected a time such as 10m, 90s or 1h30m, or none")
     return float(seconds)
+
+
+# ---------------------------------------------------------------------- recipes of drafts; empty text is refused later
+
+
+def quants(_name: str, text: object) -> Any:
+    """A comma list of quantizations."""
+    from specllama.llama.quantize import quant_of
+
+    if not text:
+        return text
+    return tuple(dict.fromkeys(quant_of(part.strip()) for part in str(text).split(",")))
+
+
+def n_tokens(name: str, text: object) -> Any:
+    """A number of tokens; 32k is 32000."""
+    if not text:
+        return text
+    match = re.fullmatch(r"(\d{1,9})(k?)", str(text).strip().lower())
+    number = int(match[1]) * (1000 if match[2] else 1) if match else 0
+    if not number:
+        raise UsageError(f"{name} is {text}, expected a number of tokens such as 32k or 32000")
+    return number
+
+
+def layers(name: str, text: object) -> Any:
+    """A list of layers such as 4,7-9, or auto."""
+    if not text or text == AUTO:
+        return text
+    found: list[int] = []
+    for part in str(text).split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= _MOST_LAYERS:
+            raise UsageError(f"{name} is {text}, expected auto or a list of layers such as 4,7-9 (the first is 0)")
+        found += range(first, last + 1)
+    return tuple(found)

@@ -6,7 +6,7 @@ import os
 import platform
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,16 +22,17 @@ from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import Interrupted, SpecllamaError, UsageError
-from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import HardwareOptions, LawOptions, PairOptions
-from specllama.cli.args.values import real, strategies, whole, word
+from specllama.base.ranges import several, whole, word
+from specllama.chat.settings import RULES, require_known
+from specllama.cli.args import options as shared
+from specllama.cli.args.grouping import Option, with_options
+from specllama.cli.args.options import Color, HardwareOptions, LawOptions, PairOptions
 from specllama.cli.audit.view import markdown, sentence
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.loading import Said, hardware_of, names_of
-from specllama.cli.prompting import require_known
 from specllama.cli.record import describe_model, versions
 from specllama.cli.screen.fetching import watching
-from specllama.cli.screen.output import ColorMode, Output, open_output, to_json
+from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
@@ -43,15 +44,8 @@ from specllama.pairs.setup import Models, Setup
 from specllama.prompts.short import short_prompts
 
 MOST_TOKENS = 100  # in a law: every branch of every draw is taken
-RULES = tuple(rule.value for rule in Rule)
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
-
-
-def _rules(name: str, text: object) -> tuple[str, ...]:
-    """Rules separated by commas."""
-    parts = text if isinstance(text, tuple) else str(text).split(",")
-    return tuple(dict.fromkeys(word(*RULES)(name, part.strip()) for part in parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,40 +56,30 @@ class AuditDrafting:
 
     spec_type: Annotated[
         str,
-        option(
-            "--spec-type",
-            "Strategies to audit, separated by commas; auto takes all that this pair can use.",
-            metavar="LIST",
-            check=strategies,
+        replace(
+            shared.SPEC_TYPE,
+            help="Strategies to audit, separated by commas; auto takes all that this pair can use.",
         ),
     ] = "auto"
     verify_rule: Annotated[
         Any,
-        option("--verify-rule", "Rules to audit, separated by commas.", metavar="LIST", check=_rules),
+        replace(
+            shared.VERIFY_RULE,
+            names="--verify-rule LIST",
+            help="Rules to audit, separated by commas.",
+            check=several(word(*RULES)),
+        ),
     ] = ALL_RULES
     spec_draft_n_max: Annotated[
         int,
-        option(
-            "--spec-draft-n-max",
-            "Greedy answers are compared for every longest draft from 1 to N.",
-            metavar="N",
+        replace(
+            shared.DRAFT_N_MAX,
+            help="Greedy answers are compared for every longest draft from 1 to N.",
             check=whole(1, 32),
-            also="--draft-max --draft --draft-n --num-draft-tokens",
         ),
     ] = N_MAX
-    spec_draft_p_min: Annotated[
-        float,
-        option(
-            "--spec-draft-p-min",
-            "Stop drafting where the draft's likeliest token is less likely than this.",
-            metavar="P",
-            check=real(0, 1),
-            also="--draft-p-min",
-        ),
-    ] = 0.0
-    draft_temp: Annotated[
-        float | None, option("--draft-temp", "Temperature of the draft. [--temp]", metavar="T", check=real(0))
-    ] = None
+    spec_draft_p_min: Annotated[float, shared.DRAFT_P_MIN] = 0.0
+    draft_temp: Annotated[float | None, replace(shared.DRAFT_TEMP, help="Temperature of the draft. [--temp]")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,35 +88,25 @@ class AuditOptions:
 
     title: ClassVar[str] = "Audit"
 
-    quick: Annotated[bool, option("--quick", "A minute or two instead of many.")] = False
+    quick: Annotated[bool, Option("--quick", "A minute or two instead of many.")] = False
     self_test: Annotated[
-        bool, option("--self-test", "Then break the rules one by one, and see whether the audit notices each.")
+        bool, Option("--self-test", "Then break the rules one by one, and see whether the audit notices each.")
     ] = False
     seed: Annotated[
         int,
-        option("-s --seed", "Seed of every random draw; -1 takes a new one.", metavar="N", check=whole(-1, 2**63 - 1)),
+        replace(shared.SEED, check=whole(-1, 2**63 - 1)),
     ] = 0
-    format: Annotated[
-        str, option("--format", "Form of the report, md or json.", metavar="FORM", check=word(*FORMATS))
-    ] = "md"
-    json: Annotated[bool, option("--json", "The same as --format json.")] = False
+    format: Annotated[str, Option("--format FORM", "Form of the report, md or json.", word(*FORMATS))] = "md"
+    json: Annotated[bool, Option("--json", "The same as --format json.")] = False
     output: Annotated[
-        str | None, option("-o --output", "Write the report into a file; stdout gets the verdict.", metavar="FILE")
+        str | None, Option("-o --output FILE", "Write the report into a file; stdout gets the verdict.")
     ] = None
-    quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
-    verbose: Annotated[bool, option("-v --verbose", "Say the models, and pass on llama.cpp's log.")] = False
-    color: Annotated[
-        ColorMode,
-        option(
-            "--color",
-            "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
-            metavar="WHEN",
-            check=word("auto", "always", "never"),
-        ),
-    ] = "auto"
+    quiet: Annotated[bool, Option("-q --quiet", "The report and errors, nothing else.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "Say the models, and pass on llama.cpp's log.")] = False
+    color: Color = "auto"
 
 
-@takes_groups
+@with_options
 def audit(
     models: PairOptions,
     drafting: AuditDrafting,
@@ -161,8 +135,7 @@ def audit(
     # Blocks as long as those of greedy answers, and of the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
-    with closing(llama.load_vocabulary(setup.target.header)) as vocab:
-        require_known(sampling.params.logit_bias, vocab.size)
+    require_known(sampling.params.logit_bias, setup.target.header.n_vocab)
     pair_setup.require_fit(setup, listener)
     setup = _with_sums(setup, out)
     report = _audit(setup, names, drafting, sampling, options, out)

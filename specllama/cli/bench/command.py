@@ -25,7 +25,7 @@ from specllama.bench import run as core
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
 from specllama.bench.report import BenchPlan, BenchReport, BenchRun
 from specllama.bench.verdict import verdict
-from specllama.cli.args.grouping import takes_groups
+from specllama.cli.args.grouping import with_options
 from specllama.cli.bench.models import Opener, prepare, wishes_of
 from specllama.cli.bench.options import (
     FORMATS,
@@ -54,7 +54,7 @@ COMPARE = "compare"  # in the place of a pair's name
 GAP_S = 0.5  # between two looks at what the measuring thread says: drawing takes time from it
 
 
-@takes_groups
+@with_options
 def bench(
     models: BenchModels,
     runs: BenchRuns,

@@ -15,6 +15,7 @@ from specllama.bench.job import Loaded
 from specllama.bench.plan import LENGTHS, Wishes
 from specllama.bench.report import Arm, Load
 from specllama.chat.conversation import Conversation, Message
+from specllama.chat.settings import require_known
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
 from specllama.cli.loading import Said, hardware_of
 from specllama.cli.record import describe_model
@@ -152,6 +153,7 @@ def prepare(
     choice = pair_setup.choose(Ask(names=one, drafting=wanted, hardware=plain), listener)
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
     first = pair_setup.prepare(choice, listener)
+    require_known(replace(sampling, temp=0.0).params.logit_bias, first.target.header.n_vocab)
     strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, model_strategy=first.model_strategy)
     tuned, without_auto = first, ""
     if "auto" in drafting.spec_draft_n_max:

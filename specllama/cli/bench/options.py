@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
 from specllama.base.errors import UsageError
-from specllama.base.ranges import MAX_CTX, MAX_DRAFT
-from specllama.cli.args.grouping import option
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT, real, several, whole, word
+from specllama.cli.args import options as shared
+from specllama.cli.args.grouping import Option
 from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions, SamplingOptions
-from specllama.cli.args.values import KV_TYPES, duration, longest_draft, real, several, strategies, whole, word
+from specllama.cli.args.values import KV_TYPES, duration, strategy_or_auto
 
 FORMATS = ("md", "csv", "json", "jsonl")
 LEAST_BUDGET_S = 90.0  # costs, warm-up and two prompts of a 1.5B model on two cores take about that
@@ -38,12 +39,7 @@ class BenchModels(PairOptions):
     ] = None
     model_draft: Annotated[
         list[str] | None,
-        option(
-            "-md --model-draft",
-            "The draft: a file, a model or pair, a derived draft, or user/repo[:quant]; repeatable, to compare drafts.",
-            metavar="MODEL",
-            also="--draft-model --spec-draft-model",
-        ),
+        replace(shared.MODEL_DRAFT, help=shared.MODEL_DRAFT.help[:-1] + "; repeatable, to compare drafts."),
     ] = None  # type: ignore[assignment]  # several drafts instead of one
 
 
@@ -55,32 +51,19 @@ class BenchDrafting(DraftOptions):
 
     spec_draft_n_max: Annotated[
         Any,  # tuple of int and "auto"
-        option(
-            "--spec-draft-n-max",
+        shared.DRAFT_N_MAX.many(
             f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto; 0 is plain decoding, which always takes part; auto "
-            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m]",
-            metavar="N,...",
-            check=several(longest_draft),
-            also="--draft-max --draft --draft-n --num-draft-tokens",
+            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m]"
         ),
     ] = None
     spec_type: Annotated[
         Any,
-        option(
-            "--spec-type",
-            "Strategies that draft; auto is draft-simple, or lookup where there is no draft model.",
-            metavar="NAME,...",
-            check=several(strategies),
+        replace(shared.SPEC_TYPE, names="--spec-type NAME").many(
+            "Strategies that draft; auto is draft-simple, or lookup where there is no draft model.", strategy_or_auto
         ),
     ] = "auto"
     verify_rule: Annotated[
-        Any,
-        option(
-            "--verify-rule",
-            "Rules by which drafted tokens are accepted: token, block, match.",
-            metavar="RULE,...",
-            check=several(word("token", "block", "match")),
-        ),
+        Any, shared.VERIFY_RULE.many("Rules by which drafted tokens are accepted: token, block, match.")
     ] = "block"
 
 
@@ -88,29 +71,15 @@ class BenchDrafting(DraftOptions):
 class BenchSampling(SamplingOptions):
     """How the target's law is made, and how long an answer is."""
 
-    title: ClassVar[str] = "Sampling"
-
-    temp: Annotated[
-        Any,
-        option(
-            "--temp",
-            "Temperatures; 0 is greedy. [0,0.7; 0 where the budget is below 3m]",
-            metavar="T,...",
-            check=several(real(0)),
-            also="--temperature",
-        ),
-    ] = None
+    temp: Annotated[Any, shared.TEMP.many("Temperatures; 0 is greedy. [0,0.7; 0 where the budget is below 3m]")] = None
     seed: Annotated[
-        int, option("-s --seed", "Seed; every prompt and repetition gets its own from it.", metavar="N", check=whole(0))
+        int, replace(shared.SEED, help="Seed; every prompt and repetition gets its own from it.", check=whole(0))
     ] = 0
     predict: Annotated[
         Any,
-        option(
-            "-n --predict",
+        replace(shared.PREDICT, also=shared.PREDICT.also + " --n-gen").many(
             "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, as the budget allows]",
-            metavar="N,...",
-            check=several(whole(8)),
-            also="--max-tokens --n-predict --n-gen",
+            whole(8),
         ),
     ] = None
     stop: ClassVar[None] = None  # type: ignore[misc]  # its -r is the repetitions here
@@ -120,41 +89,15 @@ class BenchSampling(SamplingOptions):
 class BenchHardware(HardwareOptions):
     """How models are loaded; several values make several loads, each with a plain baseline of its own."""
 
-    title: ClassVar[str] = "Context and hardware"
-
-    threads: Annotated[
-        Any,
-        option(
-            "-t --threads", "Threads that generate. [physical cores]", metavar="N,...", check=several(whole(1, 1024))
-        ),
-    ] = None
-    cache_type_k: Annotated[
-        Any,
-        option(
-            "-ctk --cache-type-k",
-            f"Types of keys in the KV cache: {', '.join(KV_TYPES)}.",
-            metavar="TYPE,...",
-            check=several(word(*KV_TYPES)),
-        ),
-    ] = "f16"
+    threads: Annotated[Any, shared.THREADS.many(shared.THREADS.help)] = None
+    cache_type_k: Annotated[Any, shared.CACHE_TYPE_K.many(f"Types of keys in the KV cache: {', '.join(KV_TYPES)}.")] = (
+        "f16"
+    )
     cache_type_v: Annotated[
-        Any,
-        option(
-            "-ctv --cache-type-v",
-            "Types of values; a quantised one needs flash attention.",
-            metavar="TYPE,...",
-            check=several(word(*KV_TYPES)),
-        ),
+        Any, shared.CACHE_TYPE_V.many("Types of values; a quantised one needs flash attention.")
     ] = "f16"
     cache_type_k_draft: Annotated[
-        Any,
-        option(
-            "-ctkd --cache-type-k-draft",
-            "Types of the draft's keys; a quantised one can ruin the acceptance.",
-            metavar="TYPE,...",
-            check=several(word(*KV_TYPES)),
-            also="--spec-draft-type-k",
-        ),
+        Any, shared.CACHE_TYPE_K_DRAFT.many("Types of the draft's keys; a quantised one can ruin the acceptance.")
     ] = "f16"
 
 
@@ -166,70 +109,59 @@ class BenchRuns:
 
     budget: Annotated[
         Any,
-        option(
-            "--budget",
+        Option(
+            "--budget TIME",
             "Time to spend, 90s or more; it decides how many prompts and repetitions there are. none runs everything.",
-            metavar="TIME",
-            check=_budget,
+            _budget,
         ),
     ] = "10m"
     repetitions: Annotated[
         int | None,
-        option(
-            "-r --repetitions", "How often each run is repeated. [as the budget allows]", metavar="N", check=whole(1)
-        ),
+        Option("-r --repetitions N", "How often each run is repeated. [as the budget allows]", whole(1)),
     ] = None
     prompts: Annotated[
         str | None,
-        option(
-            "--prompts",
+        Option(
+            "--prompts FILE",
             "Prompts of your own: JSON lines with category and turns, or Spec-Bench's question.jsonl. Of several turns "
             "the first is asked.",
-            metavar="FILE",
         ),
     ] = None
     category: Annotated[
-        Any,
-        option("--category", "Only these classes of prompts.", metavar="NAME,...", check=several(lambda _, text: text)),
+        Any, Option("--category NAME,...", "Only these classes of prompts.", several(lambda _, text: text))
     ] = None
-    n_prompts: Annotated[int | None, option("--n-prompts", "At most so many prompts.", metavar="N", check=whole(1))] = (
-        None
-    )
+    n_prompts: Annotated[int | None, Option("--n-prompts N", "At most so many prompts.", whole(1))] = None
     prompt_length: Annotated[
         Any,
-        option(
-            "-p --prompt-length",
+        Option(
+            "-p --prompt-length N,...",
             "Lengthen prompts to so many tokens, with notes before the question; 0 leaves them as they are.",
-            metavar="N,...",
-            check=several(whole(0, MAX_CTX)),
+            several(whole(0, MAX_CTX)),
             also="--n-prompt",
         ),
     ] = "0"
     depth: Annotated[
         Any,
-        option(
-            "-d --depth",
+        Option(
+            "-d --depth N,...",
             "Tokens that both caches hold already when a prompt is read.",
-            metavar="N,...",
-            check=several(whole(0, MAX_CTX)),
+            several(whole(0, MAX_CTX)),
             also="--n-depth",
         ),
     ] = "0"
     delay: Annotated[
-        float, option("--delay", "Seconds to wait before every run: a fanless laptop cools down.", metavar="S",
-                      check=real(0, 3600))
-    ] = 0.0  # fmt: skip
+        float, Option("--delay S", "Seconds to wait before every run: a fanless laptop cools down.", real(0, 3600))
+    ] = 0.0
     natural_stop: Annotated[
-        bool, option("--natural-stop", "Let answers end where they end, after -n tokens at the latest.")
+        bool, Option("--natural-stop", "Let answers end where they end, after -n tokens at the latest.")
     ] = False
     synthetic: Annotated[
         float | None,
-        option(
-            "--synthetic",
+        Option(
+            "--synthetic RATE",
             "Accept drafted tokens with this chance without judging them, to see what the loop itself costs; what is "
             "generated is no valid output.",
-            metavar="RATE",
-            check=real(0, 1),
+            real(0, 1),
         ),
     ] = None
 
@@ -242,19 +174,18 @@ class BenchOutput:
 
     format: Annotated[
         Literal["md", "csv", "json", "jsonl"],
-        option("--format", "md, csv, json or jsonl (one event a line, as it happens).", metavar="NAME",
-               check=word(*FORMATS)),
-    ] = "md"  # fmt: skip
+        Option("--format NAME", "md, csv, json or jsonl (one event a line, as it happens).", word(*FORMATS)),
+    ] = "md"
     output: Annotated[
         str | None,
-        option("-o --output", "Also write the full report there; .md, .csv, .json and .jsonl say how.", metavar="FILE"),
+        Option("-o --output FILE", "Also write the full report there; .md, .csv, .json and .jsonl say how."),
     ] = None
     plots: Annotated[
-        str | None, option("--plots", "Draw plots into this folder, as PNG and SVG; needs matplotlib.", metavar="DIR")
+        str | None, Option("--plots DIR", "Draw plots into this folder, as PNG and SVG; needs matplotlib.")
     ] = None
-    quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "The report and errors, nothing else.")] = False
     verbose: Annotated[
         bool,
-        option("-v --verbose", "All tables: classes, time, acceptance, costs, machine and build."),
+        Option("-v --verbose", "All tables: classes, time, acceptance, costs, machine and build."),
     ] = False
     color: Color = "auto"

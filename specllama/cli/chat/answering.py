@@ -341,6 +341,7 @@ class Chat:
         try:
             self._open(ask)
         except (SpecllamaError, KeyboardInterrupt):
+            self._stack.close()  # they may be loaded and not fit the settings
             self._open(before)
             raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -18,8 +18,9 @@ from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
 from specllama.chat import saved as chat_file
 from specllama.chat.settings import Settings
-from specllama.cli.args.grouping import option, takes_groups
+from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import (
+    SYSTEM_PROMPT,
     DraftOptions,
     HardwareOptions,
     ModelOptions,
@@ -51,15 +52,15 @@ class ChatOptions:
 
     system_prompt: Annotated[
         str | None,
-        option("-sys --system-prompt", "What the model is told before everything.", metavar="TEXT", also="--system"),
+        replace(SYSTEM_PROMPT, help="What the model is told before everything."),
     ] = None
-    load: Annotated[str | None, option("--load", "Go on with a saved conversation.", metavar="FILE")] = None
+    load: Annotated[str | None, Option("--load FILE", "Go on with a saved conversation.")] = None
     history: Annotated[
-        bool, option("--history/--no-history", "Remember messages in a file that only you can read.")
+        bool, Option("--history/--no-history", "Remember messages in a file that only you can read.")
     ] = True
 
 
-@takes_groups
+@with_options
 def chat(
     conversation: ChatOptions,
     models: ModelOptions,

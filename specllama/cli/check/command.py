@@ -11,9 +11,8 @@ import typer
 
 from specllama import llama
 from specllama.base.errors import UsageError
-from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import Color, HardwareOptions, PairOptions
-from specllama.cli.args.values import strategies
+from specllama.cli.args.grouping import Option, with_options
+from specllama.cli.args.options import SPEC_TYPE, Color, HardwareOptions, PairOptions
 from specllama.cli.check.drafts import find_drafts
 from specllama.cli.check.files import look_at
 from specllama.cli.check.probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
@@ -39,19 +38,14 @@ class CheckOptions:
 
     spec_type: Annotated[
         str,
-        option(
-            "--spec-type",
-            "Check for this way of drafting; draft-tli fits pairs with different tokenizers.",
-            metavar="LIST",
-            check=strategies,
-        ),
+        replace(SPEC_TYPE, help="Check for this way of drafting; draft-tli fits pairs with different tokenizers."),
     ] = "auto"
     probe: Annotated[
-        bool, option("--probe", "Load both for some seconds, measure, and say whether it pays on this machine.")
+        bool, Option("--probe", "Load both for some seconds, measure, and say whether it pays on this machine.")
     ] = False
-    json: Annotated[bool, option("--json", "One JSON object: the verdict, the rule and every test.")] = False
-    quiet: Annotated[bool, option("-q --quiet", "The report and errors, nothing else.")] = False
-    verbose: Annotated[bool, option("-v --verbose", "The rule as well.")] = False
+    json: Annotated[bool, Option("--json", "One JSON object: the verdict, the rule and every test.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "The report and errors, nothing else.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "The rule as well.")] = False
     color: Color = "auto"
 
 
@@ -63,21 +57,20 @@ class SearchOptions:
 
     draft_for: Annotated[
         str | None,
-        option(
-            "--draft-for",
+        Option(
+            "--draft-for TARGET",
             "List drafts for this target, best first: a file, a model, a pair, or user/repo[:quant]. Exit code 1 if "
             "none fits.",
-            metavar="TARGET",
         ),
     ] = None
     scan: Annotated[
         str | None,
-        option("--scan", "Look for drafts in this folder. [where models lie on this machine]", metavar="DIR"),
+        Option("--scan DIR", "Look for drafts in this folder. [where models lie on this machine]"),
     ] = None
-    hub: Annotated[bool, option("--hub", "Look for drafts on the Hugging Face Hub.")] = False
+    hub: Annotated[bool, Option("--hub", "Look for drafts on the Hugging Face Hub.")] = False
 
 
-@takes_groups
+@with_options
 def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions, options: CheckOptions) -> None:
     """Check whether a draft fits its target, from the headers of their files alone.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -11,14 +11,12 @@ import typer
 
 from specllama.base.disk import meant, only_one, size_text
 from specllama.base.errors import ConfigError, UsageError
-from specllama.cli.args.grouping import option, takes_groups
-from specllama.cli.args.options import Color
-from specllama.cli.args.values import whole
+from specllama.cli.args.grouping import Option, with_options
+from specllama.cli.args.options import THREADS, Color, Json, Offline, Quiet
+from specllama.cli.args.values import layers, n_tokens, quants
 from specllama.cli.check.probe import warn_of_noise
 from specllama.cli.draft import view as draft_view
-from specllama.cli.draft.values import layers, n_tokens, quants
 from specllama.cli.loading import Said
-from specllama.cli.models.command import Json, Quiet
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
@@ -67,13 +65,12 @@ class ParentOptions:
     ] = None
     target: Annotated[
         str | None,
-        option(
-            "-m --model",
+        Option(
+            "-m --model TARGET",
             "The target that the draft is for: a file, a model, a pair, user/repo[:quant]. [the pair's]",
-            metavar="TARGET",
         ),
     ] = None
-    offline: Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")] = False
+    offline: Offline = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +81,19 @@ class RecipeOptions:
 
     quant: Annotated[
         Any,
-        option(
-            "--quant",
+        Option(
+            "--quant LIST",
             f"Store the weights as one of {', '.join(QUANTS)}; of several, the best is searched for.",
-            metavar="LIST",
-            check=quants,
+            quants,
         ),
     ] = None
     vocab: Annotated[
         Any,
-        option(
-            "--vocab", "Keep the N most frequent tokens, such as 32k; no other is drafted.", metavar="N", check=n_tokens
-        ),
+        Option("--vocab N", "Keep the N most frequent tokens, such as 32k; no other is drafted.", n_tokens),
     ] = None
     drop_layers: Annotated[
         Any,
-        option("--drop-layers", "Leave out layers, such as 4,7-9; auto finds out which.", metavar="LIST", check=layers),
+        Option("--drop-layers LIST", "Leave out layers, such as 4,7-9; auto finds out which.", layers),
     ] = None
 
 
@@ -110,22 +104,19 @@ class MakeOptions:
     title: ClassVar[str] = "Making"
 
     output: Annotated[
-        str | None, option("-o --output", "Where to write it. [the cache, where -md finds it by name]", metavar="FILE")
+        str | None, Option("-o --output FILE", "Where to write it. [the cache, where -md finds it by name]")
     ] = None
-    measure: Annotated[bool, option("--measure", "Measure one recipe, too; a search always measures.")] = False
-    quick: Annotated[bool, option("--quick", "Measure for seconds instead of minutes.")] = False
-    force: Annotated[bool, option("--force", "Make it again although it is there, or replace FILE.")] = False
-    threads: Annotated[
-        int | None,
-        option("-t --threads", "Threads to measure with. [physical cores]", metavar="N", check=whole(1, 1024)),
-    ] = None
-    json: Annotated[bool, option("--json", "One JSON object: what was made and what was measured.")] = False
-    quiet: Annotated[bool, option("-q --quiet", "Only the path and errors.")] = False
+    measure: Annotated[bool, Option("--measure", "Measure one recipe, too; a search always measures.")] = False
+    quick: Annotated[bool, Option("--quick", "Measure for seconds instead of minutes.")] = False
+    force: Annotated[bool, Option("--force", "Make it again although it is there, or replace FILE.")] = False
+    threads: Annotated[int | None, replace(THREADS, help="Threads to measure with. [physical cores]")] = None
+    json: Annotated[bool, Option("--json", "One JSON object: what was made and what was measured.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "Only the path and errors.")] = False
     color: Color = "auto"
 
 
 @app.command()
-@takes_groups
+@with_options
 def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> None:
     """Derive a draft that costs less a token: coarser weights, fewer tokens, fewer layers.
 
@@ -266,6 +257,7 @@ def _kept(found: SearchOutcome, destination: Path | None) -> Derived | None:
 
 
 @app.command("list")
+@with_options
 def list_all(json: Json = False, color: Color = "auto") -> None:
     """The derived drafts in the cache: what they were made of, and what they were worth when measured."""
     output = open_output(color=color, format="json" if json else "human")
@@ -289,9 +281,10 @@ def list_all(json: Json = False, color: Color = "auto") -> None:
 
 
 @app.command()
+@with_options
 def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Derived drafts, as `draft list` names them.")],
-    yes: Annotated[bool, option("-y --yes", "Do not ask.")] = False,
+    yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Remove derived drafts from the cache."""

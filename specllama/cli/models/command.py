@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from specllama.base.disk import meant, only_one, size_text
 from specllama.base.errors import ConfigError, ModelFileError, UsageError
-from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
-from specllama.cli.args.grouping import option
-from specllama.cli.args.options import Color
-from specllama.cli.args.values import whole
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX, whole
+from specllama.cli.args import options as shared
+from specllama.cli.args.grouping import Option, with_options
+from specllama.cli.args.options import Color, Json, Offline, Quiet
 from specllama.cli.loading import Said
 from specllama.cli.models import view as models_view
 from specllama.cli.screen.fetching import watching
@@ -25,9 +26,6 @@ from specllama.pairs.setup import fetch
 app = typer.Typer(help="List, fetch and describe models and pairs.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A pair, a model, or user/repo[:quant] on the Hub.")]
-Offline = Annotated[bool, option("--offline", "Use only what is here already; never ask the network.")]
-Json = Annotated[bool, option("--json", "One JSON object.")]
-Quiet = Annotated[bool, option("-q --quiet", "Only the data and errors.")]
 
 
 def _catalog(output: Output) -> Catalog:
@@ -44,6 +42,7 @@ def _models(catalog: Catalog, name: str, *, offline: bool) -> tuple[Model, ...]:
 
 
 @app.command("list")
+@with_options
 def list_all(json: Json = False, color: Color = "auto") -> None:
     """All pairs and models, and which of them are here."""
     output = open_output(color=color, format="json" if json else "human")
@@ -57,6 +56,7 @@ def list_all(json: Json = False, color: Color = "auto") -> None:
 
 
 @app.command()
+@with_options
 def show(name: Name, json: Json = False, color: Color = "auto") -> None:
     """Everything known about a pair or a model."""
     output = open_output(color=color, format="json" if json else "human")
@@ -73,6 +73,7 @@ def show(name: Name, json: Json = False, color: Color = "auto") -> None:
 
 
 @app.command()
+@with_options
 def pull(
     names: Annotated[
         list[str] | None,
@@ -82,7 +83,7 @@ def pull(
     ] = None,
     offline: Offline = False,
     update: Annotated[
-        bool, option("--update", "Ask for the newest of what is not pinned, and expect that one from now on.")
+        bool, Option("--update", "Ask for the newest of what is not pinned, and expect that one from now on.")
     ] = False,
     quiet: Quiet = False,
     color: Color = "auto",
@@ -98,6 +99,7 @@ def pull(
 
 
 @app.command()
+@with_options
 def path(name: Name) -> None:
     """Print where a model is; of a pair the target, then the draft. Exit code 1 if it is not here."""
     output = open_output()
@@ -109,9 +111,10 @@ def path(name: Name) -> None:
 
 
 @app.command()
+@with_options
 def remove(
     name: Name,
-    yes: Annotated[bool, option("-y --yes", "Do not ask.")] = False,
+    yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Remove a model's files from this disk; of a pair those that no other pair here uses."""
@@ -159,22 +162,19 @@ _WHAT = "A model's name, a GGUF file, or user/repo[:quant or file.gguf] on the H
 
 
 @app.command()
+@with_options
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the pair is to be called.")],
-    target: Annotated[str, option("-m --target", _WHAT, metavar="WHAT")],
-    draft: Annotated[str, option("-md --draft", _WHAT, metavar="WHAT")],
-    summary: Annotated[str, option("--summary", "What `models list` says about it.", metavar="TEXT")] = "",
-    memory_gb: Annotated[
-        int | None, option("--memory-gb", "The memory it suits.", metavar="N", check=whole(1, MAX_MEMORY_GB))
-    ] = None,
+    target: Annotated[str, Option("-m --target WHAT", _WHAT)],
+    draft: Annotated[str, Option("-md --draft WHAT", _WHAT)],
+    summary: Annotated[str, Option("--summary TEXT", "What `models list` says about it.")] = "",
+    memory_gb: Annotated[int | None, Option("--memory-gb N", "The memory it suits.", whole(1, MAX_MEMORY_GB))] = None,
     n_max: Annotated[
         int | None,
-        option("--spec-draft-n-max", "Its longest draft.", metavar="N", check=whole(1, MAX_DRAFT), also="--draft-max"),
+        replace(shared.DRAFT_N_MAX, help="Its longest draft.", check=whole(1, MAX_DRAFT), also="--draft-max"),
     ] = None,
-    n_ctx: Annotated[
-        int | None, option("-c --ctx-size", "Its context.", metavar="N", check=whole(MIN_CTX, MAX_CTX))
-    ] = None,
-    force: Annotated[bool, option("--force", "Replace what has this name already.")] = False,
+    n_ctx: Annotated[int | None, replace(shared.CTX_SIZE, help="Its context.", check=whole(MIN_CTX, MAX_CTX))] = None,
+    force: Annotated[bool, Option("--force", "Replace what has this name already.")] = False,
     offline: Offline = False,
 ) -> None:
     """Give a pair of your own a name: writes it into your models.toml, fetches nothing."""
