@@ -19,6 +19,7 @@ from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import N_MAX
+from specllama.drafters.length import DraftLength
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
@@ -93,8 +94,8 @@ class Ours:
             return NoDrafter()
         if words[1] == "auto":
             policy = self.setup.policy(greedy=greedy, draft_temp=None)
-            return self.models.drafter(self.setup.strategy, DraftSettings(n_max=self.setup.n_max, policy=policy))
-        settings = DraftSettings(n_max=int(words[2][2:]), vocab_size=self.models.target.vocab_size)
+            return self.models.drafter(self.setup.strategy, DraftSettings(length=self.setup.length, policy=policy))
+        settings = DraftSettings(length=DraftLength(int(words[2][2:])), vocab_size=self.models.target.vocab_size)
         return REGISTRY[{"model": "draft-simple"}.get(words[1], words[1])].make(self.published, settings)
 
 
@@ -106,7 +107,7 @@ def prepared() -> Setup:
 
 def published_draft() -> Setup:
     """The same pair with its own draft at a fixed length."""
-    ask = Ask(drafting=Drafting(spec_type="draft-simple", n_max=3))
+    ask = Ask(drafting=Drafting(spec_type="draft-simple", length=DraftLength(3)))
     return prepare(choose(ask, Listener()), Listener())
 
 

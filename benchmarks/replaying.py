@@ -25,6 +25,7 @@ from specllama.core.types import Caps
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import N_MAX, PROBE_TOKENS, CostProfile, controller
+from specllama.drafters.length import DraftLength
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs.profile import ClassFigures, Profile
 
@@ -157,7 +158,7 @@ class Machine:
     def settings(self) -> DraftSettings:
         """A fresh controller, as a tuned pair gets it."""
         policy = controller(self.costs, self.priors, n_max=N_MAX, heat_is_free=False)
-        return DraftSettings(n_max=N_MAX, policy=policy)
+        return DraftSettings(length=DraftLength(N_MAX), policy=policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ class Replays:
             settings = [(MODEL, k) for k in FIXED] + [(LOOKUP, k) for k in LOOKUPS]
             self._fixed = {
                 f"{LOOKUP} K = {k}" if name == LOOKUP else f"K = {k}":
-                [replay(each, right, name, DraftSettings(n_max=k)) for each, right in self.turns]
+                [replay(each, right, name, DraftSettings(length=DraftLength(k))) for each, right in self.turns]
                 for name, k in settings
             }  # fmt: skip
         return self._fixed

@@ -26,6 +26,7 @@ from specllama.bench.verdict import verdict
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Caps
 from specllama.drafters.controller import CostProfile
+from specllama.drafters.length import DraftLength
 from specllama.prompts.load import BenchPrompt
 from tests.fakes import FakeModel, Hook, RandomTable
 
@@ -45,6 +46,11 @@ MACHINE = Machine(
 COSTS = CostProfile(verify=((1, 1.0), (17, 2.6)), draft=((1, 0.1), (2, 0.1)))
 PLAIN = Arm(name="plain")
 VOCAB = 12
+
+
+def lengths(*each: int | str) -> tuple[DraftLength, ...]:
+    """Lengths as they are typed."""
+    return tuple(DraftLength.check("length", one) for one in each)
 
 
 def arm_of(k: int, **changes: Any) -> Arm:
@@ -201,7 +207,7 @@ class Stage:
                 "loads": (Load(),),
                 "drafts": tuple(f"draft{i}" for i in range(self.n_drafts)),
                 "strategies": ("draft-simple",),
-                "n_max": (0, 2, 3),
+                "lengths": lengths(0, 2, 3),
                 "n_predict": (8,),
                 **changes,
             }

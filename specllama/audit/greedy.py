@@ -24,9 +24,10 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, LanguageModel
+from specllama.drafters.length import AUDIT
 
 WIDTHS = range(2, 10)  # of the control's blocks
-N_MAX = 8  # longest draft
+N_MAX = AUDIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ def compare(subject: AuditSubject, effort: AuditEffort) -> Iterator[GreedyRun]:
     turn = 0
     for prompt in subject.prompts[: effort.n_prompts]:
         comparison = GreedyComparison(subject, prompt, effort.n_tokens)
-        for n_max in range(1, subject.drafting.n_max + 1):
+        for n_max in range(1, subject.drafting.length.longest + 1):
             subject.require_going()
             yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)
             turn += 1

@@ -20,10 +20,10 @@ from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.types import LanguageModel, Observation
+from specllama.drafters.length import AUDIT_KV
 
 MOST_BINS = 20
 N_PROBED = 3  # tokens whose logits are compared
-LONGEST = 6  # draft of a random pattern
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ def _run(
     target.empty()
     if draft is not None:
         draft.empty()
-    n_max = int(random.integers(2, LONGEST + 1))
+    n_max = int(random.integers(2, AUDIT_KV + 1))
     choose = subject.parts.choose(int(random.integers(2**32)))
     # An answer that ends would leave a short pattern.
     endless = {**subject.params.logit_bias, **dict.fromkeys(target.end_tokens, -math.inf)}

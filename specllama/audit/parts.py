@@ -12,6 +12,7 @@ from specllama.core.engine import Engine
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, LanguageModel, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.length import DraftLength
 
 PieceOf = Callable[[int], bytes]  # what a token shows
 
@@ -88,7 +89,9 @@ class AuditSubject:
     def drafter(self, strategy: str, draft: LanguageModel | None, n_max: int) -> Drafter:
         """The strategy at work for this target."""
         # Drafting from the first step on, which elsewhere goes without a draft: it is the one whose law is enumerated.
-        settings = replace(self.drafting, n_max=n_max, vocab_size=self.target.vocab_size, n_at_once=sys.maxsize)
+        settings = replace(
+            self.drafting, length=DraftLength(n_max), vocab_size=self.target.vocab_size, n_at_once=sys.maxsize
+        )
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))
 
     def require_going(self) -> None:

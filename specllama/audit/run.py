@@ -114,7 +114,7 @@ class _Work:
 def _sections(subject: AuditSubject, effort: AuditEffort, faults: Sequence[Fault]) -> dict[str, int]:
     """The sections, and in how many units they go forward."""
     sections = {
-        "greedy answers": min(effort.n_prompts, len(subject.prompts)) * subject.drafting.n_max,
+        "greedy answers": min(effort.n_prompts, len(subject.prompts)) * subject.drafting.length.longest,
         "exact laws and draws": effort.n_contexts,
         "the KV": effort.n_runs,
     }

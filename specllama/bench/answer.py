@@ -19,7 +19,6 @@ from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Drafter, Rule
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.drafters.controller import N_MAX
 from specllama.prompts.filler import notes
 from specllama.prompts.load import BenchPrompt
 
@@ -105,11 +104,11 @@ class Answerer:
         return REGISTRY[arm.spec_type].make(
             loaded.drafts[arm.draft] if arm.draft is not None else None,
             DraftSettings(
-                n_max=N_MAX if arm.n_max is None else arm.n_max,
+                length=arm.length,
                 p_min=self._job.p_min,
                 temperature=self._job.draft_temperature,
                 vocab_size=loaded.target.vocab_size,
-                policy=loaded.policy(arm, params) if arm.n_max is None else None,
+                policy=loaded.policy(arm, params) if arm.length.is_auto else None,
             ),
         )
 

@@ -23,7 +23,7 @@ class Loaded:
     tokens: Callable[[str], list[int]]  # a message as the target reads it, its template included
     count: Callable[[str], int]  # tokens of a bare text
     piece: Callable[[int], bytes]  # what a token shows
-    policy: Callable[[Arm, SamplingParams], DraftPolicy | None]  # what decides where n_max is None
+    policy: Callable[[Arm, SamplingParams], DraftPolicy | None]  # what decides where the length is automatic
     target_facts: Mapping[str, Any]
     draft_facts: tuple[Mapping[str, Any], ...]
     n_target_bytes: int  # weights

@@ -6,19 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from math import gcd
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
 from specllama.drafters import REGISTRY
+from specllama.drafters.length import DraftLength
 from specllama.prompts.load import BenchPrompt
 
 LEAST_PROMPTS = 2  # one to pick by, one to confirm with
 MOST_REPETITIONS = 3  # where every prompt fits, the rest of the time repeats them
 # (tokens of an answer, prompts): answers get shorter where fewer prompts than that fit; the last ones are always taken.
 LENGTHS = ((128, 12), (64, 12), (32, 0))
-
-N_MAX_AUTO: Literal["auto"] = "auto"
-
 
 T = TypeVar("T")
 
@@ -43,7 +41,7 @@ class Wishes:
     drafts: tuple[str, ...]  # names; may be empty
     n_swept: int | None = None  # of them, those that fixed lengths are measured with, the first ones; None = all
     strategies: tuple[str, ...]
-    n_max: tuple[int | Literal["auto"], ...]  # 0 is plain decoding, which is always there
+    lengths: tuple[DraftLength, ...]  # 0 is plain decoding, which is always there
     auto_strategy: str = ""  # with what `auto` drafts; empty: there is no profile, so there is no `auto`
     auto_draft: int = 0  # the draft that the profile is of
     rules: tuple[str, ...] = ("block",)
@@ -71,38 +69,47 @@ def differences(load: Load, loads: Sequence[Load]) -> list[str]:
     ]  # fmt: skip
 
 
-def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, int | None, str]]:
-    """(strategy, draft, n_max, rule) of every speculative setting."""
-    for rule, length in product(wishes.rules, (n for n in wishes.n_max if n != 0)):
+def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, str]]:
+    """(strategy, draft, length, rule) of every speculative setting."""
+    for rule, length in product(wishes.rules, (each for each in wishes.lengths if each.longest)):
         strategies: Sequence[str] = wishes.strategies
-        if length == N_MAX_AUTO:
+        if length.is_auto:
             strategies = (wishes.auto_strategy,) if wishes.auto_strategy else ()
         for strategy in strategies:
             # What the controller knows was measured with one draft.
             swept = range(len(wishes.drafts[: wishes.n_swept]))
-            known: Sequence[int] = (wishes.auto_draft,) if length == N_MAX_AUTO else swept
+            known: Sequence[int] = (wishes.auto_draft,) if length.is_auto else swept
             drafts: Sequence[int | None] = known if REGISTRY[strategy].needs_model else (None,)
             for draft in drafts:
-                yield strategy, draft, None if length == N_MAX_AUTO else int(length), rule
+                yield strategy, draft, length, rule
 
 
 def arms(wishes: Wishes) -> tuple[Arm, ...]:
     """Every setting under every load, plain decoding first in each; names say what differs."""
     found: list[Arm] = []
     settings = [each for each in dict.fromkeys(_settings(wishes)) if each[0] != "none"]
-    strategies = {strategy for strategy, _, n_max, _ in settings if n_max is not None}
+    strategies = {strategy for strategy, _, length, _ in settings if not length.is_auto}
     for index, load in enumerate(wishes.loads):
         where = differences(load, wishes.loads)
         found.append(Arm(name=" ".join(["plain", *where]), load=index))
-        for strategy, draft, n_max, rule in settings:
-            words = ["auto" if n_max is None else f"K={n_max}"]
-            if n_max is not None and (len(strategies) > 1 or strategy != "draft-simple"):
+        for strategy, draft, length, rule in settings:
+            words = ["auto" if length.is_auto else f"K={length}"]
+            if not length.is_auto and (len(strategies) > 1 or strategy != "draft-simple"):
                 words.append(strategy)
-            if draft is not None and n_max is not None and len(wishes.drafts[: wishes.n_swept]) > 1:
+            if draft is not None and not length.is_auto and len(wishes.drafts[: wishes.n_swept]) > 1:
                 words.append(wishes.drafts[draft])
             words += [rule] if len(wishes.rules) > 1 else []
             name = " ".join([*words, *where])
-            found.append(Arm(name=name, load=index, draft=draft, spec_type=strategy, n_max=n_max, verify_rule=rule))
+            found.append(
+                Arm(
+                    name=name,
+                    load=index,
+                    draft=draft,
+                    spec_type=strategy,
+                    n_max=None if length.is_auto else length.longest,
+                    verify_rule=rule,
+                )
+            )
     return tuple(found)
 
 

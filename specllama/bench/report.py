@@ -19,6 +19,7 @@ from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain, require_schema, to_plain
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
+from specllama.drafters.length import TUNED, DraftLength
 
 NAME, VERSION = "specllama.bench", 1
 SCHEMA: Mapping[str, object] = {
@@ -54,6 +55,11 @@ class Arm:
     spec_type: str = "none"  # a strategy of drafters.REGISTRY
     n_max: int | None = 0  # longest draft; None = auto: a profile's controller decides at every step
     verify_rule: str = "block"
+
+    @property
+    def length(self) -> DraftLength:
+        """How far it drafts."""
+        return DraftLength.auto(TUNED) if self.n_max is None else DraftLength(self.n_max)
 
     @property
     def plain(self) -> bool:

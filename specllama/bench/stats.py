@@ -24,7 +24,7 @@ from specllama.bench.report import (
 )
 from specllama.core.stats import SpecStats
 from specllama.drafters import REGISTRY
-from specllama.drafters.controller import N_MAX, CostProfile
+from specllama.drafters.controller import CostProfile
 from specllama.tuning import forecast as outlook
 
 N_RESAMPLES = 2000
@@ -317,7 +317,7 @@ def rows(plan: BenchPlan, runs: Sequence[BenchRun], costs: Sequence[PairCosts], 
 
 def _length(arm: Arm) -> int:
     """K for the comparison of equals; `auto` may draft as far as it likes."""
-    return 0 if arm.plain else N_MAX if arm.n_max is None else arm.n_max
+    return 0 if arm.plain else arm.length.longest
 
 
 def picks(plan: BenchPlan, runs: Sequence[BenchRun]) -> tuple[Pick, ...]:

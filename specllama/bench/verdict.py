@@ -92,9 +92,9 @@ def _advice(report: BenchReport) -> str:
         clear = bool(tried) and all(speedup and speedup.sure and speedup.value < 1.0 for speedup in tried)
         return " Use --spec-type none." if clear else ""
     sure = all(pick.confirmed and pick.confirmed.sure and pick.confirmed.value > CLEAR for pick in report.picks)
-    if not sure or arm.n_max is None:
+    if not sure or arm.length.is_auto:
         return ""
-    length = f"--spec-draft-n-max {arm.n_max}"
+    length = f"--spec-draft-n-max {arm.length}"
     return f" Use {length}." if arm.spec_type == "draft-simple" else f" Use --spec-type {arm.spec_type} {length}."
 
 

@@ -156,9 +156,9 @@ class ChatSession:
             )
         require_known(settings.params.logit_bias, target.vocab_size)
         longest = target.caps.max_block - 1
-        if settings.drafter != "none" and settings.drafting.n_max > longest:
+        if settings.drafter != "none" and settings.drafting.length.longest > longest:
             raise UsageError(
-                f"draft-n-max is {settings.drafting.n_max}, expected a whole number from 0 to {longest}",
+                f"draft-n-max is {settings.drafting.length.longest}, expected a whole number from 0 to {longest}",
                 hint="the models were loaded for that; start with --spec-draft-n-max for longer drafts",
             )
 

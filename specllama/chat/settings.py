@@ -11,10 +11,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from specllama.base.errors import UsageError
-from specllama.base.ranges import AUTO, MAX_DRAFT, Check, either, real, whole, word
+from specllama.base.ranges import AUTO, Check, either, real, whole, word
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
+from specllama.drafters.length import DraftLength
 
 MAX_SEED = 2**64 - 1
 _ON_OFF = {"on": True, "off": False}
@@ -28,7 +29,6 @@ class Settings:
     strategy: str = "none"  # a key of the registry
     spec: bool = True  # False = plain decoding for now, whatever the strategy
     drafting: DraftSettings = field(default_factory=DraftSettings)
-    auto: bool = False  # what was measured for the loaded models decides the draft's length, and not `drafting.n_max`
     rule: Rule = Rule.TOKEN
     seed: int = -1  # of the next answer, counting up from there; -1 = a new one for each
     n_predict: int = -1  # most tokens of an answer; -1 = until it ends
@@ -38,7 +38,7 @@ class Settings:
     @property
     def drafter(self) -> str:
         """The strategy that drafts the next answer."""
-        return self.strategy if self.spec and self.drafting.n_max else "none"
+        return self.strategy if self.spec and self.drafting.length.longest else "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +72,16 @@ def _of_drafting(name: str, help: str, check: Check) -> Setting:
     )
 
 
-def _with_length(settings: Settings, value: int | str) -> Settings:
-    """A fixed draft length, or `auto`, for which whoever knows the models finds `drafting.n_max` and `.policy`."""
-    if isinstance(value, str):
-        return replace(settings, auto=True)
-    return replace(settings, auto=False, drafting=replace(settings.drafting, n_max=value, policy=None))
+def _with_length(settings: Settings, value: DraftLength) -> Settings:
+    """Another draft length; for `auto`, the chat finds the longest draft and the policy of the loaded models."""
+    policy = settings.drafting.policy if value.is_auto else None
+    return replace(settings, drafting=replace(settings.drafting, length=value, policy=policy))
 
 
 def _with_confidence(settings: Settings, value: float) -> Settings:
-    """Whoever names a confidence to stop at has decided how far to draft."""
-    drafting = replace(settings.drafting, p_min=value)
-    return (
-        replace(settings, auto=False, drafting=replace(drafting, policy=None))
-        if value
-        else replace(settings, drafting=drafting)
-    )
+    """Another p-min; an explicit one switches auto off."""
+    settings = replace(settings, drafting=replace(settings.drafting, p_min=value))
+    return _with_length(settings, DraftLength(settings.drafting.length.longest)) if value else settings
 
 
 def _own(name: str, help: str, check: Check, words: tuple[str, ...] = ()) -> Setting:
@@ -193,8 +188,8 @@ SETTINGS: dict[str, Setting] = {
     "drafter": _own("strategy", "what drafts", strategy, tuple(REGISTRY)),
     "draft-n-max": Setting(
         "longest draft; 0 drafts nothing, auto goes by what `specllama tune` measured",
-        either(AUTO, AUTO, whole(0, MAX_DRAFT)),
-        lambda settings: AUTO if settings.auto else settings.drafting.n_max,
+        DraftLength.check,
+        lambda settings: settings.drafting.length.to_json(),
         _with_length,
         (AUTO,),
     ),

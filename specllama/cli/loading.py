@@ -37,7 +37,7 @@ def drafting_of(options: DraftOptions) -> Drafting:
     """How to draft."""
     return Drafting(
         spec_type=options.spec_type,
-        n_max=options.spec_draft_n_max,
+        length=options.spec_draft_n_max,
         p_min=options.spec_draft_p_min,
         temperature=options.draft_temp,
         rule=Rule(options.verify_rule),

@@ -67,7 +67,7 @@ class RunJob:
             "stop": self.stops,
             "verify_rule": self.rule.value,
             "spec_type": self.strategy,
-            "draft_n_max": self.drafting.n_max,
+            "draft_n_max": self.drafting.length.longest,
             "draft_n_max_auto": self.drafting.policy is not None,
             "draft_p_min": self.drafting.p_min,
             "draft_temperature": self.drafting.temperature,
@@ -111,7 +111,7 @@ def run(
     reason = _answer(job, setup, out, _wants_live(output.live, out))
     if reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
-    if choice.auto:
+    if choice.length.is_auto:
         hint_at_tuning(setup, ask.names, out)
 
 

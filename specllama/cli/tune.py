@@ -18,6 +18,7 @@ from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.tables import draw_table
 from specllama.derive import worth as tuner_records
 from specllama.drafters import TRANSLATED
+from specllama.drafters.length import DraftLength
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup as pair_setup
@@ -74,7 +75,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     listener, drafting = Said(output), Drafting(spec_type=options.spec_type)
     ask = Ask(names=names_of(models), drafting=drafting, hardware=hardware_of(hardware))
     choice = pair_setup.choose(ask, listener)
-    setup = pair_setup.prepare(replace(choice, auto=False), listener)
+    setup = pair_setup.prepare(replace(choice, length=DraftLength(choice.length.longest)), listener)
     subject = _fitting(setup, listener).subject
     storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", hint=ELSEWHERE)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH

@@ -35,8 +35,8 @@ def length_text(setup: Setup) -> str:
     profile = setup.profile
     if profile is None:
         reason = f"the profile is not used: {setup.stale}" if setup.stale else "these models were not tuned"
-        return f"auto: {setup.n_max} ({reason})"
-    return f"auto: up to {setup.n_max}, as tuned {profile.made[:10]} ({expectation(profile)})"
+        return f"auto: {setup.length.longest} ({reason})"
+    return f"auto: up to {setup.length.longest}, as tuned {profile.made[:10]} ({expectation(profile)})"
 
 
 def hint_at_tuning(setup: Setup, names: Names, output: Output) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.types import Drafter, DraftPolicy, LanguageModel
 from specllama.drafters.chain import ChainDrafter
+from specllama.drafters.length import AUTO_LENGTH, DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
 
@@ -16,11 +17,11 @@ from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
 class DraftSettings:
     """What a strategy may be told; one that has no use for a setting ignores it."""
 
-    n_max: int = 4  # longest draft
+    length: DraftLength = AUTO_LENGTH
     p_min: float = 0.0  # confidence below which drafting stops
     temperature: float | None = None  # of the draft; None = the target's
     vocab_size: int | None = None  # of the target
-    policy: DraftPolicy | None = None  # decides the length within n_max; None = n_max and p_min alone
+    policy: DraftPolicy | None = None  # decides within the longest draft; None = that and p_min alone
     # A draft model that has so many tokens to read lets the first step of an answer go without.
     n_at_once: int = FIRST_TOKEN_FIRST
 
@@ -38,7 +39,7 @@ def _make_model_drafter(model: LanguageModel | None, settings: DraftSettings) ->
     assert model is not None, "a drafter that needs a draft model was made without one"
     return ModelDrafter(
         model,
-        n_max=settings.n_max,
+        n_max=settings.length.longest,
         p_min=settings.p_min,
         temperature=settings.temperature,
         vocab_size=settings.vocab_size,
@@ -56,8 +57,8 @@ def _make_tli_drafter(model: LanguageModel | None, settings: DraftSettings) -> M
 
 def _make_lookup_drafter(model: LanguageModel | None, settings: DraftSettings) -> LookupDrafter:
     if settings.p_min:
-        return LookupDrafter(n_max=settings.n_max, p_min=settings.p_min, policy=settings.policy)
-    return LookupDrafter(n_max=settings.n_max, policy=settings.policy)
+        return LookupDrafter(n_max=settings.length.longest, p_min=settings.p_min, policy=settings.policy)
+    return LookupDrafter(n_max=settings.length.longest, policy=settings.policy)
 
 
 def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) -> ChainDrafter:

@@ -13,10 +13,11 @@ from specllama.base.errors import ConfigError
 from specllama.core.distribution import Distribution
 from specllama.core.types import DraftPlan, Observation
 from specllama.drafters.calibration import Calibration, Prior
+from specllama.drafters.length import TUNED
 
 LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them
 
-N_MAX = 16  # longest draft
+N_MAX = TUNED
 
 # A plan with the model must promise so many times the rate of what it competes with, be that plain decoding. What lies
 # between is within the error of the estimates: it earns next to nothing and costs whenever they were too kind.

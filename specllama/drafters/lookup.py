@@ -78,7 +78,7 @@ class LookupDrafter:
     wants: frozenset[str] = frozenset()
     models: tuple[LanguageModel, ...] = ()
 
-    def __init__(self, *, n_max: int = 8, p_min: float = 0.4, policy: DraftPolicy | None = None) -> None:
+    def __init__(self, *, n_max: int, p_min: float = 0.4, policy: DraftPolicy | None = None) -> None:
         """`policy` None = `ConfidencePolicy(n_max, p_min)`; a policy of its own still stays within `n_max`."""
         if n_max < 0:
             raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")

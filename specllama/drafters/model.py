@@ -24,6 +24,7 @@ from specllama.core.types import (
     room_after,
 )
 from specllama.drafters.fixed_policy import ConfidencePolicy
+from specllama.drafters.length import UNTUNED
 
 # What the first step of an answer may let the target's first token wait for: reading so few tokens, and drafting. A
 # drafter that is made by hand drafts from its first step on where there is little to read; the program's answers never
@@ -61,7 +62,7 @@ class ModelDrafter:
         self,
         model: LanguageModel,
         *,
-        n_max: int = 4,
+        n_max: int = UNTUNED,
         p_min: float = 0.0,
         temperature: float | None = None,
         vocab_size: int | None = None,

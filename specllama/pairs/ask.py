@@ -7,6 +7,7 @@ from typing import Literal
 
 from specllama.base.ranges import AUTO
 from specllama.core.types import Rule
+from specllama.drafters.length import AUTO_LENGTH, DraftLength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Drafting:
     """How tokens are drafted and accepted."""
 
     spec_type: str = AUTO  # names of `drafters.REGISTRY`, separated by commas
-    n_max: int | Literal["auto"] = "auto"  # longest draft; auto = by the pair's profile, else the pair's own, else 4
+    length: DraftLength = AUTO_LENGTH  # auto = by the pair's profile, else the pair's own longest draft, else UNTUNED
     p_min: float = 0.0  # confidence below which drafting stops
     temperature: float | None = None  # of the draft; None = the target's
     rule: Rule = Rule.BLOCK

@@ -16,8 +16,8 @@ from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageEr
 from specllama.base.ranges import AUTO
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
-from specllama.drafters.controller import N_MAX as LONGEST_AUTO
 from specllama.drafters.controller import PROBE_TOKENS, controller
+from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model, PairDefaults
@@ -33,7 +33,7 @@ from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
 from specllama.pairs.naming import Wanted, named
 from specllama.pairs.profile import Profile, ProfileKey
 
-N_CTX, N_MAX = 4096, 4  # unless an option or the pair says otherwise
+N_CTX = 4096  # unless an option or the pair says otherwise
 
 
 class Listener:
@@ -70,9 +70,8 @@ class Choice:
     draft: Wanted | None  # None also where the strategy needs none
     strategy: str
     n_ctx: int  # 0 = what the target was trained for
-    n_max: int  # what a number says, or what is taken where `auto` finds no profile
-    auto: bool = False  # a profile decides how far to draft, if there is one
-    any_strategy: bool = False  # and with what
+    length: DraftLength
+    any_strategy: bool = False  # a profile decides with what to draft, if there is one
     model_strategy: str = SIMPLE  # how the draft model drafts, by itself or in a chain: SIMPLE or TRANSLATED
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
@@ -97,16 +96,17 @@ def choose(ask: Ask, listener: Listener) -> Choice:
         pair = catalog.pair(names.pair)
         target, draft, defaults = pair.target, pair.draft, pair.defaults
     any_strategy = drafting.spec_type == AUTO
-    n_max = (defaults.n_max or N_MAX) if drafting.n_max == "auto" else drafting.n_max
-    strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if n_max else "none"
+    asked = drafting.length
+    longest = (asked.is_auto and defaults.n_max) or asked.longest
+    strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if longest else "none"
+    # An explicit p-min, or no drafts at all, switches auto off.
+    is_auto = asked.is_auto and not drafting.p_min and (any_strategy or strategy != "none")
     return Choice(
         target,
         draft if REGISTRY[strategy].needs_model else None,
         strategy,
         n_ctx=next(n for n in (hardware.n_ctx, defaults.n_ctx, N_CTX) if n is not None),
-        n_max=n_max,
-        # An explicit p-min, or no drafts at all, switches auto off.
-        auto=drafting.n_max == "auto" and not drafting.p_min and (any_strategy or strategy != "none"),
+        length=DraftLength(longest, is_auto=is_auto),
         any_strategy=any_strategy,
         model_strategy=TRANSLATED if TRANSLATED in drafting.spec_type.split(",") else SIMPLE,
         hardware=hardware,
@@ -192,7 +192,7 @@ class Setup:
     target_options: LoadOptions
     hardware: Hardware
     strategy: str = "none"
-    n_max: int = 0
+    length: DraftLength = NO_DRAFTS
     profile: Profile | None = None  # decides how far to draft
     stale: str = ""  # why the profile that is there does not hold
     model_strategy: str = SIMPLE  # see `Choice`
@@ -210,13 +210,13 @@ class Setup:
         if self.profile is None:
             return None
         priors = self.profile.priors(greedy=greedy)
-        return controller(self.profile.costs, priors, n_max=self.n_max, heat_is_free=draft_temp is None)
+        return controller(self.profile.costs, priors, n_max=self.length.longest, heat_is_free=draft_temp is None)
 
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""
         temperature = drafting.temperature
         policy = self.policy(greedy=greedy, draft_temp=temperature)
-        return DraftSettings(n_max=self.n_max, p_min=drafting.p_min, temperature=temperature, policy=policy)
+        return DraftSettings(length=self.length, p_min=drafting.p_min, temperature=temperature, policy=policy)
 
     def draft_options(self, n_ctx: int) -> LoadOptions:
         """How the draft is loaded beside a target with `n_ctx` tokens of context, which is as many as it can use.
@@ -262,12 +262,14 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         type_k=hardware.type_k,
         type_v=hardware.type_v,
         use_extra_bufts=use_extra_bufts,
-        max_block=(choice.n_max if choice.strategy != "none" else 0) + 1,
+        max_block=(choice.length.longest if choice.strategy != "none" else 0) + 1,
     )
-    setup = Setup(target, draft, options, hardware, choice.strategy, choice.n_max, model_strategy=choice.model_strategy)
+    setup = Setup(
+        target, draft, options, hardware, choice.strategy, choice.length, model_strategy=choice.model_strategy
+    )
     if choice.any_strategy:
         setup = _translated_if_tuned(setup)
-    if choice.auto:
+    if choice.length.is_auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
     _require_memory(setup)
     return setup
@@ -313,10 +315,12 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
         # A draft that could not pay if all of it were accepted is not worth the memory either.
         draft = draft if profile.draft_can_pay else None
         strategy = "lookup" if draft is None else "chain"
-    options = replace(profile.target_path.applied(setup.target_options), max_block=LONGEST_AUTO + 1)
+    options = replace(profile.target_path.applied(setup.target_options), max_block=TUNED + 1)
     if profile.threads is not None:
         options = replace(options, n_threads=profile.threads.decode, n_threads_batch=profile.threads.verify)
-    return replace(setup, draft=draft, target_options=options, strategy=strategy, n_max=LONGEST_AUTO, profile=profile)
+    return replace(
+        setup, draft=draft, target_options=options, strategy=strategy, length=DraftLength.auto(TUNED), profile=profile
+    )
 
 
 def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Profile | None:

@@ -26,6 +26,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
 from specllama.core.types import Draft, Observation, Rule, Verdict, room_after
 from specllama.drafters import DraftSettings
+from specllama.drafters.length import DraftLength
 from tests.exact.harness import agreeing
 from tests.exact.reference import token_law
 from tests.exact.translating import WatchedDraft
@@ -50,7 +51,7 @@ def subject(table: Table | None = None, **changes: object) -> AuditSubject:
         params=SamplingParams(temperature=1.0, top_k=3, min_p=0.02),
         strategies=("draft-simple", "lookup", "chain"),
         rules=tuple(Rule),
-        drafting=DraftSettings(n_max=4),
+        drafting=DraftSettings(length=DraftLength(4)),
         seed=3,
         piece=lambda token: bytes([97 + token]),
     )
@@ -150,7 +151,9 @@ def test_what_could_not_be_measured_is_said() -> None:
     assert report.passed
     assert [row.n_wide for row in report.laws] == [2]
     assert report.gaps == ["draft-simple, token: every context has too many branches; try a smaller --top-k"]
-    silent = subject(strategies=("lookup",), rules=(Rule.MATCH,), drafting=DraftSettings(n_max=2, p_min=1.0))
+    silent = subject(
+        strategies=("lookup",), rules=(Rule.MATCH,), drafting=DraftSettings(length=DraftLength(2), p_min=1.0)
+    )
     assert report_of(silent, LEAST).gaps == ["lookup, match: nothing was drafted in any context"]
 
 

@@ -13,7 +13,7 @@ from specllama.bench.report import BenchReport, BenchRun
 from specllama.bench.stats import interval
 from specllama.cli.bench.view import report_lines
 from specllama.core.types import Cancel
-from tests.bench_cases import PLAIN, Stage, arm_of, asked, plan_of, prompts_of, report_of, run_of
+from tests.bench_cases import PLAIN, Stage, arm_of, asked, lengths, plan_of, prompts_of, report_of, run_of
 
 
 def ended(
@@ -69,7 +69,7 @@ def test_an_error_before_the_first_run_is_no_report() -> None:
 def test_a_budget_covers_everything_after_loading(budget_s: float) -> None:
     """Prevents: a minute that takes three, because what comes before the first run is not in it."""
     stage = Stage(eval_s=0.01, load_s=50.0)
-    job = stage.job(asked(8), budget_s=budget_s, n_max=(2,), temperatures=(0.0,))
+    job = stage.job(asked(8), budget_s=budget_s, lengths=lengths(2), temperatures=(0.0,))
     report = stage.events(job)[-1]
     assert isinstance(report, BenchReport)
     spent = report.spent
@@ -85,7 +85,7 @@ def test_a_budget_covers_everything_after_loading(budget_s: float) -> None:
 def test_a_report_says_what_the_time_went_into() -> None:
     """Prevents: a budget that nobody can check."""
     stage = Stage(eval_s=0.01, load_s=50.0)
-    report = stage.events(stage.job(asked(8), budget_s=20.0, n_max=(2,)))[-1]
+    report = stage.events(stage.job(asked(8), budget_s=20.0, lengths=lengths(2)))[-1]
     assert isinstance(report, BenchReport)
     (line,) = (line for line in report_lines(report, full=False) if " spent of a budget of 20 s, " in line)
     assert "50 s of loading not counted" in line

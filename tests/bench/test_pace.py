@@ -12,7 +12,7 @@ from specllama.core import engine
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Caps
 from specllama.prompts.load import BenchPrompt
-from tests.bench_cases import VOCAB, Stage
+from tests.bench_cases import VOCAB, Stage, lengths
 from tests.fakes import FakeModel, RandomTable
 
 READ_SHARE, DRAFT_SHARE = 0.2, 0.4  # time for a token that is read, and for a pass of the draft, over T(1)
@@ -50,7 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, budget_s: float, step_s: float, **
     """A benchmark whose settings and lengths are left to the budget, where T(1) takes `step_s`."""
     stage = TimedStage(eval_s=step_s)
     monkeypatch.setattr(engine, "perf_counter", lambda: stage.now)
-    job = stage.job(PROMPTS, budget_s=budget_s, **{"n_predict": (), "n_max": (0, 4), **changes})
+    job = stage.job(PROMPTS, budget_s=budget_s, **{"n_predict": (), "lengths": lengths(0, 4), **changes})
     report = stage.events(job)[-1]
     assert isinstance(report, BenchReport)
     return report

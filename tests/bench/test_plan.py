@@ -9,8 +9,9 @@ import pytest
 from specllama.bench.plan import Rates, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
 from specllama.bench.report import BenchPlan, Load
 from specllama.prompts.load import BenchPrompt
+from tests.bench_cases import lengths
 
-WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), n_max=(0, 2, 4))
+WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), lengths=lengths(0, 2, 4))
 RATES = Rates(prefill_tok_s=100.0, decode_tok_s=(10.0, 20.0, 5.0), draft_read_s=(0.0, 0.0, 0.0))  # plain, K=2, K=4
 
 
@@ -31,20 +32,23 @@ def planned(wishes: Wishes, n: int, left_s: float, n_tokens: int = 100) -> Bench
     ("changes", "names"),
     [
         ({}, ["plain", "K=2", "K=4"]),
-        ({"n_max": (2, "auto")}, ["plain", "K=2"]),  # no profile: nothing decides
-        ({"n_max": (2, "auto"), "auto_strategy": "chain"}, ["plain", "K=2", "auto"]),
-        ({"n_max": (2,), "strategies": ("draft-simple", "lookup")}, ["plain", "K=2 draft-simple", "K=2 lookup"]),
-        ({"n_max": (2,), "strategies": ("lookup",), "drafts": ()}, ["plain", "K=2 lookup"]),
-        ({"n_max": (2,), "drafts": ("a", "b")}, ["plain", "K=2 a", "K=2 b"]),
-        ({"n_max": (2,), "rules": ("block", "match")}, ["plain", "K=2 block", "K=2 match"]),
-        ({"n_max": (0,)}, ["plain"]),
+        ({"lengths": lengths(2, "auto")}, ["plain", "K=2"]),  # no profile: nothing decides
+        ({"lengths": lengths(2, "auto"), "auto_strategy": "chain"}, ["plain", "K=2", "auto"]),
+        (
+            {"lengths": lengths(2), "strategies": ("draft-simple", "lookup")},
+            ["plain", "K=2 draft-simple", "K=2 lookup"],
+        ),
+        ({"lengths": lengths(2), "strategies": ("lookup",), "drafts": ()}, ["plain", "K=2 lookup"]),
+        ({"lengths": lengths(2), "drafts": ("a", "b")}, ["plain", "K=2 a", "K=2 b"]),
+        ({"lengths": lengths(2), "rules": ("block", "match")}, ["plain", "K=2 block", "K=2 match"]),
+        ({"lengths": lengths(0)}, ["plain"]),
         ({"strategies": ("none",)}, ["plain"]),
         (
-            {"n_max": (2,), "loads": (Load(n_threads=1), Load(n_threads=2))},
+            {"lengths": lengths(2), "loads": (Load(n_threads=1), Load(n_threads=2))},
             ["plain t=1", "K=2 t=1", "plain t=2", "K=2 t=2"],
         ),
         (
-            {"n_max": (2,), "loads": (Load(), Load(type_k="q8_0"))},
+            {"lengths": lengths(2), "loads": (Load(), Load(type_k="q8_0"))},
             ["plain ctk=f16", "K=2 ctk=f16", "plain ctk=q8_0", "K=2 ctk=q8_0"],
         ),
     ],
@@ -58,7 +62,7 @@ def test_every_sweep_makes_arms_with_names_of_their_own(changes: dict[str, objec
 
 def test_lookups_are_not_repeated_for_every_draft_model() -> None:
     """The same lookup measured once for each of three drafts."""
-    found = arms(replace(WISHES, drafts=("a", "b", "c"), strategies=("lookup", "draft-simple"), n_max=(2,)))
+    found = arms(replace(WISHES, drafts=("a", "b", "c"), strategies=("lookup", "draft-simple"), lengths=lengths(2)))
     assert sum(arm.spec_type == "lookup" for arm in found) == 1
 
 

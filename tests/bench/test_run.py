@@ -18,7 +18,7 @@ from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel
 from specllama.prompts.filler import notes
-from tests.bench_cases import Stage, asked
+from tests.bench_cases import Stage, asked, lengths
 
 
 def parts(events: list[BenchEvent]) -> tuple[BenchPlan, list[BenchRun], BenchReport]:
@@ -63,7 +63,7 @@ def test_arms_take_turns_prompt_by_prompt_and_each_is_first_sometimes() -> None:
 def test_every_load_is_opened_warmed_and_has_its_own_baseline() -> None:
     """Threads compared with the plain run of other threads."""
     stage = Stage()
-    job = stage.job(asked(2), loads=(Load(n_threads=1), Load(n_threads=2)), n_max=(2,), n_repetitions=2)
+    job = stage.job(asked(2), loads=(Load(n_threads=1), Load(n_threads=2)), lengths=lengths(2), n_repetitions=2)
     plan, runs, report = parts(stage.events(job))
     assert stage.opened == [1, 0, 1, 0]  # each once to see that it can be, then there and back again
     assert len(runs) == plan.n_runs
@@ -132,7 +132,7 @@ def test_the_same_job_gives_the_same_answers() -> None:
 def test_several_drafts_are_compared_side_by_side() -> None:
     """Every draft measured with the first one's model."""
     stage = Stage(n_drafts=2)
-    _, _, report = parts(stage.events(stage.job(asked(4), n_max=(3,))))
+    _, _, report = parts(stage.events(stage.job(asked(4), lengths=lengths(3))))
     alphas = {report.plan.arms[row.arm].name: row.alpha for row in report.rows_of(ALL) if row.n_drafted}
     assert alphas["K=3 draft0"] == 1.0
     assert alphas["K=3 draft1"] is not None
@@ -150,7 +150,9 @@ def test_a_pause_comes_before_every_counted_run() -> None:
 def test_synthetic_acceptance_accepts_at_its_rate_and_judges_nothing() -> None:
     """A loop whose cost is measured with the draft's own worth after all; or plain runs that are touched, too."""
     stage = Stage(n_drafts=2)
-    job = stage.job(asked(8), n_max=(3,), rules=("token",), n_predict=(40,), synthetic=0.75, temperatures=(1.0,))
+    job = stage.job(
+        asked(8), lengths=lengths(3), rules=("token",), n_predict=(40,), synthetic=0.75, temperatures=(1.0,)
+    )
     _, runs, report = parts(stage.events(job))
     alphas = [row.alpha for row in report.rows_of(ALL) if row.n_drafted]
     assert alphas == pytest.approx([0.75, 0.75], abs=0.12)  # however different the drafts are
@@ -174,7 +176,7 @@ def test_the_synthetic_coin_ignores_what_it_is_asked(rate: float) -> None:
 def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
     """A machine slower than it seemed: the arms that come last have fewer prompts, or the benchmark runs for hours."""
     stage = Stage(eval_s=0.01)
-    job = stage.job(asked(8), budget_s=6.0, n_max=(2,), temperatures=(0.0, 0.7))
+    job = stage.job(asked(8), budget_s=6.0, lengths=lengths(2), temperatures=(0.0, 0.7))
     plan, runs, report = parts(stage.events(job))
     prompts = [
         {run.prompt for run in runs if (run.arm, run.condition) == cell} for cell in ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -189,7 +191,9 @@ def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
 def test_several_loads_have_the_same_prompts_where_the_budget_ends() -> None:
     """The load that comes last is never measured."""
     stage = Stage(eval_s=0.01)
-    job = stage.job(asked(8), budget_s=2.0, n_max=(2,), loads=(Load(n_threads=1), Load(n_threads=2)), n_repetitions=1)
+    job = stage.job(
+        asked(8), budget_s=2.0, lengths=lengths(2), loads=(Load(n_threads=1), Load(n_threads=2)), n_repetitions=1
+    )
     _, runs, report = parts(stage.events(job))
     prompts = [{run.prompt for run in runs if run.arm == arm} for arm in range(4)]
     assert prompts[0] == prompts[1] == prompts[2] == prompts[3]

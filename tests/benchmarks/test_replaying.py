@@ -16,6 +16,7 @@ from specllama.core.types import Caps
 from specllama.drafters import DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
 from specllama.drafters.controller import CostProfile
+from specllama.drafters.length import DraftLength
 from specllama.tuning.traces import judged, record
 from tests.fakes import FakeModel, random_laws, table_of
 
@@ -34,7 +35,7 @@ def _answer(chance: float, seed: int = 0) -> Recorded:
 def test_a_draft_that_is_always_right_costs_what_the_formula_says() -> None:
     """A pass that is not counted, the prompt counted as the target's, or the last token of a whole block forgotten."""
     answer, k = _answer(1.0), 3
-    passes = replay(answer, [True] * N_TOKENS, MODEL, DraftSettings(n_max=k))
+    passes = replay(answer, [True] * N_TOKENS, MODEL, DraftSettings(length=DraftLength(k)))
     # The first step goes without a draft; then 15 blocks of four, and what is left of 63 tokens.
     assert dict(passes.target) == {1: 1, 4: 15, 3: 1}
     assert dict(passes.draft) == {N_PROMPT + 1: 1, 2: 15, 1: 2 * 15 + 1}
@@ -42,7 +43,7 @@ def test_a_draft_that_is_always_right_costs_what_the_formula_says() -> None:
 
 def test_a_draft_that_is_never_right_costs_every_block_for_one_token() -> None:
     """Rejected tokens that stay in the draft's memory, or tokens accepted by chance."""
-    passes = replay(_answer(0.0), [False] * N_TOKENS, MODEL, DraftSettings(n_max=2))
+    passes = replay(_answer(0.0), [False] * N_TOKENS, MODEL, DraftSettings(length=DraftLength(2)))
     assert passes.target[3] == N_TOKENS - 3  # the first step is plain; the last ones have no room for a block of three
     assert sum(passes.target.values()) == N_TOKENS
 
@@ -51,7 +52,7 @@ def test_lookups_are_those_of_the_text() -> None:
     """Text that repeats itself drafted as if it did not, or by a stand-in that knows the answer."""
     fresh = _answer(0.0)
     again = Recorded("code", fresh.tokens, fresh.tokens, fresh.acceptance, fresh.confidence)
-    settings = DraftSettings(n_max=7)
+    settings = DraftSettings(length=DraftLength(7))
     assert sum(replay(fresh, [False] * N_TOKENS, LOOKUP, settings).target.values()) == N_TOKENS
     repeated = replay(again, [False] * N_TOKENS, LOOKUP, settings)
     assert sum(repeated.target.values()) < N_TOKENS / 3

@@ -21,6 +21,7 @@ from specllama.core.events import Event, Finished, Notice, PromptProgress, Token
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
+from specllama.drafters.length import DraftLength
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
 from tests import tiny
@@ -85,7 +86,12 @@ def chat(pair: tuple[LlamaModel, LlamaModel]) -> Callable[..., ChatSession]:
     def start(*, system: str = "", **settings: object) -> ChatSession:
         for model in pair:
             model.truncate(0)
-        wanted = {"params": GREEDY, "n_predict": 10, "strategy": "draft-simple", "drafting": DraftSettings(n_max=3)}
+        wanted = {
+            "params": GREEDY,
+            "n_predict": 10,
+            "strategy": "draft-simple",
+            "drafting": DraftSettings(length=DraftLength(3)),
+        }
         return ChatSession(*pair, Settings(**{**wanted, **settings}), system)  # type: ignore[arg-type]
 
     return start
@@ -111,7 +117,7 @@ def fresh(session: ChatSession, pair: tuple[LlamaModel, LlamaModel], text: str, 
 
 def test_the_next_turn_reads_only_what_is_new(chat, pair) -> None:
     """A chat that reads its whole history again each turn, in either model, or that only says it does not."""
-    session = chat(drafting=DraftSettings(n_max=3))
+    session = chat(drafting=DraftSettings(length=DraftLength(3)))
     said(session.ask("hello there"))
     assert (session.reuse.n_target, session.reuse.n_draft) == (0, 0)
     held = pair[0].length, pair[1].length

@@ -11,6 +11,7 @@ import pytest
 
 from specllama.cli.audit import command
 from specllama.cli.screen.output import open_output
+from specllama.drafters.length import DraftLength
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import profile as profiles
@@ -42,7 +43,7 @@ def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_
     keep(pair, derived)
     out = open_output()
     names = Names(target=str(pair.target), draft=str(pair.draft), offline=True)
-    ask = Ask(names=names, drafting=Drafting(n_max=2), hardware=Hardware(n_threads=1))
+    ask = Ask(names=names, drafting=Drafting(length=DraftLength(2)), hardware=Hardware(n_threads=1))
     setup = command._as_run(prepare(choose(ask, Listener()), Listener()), out, keep_draft=named)
     assert setup.draft is not None
     assert setup.draft.path == (pair.draft if named else derived)

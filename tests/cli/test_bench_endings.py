@@ -17,7 +17,7 @@ from specllama.base.errors import NumericsError
 from specllama.bench import machine
 from specllama.bench import run as core
 from specllama.bench.report import BenchReport
-from tests.bench_cases import MACHINE
+from tests.bench_cases import MACHINE, lengths
 from tests.benchreports import report
 from tests.cli.conftest import Pair
 from tests.cli.test_bench import Run
@@ -133,6 +133,6 @@ def test_a_short_budget_compares_less_where_nobody_said_what() -> None:
         drafting, sampling = _swept(drafting, BenchSampling(temp=asked.get("temp")), BenchRuns(budget=budget))
         return drafting.spec_draft_n_max, sampling.temp
 
-    assert swept(120.0) == ((0, 4, "auto"), (0.0,))
-    assert swept(600.0) == swept(None) == ((0, 2, 4, 8, "auto"), (0.0, 0.7))
-    assert swept(120.0, n_max=(3,), temp=(1.0, 2.0)) == ((3,), (1.0, 2.0))
+    assert swept(120.0) == (lengths(0, 4, "auto"), (0.0,))
+    assert swept(600.0) == swept(None) == (lengths(0, 2, 4, 8, "auto"), (0.0, 0.7))
+    assert swept(120.0, n_max=lengths(3), temp=(1.0, 2.0)) == (lengths(3), (1.0, 2.0))

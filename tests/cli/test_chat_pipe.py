@@ -15,8 +15,9 @@ from specllama import llama
 from specllama.chat import saved as chat_file
 from specllama.cli.chat import command
 from specllama.cli.chat import complete as chat_complete
-from specllama.cli.chat.answering import FREE_SHARE, LONGEST_DRAFT
+from specllama.cli.chat.answering import FREE_SHARE
 from specllama.cli.prompting import MAX_BYTES
+from specllama.drafters.length import CHAT
 from specllama.llama import LoadOptions
 from tests import tiny
 from tests.cli.conftest import Pair, Result
@@ -247,7 +248,7 @@ def test_a_context_of_zero_takes_no_more_memory_than_both_models_may_have(
 ) -> None:
     """A target that takes all the memory there is, so that its draft cannot be loaded."""
     headers = [llama.read_header(path) for path in (talker.target, talker.draft)]
-    options = LoadOptions(n_ctx=1024, max_block=LONGEST_DRAFT + 1)
+    options = LoadOptions(n_ctx=1024, max_block=CHAT + 1)
     free = sum(llama.memory_needed(header, options).total for header in headers) / FREE_SHARE
     monkeypatch.setattr(llama, "memory_free", lambda: int(free))
     result = chat("/show info", args=("-c", "0"))

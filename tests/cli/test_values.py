@@ -19,6 +19,7 @@ from specllama.cli.args.options import (
     SamplingOptions,
 )
 from specllama.cli.command import SILENT, CommandWithHelp
+from specllama.drafters.length import AUTO_LENGTH, DraftLength
 
 Groups = dict[str, object]
 
@@ -73,10 +74,10 @@ def test_a_quantised_target_cache_leaves_the_drafts_in_f16(parse: Callable[..., 
 @pytest.mark.parametrize(
     ("args", "group", "field", "value"),
     [
-        (["--draft-max", "7"], "drafting", "spec_draft_n_max", 7),
-        (["--draft-max", "auto"], "drafting", "spec_draft_n_max", "auto"),
-        (["--draft", "7"], "drafting", "spec_draft_n_max", 7),
-        (["--num-draft-tokens", "7"], "drafting", "spec_draft_n_max", 7),
+        (["--draft-max", "7"], "drafting", "spec_draft_n_max", DraftLength(7)),
+        (["--draft-max", "auto"], "drafting", "spec_draft_n_max", AUTO_LENGTH),
+        (["--draft", "7"], "drafting", "spec_draft_n_max", DraftLength(7)),
+        (["--num-draft-tokens", "7"], "drafting", "spec_draft_n_max", DraftLength(7)),
         (["--draft-p-min", "0.5"], "drafting", "spec_draft_p_min", 0.5),
         (["-m", "a", "--draft-model", "b"], "models", "model_draft", "b"),
         (["-m", "a", "--spec-draft-model", "b"], "models", "model_draft", "b"),

@@ -12,6 +12,7 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, DraftPlan, Observation, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
+from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.suffix import LookupGuess
 
@@ -215,7 +216,7 @@ def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
     assert not REGISTRY["lookup"].needs_model
     assert REGISTRY["chain"].needs_model
     assert {ALIASES[name] for name in ("ngram", "ngram-simple", "prompt-lookup")} == {"lookup"}
-    made = REGISTRY["lookup"].make(None, DraftSettings(n_max=3, p_min=0.9))
+    made = REGISTRY["lookup"].make(None, DraftSettings(length=DraftLength(3), p_min=0.9))
     assert isinstance(made, LookupDrafter)
     assert made.n_max == 3
     with pytest.raises(UsageError):

@@ -13,6 +13,7 @@ from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters import controller as tuning
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.controller import Controller, CostProfile
+from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import PREFILL_AT_ONCE, ModelDrafter
 from tests.enumeration import law_of
@@ -101,7 +102,9 @@ def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = Fals
     n_ctx = pair.n_draft_ctx
     draft = WatchedDraft(pair.n_vocab, n_ctx=n_ctx, end_tokens=pair.end_tokens, first=first)
     # Drafting from the first step on: answers are so short that there is little left to draft behind it.
-    settings = DraftSettings(n_max=pair.n_max, vocab_size=pair.n_vocab, policy=policy, n_at_once=PREFILL_AT_ONCE)
+    settings = DraftSettings(
+        length=DraftLength(pair.n_max), vocab_size=pair.n_vocab, policy=policy, n_at_once=PREFILL_AT_ONCE
+    )
     return Rig(target, draft, REGISTRY["chain" if chain else "draft-tli"].make(draft, settings), rule=pair.rule)
 
 

@@ -11,6 +11,7 @@ from specllama.core.events import Notice
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Drafter
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.length import DraftLength
 from tests.exact.harness import PROMPT, Rig, law_of
 from tests.fakes import FakeModel, RandomTable
 
@@ -25,7 +26,7 @@ def rig(strategy: str | None) -> Rig:
     if strategy is None:
         return Rig(target, None, None)
     draft = FakeModel(RandomTable(N_DRAFT, 6), N_DRAFT)
-    settings = DraftSettings(n_max=2, vocab_size=N_VOCAB, n_at_once=100)
+    settings = DraftSettings(length=DraftLength(2), vocab_size=N_VOCAB, n_at_once=100)
     drafter: Drafter = REGISTRY[strategy].make(draft, settings)
     return Rig(target, draft, drafter)
 

@@ -13,6 +13,7 @@ from specllama.audit.report import AuditReport
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import DraftSettings
+from specllama.drafters.length import DraftLength
 from specllama.llama import LlamaModel
 from specllama.prompts.short import short_prompts
 from tests.real.conftest import SMALL
@@ -37,7 +38,7 @@ def report_of(open_model: OpenModel, parts: Parts) -> AuditReport:
         params=SamplingParams(top_k=6),
         strategies=("draft-simple", "chain"),
         rules=(Rule.TOKEN, Rule.BLOCK),
-        drafting=DraftSettings(n_max=3, temperature=1.6),
+        drafting=DraftSettings(length=DraftLength(3), temperature=1.6),
         seed=1,
         piece=target.vocab.piece,
         parts=parts,

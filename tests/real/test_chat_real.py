@@ -18,6 +18,7 @@ from specllama.core.events import Event, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
+from specllama.drafters.length import DraftLength
 from specllama.llama import LlamaModel
 from tests.cli.conftest import SPECLLAMA, Terminal
 from tests.real.conftest import SMALL
@@ -47,7 +48,7 @@ def test_after_ctrl_c_the_next_turn_is_that_of_a_fresh_run(
 ) -> None:
     """KV that is not that of the history after an answer was stopped, in either model."""
     target, draft = open_model(SMALL, **OPTIONS), open_model(SMALL, **OPTIONS, max_block=1)
-    settings = Settings(params=GREEDY, strategy=strategy, drafting=DraftSettings(n_max=4), n_predict=120)
+    settings = Settings(params=GREEDY, strategy=strategy, drafting=DraftSettings(length=DraftLength(4)), n_predict=120)
     session, cancel = ChatSession(target, draft, settings), Cancel()
     for model in (target, draft):
         model.watch(cancel)

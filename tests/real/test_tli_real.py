@@ -15,6 +15,7 @@ from specllama.core.engine import Engine
 from specllama.core.events import Finished, StepEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.length import DraftLength
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary, read_header
 from specllama.pairs.draft_in_target_ids import in_target_ids
@@ -65,7 +66,7 @@ def test_a_draft_of_another_family_is_accepted_and_leaves_no_trace(open_model: C
     """A rejected token that stays, or an accepted one under the draft's own id, changes the rows that follow."""
     target, draft = (open_model(name, n_ctx=512, max_block=4) for name in (DRAFT, SMALL))
     prompt = Conversation(target.vocab, target.chat_template).tokens([Message("user", ASK)])
-    settings = DraftSettings(n_max=3, vocab_size=target.vocab_size)
+    settings = DraftSettings(length=DraftLength(3), vocab_size=target.vocab_size)
     drafter = REGISTRY["draft-tli"].make(in_target_ids(target, draft, strategy="draft-tli"), settings)
     passes: list[tuple[tuple[int, ...], FloatArray]] = []
     steps: list[StepEvent] = []

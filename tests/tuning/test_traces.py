@@ -11,6 +11,7 @@ from specllama.core.stats import expected_tokens
 from specllama.core.types import Caps, Chooser
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import CostProfile
+from specllama.drafters.length import DraftLength
 from specllama.tuning.traces import Trace, answer, best_length, judged, record
 from tests.enumeration import law_of
 from tests.exact.translating import WatchedDraft
@@ -76,7 +77,9 @@ def test_a_draft_of_another_tokenizer_is_worth_what_the_engine_accepts_of_it(tem
     for i, chance in enumerate(trace.acceptance):
 
         def accepted(choose: Chooser, said: tuple[int, ...] = by.tokens[:i]) -> int:
-            drafter = REGISTRY["draft-tli"].make(WatchedDraft(6), DraftSettings(n_max=1, vocab_size=6, n_at_once=99))
+            drafter = REGISTRY["draft-tli"].make(
+                WatchedDraft(6), DraftSettings(length=DraftLength(1), vocab_size=6, n_at_once=99)
+            )
             events = Engine(FakeModel(table, 6), drafter).generate([*prompt, *said], params, choose, max_tokens=2)
             return next(event.accepted for event in events if isinstance(event, StepEvent))
 

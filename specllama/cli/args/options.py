@@ -7,7 +7,7 @@ chat, too, are those of the setting.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ from specllama.cli.args.values import KV_TYPES, gpu_layers, logit_bias, strategi
 from specllama.cli.screen.output import ColorMode
 from specllama.core.sampling import SamplingParams
 from specllama.drafters import REGISTRY
+from specllama.drafters.length import AUTO_LENGTH, DraftLength
 
 
 def _setting(name: str, names: str, more: str = "", *, also: str = "") -> Option:
@@ -183,7 +184,7 @@ class DraftOptions:
     title: ClassVar[str] = "Drafting"
 
     spec_type: Annotated[str, SPEC_TYPE] = "auto"
-    spec_draft_n_max: Annotated[Any, DRAFT_N_MAX] = "auto"  # int or "auto"
+    spec_draft_n_max: Annotated[DraftLength, DRAFT_N_MAX] = AUTO_LENGTH
     spec_draft_p_min: Annotated[float, DRAFT_P_MIN] = 0.0
     draft_temp: Annotated[float | None, DRAFT_TEMP] = None
     verify_rule: Annotated[str, VERIFY_RULE] = "block"

@@ -16,7 +16,6 @@ import typer
 
 from specllama import llama
 from specllama.audit import run as auditing
-from specllama.audit.greedy import N_MAX
 from specllama.audit.parts import FULL, QUICK, AuditSubject
 from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
@@ -37,6 +36,7 @@ from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
+from specllama.drafters.length import AUDIT, DraftLength
 from specllama.llama.load_plan import physical_cores
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting
@@ -77,7 +77,7 @@ class AuditDrafting:
             help="Greedy answers are compared for every longest draft from 1 to N.",
             check=whole(1, 32),
         ),
-    ] = N_MAX
+    ] = AUDIT
     spec_draft_p_min: Annotated[float, shared.DRAFT_P_MIN] = 0.0
     draft_temp: Annotated[float | None, replace(shared.DRAFT_TEMP, help="Temperature of the draft. [--temp]")] = None
 
@@ -133,7 +133,7 @@ def audit(
     setup = pair_setup.prepare(pair_setup.choose(ask, listener), listener)
     setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
     # Blocks as long as those of greedy answers, and of the control.
-    block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, N_MAX + 1)
+    block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, AUDIT + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
     require_known(sampling.params.logit_bias, setup.target.header.n_vocab)
     pair_setup.require_fit(setup, listener)
@@ -186,7 +186,7 @@ def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> Draf
     needing = [name for name in names or () if REGISTRY[name].needs_model]
     needing.sort(key=lambda name: name != TRANSLATED)  # a draft that speaks the target's ids can be used by all
     spec_type = "auto" if names is None else (needing or list(names))[0]
-    return Drafting(spec_type=spec_type, n_max=drafting.spec_draft_n_max)
+    return Drafting(spec_type=spec_type, length=DraftLength(drafting.spec_draft_n_max))
 
 
 def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
@@ -258,7 +258,9 @@ def _audit(
             strategies=_strategies(names, has_draft=draft is not None, model_strategy=setup.model_strategy),
             rules=tuple(Rule(name) for name in drafting.verify_rule),
             drafting=DraftSettings(
-                n_max=drafting.spec_draft_n_max, p_min=drafting.spec_draft_p_min, temperature=drafting.draft_temp
+                length=DraftLength(drafting.spec_draft_n_max),
+                p_min=drafting.spec_draft_p_min,
+                temperature=drafting.draft_temp,
             ),
             seed=seed,
             piece=target.vocab.piece,
@@ -272,7 +274,6 @@ def _audit(
 
 def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOptions) -> dict[str, object]:
     """Everything that decides the result."""
-    drafting = asdict(replace(subject.drafting, policy=None))
     return {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": options.quick,
@@ -282,9 +283,9 @@ def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOp
             "logit_bias": {str(token): str(bias) for token, bias in subject.params.logit_bias.items()},
             "strategies": subject.strategies,
             "rules": [rule.value for rule in subject.rules],
-            "draft_n_max": drafting["n_max"],
-            "draft_p_min": drafting["p_min"],
-            "draft_temperature": drafting["temperature"],
+            "draft_n_max": subject.drafting.length.longest,
+            "draft_p_min": subject.drafting.p_min,
+            "draft_temperature": subject.drafting.temperature,
         },
         "versions": versions(llama.build_info()),
         "machine": _machine(),

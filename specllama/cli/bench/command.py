@@ -44,10 +44,10 @@ from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel
+from specllama.drafters.length import AUTO_LENGTH, BENCH, DraftLength
 from specllama.llama import build_info
 from specllama.prompts.load import BenchPrompt, built_in, read
 
-AUTO = "auto"
 SHORT_S = 180.0  # a budget for fewer settings than usual
 WRITE_ONE = "write a report with: specllama bench --output FILE.json"
 COMPARE = "compare"  # in the place of a pair's name
@@ -98,7 +98,13 @@ def bench(
         machine=machine.look(),
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=shlex.join(["specllama", *sys.argv[1:]]),
-        settings=_settings(models, runs, drafting, sampling, hardware),
+        settings=_settings(
+            models,
+            runs,
+            replace(drafting, spec_draft_n_max=[each.to_json() for each in drafting.spec_draft_n_max]),
+            sampling,
+            hardware,
+        ),
         versions=versions(build_info()),
         warnings=(subject.without_auto,) if subject.without_auto else (),
     )
@@ -127,7 +133,7 @@ def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) ->
     """The options with the default lengths and temperatures: fewer where the budget is small."""
     is_short = runs.budget is not None and runs.budget < SHORT_S
     if drafting.spec_draft_n_max is None:
-        drafting = replace(drafting, spec_draft_n_max=(0, 4, AUTO) if is_short else (0, 2, 4, 8, AUTO))
+        drafting = replace(drafting, spec_draft_n_max=(*map(DraftLength, (0, 4) if is_short else BENCH), AUTO_LENGTH))
     if sampling.temp is None:
         sampling = replace(sampling, temp=(0.0,) if is_short else (0.0, 0.7))
     return drafting, sampling

@@ -24,7 +24,8 @@ from specllama.cli.tuned import tune_command
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, DraftPolicy, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
-from specllama.drafters.controller import N_MAX, PROBE_TOKENS
+from specllama.drafters.controller import PROBE_TOKENS
+from specllama.drafters.length import AUTO_LENGTH, TUNED, DraftLength
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
@@ -34,7 +35,7 @@ from specllama.pairs.profile import LOOKUP_ALONE
 from specllama.pairs.setup import File, Listener, Setup, require_draft
 
 ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
-_LEAST_BLOCK = 17  # rows that costs are measured up to
+_LEAST_BLOCK = TUNED + 1  # rows that costs are measured up to
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +143,21 @@ def prepare(
     listener = Said(output)
     plain = _hardware(hardware, loads_of(hardware)[0])
     names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
-    lengths = [n for n in drafting.spec_draft_n_max if n != "auto"]
+    lengths = [each.longest for each in drafting.spec_draft_n_max if not each.is_auto]
     longest = max([*lengths, 1])
     if TRANSLATED in names and set(names) - {TRANSLATED}:  # all drafts are translated, or none
         raise UsageError(
             "--spec-type draft-tli takes the drafts for those of another tokenizer, the others for the target's own",
             hint="compare them in two benchmarks, then: specllama bench compare A.json B.json",
         )
-    wanted = Drafting(spec_type=(names or ["lookup"])[0], n_max=longest)
+    wanted = Drafting(spec_type=(names or ["lookup"])[0], length=DraftLength(longest))
     choice = pair_setup.choose(Ask(names=one, drafting=wanted, hardware=plain), listener)
-    choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx), auto=False)
+    choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx))
     first = pair_setup.prepare(choice, listener)
     require_known(replace(sampling, temp=0.0).params.logit_bias, first.target.header.n_vocab)
     strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, model_strategy=first.model_strategy)
     tuned, without_auto = first, ""
-    if "auto" in drafting.spec_draft_n_max:
+    if AUTO_LENGTH in drafting.spec_draft_n_max:
         tuned = pair_setup.tuned(first, any_strategy=True)
         without_auto = _without_auto(tuned, one)
         if without_auto:
@@ -172,7 +173,14 @@ def prepare(
     for file in files:
         profile = pair_setup.profile_for(file, first, tuned.profile)
         setup = BenchSetup(
-            first.target, file, options, plain, first.strategy, N_MAX, profile, model_strategy=first.model_strategy
+            first.target,
+            file,
+            options,
+            plain,
+            first.strategy,
+            DraftLength.auto(TUNED),
+            profile,
+            model_strategy=first.model_strategy,
         )
         pair_setup.require_fit(setup, listener)
         setups.append(setup)
@@ -227,7 +235,7 @@ class Opener:
         return replace(setup, target_options=options, hardware=_hardware(self._hardware, load))
 
     def _policy(self, setup: Setup, arm: Arm, params: SamplingParams) -> DraftPolicy | None:
-        assert arm.n_max is None
+        assert arm.length.is_auto
         return setup.policy(greedy=params.greedy, draft_temp=self._subject.draft_temp)
 
     @contextmanager
@@ -287,7 +295,7 @@ def wishes_of(subject: BenchSubject, drafting: BenchDrafting, sampling: BenchSam
         drafts=subject.names,
         n_swept=subject.n_swept,
         strategies=subject.strategies,
-        n_max=drafting.spec_draft_n_max,
+        lengths=drafting.spec_draft_n_max,
         auto_strategy=subject.auto_strategy,
         auto_draft=max(len(subject.drafts) - 1, 0) if len(subject.drafts) > subject.n_swept else 0,
         rules=rules,

@@ -292,7 +292,7 @@ def _csv_record(report: BenchReport, row: BenchRow) -> dict[str, object]:
     record: dict[str, object] = {
         "setting": arm.name,
         "spec_type": arm.spec_type,
-        "n_max": "auto" if arm.n_max is None else arm.n_max,
+        "n_max": arm.length.to_json(),
         "verify_rule": arm.verify_rule,
         "draft": report.plan.drafts[arm.draft] if arm.draft is not None else "",
         **asdict(report.plan.loads[arm.load]),

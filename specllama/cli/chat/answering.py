@@ -30,13 +30,13 @@ from specllama.cli.screen.view import EventView, View
 from specllama.cli.screen.worker import Worker
 from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
-from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import REGISTRY
+from specllama.drafters.length import AUTO_LENGTH, CHAT, UNTUNED, DraftLength
 from specllama.llama.memory import CELL_STEP
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Names
 from specllama.pairs.setup import N_CTX, Choice, Models, Setup, choose
 
-LONGEST_DRAFT = 16  # what models are loaded for, so that `/set draft-n-max` has somewhere to go
 PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does
 FREE_SHARE = 0.9  # of the free memory: what `--ctx-size 0` may take
 
@@ -63,7 +63,7 @@ def open_models(ask: Ask, output: Output, cancel: Cancel, keyboard: Keyboard | N
     choice = choose(ask, listener)
     setup = pair_setup.prepare(choice, listener)
     options = setup.target_options
-    setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, LONGEST_DRAFT + 1)))
+    setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, CHAT + 1)))
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
     pair_setup.require_fit(setup, listener)
@@ -76,9 +76,10 @@ def open_models(ask: Ask, output: Output, cancel: Cancel, keyboard: Keyboard | N
 def fitted(settings: Settings, opened: Opened) -> Settings:
     """`settings`, drafting as suits these models: with what, how far, and decided by their profile if there is one."""
     setup = opened.setup
-    n_max = setup.n_max if setup.strategy != "none" and setup.n_max else DraftSettings().n_max
-    drafting = replace(settings.drafting, n_max=n_max, policy=None)
-    return steered(replace(settings, strategy=setup.strategy, auto=opened.choice.auto, drafting=drafting), opened)
+    longest = setup.length.longest if setup.strategy != "none" and setup.length.longest else UNTUNED
+    length = DraftLength(longest, is_auto=opened.choice.length.is_auto)
+    drafting = replace(settings.drafting, length=length, policy=None)
+    return steered(replace(settings, strategy=setup.strategy, drafting=drafting), opened)
 
 
 def steered(settings: Settings, opened: Opened, before: Settings | None = None) -> Settings:
@@ -86,13 +87,13 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
 
     What decided `before` goes on with what it has learned, unless it would be asked about other drafts now.
     """
-    if not settings.auto:
+    if not settings.drafting.length.is_auto:
         return settings
     greedy, draft_temp = settings.params.greedy, settings.drafting.temperature
-    drafting = replace(settings.drafting, n_max=opened.setup.n_max)
+    drafting = replace(settings.drafting, length=DraftLength.auto(opened.setup.length.longest))
     if (
         before is not None
-        and before.auto
+        and before.drafting.length.is_auto
         and (greedy, draft_temp) == (before.params.greedy, before.drafting.temperature)
     ):
         policy = before.drafting.policy
@@ -300,12 +301,13 @@ class Chat:
         """Another value from the next answer on. Raises UsageError, and where models are loaded what that raises."""
         before, opened = self.session.settings, self.opened
         settings = changed(before, name, value)
-        if settings.auto and not before.auto:
+        length, was = settings.drafting.length, before.drafting.length
+        if length.is_auto and not was.is_auto:
             self._decide_by_profile()
             return
         self.session.settings = steered(settings, opened, before)
-        if settings.auto != before.auto or settings.drafting.n_max != before.drafting.n_max:
-            drafting = replace(opened.ask.drafting, n_max=settings.drafting.n_max)
+        if not length.is_auto and length != was:
+            drafting = replace(opened.ask.drafting, length=length)
             self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # for the next pair as well
 
     def _decide_by_profile(self) -> None:
@@ -313,7 +315,7 @@ class Chat:
         opened, settings = self.opened, self.session.settings
         asked = opened.ask.drafting
         strategies = AUTO if asked.spec_type == "none" else asked.spec_type
-        ask = replace(opened.ask, drafting=replace(asked, n_max="auto", p_min=0.0, spec_type=strategies))
+        ask = replace(opened.ask, drafting=replace(asked, length=AUTO_LENGTH, p_min=0.0, spec_type=strategies))
         choice = choose(ask, Said(self.output))
         setup, lacks_draft = opened.setup, opened.setup.draft is None and choice.draft is not None
         if setup.profile is None and not lacks_draft:
@@ -322,10 +324,10 @@ class Chat:
             self._reopen(ask)
             return
         if setup.profile is None:
-            setup = replace(setup, n_max=choice.n_max)
+            setup = replace(setup, length=choice.length)
         self.opened = replace(opened, ask=ask, choice=choice, setup=setup)
-        drafting = replace(settings.drafting, p_min=0.0)
-        self.session.settings = steered(replace(settings, auto=True, drafting=drafting), self.opened)
+        drafting = replace(settings.drafting, length=AUTO_LENGTH, p_min=0.0)
+        self.session.settings = steered(replace(settings, drafting=drafting), self.opened)
 
     def change_pair(self, name: str) -> None:
         """Load another pair in place of this one and go on with it; where that fails, with this one again."""

@@ -87,7 +87,7 @@ def chat(
             raise typer.Exit(INTERRUPTED) from None
         settings = fitted(settings, opened)
         say_profile(opened.setup, out)
-        if opened.choice.auto and out.out.is_terminal:
+        if opened.choice.length.is_auto and out.out.is_terminal:
             hint_at_tuning(opened.setup, ask.names, out)
         talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel, keyboard)
         try:

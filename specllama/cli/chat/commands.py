@@ -135,13 +135,13 @@ def _load(chat: Chat, rest: str) -> None:
     path = _path(rest or chat.file, "/load FILE")
     saved = chat_file.load(path)
     own, settings = chat.session.settings, saved.settings
-    if settings.auto and not own.auto:
-        # What decides the length by itself belongs to the loaded models, not to a conversation.
-        settings = replace(settings, auto=False, drafting=replace(settings.drafting, n_max=own.drafting.n_max))
+    if settings.drafting.length.is_auto and not own.drafting.length.is_auto:
+        # The profile belongs to the loaded models, not to a conversation.
+        settings = replace(settings, drafting=replace(settings.drafting, length=own.drafting.length))
     try:
         chat.session.restore(saved.turns, saved.system, steered(settings, chat.opened, own))
     except UsageError as error:
-        settings = replace(settings, strategy=own.strategy, auto=own.auto, drafting=own.drafting)
+        settings = replace(settings, strategy=own.strategy, drafting=own.drafting)
         chat.session.restore(saved.turns, saved.system, settings)
         chat.note(f"note: drafting stays as it is, for {error}")
     chat.file = str(path)

@@ -15,7 +15,8 @@ LENGTH = "draft-n-max"
 def _value(chat: Chat, name: str) -> str:
     """A setting's value, and what an automatic one comes to."""
     settings = chat.session.settings
-    return length_text(chat.opened.setup) if name == LENGTH and settings.auto else value_text(settings, name)
+    is_auto = name == LENGTH and settings.drafting.length.is_auto
+    return length_text(chat.opened.setup) if is_auto else value_text(settings, name)
 
 
 def parameters(chat: Chat) -> str:
@@ -40,10 +41,10 @@ def _set_parameter(chat: Chat, name: str, value: str) -> None:
         return
     if name == "think" and not chat.session.can_think:
         raise UsageError("this model's template has no switch for thinking", hint="/show template shows it")
-    was_auto = chat.session.settings.auto
+    was_auto = chat.session.settings.drafting.length.is_auto
     chat.change_setting(name, bare(value))
     chat.note(f"{name} is {_value(chat, name)}")
-    if was_auto and name != LENGTH and not chat.session.settings.auto:
+    if was_auto and name != LENGTH and not chat.session.settings.drafting.length.is_auto:
         chat.note(f"{LENGTH} is {_value(chat, LENGTH)}")
 
 

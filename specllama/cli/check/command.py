@@ -23,6 +23,7 @@ from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.drafters import SIMPLE, TRANSLATED
+from specllama.drafters.length import DraftLength
 from specllama.llama import LoadOptions
 from specllama.pairs.ask import Ask
 from specllama.pairs.check import Candidate, check_pair
@@ -151,8 +152,7 @@ def _choice(models: PairOptions, hardware: HardwareOptions, spec_type: str, outp
     return replace(
         choice,
         strategy=SIMPLE,
-        n_max=LONGEST_PROBE,
-        auto=False,
+        length=DraftLength(LONGEST_PROBE),
         any_strategy=False,
         model_strategy=TRANSLATED if TRANSLATED in spec_type.split(",") else SIMPLE,
     )

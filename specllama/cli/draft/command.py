@@ -25,7 +25,7 @@ from specllama.derive import search as derive_search
 from specllama.derive.layers import check_dropped, refuse_undroppable
 from specllama.derive.search import SearchOutcome, Space
 from specllama.drafters import SIMPLE
-from specllama.drafters.controller import N_MAX
+from specllama.drafters.length import TUNED, DraftLength
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model
 from specllama.llama import Header
@@ -225,7 +225,7 @@ def _search(
     if space.dropped:
         check_dropped(parent, space.dropped)
     hardware = Hardware(n_threads=options.threads)
-    choice = Choice(target, parent.path, SIMPLE, _N_CTX, N_MAX, hardware=hardware, offline=models.offline)
+    choice = Choice(target, parent.path, SIMPLE, _N_CTX, DraftLength(TUNED), hardware=hardware, offline=models.offline)
     listener = Said(output)
     setup = pair_setup.prepare(choice, listener)
     pair_setup.require_fit(setup, listener)
