@@ -47,30 +47,22 @@ def test_a_known_error_is_two_lines_and_its_exit_code(
     assert result == Result(code, "", f"error: {error}\n{hint}")
 
 
-def test_an_unforeseen_error_is_one_sentence_that_asks_for_a_report(
-    failing: Callable[[BaseException], Result],
-) -> None:
-    """A page of traceback that tells a user nothing."""
-    result = failing(ZeroDivisionError("division by zero"))
-    assert result.code == 1
-    assert result.err.startswith("error: this should not have happened: ZeroDivisionError: division by zero\nhint: ")
-    assert "SPECLLAMA_DEBUG=1" in result.err
-    assert "Traceback" not in result.err
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "the system refuses aaa: File name too long"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no room left on a disk: No space left on device"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "refuses aaa: File name too long"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no room"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_the_system_refuses_is_no_defect_of_ours(
-    failing: Callable[[BaseException], Result], error: OSError, message: str
+def test_what_the_system_refuses_is_no_defect_of_ours_and_all_else_is(
+    failing: Callable[[BaseException], Result], error: Exception, message: str
 ) -> None:
-    """A request to report a full disk."""
+    """A request to report a full disk; a page of traceback that tells a user nothing."""
     result = failing(error)
-    assert (result.code, result.err.splitlines()[0]) == (1, f"error: {message}")
+    assert (result.code, message in result.err) == (1, True)
+    assert len(result.err.splitlines()) <= 2
+    assert ("SPECLLAMA_DEBUG=1" in result.err) is isinstance(error, ZeroDivisionError)
 
 
 def test_ctrl_c_at_a_question_is_no_mere_no(failing: Callable[[BaseException], Result]) -> None:
@@ -113,6 +105,12 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),
         (["draft", "make", "--quant"], "option '--quant' requires an argument", "see `specllama draft make --help`"),
         (["run", "--temp", "x", "y"], "--temp is x", ""),
+        (["run", "--bogus", "hi"], "no such option: --bogus", "see `specllama run --help`"),  # and not --verbose
+        (["run", "--verbos", "hi"], "no such option: --verbos", "did you mean --verbose?"),
+        (["run", "--ctx", "hi"], "no such option: --ctx", "did you mean --ctx-size?"),
+        (["check", "--pair", "x"], "no such option: --pair", "as an argument: specllama check x"),
+        (["bench", "--pair=a b"], "no such option: --pair", "as an argument: specllama bench 'a b'"),
+        (["audit", "--pair"], "no such option: --pair", "as an argument: specllama audit PAIR"),
     ],
 )
 def test_wrong_use_is_said_in_our_form_with_exit_code_2(specllama: Run, args: list[str], error: str, hint: str) -> None:
@@ -125,14 +123,6 @@ def test_wrong_use_is_said_in_our_form_with_exit_code_2(specllama: Run, args: li
     assert len(result.err.splitlines()) <= 2
 
 
-def test_without_arguments_the_help_is_shown(specllama: Run) -> None:
-    """An error where a newcomer just wants to look."""
-    result = specllama()
-    assert (result.code, result.err) == (0, "")
-    for name in app.COMMANDS:
-        assert name in result.out
-
-
 def test_the_version_names_the_bindings_too(specllama: Run) -> None:
     """A report about a version that says nothing about llama.cpp."""
     result = specllama("--version")
@@ -141,7 +131,7 @@ def test_the_version_names_the_bindings_too(specllama: Run) -> None:
     assert "llama-cpp-python 0." in result.out
 
 
-@pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in app.COMMANDS)])
+@pytest.mark.parametrize("args", [[], ["--help"], *([name, "--help"] for name in app.COMMANDS)])
 def test_every_command_has_a_help_text_without_escape_sequences(specllama: Run, args: list[str]) -> None:
     """A command in the table whose module cannot be imported, or a help text that cannot go into a pipe."""
     result = specllama(*args)

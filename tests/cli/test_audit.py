@@ -108,7 +108,6 @@ def test_a_target_alone_is_audited_with_lookups(specllama: Run, short_pair: Pair
         (["--output", "no/such/folder/report.md"], "cannot be written: there is no such folder"),
         (["--output", "."], "cannot be written: it is a folder"),
         (["--format", "xml"], "--format is xml"),
-        (["--logit-bias", "999999=1"], "--logit-bias names token 999999"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(specllama: Run, short_pair: Pair, args: list[str], told: str) -> None:

@@ -97,7 +97,10 @@ def test_the_first_answer_of_a_seed_is_that_of_run(chat, specllama: Run, talker:
         ("/set temp -1", "temp is -1, expected a number of at least 0", ""),
         ("/set parameter top_p 1.5", "top-p is 1.5, expected a number from 0 to 1", ""),
         ("/set draft-max 40", "draft-n-max is 40, expected a whole number from 0 to", "--spec-draft-n-max"),
-        ("/set drafter wings", "drafter is wings, expected one of draft-simple, lookup", ""),
+        ("/set drafter wings", "drafter wings is no strategy", "draft-simple"),
+        ("/set logit-bias 98=1 999=1", "logit-bias names token 999", "ids"),
+        ("/set logit-bias 98=inf", "logit-bias is 98=inf", "-inf"),
+        (r"/set stop \x4", r"stop \x4 holds an escape sequence", "backslash"),
         ("/set colors maybe", "colors is maybe, expected one of on, off", ""),
         ("/set tempo 1", "there is no setting tempo", "did you mean temp"),
         ("/set think off", "this model's template has no switch for thinking", ""),
@@ -152,6 +155,21 @@ def test_settings_change_the_next_answer(chat) -> None:
     assert finished[0]["n_drafted"] > 0 == finished[1]["n_drafted"]
     assert finished[1]["n_emitted"] == 3
     assert "rule               block" in events[-1]["text"]
+
+
+def test_set_and_the_options_read_a_value_alike(chat) -> None:
+    """A stop string that is a newline on the command line and two characters in a chat; 65-5 taken by one of them."""
+    values = [("stop", r"\n"), ("logit-bias", "65-5"), ("predict", "3"), ("draft-n-max", "2"), ("drafter", "ngram")]
+    names = {"draft-n-max": "spec-draft-n-max", "drafter": "spec-type"}
+    options = [part for name, value in values for part in (f"--{names.get(name, name)}", value)]
+    chat("/save given.json", args=tuple(options))
+    chat(*(f"/set {name} {value}" for name, value in values), "/save set.json")
+    given, by_set = (json.loads(Path(f"{name}.json").read_text())["settings"] for name in ("given", "set"))
+    assert by_set["stop"] == ["\n"]
+    for name, _ in values:
+        key = name.replace("-", "_")
+        found = given[key].items() & by_set[key].items() if name == "logit-bias" else given[key]
+        assert found == (by_set[key].items() if name == "logit-bias" else by_set[key])
 
 
 def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path: Path) -> None:

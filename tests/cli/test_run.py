@@ -224,9 +224,10 @@ def test_llama_cpps_log_stays_out_unless_verbose(pair: Pair) -> None:
     assert "llama_" in loud.stderr
 
 
-def test_a_bias_for_a_token_that_is_not_there_is_refused(specllama: Run, pair: Pair) -> None:
+@pytest.mark.parametrize("command", [["run", "--raw", "abc"], ["chat"], ["bench"], ["audit"]])
+def test_a_bias_for_a_token_that_is_not_there_is_refused(specllama: Run, pair: Pair, command: list[str]) -> None:
     """A typing error in an id that is silently ignored."""
-    result = specllama("run", *pair.options, "--raw", "abc", "--logit-bias", "999999=5")
+    result = specllama(*command, *pair.options, "--logit-bias", "999999=5")
     assert result.code == 2
     assert "999999" in result.err
     assert result.out == ""

@@ -1,22 +1,19 @@
-"""What people are told on the way: lines that break between words, hints that lead on, answers that were cut."""
+"""What people are told on the way: lines that break between words, and commands that can be copied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from specllama.base.errors import SpecllamaError
 from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
 from specllama.cli.screen.output import Output, Stream, wrapped
-from specllama.pairs import derived as drafts
 from specllama.pairs.ask import Names
-from specllama.tuning import kernel_paths as tuner_paths
-from tests.cli.conftest import ENDLESS, Pair, Result
+from tests.cli.conftest import Result
 
 Run = Callable[..., Result]
 
@@ -60,73 +57,11 @@ def test_a_command_in_a_hint_is_left_whole_for_whoever_copies_it(monkeypatch: py
     assert err.getvalue().splitlines()[-1] == "hint: for figures: specllama tune -m a.gguf -md b.gguf"
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["check", "--pair", "x"], "hint: give the pair as an argument: specllama check x\n"),
-        (["bench", "--pair=a b"], "hint: give the pair as an argument: specllama bench 'a b'\n"),
-        (["audit", "--pair"], "hint: give the pair as an argument: specllama audit PAIR\n"),
-        (["tune", "--quick", "--pair", "x"], "hint: give the pair as an argument: specllama tune x\n"),
-    ],
-)
-def test_a_pair_that_is_no_option_is_led_to_its_place(specllama: Run, words: list[str], hint: str) -> None:
-    """Prevents: "did you mean --probe?"."""
-    result = specllama(*words)
-    assert result.code == 2
-    assert hint in result.err
-
-
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [
-        ("--bogus", "see `specllama run --help`"),
-        ("--verbos", "did you mean --verbose?"),
-        ("--tempp", "did you mean --temp?"),
-        ("--ctx", "did you mean --ctx-size?"),
-    ],
-)
-def test_only_an_option_that_may_have_been_meant_is_suggested(specllama: Run, typed: str, hint: str) -> None:
-    """`--bogus`: did you mean `--verbose`? As if the program knew better, and was wrong."""
-    told = specllama("run", typed, "hi")
-    assert (told.code, told.err) == (2, f"error: no such option: {typed}\nhint: {hint}\n")
-
-
-def test_an_answer_that_was_cut_says_by_what(specllama: Run, pair: Pair) -> None:
-    """Prevents: half a sentence, and nobody knows whether the model meant it."""
-    args = ["run", *pair.options, "--raw", "abc", *ENDLESS]
-    assert "note: the answer was cut after 3 tokens, as -n wants it\n" in specllama(*args, "-n", "3").err
-    told = specllama(*args, "-c", "16", "-n", "-1").err
-    assert "note: the answer was cut where the context of " in told
-
-
 def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     """Prevents: a traceback in the middle of the screen; the file is read by a generator, after it was asked for."""
     folder = tmp_path / "history"
     folder.mkdir()  # no file: opening it fails whoever is asked
     assert list(_history(folder).load_history_strings()) == []
-
-
-def test_a_quick_tuning_looks_at_one_derived_draft_and_says_so(
-    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: twenty seconds that take minutes, because of every draft that somebody made once."""
-    derived = []
-    for name, n_bytes in (("coarse", 30), ("tiny", 10), ("fine", 20)):
-        path = tmp_path / f"{name}.gguf"
-        path.write_bytes(b"x" * n_bytes)
-        derived.append(SimpleNamespace(path=path))
-    monkeypatch.setattr(drafts, "children_of", lambda parent: derived if parent == pair.draft else [])
-    asked: list[list[str]] = []
-
-    def worth_measuring(_subject: object, variants: Sequence[Path]) -> object:
-        asked.append([path.stem for path in variants])
-        raise SpecllamaError("seen enough")
-
-    monkeypatch.setattr(tuner_paths, "worth_measuring", worth_measuring)
-    told = specllama("tune", *pair.options, "--quick").err
-    assert "note: of 3 derived drafts only the smallest is looked at (tiny), to be quick" in told
-    assert "derived drafts" not in specllama("tune", *pair.options).err
-    assert asked == [["tiny"], ["coarse", "tiny", "fine"]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +18,15 @@ import pytest
 
 from specllama import llama
 from specllama.base import disk as storage
+from specllama.base.errors import SpecllamaError
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
+from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
 
@@ -143,6 +146,28 @@ def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) ->
     assert specllama("tune", *alone, "--quick").code == 0
     record = record_of(specllama("run", *alone, "hi", "-n", "3", "--json"))
     assert (record["settings"]["spec_type"], record["settings"]["draft_n_max_auto"]) == ("lookup", True)
+
+
+def test_a_quick_tuning_looks_at_the_smallest_derived_draft_alone(
+    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty seconds that take minutes, because of every draft that somebody made once."""
+    derived = []
+    for name, n_bytes in (("coarse", 30), ("tiny", 10), ("fine", 20)):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(b"x" * n_bytes)
+        derived.append(SimpleNamespace(path=path))
+    monkeypatch.setattr(drafts, "children_of", lambda parent: derived if parent == pair.draft else [])
+    asked: list[list[str]] = []
+
+    def worth_measuring(_subject: object, variants: Sequence[Path]) -> object:
+        asked.append([path.stem for path in variants])
+        raise SpecllamaError("seen enough")
+
+    monkeypatch.setattr(tuner_paths, "worth_measuring", worth_measuring)
+    for more in (["--quick"], []):
+        assert specllama("tune", *pair.options, *more).code == 1
+    assert asked == [["tiny"], ["coarse", "tiny", "fine"]]
 
 
 def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
