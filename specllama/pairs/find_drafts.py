@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,32 @@ from specllama.base import disk as storage
 from specllama.base.disk import FetchWatch
 from specllama.base.errors import SpecllamaError
 from specllama.files import hub, hub_cache
+from specllama.files.hub_headers import header_only
+from specllama.files.model import Model
 from specllama.files.repo_files import model_files
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, MachineMemory, family
+from specllama.pairs.naming import Wanted
 from specllama.pairs.report import CompatReport
 
 _N_REPOS = 12  # looked at on the Hub; each costs some megabytes
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 _DRAFT = LoadOptions(max_block=1)
+
+
+@contextmanager
+def look_at(wanted: Wanted, *, offline: bool = False, watch: FetchWatch | None = None) -> Iterator[Path]:
+    """The model's file on this disk, or its header from the Hub. Raises DownloadError and UsageError."""
+    if isinstance(wanted, Path):
+        yield wanted
+        return
+    model = wanted if isinstance(wanted, Model) else hub.repo_model(wanted, offline=offline, watch=watch)
+    if path := hub.find(model):
+        yield path
+        return
+    with header_only(model, offline=offline, watch=watch) as path:
+        yield path
 
 
 @dataclass(frozen=True, slots=True)

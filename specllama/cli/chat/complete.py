@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from specllama.base.disk import meant
 from specllama.chat.settings import OTHER_NAMES, SETTINGS
-from specllama.cli.chat.commands import BY_NAME, SHOWN
-from specllama.cli.chat.settings import LOOKS
+from specllama.cli.chat.commands import BY_NAME, LOOKS, SHOWN
 from specllama.files.catalog import load_catalog
 
 

@@ -14,7 +14,6 @@ from specllama.base.errors import UsageError
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import SPEC_TYPE, Color, HardwareOptions, PairOptions
 from specllama.cli.check.drafts import find_drafts
-from specllama.cli.check.files import look_at
 from specllama.cli.check.probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check.view import show_report
 from specllama.cli.codes import FAILED
@@ -27,6 +26,7 @@ from specllama.drafters.length import DraftLength
 from specllama.llama import LoadOptions
 from specllama.pairs.ask import Ask
 from specllama.pairs.check import Candidate, check_pair
+from specllama.pairs.find_drafts import look_at
 from specllama.pairs.naming import Wanted
 from specllama.pairs.setup import N_CTX, Choice, choose
 

@@ -10,7 +10,6 @@ from specllama import llama
 from specllama.base.disk import FetchWatch, meant, size_text
 from specllama.base.errors import SourceUnavailable, UsageError
 from specllama.cli.args.options import ModelOptions
-from specllama.cli.check.files import look_at
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, in_one_line
 from specllama.cli.screen.tables import Cell, draw_table
@@ -18,7 +17,7 @@ from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
 from specllama.pairs.check import Candidate, this_machine
-from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, rank, repos_for
+from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, look_at, rank, repos_for
 from specllama.pairs.naming import named
 
 _FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
