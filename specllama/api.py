@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 from weakref import WeakSet
 
 from specllama.base.errors import UsageError
-from specllama.base.ranges import AUTO, MAX_DRAFT, either, real, whole, word
+from specllama.base.ranges import AUTO, real, word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings
@@ -25,6 +25,7 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter, Rule
 from specllama.drafters import ALIASES, REGISTRY
+from specllama.drafters.length import DraftLength
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare, require_fit
 
@@ -124,7 +125,7 @@ def load(
         names=Names(pair=pair, target=_word(target), draft=_word(draft), offline=offline),
         drafting=Drafting(
             spec_type=AUTO if spec_type == AUTO else ",".join(map(_strategy, spec_type.split(","))),
-            n_max=either(AUTO, AUTO, whole(0, MAX_DRAFT))("n_max", n_max),
+            length=DraftLength.check("n_max", n_max),
             p_min=real(0, 1)("p_min", p_min),
             temperature=draft_temperature,
             rule=rule if isinstance(rule, Rule) else Rule(word(*(each.value for each in Rule))("rule", rule)),
@@ -303,7 +304,6 @@ class Pair:
             params=params,
             strategy=self._setup.strategy,
             drafting=self._setup.settings(self._drafting, greedy=params.greedy),
-            auto=self._setup.profile is not None,
             rule=self._drafting.rule,
             seed=seed,
             n_predict=max_tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -140,23 +139,9 @@ def test_every_command_has_a_help_text_without_escape_sequences(specllama: Run, 
     assert "\x1b" not in result.out
 
 
-def test_help_comes_at_once() -> None:
-    """A heavy import at the top of a module, which everyone waits for: 0.4 s is the limit.
-
-    Of processor time: what else runs on the machine is not the program's fault.
-    """
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "specllama", "--help"], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.4
-
-
 def test_help_imports_nothing_heavy() -> None:
-    """The same, told by name and not by the clock."""
-    heavy = "{'rich', 'jinja2', 'llama_cpp', 'huggingface_hub', 'psutil', 'pydantic'}"
+    """A heavy import at the top of a module, which everyone waits for."""
+    heavy = "{'numpy', 'rich', 'jinja2', 'llama_cpp', 'huggingface_hub', 'psutil', 'pydantic'}"
     code = (
         "import sys; from specllama.cli.app import main; main(['--help']); "
         f"loaded = {heavy} & set(sys.modules); assert not loaded, loaded"

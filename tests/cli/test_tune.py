@@ -227,7 +227,9 @@ def test_the_profiles_kernel_paths_are_loaded(
 
     monkeypatch.setattr(llama, "load", watched)
     keep(PROFILE)
-    assert specllama("run", *pair.options, *ASK).code == 0
+    models = record_of(specllama("run", *pair.options, *ASK, "--json"))["models"]
+    assert models["target"]["kernel_path"] == "weights as in the file"
+    assert models["draft"]["kernel_path"] == "rearranged weights"
     target, draft = loaded
     assert (target.use_extra_bufts, draft.use_extra_bufts) == (False, True)
     assert (target.max_block, draft.max_block) == (17, PROBE_TOKENS)
@@ -245,16 +247,6 @@ def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
     record = record_of(specllama("run", *pair.options, *ASK, "--json"))
     assert record["profile"] is None
     assert {model["kernel_path"] for model in record["models"].values()} == {"rearranged weights"}
-
-
-def test_the_record_names_the_paths_that_were_loaded(
-    specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
-) -> None:
-    """A report that cannot be told from one of another path."""
-    keep(PROFILE)
-    models = record_of(specllama("run", *pair.options, *ASK, "--json"))["models"]
-    assert models["target"]["kernel_path"] == "weights as in the file"
-    assert models["draft"]["kernel_path"] == "rearranged weights"
 
 
 def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

@@ -16,6 +16,7 @@ from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageErro
 from specllama.cli.args.values import strategies
 from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
+from specllama.drafters.length import UNTUNED, DraftLength
 from specllama.files.catalog import load_catalog
 from specllama.llama import LoadOptions, crash_test
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
@@ -72,10 +73,10 @@ def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() ->
     pair = load_catalog().pair(None)
     choice = choose(Ask(), Listener())
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
-    assert choice.n_max == (pair.defaults.n_max or 4)
+    assert choice.length == DraftLength.auto(pair.defaults.n_max or UNTUNED)
     assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
-    chosen = choose(Ask(drafting=Drafting(n_max=7), hardware=Hardware(n_ctx=99)), Listener())
-    assert (chosen.n_max, chosen.n_ctx) == (7, 99)
+    chosen = choose(Ask(drafting=Drafting(length=DraftLength(7)), hardware=Hardware(n_ctx=99)), Listener())
+    assert (chosen.length, chosen.n_ctx) == (DraftLength(7), 99)
     assert choose(Ask(drafting=Drafting(spec_type="none")), Listener()).draft is None
 
 
@@ -108,7 +109,7 @@ def test_half_a_pair_is_refused(ask: Ask) -> None:
         (Drafting(), CHEAP, "chain", True, True),
         (Drafting(), DEAR, "lookup", False, True),
         (Drafting(spec_type="draft-simple"), DEAR, "draft-simple", True, True),
-        (Drafting(n_max=3), CHEAP, "draft-simple", True, False),
+        (Drafting(length=DraftLength(3)), CHEAP, "draft-simple", True, False),
         (Drafting(p_min=0.5), CHEAP, "draft-simple", True, False),
         (Drafting(spec_type="none"), CHEAP, "none", False, False),
     ],
