@@ -123,15 +123,15 @@ def by_class(report: BenchReport, condition: int) -> Panel:
 def over_length(report: BenchReport, condition: int) -> Panel:
     """Speedup over the longest draft, with what the cost model predicts; `auto` stands behind the longest."""
     arms = report.plan.arms
-    lengths = sorted({arm.n_max for arm in arms if arm.n_max is not None} | {0})
+    lengths = sorted({arm.length.longest for arm in arms if not arm.length.is_auto} | {0})
     auto_at = float(lengths[-1] + max(1, lengths[-1] // 4))
     ticks = [(float(n), str(n)) for n in lengths]
-    if any(arm.n_max is None for arm in arms):
+    if any(arm.length.is_auto for arm in arms):
         ticks.append((auto_at, AUTO))
     families = _families(report, [row for row in _rows(report, condition) if row.speedup is not None])
     series = []
     for name, members in zip(_family_names(report, families), families, strict=True):
-        auto = arms[members[0].arm].n_max is None
+        auto = arms[members[0].arm].length.is_auto
         # Without a draft it is plain decoding itself.
         marks, predicted = ([], []) if auto else ([Mark(0.0, 1.0, 1.0, 1.0)], [(0.0, 1.0)])
         for row in members:
@@ -212,7 +212,7 @@ def _families(report: BenchReport, rows: Sequence[BenchRow]) -> list[list[BenchR
 
     def family(row: BenchRow) -> tuple[object, ...]:
         arm = report.plan.arms[row.arm]
-        return (arm.n_max is None, arm.load, arm.spec_type, arm.verify_rule, -1 if arm.draft is None else arm.draft)
+        return (arm.length.is_auto, arm.load, arm.spec_type, arm.verify_rule, -1 if arm.draft is None else arm.draft)
 
     return [list(each) for _, each in groupby(sorted(rows, key=family), key=family)]
 
@@ -225,7 +225,7 @@ def _family_names(report: BenchReport, families: Sequence[Sequence[BenchRow]]) -
     names = []
     for arm in arms:
         parts = [
-            f"{AUTO}: {arm.spec_type}" if arm.n_max is None else arm.spec_type,
+            f"{AUTO}: {arm.spec_type}" if arm.length.is_auto else arm.spec_type,
             report.plan.drafts[arm.draft] if several_drafts and arm.draft is not None else "",
             f"{arm.verify_rule} rule" if several_rules else "",
             loads[arm.load],
