@@ -10,7 +10,8 @@ from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
 from specllama.core.no_drafter import NoDrafter
-from specllama.core.sampling import RowLaws, SamplingParams
+from specllama.core.row_laws import RowLaws
+from specllama.core.sampling import SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, LanguageModel, Observation, Rule, Stopper
 from specllama.core.verification import children_of, verify

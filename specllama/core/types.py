@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from specllama.base.errors import UnsupportedModel
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.distribution import Distribution
-
-if TYPE_CHECKING:
-    from specllama.core.sampling import SamplingParams
+from specllama.core.sampling import SamplingParams
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

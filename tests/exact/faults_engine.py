@@ -19,6 +19,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished
 from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.row_laws import RowLaws
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Chooser, Draft, LanguageModel, Stopper
@@ -112,7 +113,7 @@ def nan_to_number(law: LawFunction, logits: FloatArray, history: Sequence[int], 
     return law(np.nan_to_num(logits, nan=0.0), history, params)
 
 
-class PathlessRows(sampling.RowLaws):
+class PathlessRows(RowLaws):
     """Penalties that look at the committed tokens only."""
 
     def __init__(self, rows: FloatArray, tokens: Sequence[int], draft: Draft, params: SamplingParams) -> None:
@@ -124,7 +125,7 @@ class PathlessRows(sampling.RowLaws):
         return sampling.law(rows[row], tokens, params)
 
 
-def patch_rows(rows: type[sampling.RowLaws]) -> Install:
+def patch_rows(rows: type[RowLaws]) -> Install:
     return lambda monkeypatch: monkeypatch.setattr("specllama.core.engine.RowLaws", rows)
 
 
