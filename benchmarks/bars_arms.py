@@ -18,8 +18,7 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.drafters.controller import N_MAX
-from specllama.drafters.length import DraftLength
+from specllama.drafters.length import TUNED, DraftLength
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
@@ -102,7 +101,7 @@ class Ours:
 def prepared() -> Setup:
     """The default pair as `specllama run` sets it up; with room for long blocks also where it was not tuned."""
     setup = prepare(choose(Ask(), Listener()), Listener())
-    return replace(setup, target_options=replace(setup.target_options, max_block=N_MAX + 1))
+    return replace(setup, target_options=replace(setup.target_options, max_block=TUNED + 1))
 
 
 def published_draft() -> Setup:

@@ -24,8 +24,8 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.calibration import PRIORS, Prior
-from specllama.drafters.controller import N_MAX, PROBE_TOKENS, CostProfile, controller
-from specllama.drafters.length import DraftLength
+from specllama.drafters.controller import PROBE_TOKENS, CostProfile, controller
+from specllama.drafters.length import TUNED, DraftLength
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs.profile import ClassFigures, Profile
 
@@ -120,7 +120,7 @@ def replay(recorded: Recorded, right: Sequence[bool], strategy: str, settings: D
     n_vocab, wrong = len(ids) + 2, len(ids)
     prompt, said = [ids[token] for token in recorded.prompt], [ids[token] for token in recorded.tokens]
     drafted = [token if fits else wrong for token, fits in zip(said, right, strict=True)]
-    target = Reader(_rows(said, [0.9] * len(said), n_vocab), len(prompt), N_MAX + 1)
+    target = Reader(_rows(said, [0.9] * len(said), n_vocab), len(prompt), TUNED + 1)
     draft = Reader(_rows(drafted, recorded.confidence[: len(said)], n_vocab), len(prompt), PROBE_TOKENS, target)
     drafter = REGISTRY[strategy].make(draft if REGISTRY[strategy].needs_model else None, settings)
     events = Engine(target, drafter).generate(prompt, GREEDY, RandomChooser(0), max_tokens=len(said))
@@ -157,8 +157,8 @@ class Machine:
 
     def settings(self) -> DraftSettings:
         """A fresh controller, as a tuned pair gets it."""
-        policy = controller(self.costs, self.priors, n_max=N_MAX, heat_is_free=False)
-        return DraftSettings(length=DraftLength(N_MAX), policy=policy)
+        policy = controller(self.costs, self.priors, n_max=TUNED, heat_is_free=False)
+        return DraftSettings(length=DraftLength(TUNED), policy=policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,8 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, LanguageModel
-from specllama.drafters.length import AUDIT
 
 WIDTHS = range(2, 10)  # of the control's blocks
-N_MAX = AUDIT
 
 
 @dataclass(frozen=True, slots=True)

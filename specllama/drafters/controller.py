@@ -17,7 +17,6 @@ from specllama.drafters.length import TUNED
 
 LOOKUP, MODEL = "lookup", "model"  # where drafted tokens come from, as the calibration knows them
 
-N_MAX = TUNED
 
 # A plan with the model must promise so many times the rate of what it competes with, be that plain decoding. What lies
 # between is within the error of the estimates: it earns next to nothing and costs whenever they were too kind.
@@ -210,7 +209,7 @@ class Controller:
         self,
         costs: CostProfile,
         *,
-        n_max: int = N_MAX,
+        n_max: int = TUNED,
         calibration: Calibration | None = None,
         heats: Sequence[float] = HEATS,
     ) -> None:

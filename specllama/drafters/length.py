@@ -8,11 +8,11 @@ from typing import Literal
 from specllama.base.ranges import AUTO, MAX_DRAFT, either, whole
 
 # The longest draft, in tokens, where nobody names one.
-UNTUNED = 4  # auto without a profile: right up to a token cost of about a quarter of a pass, as of most published pairs
+UNTUNED = 4  # auto without a profile: short, because the cost of a block on this machine is not known then
 TUNED = 16  # auto with a profile: its costs are measured up to blocks of this and one token
 CHAT = 16  # what a chat's models have room for, so that `/set draft-n-max` needs no loading
-AUDIT = 8  # `audit` compares greedy answers for every length up to it; each adds as many passes as a prompt has tokens
-AUDIT_KV = 6  # rejections at every place of a block, for hundreds of random patterns
+AUDIT = 8  # `audit` compares one greedy answer for each length up to it, per prompt, strategy and rule
+AUDIT_KV = 6  # of the random patterns of accepted and rejected tokens with which `audit` checks the KV cache
 BENCH = (0, 2, 4, 8)  # what `bench` compares beside auto
 
 
