@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 OnNote: TypeAlias = Callable[[str], None]
 OnProgress: TypeAlias = Callable[[str, float], None]  # what is being done, and the share of it that is done
 Events: TypeAlias = Generator[Event, None, None]
+Texts: TypeAlias = Generator[str, None, None]
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # a text, or messages with "role" and "content"
 
 
@@ -239,7 +240,7 @@ class Pair:
 
     # -------------------------------------------------------------------------------------------------------- answers
 
-    def stream(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Iterator[str]:
+    def stream(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Texts:
         """The answer's text as it comes. Raises as `events` does."""
         stop = _stops(options.get("stop", ()))
         return self._texts(self.events(prompt, **options), TextStream(self._models.target.vocab.piece, stop))
@@ -392,7 +393,7 @@ class Pair:
                     self._on_note(event.text)
                 yield event
 
-    def _texts(self, events: Events, text: TextStream) -> Iterator[str]:
+    def _texts(self, events: Events, text: TextStream) -> Texts:
         with closing(events):
             for event in events:
                 if isinstance(event, TokenEvent):
@@ -420,7 +421,7 @@ class Chat:
         """What was said so far, the system prompt included."""
         return self._session.messages
 
-    def stream(self, text: str) -> Iterator[str]:
+    def stream(self, text: str) -> Texts:
         """Say `text`; the answer's text as it comes. What came of it belongs to the conversation when it ends."""
         return self._pair._texts(self.events(text), self._text())
 

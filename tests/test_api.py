@@ -106,24 +106,24 @@ def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
             ask(pair, "b", **wrong)
 
 
-def test_an_answer_that_was_left_changes_no_later_one(pair: Pair) -> None:
+def test_an_answer_that_was_left_changes_no_later_one(files: tuple[Path, Path], pair: Pair) -> None:
     """Prevents: a third answer that continues the wrong prompt, because an abandoned one was closed late."""
     expected = [ask(pair, text).tokens for text in ("one", "two", "three")]
-    with opened((pair.target, pair.draft)) as fresh:  # type: ignore[arg-type]
+    with opened(files) as fresh:
         left = fresh.stream("one", temperature=0, logit_bias=ENDLESS)
         next(left)
         other = fresh.stream("two", temperature=0)
         with pytest.raises(ModelBusy):
             next(other)
         next(left)
-        left.close()  # type: ignore[attr-defined]
+        left.close()
         assert ask(fresh, "two").tokens == expected[1]
         for text in fresh.stream("one", temperature=0, logit_bias=ENDLESS):
             assert text
             break
         gc.collect()
         assert ask(fresh, "three").tokens == expected[2]
-        other.close()  # type: ignore[attr-defined]
+        other.close()
         assert ask(fresh, "one").tokens == expected[0]
 
 
