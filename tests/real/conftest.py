@@ -40,6 +40,21 @@ def path_of(name: str) -> Path:
     pytest.skip(told)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def a_core_of_its_own(worker_id: str) -> None:
+    """Two processes that compute with all cores each would wait for one another at every barrier of llama.cpp.
+
+    As many threads as cores are allowed is the program's default, so programs that tests start follow, too.
+    """
+    if worker_id == "master" or not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    mine = cores[int(worker_id.removeprefix("gw")) :: n_workers]
+    if mine:
+        os.sched_setaffinity(0, mine)
+
+
 @pytest.fixture(scope="session")
 def model_file() -> Callable[[str], Path]:
     """A function from a model's name to its file."""

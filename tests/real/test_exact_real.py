@@ -8,12 +8,13 @@ test says its gap. Anything else is a bug.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent
-from specllama.audit.greedy import control
+from specllama.audit.greedy import Control, control
 from specllama.audit.report import NEAR_TIE
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
@@ -55,9 +56,15 @@ def answer(engine: Engine, prompt: Sequence[int], n_tokens: int) -> tuple[list[i
     )
 
 
+@functools.cache
+def control_of(model: LlamaModel, prompt: tuple[int, ...], said: tuple[int, ...]) -> Control:
+    """The control for one place. Reading a prefix at every width takes seconds, and several K part at one place."""
+    return control(model, prompt, said)
+
+
 def near_tie(model: LlamaModel, prompt: Sequence[int], said: Sequence[int], a: int, b: int) -> tuple[float, float]:
     """(gap between two tokens read one by one, most that reading in blocks moves that gap)."""
-    found = control(model, prompt, said)
+    found = control_of(model, tuple(prompt), tuple(said))
     return found.gap(a, b), found.moved(a, b)
 
 
