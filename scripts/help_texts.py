@@ -7,28 +7,30 @@ The text is generated for 100 columns without colours. `<!-- help: -->` is the h
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import io
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
+
+from specllama.cli.app import main as specllama
 
 MANUAL = Path(__file__).parent.parent / "docs" / "cli.md"
+WINDOW = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 BLOCK = re.compile(r"(?P<begin><!-- help:(?P<command>[\w -]*?) ?-->\n).*?(?P<end><!-- /help -->)", re.DOTALL)
 
 
 def help_text(command: str) -> str:
-    """What `specllama COMMAND --help` prints in a window of 100 columns."""
+    """What `specllama COMMAND --help` prints in a window of 100 columns; in this process, a start costs 0.2 s."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SPECLLAMA_")}
-    return subprocess.run(
-        [sys.executable, "-m", "specllama", *command.split(), "--help"],
-        env={**plain, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    told = io.StringIO()
+    with patch.dict(os.environ, {**plain, **WINDOW}, clear=True), contextlib.redirect_stdout(told):
+        status = specllama([*command.split(), "--help"])
+    assert status == 0, f"specllama {command} --help ends with {status}"
+    return told.getvalue()
 
 
 def filled(text: str) -> str:
