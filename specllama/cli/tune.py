@@ -16,7 +16,7 @@ from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.tables import draw_table
-from specllama.derive import worth as tuner_records
+from specllama.derive.search import keep_tuned
 from specllama.drafters import TRANSLATED
 from specllama.drafters.length import DraftLength
 from specllama.pairs import derived as drafts
@@ -28,7 +28,7 @@ from specllama.pairs.profile import ClassFigures, Profile
 from specllama.pairs.setup import Listener, Setup
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.findings import Findings, Layout
+from specllama.tuning.tune import Findings, Layout
 
 _LOCK = "tuning"  # two at a time would measure each other
 N_PROFILE_BYTES = 20_000  # more than any has
@@ -109,7 +109,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     except OSError as error:  # what took minutes is shown all the same
         problem = f"the profile cannot be kept in {profiles.path_of(subject)}: {error.strerror}"
     try:
-        tuner_records.keep(subject, found, profile)
+        keep_tuned(subject, found, profile)
     except (SpecllamaError, OSError) as error:
         output.warn(f"what the derived drafts are worth is not kept for `draft list`: {told(error)}", told(error).hint)
     if options.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,12 +22,12 @@ from specllama.drafters.controller import CostProfile, Points
 from specllama.llama.header import Header
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived, Measurement, Recipe
-from specllama.pairs.profile import ClassFigures, ProfileKey
+from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import traces
-from specllama.tuning.child import Measured, MeasureJob, Way, load, open_draft, run_child
+from specllama.tuning.child import Measured, MeasureJob, RunMeasureJob, Way, load, open_draft, run_child
 from specllama.tuning.traces import Trace, TracedAnswer
-from specllama.tuning.tune import PATH_MARGIN, TuneEffort, figures
+from specllama.tuning.tune import PATH_MARGIN, Findings, TuneEffort, figures, judged
 
 # What is tried where nothing is asked for: types with quick kernels everywhere, from coarse to fine, and a vocabulary
 # that covers nearly all of what is said. A vocabulary that is small already is not worth cutting.
@@ -126,9 +126,6 @@ class SearchOutcome:
         """The derived draft worth keeping; None where none is clearly faster than its parent."""
         fastest = self.fastest
         return fastest if fastest.speed > PATH_MARGIN * self.parent.speed else None
-
-
-RunMeasureJob = Callable[[MeasureJob, Tell], Measured]
 
 
 @dataclass(slots=True)
@@ -337,3 +334,30 @@ def measurement(subject: ProfileKey, outcome: SearchOutcome, trial: Trial) -> Me
         parent_speed=outcome.parent.speed,
         classes=trial.classes,
     )
+
+
+def keep_tuned(subject: ProfileKey, found: Findings, profile: Profile) -> None:
+    """Keep what a tuning found each derived draft worth; one that was removed meanwhile is skipped.
+
+    Raises ConfigError and DiskFull.
+    """
+    own, *others = judged(found, profile)
+    for each in others:
+        derived = None if each.path is None or not each.path.is_file() else drafts.read(each.path)
+        if derived is None:
+            continue
+        has_own = subject.draft is not None and derived.parent.path == subject.draft.resolve()
+        measurement = Measurement(
+            target=subject.target.name,
+            target_sha256=checksum(subject.target),
+            cpu=drafts.cpu_here(),
+            made=profile.made,
+            step_s=profile.step_s,
+            cost=each.cost,
+            speed=each.speed,
+            parent_cost=own.cost if has_own else None,
+            parent_speed=own.speed if has_own else None,
+            classes=each.classes,
+            by=drafts.TUNE,
+        )
+        drafts.measured(derived, measurement)

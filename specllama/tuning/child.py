@@ -30,16 +30,16 @@ from specllama.tuning.traces import Trace, TracedAnswer
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
 
-# A block never takes less time than one row. Where it seems to, by more than noise does, the row was held up.
+# A block takes at least the time of one row. Where it seems faster, by more than noise, another program interrupted.
 PLAUSIBLE = 0.9
 
 HELD_UP = "twice a pass over one row took longer than one over several: the machine is too busy to measure anything"
 
 # Another number of threads than the default one must be faster by this factor.
 THREAD_MARGIN = 1.03
-# How far a child is, roughly: behind loading, trying numbers of threads, and measuring passes.
+# Share of a child's work that is done after loading, trying numbers of threads, and measuring passes.
 LOADED, TRIED, MEASURED = 0.1, 0.2, 0.6
-TELL_S = 1.0  # between two words about how far a child is
+TELL_S = 1.0  # between two reports of progress
 N_VERIFIED = 5  # rows of the pass by which threads for blocks are judged
 
 
@@ -66,9 +66,9 @@ class MeasureJob:
     way: Way
     seconds: float
     n_tokens: int  # of an answer to every prompt, for traces; 0 = none are wanted
-    most_step_s: float = math.inf  # a target whose T(1) is longer is out: nothing more of it is measured
+    most_step_s: float = math.inf  # nothing more is measured of a target whose T(1) is longer
     checks: bool = False  # T(1) alone, to see whether the machine is as fast as it was
-    answers: tuple[TracedAnswer, ...] = ()  # judge the draft by these, which another child heard
+    answers: tuple[TracedAnswer, ...] = ()  # of another child; the draft is judged by them
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
     threads: Threads | None = None  # found by another child; None = try some, unless the subject says how many
     n_spelled: float | None = None  # as another child counted it; None = count
@@ -190,13 +190,13 @@ class Bench:
 
 
 def _within(tell: Tell, what: str, shares: tuple[float, ...], share: float) -> None:
-    """Progress of a part of a child's work, `shares` being where of the whole it begins and ends."""
+    """Report progress of a part that spans `shares` (begin, end) of the whole."""
     begin, end = shares
     tell(what, begin + share * (end - begin))
 
 
 def _seldom(tell: Tell) -> Tell:
-    """The same, now and then, but for a new part: who draws on another core takes time from the pass that follows."""
+    """`tell`, at most once in TELL_S or for a new part: drawing on another core slows the pass that follows."""
     last_s, last = -math.inf, ""
 
     def told(what: str, share: float) -> None:
@@ -239,13 +239,13 @@ def _best_of(choices: Sequence[int], times: Sequence[float]) -> int:
 
 
 def _may_choose_threads(subject: ProfileKey) -> bool:
-    """Whoever says how many threads gets as many."""
+    """True unless the user fixed the thread count."""
     several = (subject.target_options, *([subject.draft_options] if subject.draft_options else []))
     return all(options.n_threads is None and options.n_threads_batch is None for options in several)
 
 
 def _measure(bench: Bench, tell: Tell) -> Measured:
-    """Everything one child is for."""
+    """T(1) first, then the passes, then the traces; `Measured` says which of them may be missing."""
     job, tell = bench.job, _seldom(tell)
     bench.read()
     threads = None
@@ -275,7 +275,7 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
 
 
 def _hear(bench: Bench, tell: Tell) -> tuple[TracedAnswer, ...]:
-    """The target's answers, where traces are wanted: those that are known already, or new ones."""
+    """The answers that traces are made of: those of the job, or new ones; none where no traces are wanted."""
     job, found = bench.job, list[TracedAnswer]()
     if job.answers or bench.draft is None or not job.n_tokens:
         return job.answers
@@ -305,34 +305,31 @@ def load(job: MeasureJob) -> Bench:
 
 
 def child(job: MeasureJob, tell: Tell) -> Measured:
-    """Load, measure, and return what came of it."""
+    """Entry point of the child process."""
     tell("loading", 0.0)
     return _measure(load(job), tell)
-
-
-Work = Callable[[MeasureJob, Tell], Measured]
-
-
-def run_child(job: MeasureJob, tell: Tell, work: Work = child) -> Measured:
-    """Measure in a child process. Raises BackendError where it dies, and what the child raises."""
-    return children.run(partial(work, job), tell)
 
 
 RunMeasureJob = Callable[[MeasureJob, Tell], Measured]
 
 
+def run_child(job: MeasureJob, tell: Tell, work: RunMeasureJob = child) -> Measured:
+    """Measure in a child process. Raises BackendError where it dies, and what the child raises."""
+    return children.run(partial(work, job), tell)
+
+
 def _plausible(found: Measured) -> bool:
-    """Does no block take less time than one row?"""
+    """True if every block takes about as long as one row, or longer."""
     measured = [points for points in (found.verify, found.draft) if points]
     return all(cost >= PLAUSIBLE * points[0][1] for points in measured for _, cost in points)
 
 
 class HeldUp(BackendError):
-    """Twice what a child measured cannot be."""
+    """Two measurements in turn were implausible."""
 
 
 def steady(run: RunMeasureJob, job: MeasureJob, tell: Tell) -> Measured:
-    """What a child measured, or another one where that cannot be. Raises HeldUp, and what the child raises."""
+    """Measure, and once more where the result is implausible. Raises HeldUp, and what the child raises."""
     found = run(job, tell)
     if not _plausible(found):
         found = run(job, tell)

@@ -24,7 +24,7 @@ TellShare = Callable[[float], None]  # told the share that is done
 
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone everywhere, and leaps: the first ones count most
 QUICK_ROWS = (1, 2, 4, 8, 16)
-READ_ROWS = (1, 2, 8, 32)  # what a draft reads at once: one token, two, and when it catches up
+READ_ROWS = (1, 2, 8, 32)  # of the draft: one token, two after a block accepted whole, more to catch up
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
 
 

@@ -15,16 +15,19 @@ from statistics import fmean
 
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
-from specllama.drafters.controller import CostProfile
+from specllama.drafters import SIMPLE
+from specllama.drafters.controller import CostProfile, Points
 from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
 from specllama.tuning import traces
 from specllama.tuning.child import HeldUp, Measured, MeasureJob, RunMeasureJob, Way, run_child, steady
 from specllama.tuning.costs import QUICK_ROWS, VERIFY_ROWS
-from specllama.tuning.findings import MOST_DRIFT, Findings, Layout, Variant, merged, scaled
 from specllama.tuning.kernel_paths import MOST_PATHS, Paths, split
 from specllama.tuning.traces import Trace, TracedAnswer
 
+# Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
+# measured one after the other cannot be compared.
+MOST_DRIFT = 1.1
 # A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
 # whenever drafting pauses, that would be the speed.
 SLOWEST_PLAIN = 1.05
@@ -56,6 +59,69 @@ QUICK = TuneEffort(seconds=5.0, n_visits=1, n_tokens=24, rows=QUICK_ROWS)
 THOROUGH = TuneEffort(seconds=30.0, n_visits=2, n_tokens=96)
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way of loading the pair, as one or more children measured it."""
+
+    way: Way
+    step_s: float  # T(1), in the fastest visit
+    verify: Points | None  # in units of T(1) in the same visit: a machine that is slow for a while does not matter
+    draft: Points
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        way = {"target": self.way.target.to_json(), "draft": self.way.draft.to_json()}
+        return {**way, "step_s": self.step_s, "verify": self.verify, "draft_passes": self.draft}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A draft that could be used instead, as its children measured it."""
+
+    path: Path
+    layouts: tuple[Layout, ...]  # without target
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Results of all children."""
+
+    layouts: tuple[Layout, ...]
+    traces: tuple[Trace, ...]
+    failures: tuple[str, ...]  # paths and drafts that cannot be used, and why
+    drift: float  # by how much visits of the same path differ; 1 = not at all
+    variants: tuple[Variant, ...] = ()
+    threads: Threads | None = None  # all was measured with; None = as the options say
+    strategy: str = SIMPLE  # whose drafts these are; see `ProfileKey`
+    n_spelled: float = 1.0  # of the draft's own tokens to one of the target's
+
+    @property
+    def comparable(self) -> bool:
+        """Was the machine quiet enough to compare paths that were measured one after the other?"""
+        return self.drift <= MOST_DRIFT
+
+
+def scaled(points: Points, factor: float) -> Points:
+    """The same costs in another unit."""
+    return tuple((n, cost * factor) for n, cost in points)
+
+
+def _mean_points(several: Sequence[Points]) -> Points:
+    """The mean of several measurements of the same rows."""
+    return tuple((points[0][0], fmean(cost for _, cost in points)) for points in zip(*several, strict=True))
+
+
+def merged(way: Way, visits: Sequence[Measured]) -> Layout:
+    """What several children found about one way."""
+    # Both were measured in the same rounds, so the first point of one is the unit of the other.
+    units = [each.verify[0][1] if each.verify else each.step_s for each in visits]
+    curves = [scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
+    drafts = [scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
+    step_s = min(each.step_s for each in visits)
+    return Layout(way, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
+
+
 def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
     """(way, whether it is only a check) of every child, in turn; the first of several at the end, too."""
     turns = [(way, False) for _ in range(n_visits) for way in ways]
@@ -63,7 +129,7 @@ def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
 
 
 def _rising(tell: Tell) -> Tell:
-    """The same, but for a share that was passed already: a child that begins anew has lost nothing of what was done."""
+    """`tell` with shares that never fall, also where a child starts again."""
     most = 0.0
 
     def told(what: str, share: float) -> None:
@@ -75,7 +141,7 @@ def _rising(tell: Tell) -> Tell:
 
 
 class _Visits:
-    """What the children told so far."""
+    """Results and failures of the children so far, by way of loading."""
 
     def __init__(
         self, run: RunMeasureJob, threads: Threads | None = None, failures: Mapping[Way, SpecllamaError] | None = None
@@ -121,7 +187,7 @@ class _Visits:
         self.by_way = {way: self.by_way[way] for way in (*ways, *self.by_way) if way in self.by_way}
 
     def _visit(self, job: MeasureJob, tell: Tell) -> None:
-        """One child more."""
+        """Run one child and file its result."""
         most_step_s = self.fastest * SLOWEST_PLAIN
         job = replace(job, threads=self.threads, most_step_s=most_step_s, n_spelled=self.n_spelled)
         try:

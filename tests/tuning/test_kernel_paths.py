@@ -23,6 +23,7 @@ from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace
 from specllama.tuning.tune import TuneEffort
 from tests import tiny
+from tests.tuning.children import Children, silent
 
 SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
 EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
@@ -33,14 +34,14 @@ MANY = Paths((DEFAULT, AS_IN_FILE, REPACKED, Q6_ALONE, Q4_ALONE), (DEFAULT, AS_I
 WORTH = {DEFAULT: 1.0, AS_IN_FILE: 1.3, REPACKED: 0.7, Q6_ALONE: 1.02, Q4_ALONE: 0.98}  # of a block, by target path
 
 
-def _silent(_what: str, _share: float) -> None:
-    pass
-
-
 def _measured(job: MeasureJob, block: float = 1.0) -> Measured:
     """What a child finds where blocks of the target cost `block` times the usual."""
     verify = tuple((n, 0.04 * (1 + block * (n - 1) / 8)) for n in job.rows)
     return Measured(0.04, None if job.checks else verify, ((1, 0.008),), TRACES if job.n_tokens else ())
+
+
+def _worth(job: MeasureJob) -> Measured:
+    return _measured(job, WORTH[job.way.target])
 
 
 def test_target_and_draft_have_paths_of_their_own_and_each_is_measured() -> None:
@@ -57,14 +58,9 @@ def test_target_and_draft_have_paths_of_their_own_and_each_is_measured() -> None
 
 def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> None:
     """Half an hour of tuning because a file has four tensor types; or the best path left out unseen."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        return _measured(job, WORTH[job.way.target])
-
-    shares: list[float] = []
-    found = tuner.measure(SUBJECT, MANY, EFFORT, lambda _what, share: shares.append(share), run)
+    children, shares = Children(_worth), list[float]()
+    found = tuner.measure(SUBJECT, MANY, EFFORT, lambda _what, share: shares.append(share), children)
+    jobs = children.jobs
     coarse, full = jobs[:6], jobs[6:]
     assert [job.way for job in coarse] == [*MANY.ways, MANY.ways[0]]
     assert {job.rows for job in coarse} == {tuner.COARSE_ROWS}
@@ -81,55 +77,38 @@ def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> N
 
 def test_the_path_that_plain_decoding_is_fastest_on_is_always_measured_in_full() -> None:
     """Plain decoding on its best path never seen, because blocks are dear there: gains over it that are none."""
-    jobs: list[MeasureJob] = []
 
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        found = _measured(job, WORTH[job.way.target] * (2.0 if job.way.target == AS_IN_FILE else 1.0))
-        return replace(found, step_s=0.036) if job.way.target == AS_IN_FILE else found
+    def child(job: MeasureJob) -> Measured:
+        return replace(_measured(job, 2.6), step_s=0.036) if job.way.target == AS_IN_FILE else _worth(job)
 
-    found = tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
-    assert [job.way.target for job in jobs[6:9]] == [DEFAULT, REPACKED, AS_IN_FILE]
+    children = Children(child)
+    found = tuner.measure(SUBJECT, MANY, EFFORT, silent, children)
+    assert [job.way.target for job in children.jobs[6:9]] == [DEFAULT, REPACKED, AS_IN_FILE]
     assert tuner.choose(found, quick=False).plain_path == AS_IN_FILE
 
 
 def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
     """The one path that was looked at in a quiet moment measured in full, and the others not."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        found = _measured(job, WORTH[job.way.target])
-        return replace(found, step_s=0.06) if job.checks else found
-
-    tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
-    assert [job.way.target for job in jobs[6:]] == [*[DEFAULT, AS_IN_FILE, REPACKED] * 2, DEFAULT]
+    children = Children(lambda job: replace(_worth(job), step_s=0.06 if job.checks else 0.04))
+    tuner.measure(SUBJECT, MANY, EFFORT, silent, children)
+    assert [job.way.target for job in children.jobs[6:]] == [*[DEFAULT, AS_IN_FILE, REPACKED] * 2, DEFAULT]
 
 
 def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
     """`tune --quick` that takes minutes."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        return _measured(job)
-
-    tuner.measure(SUBJECT, MANY, replace(EFFORT, n_visits=1), _silent, run)
-    assert [(job.way, job.checks) for job in jobs] == [(w, False) for w in MANY.ways[:2]] + [(MANY.ways[0], True)]
+    children = Children(_measured)
+    tuner.measure(SUBJECT, MANY, replace(EFFORT, n_visits=1), silent, children)
+    assert [(job.way, job.checks) for job in children.jobs] == [(w, False) for w in MANY.ways[:2]] + [
+        (MANY.ways[0], True)
+    ]
 
 
 def test_of_a_pair_of_paths_that_dies_each_gets_a_chance_of_its_own() -> None:
     """A good path of the target given up because the draft's beside it crashes."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        if job.way.draft == AS_IN_FILE:
-            raise BackendError("it died")
-        return _measured(job)
-
+    children = Children(_measured, dies=lambda job: job.way.draft == AS_IN_FILE)
     both = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE))
-    found = tuner.measure(SUBJECT, both, EFFORT, _silent, run)
+    found = tuner.measure(SUBJECT, both, EFFORT, silent, children)
+    jobs = children.jobs
     assert [layout.way for layout in found.layouts] == [Way(DEFAULT, DEFAULT), Way(AS_IN_FILE, DEFAULT)]
     assert found.failures == ("rearranged weights for the target, weights as in the file for the draft: it died",)
     assert [job.way for job in jobs].count(Way(AS_IN_FILE, AS_IN_FILE)) == 1
@@ -159,16 +138,9 @@ def test_progress_never_goes_back_where_a_pair_is_divided_or_a_child_begins_anew
 
 def test_a_path_that_died_in_the_coarse_look_is_not_visited_again() -> None:
     """A crash for every visit; or the dead path chosen for what it promised."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        if job.way.target == REPACKED:
-            raise BackendError("it died")
-        return _measured(job, WORTH[job.way.target])
-
-    found = tuner.measure(SUBJECT, MANY, EFFORT, _silent, run)
-    assert [job.way.target for job in jobs].count(REPACKED) == 1
+    children = Children(_worth, dies=lambda job: job.way.target == REPACKED)
+    found = tuner.measure(SUBJECT, MANY, EFFORT, silent, children)
+    assert [job.way.target for job in children.jobs].count(REPACKED) == 1
     assert found.failures == (f"{Way(REPACKED, DEFAULT).name}: it died",)
     assert tuner.choose(found, quick=False).target_path != REPACKED
 
@@ -189,7 +161,7 @@ def test_a_question_that_kills_the_child_leaves_the_two_plain_paths(
     assert paths.target == paths.draft == (DEFAULT, AS_IN_FILE)
     assert paths.variants == ((Path("derived"), (DEFAULT, AS_IN_FILE)),)
     assert f"code {-signal.SIGABRT}" in paths.failure
-    told = tuner.measure(SUBJECT, paths, EFFORT, _silent, lambda job, _tell: _measured(job)).failures
+    told = tuner.measure(SUBJECT, paths, EFFORT, silent, Children(_measured)).failures
     assert told == (f"kernel paths by tensor type: {paths.failure}",)
 
 
@@ -241,12 +213,12 @@ def test_a_placed_path_is_what_a_child_loads(tmp_path: Path) -> None:
     subject = ProfileKey(target, LoadOptions(n_threads=1))
     if not all(matrix.fits for matrix in llama.matrices(target) if matrix.kind in ("q4_0", "iq4_nl")):
         pytest.skip("this CPU, or this build, rearranges no Q4_0 and IQ4_NL weights")
-    paths = tuner_paths.worth_measuring(subject, [], lambda files: tuner_paths._ask(files, _silent))
+    paths = tuner_paths.worth_measuring(subject, [], lambda files: tuner_paths._ask(files, silent))
     placed = [path for path in paths.target if path.placed]
     assert {path.placed[0][0] for path in placed} == {"q4_0", "iq4_nl"}
     assert paths.draft == (DEFAULT,)
-    found = child(MeasureJob(subject, Way(placed[0]), 0.05, 0, rows=(1, 4)), _silent)
+    found = child(MeasureJob(subject, Way(placed[0]), 0.05, 0, rows=(1, 4)), silent)
     assert [n for n, _ in found.verify or ()] == [1, 4]
     elsewhere = KernelPath(placed=(("q4_0", "NO_SUCH_BUFFER"),))
     with pytest.raises(BackendError, match="NO_SUCH_BUFFER"):
-        child(MeasureJob(subject, Way(elsewhere), 0.05, 0), _silent)
+        child(MeasureJob(subject, Way(elsewhere), 0.05, 0), silent)

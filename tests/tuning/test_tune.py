@@ -21,12 +21,12 @@ from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from specllama.tuning.child import Bench, Measured, MeasureJob, Way, by_tokens, run_child
 from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS
-from specllama.tuning.findings import Findings, Layout, Variant
 from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace, TracedAnswer
-from specllama.tuning.tune import TuneEffort
+from specllama.tuning.tune import Findings, Layout, TuneEffort, Variant
 from tests import tiny
 from tests.exact.translating import WatchedDraft
+from tests.tuning.children import Children, silent
 
 SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
@@ -41,8 +41,11 @@ ONE = Paths()
 EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
 
 
-def _silent(_what: str, _share: float) -> None:
-    pass
+def _measured(job: MeasureJob, step_s: float = 0.04) -> Measured:
+    """What a child of this job finds."""
+    verify = None if job.checks else tuple(point for point in SECONDS if point[0] in job.rows)
+    found = TRACES if job.n_tokens or job.answers else ()
+    return Measured(step_s, verify, DRAFT_SECONDS, found, ("said",) if found else ())  # type: ignore[arg-type]
 
 
 def _found(*layouts: Layout) -> Findings:
@@ -51,14 +54,11 @@ def _found(*layouts: Layout) -> Findings:
 
 def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
     """Paths measured minutes apart while the machine warms up; or every child generating the same answers."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        step = 0.04 if len(jobs) < 3 else 0.06
-        return Measured(step, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
-
-    found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
+    children = Children(lambda job: _measured(job, 0.04 if len(children.jobs) < 3 else 0.06))
+    found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, children)
+    jobs = list(children.jobs)
+    tuner.measure(SUBJECT, ONE, replace(EFFORT, n_visits=1), silent, children)
+    assert [job.checks for job in children.jobs[len(jobs) :]] == [False]
     assert [(job.way, job.checks) for job in jobs] == [*[(way, False) for way in (ON, OFF, ON, OFF)], (ON, True)]
     assert [job.n_tokens for job in jobs] == [10, 0, 0, 0, 0]
     assert (found.traces, found.failures) == (TRACES, ())
@@ -71,44 +71,31 @@ def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
 
 def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
     """A crash of the program that wanted to find out whether it would crash; or a second visit to what died."""
-    n_runs = 0
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        nonlocal n_runs
-        n_runs += 1
-        if job.way == ON:
-            raise BackendError("it died")
-        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES if job.n_tokens else ())
-
-    found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
+    children = Children(_measured, dies=lambda job: job.way == ON)
+    found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, children)
     assert [layout.way for layout in found.layouts] == [OFF]
     assert found.traces == TRACES
     assert found.failures == ("rearranged weights: it died",)
-    assert n_runs == 3
-
-    def die(_job: MeasureJob, _tell: Tell) -> Measured:
-        raise BackendError("it died")
-
+    assert len(children.jobs) == 3
     with pytest.raises(BackendError, match="it died"):
-        tuner.measure(SUBJECT, BOTH, EFFORT, _silent, die)
+        tuner.measure(SUBJECT, BOTH, EFFORT, silent, Children(_measured, dies=lambda job: True))
 
 
 def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_kept() -> None:
     """A machine so busy that four rows seemed to cost a ninth of one, and a profile that promised 23 times as much."""
     held_up = ((1, 0.4), (2, 0.05), (4, 0.05))
-    n_runs = 0
 
-    def once(job: MeasureJob, _tell: Tell) -> Measured:
-        nonlocal n_runs
-        n_runs += 1
-        verify, draft = held_up if n_runs == 1 else SECONDS, held_up if n_runs == 2 else DRAFT_SECONDS
-        return Measured(0.04, verify, draft, TRACES if job.n_tokens else ())
+    def once(job: MeasureJob) -> Measured:
+        n = len(children.jobs)
+        return replace(
+            _measured(job), verify=held_up if n == 1 else SECONDS, draft=held_up if n == 2 else DRAFT_SECONDS
+        )
 
+    children = Children(once)
     with pytest.raises(BackendError, match="too busy"):  # the target's blocks first, then the draft's
-        tuner.measure(SUBJECT, ONE, replace(EFFORT, n_visits=1), _silent, once)
-    assert n_runs == 2
-    n_runs = 2
-    found = tuner.measure(SUBJECT, ONE, EFFORT, _silent, once)
+        tuner.measure(SUBJECT, ONE, replace(EFFORT, n_visits=1), silent, children)
+    assert len(children.jobs) == 2
+    found = tuner.measure(SUBJECT, ONE, EFFORT, silent, children)
     assert found.layouts[0].verify is not None
     assert found.failures == ()
 
@@ -125,14 +112,14 @@ def test_a_default_path_that_was_held_up_is_not_given_up_for_another(n_held_up: 
         return Measured(0.04, ((1, 0.4), (2, 0.05)) if held_up else SECONDS, DRAFT_SECONDS, TRACES)
 
     if kept:
-        found = tuner.measure(SUBJECT, BOTH, EFFORT, _silent, run)
+        found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, run)
         assert [layout.way for layout in found.layouts] == [ON, OFF]
         assert tuner.choose(found, quick=False).target_path == DEFAULT
     else:
         for effort in (EFFORT, replace(EFFORT, n_visits=1)):
             n_runs = 0
             with pytest.raises(BackendError, match="too busy"):
-                tuner.measure(SUBJECT, BOTH, effort, _silent, run)
+                tuner.measure(SUBJECT, BOTH, effort, silent, run)
 
 
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
@@ -180,23 +167,6 @@ def test_on_a_busy_machine_the_default_path_is_kept() -> None:
     assert tuner.choose(Findings(layouts, TRACES, (), drift=1.05), quick=True).target_path == AS_IN_FILE
 
 
-def test_every_tuning_begins_and_ends_with_the_default_path_where_there_are_others() -> None:
-    """A tuning that cannot know whether the machine was quiet; or one that checks where there is no choice."""
-    jobs: list[MeasureJob] = []
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        return Measured(0.04, None if job.checks else SECONDS, () if job.checks else DRAFT_SECONDS, ())
-
-    once = replace(EFFORT, n_visits=1)
-    found = tuner.measure(SUBJECT, BOTH, once, _silent, run)
-    assert [(job.way, job.checks) for job in jobs] == [(ON, False), (OFF, False), (ON, True)]
-    assert found.layouts[0].draft[0] == (1, pytest.approx(0.2))
-    jobs.clear()
-    tuner.measure(SUBJECT, ONE, once, _silent, run)
-    assert [job.checks for job in jobs] == [False]
-
-
 def _die(_job: MeasureJob, _tell: Tell) -> Measured:
     os.kill(os.getpid(), signal.SIGILL)
     raise AssertionError("it lives")
@@ -206,57 +176,49 @@ def _die(_job: MeasureJob, _tell: Tell) -> Measured:
 def test_a_child_that_dies_is_an_error_and_not_the_end() -> None:
     """Waiting for ever for a process that is no more."""
     with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
-        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), _silent, _die)
+        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), silent, _die)
 
 
 def test_a_child_that_cannot_says_why() -> None:
     """'It ended with code 1' where the file is simply not there."""
     with pytest.raises(ModelFileError, match="target"):
-        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), _silent)
+        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), silent)
 
 
 DERIVED = Path("draft+q4_0.gguf")
 
 
-def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out() -> None:
+@pytest.mark.parametrize(("n_held_up", "n_variants"), [(1, 1), (2, 0)])
+def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out(
+    n_held_up: int, n_variants: int
+) -> None:
     """A draft that seems to read two tokens in a third of the time of one, chosen for it."""
-    n_held_up, n_runs = 1, 0
 
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        nonlocal n_runs
-        if job.subject.draft != DERIVED:
-            return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
-        n_runs += 1
-        return Measured(0.04, SECONDS[:1], ((1, 0.03), (2, 0.01)) if n_runs <= n_held_up else DRAFT_SECONDS, TRACES)
+    def child(job: MeasureJob) -> Measured:
+        n = sum(each.subject.draft == DERIVED for each in children.jobs)
+        return replace(_measured(job), draft=((1, 0.03), (2, 0.01)) if 0 < n <= n_held_up else DRAFT_SECONDS)
 
-    paths = replace(ONE, variants=((DERIVED, (DEFAULT,)),))
-    found = tuner.measure(SUBJECT, paths, EFFORT, _silent, run)
-    assert (n_runs, len(found.variants), found.failures) == (2, 1, ())
-    n_held_up, n_runs = 2, 0
-    found = tuner.measure(SUBJECT, paths, EFFORT, _silent, run)
-    assert (n_runs, found.variants) == (2, ())
-    assert found.failures[0].startswith("draft+q4_0: twice a pass over one row took longer")
+    children = Children(child)
+    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, (DEFAULT,)),)), EFFORT, silent, children)
+    assert len(found.variants) == n_variants
+    assert [job.subject.draft for job in children.jobs].count(DERIVED) == 2
+    assert [text.partition(":")[0] for text in found.failures] == ["draft+q4_0"] * (1 - n_variants)
 
 
 def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> None:
     """Answers generated anew for every draft; the target's whole curve measured again; or other threads."""
-    jobs: list[MeasureJob] = []
     threads = Threads(2, 1, 2)
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        verify = tuple(point for point in SECONDS if point[0] in job.rows)
-        return Measured(0.04, verify, DRAFT_SECONDS, TRACES, ("answers",), threads)  # type: ignore[arg-type]
-
+    children = Children(lambda job: replace(_measured(job), threads=threads))
+    jobs = children.jobs
     once = replace(EFFORT, n_visits=1)
     paths = (DEFAULT, KernelPath(placed=(("q4_0", "CPU_REPACK"),)))  # its own, since its weights have other types
-    tuner.measure(SUBJECT, replace(BOTH, variants=((DERIVED, paths),)), EFFORT, _silent, run)
+    tuner.measure(SUBJECT, replace(BOTH, variants=((DERIVED, paths),)), EFFORT, silent, children)
     assert [job.way for job in jobs if job.subject.draft == DERIVED] == [Way(DEFAULT, path) for path in paths]
     jobs.clear()
-    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, paths),)), once, _silent, run)
+    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, paths),)), once, silent, children)
     assert [job.subject.draft for job in jobs] == [Path("draft"), DERIVED]
     assert (jobs[0].threads, jobs[0].answers) == (None, ())
-    assert (jobs[1].threads, jobs[1].answers, jobs[1].rows) == (threads, ("answers",), (1,))
+    assert (jobs[1].threads, jobs[1].answers, jobs[1].rows) == (threads, ("said",), (1,))
     assert found.threads == threads
     (variant,) = found.variants
     assert (variant.path, variant.traces) == (DERIVED, TRACES)
@@ -265,26 +227,16 @@ def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> N
 
 def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_lost() -> None:
     """Five minutes of tuning thrown away because a file in the cache is damaged."""
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        if job.subject.draft == DERIVED:
-            raise ModelFileError("it is damaged")
-        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
-
-    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, (DEFAULT,)),)), EFFORT, _silent, run)
-    assert (found.variants, found.failures) == ((), ("draft+q4_0: it is damaged",))
+    children = Children(_measured, dies=lambda job: job.subject.draft == DERIVED)
+    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, (DEFAULT,)),)), EFFORT, silent, children)
+    assert (found.variants, found.failures) == ((), ("draft+q4_0: it died",))
 
 
 def test_a_derived_draft_that_dies_on_one_path_is_measured_on_the_others() -> None:
     """The best draft given up because its weights crash in one arrangement."""
-
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        if job.subject.draft == DERIVED and job.way.draft == DEFAULT:
-            raise BackendError("it died")
-        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES)
-
+    children = Children(_measured, dies=lambda job: job.subject.draft == DERIVED and job.way.draft == DEFAULT)
     variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
-    found = tuner.measure(SUBJECT, replace(ONE, variants=variants), EFFORT, _silent, run)
+    found = tuner.measure(SUBJECT, replace(ONE, variants=variants), EFFORT, silent, children)
     (variant,) = found.variants
     assert ([layout.way.draft for layout in variant.layouts], variant.traces) == ([AS_IN_FILE], TRACES)
     assert found.failures == ("draft+q4_0, rearranged weights: it died",)
@@ -338,18 +290,15 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
 
 def test_spellings_are_counted_once_in_what_the_target_says() -> None:
     """Visits of the same way that differ because one counted in the prompts; or a variant's spelling for all."""
-    jobs: list[MeasureJob] = []
-    subject = replace(SUBJECT, model_strategy="draft-tli")
 
-    def run(job: MeasureJob, _tell: Tell) -> Measured:
-        jobs.append(job)
-        answers = ("said",) if job.n_tokens or job.answers else ()
-        n_spelled = job.n_spelled or (1.25 if answers else 1.0)
-        return Measured(0.04, SECONDS, DRAFT_SECONDS, TRACES, answers, n_spelled=n_spelled)  # type: ignore[arg-type]
+    def child(job: MeasureJob) -> Measured:
+        found = _measured(job)
+        return replace(found, n_spelled=job.n_spelled or (1.25 if found.answers else 1.0))
 
+    children, subject = Children(child), replace(SUBJECT, model_strategy="draft-tli")
     variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
-    found = tuner.measure(subject, replace(BOTH, variants=variants), EFFORT, _silent, run)
-    assert [job.n_spelled for job in jobs] == [None, 1.25, 1.25, 1.25, 1.25, None, 1.25]
+    found = tuner.measure(subject, replace(BOTH, variants=variants), EFFORT, silent, children)
+    assert [job.n_spelled for job in children.jobs] == [None, 1.25, 1.25, 1.25, 1.25, None, 1.25]
     assert (found.n_spelled, found.strategy) == (1.25, "draft-tli")
     assert tuner.choose(found, quick=False).strategy == "draft-tli"
     assert tuner.choose(_found(Layout(ON, 0.04, CHEAP, FAST)), quick=False).strategy == "draft-simple"
