@@ -83,7 +83,6 @@ class DraftPlan:
     n_given: int = 0  # tokens to take from the offer; they come first
     n_drawn: int = 0  # most tokens the draft model may draw behind them; 0 = it is not even fed
     probe: int = 0  # above 0: judge the model by what was said, reading at most so many tokens; then plan anew
-    heat: float = 1.0  # factor on the draft's temperature
     rate: float = 1.0  # tokens per T(1) that the plan is expected to emit; 1 = plain decoding
 
     def to_json(self) -> Mapping[str, object]:
@@ -186,16 +185,8 @@ class Planner(DraftPolicy, Protocol):
         """May the draft model be evaluated for the law of token `depth`? The first of a step needs no asking."""
         ...
 
-    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+    def learn(self, confidence: float, acceptance: float) -> None:
         """A token of the draft model that was not submitted would have been accepted with a chance of `acceptance`."""
-        ...
-
-    def alone(self, offer: Sequence[float]) -> int:
-        """How many of the offered tokens would be taken if there were no draft model?  offer: see `plan`."""
-        ...
-
-    def learn_alone(self, n_given: int, n_emitted: int) -> None:
-        """Without a draft model a step would have checked `n_given` offered tokens, and emitted `n_emitted`."""
         ...
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Observation, Planner
+from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Observation
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 
@@ -27,8 +27,6 @@ class ChainDrafter:
         """`model`'s policy decides for both; a `Planner` does it by expected gain. `lookup`'s own is not asked."""
         self.model = model
         self.lookup = lookup
-        if isinstance(model.policy, Planner):
-            lookup.tell_alone(model.policy)
 
     @property
     def models(self) -> Sequence[LanguageModel]:

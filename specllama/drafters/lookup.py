@@ -20,7 +20,6 @@ from specllama.core.types import (
     common_prefix,
 )
 from specllama.drafters.fixed_policy import ConfidencePolicy
-from specllama.drafters.lookup_shadow import LookupsAlone
 from specllama.drafters.suffix import Continuation, LookupGuess, Match, SuffixIndex
 
 # Tokens indexed within one step: 20 ms or so. A longer prompt is read over several steps.
@@ -89,7 +88,6 @@ class LookupDrafter:
         self._text: list[int] = []  # what is indexed
         self._n_prompt = 0  # of the present answer; the tokens behind it are the target's own words
         self._record = _Record()
-        self._alone: LookupsAlone | None = None
         self._decisions: list[Decision] = []
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -97,19 +95,11 @@ class LookupDrafter:
         if common_prefix(self._text, tokens) < len(self._text):
             self._index, self._text = SuffixIndex(), []
         self._n_prompt = len(tokens)
-        if self._alone is not None:
-            self._alone.begin()
-
-    def tell_alone(self, planner: Planner) -> None:
-        """Let `planner` know what lookups alone would have made of every answer."""
-        self._alone = LookupsAlone(planner)
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Index what is new in `tokens`; False while there is more of it than one step may read."""
         for token in tokens[len(self._text) : len(self._text) + INDEXED_AT_ONCE]:
             if len(self._text) >= self._n_prompt:
-                if self._alone is not None:
-                    self._alone.say(token, lambda: list(self._guesses(self.n_max)))
                 self._learn(token)
             self._index.append(token)
             self._text.append(token)

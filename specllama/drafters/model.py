@@ -93,7 +93,7 @@ class ModelDrafter:
         self._ids = None if ids is None else ids[: ids.searchsorted(self.n_vocab)]  # of a row's columns; None = all
         self._line: object = None  # marks the text of this answer, which only grows
         self._n_readable = 0  # tokens of it that the model is known to know
-        self._as_own: tuple[SamplingParams, float, SamplingParams] | None = None  # of `_own`, the last call
+        self._as_own: tuple[SamplingParams, SamplingParams] | None = None  # of `_own`, the last call
         self._n_at_once = n_at_once
         self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
@@ -154,15 +154,13 @@ class ModelDrafter:
             self._say(FORBIDDEN)
             return None
 
-    def _own(self, params: SamplingParams, heat: float = 1.0) -> SamplingParams:
+    def _own(self, params: SamplingParams) -> SamplingParams:
         """The sampler settings that the draft draws with."""
-        temperature = heat * (params.temperature if self.temperature is None else self.temperature)
-        if temperature == params.temperature:
+        if self.temperature is None or self.temperature == params.temperature:
             return params
-        # Kept between steps: with the temperature all other settings are checked again.
-        if self._as_own is None or self._as_own[0] is not params or self._as_own[1] != temperature:
-            self._as_own = (params, temperature, replace(params, temperature=temperature))
-        return self._as_own[2]
+        if self._as_own is None or self._as_own[0] is not params:  # making new ones checks all settings again
+            self._as_own = (params, replace(params, temperature=self.temperature))
+        return self._as_own[1]
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """A chain of at most min(limit, n_max) tokens with the law each was drawn from (None where greedy)."""
@@ -182,7 +180,7 @@ class ModelDrafter:
             return DraftPlan(n_given, 0 if lag is None else limit - n_given)
         plan = self._ask(self._planner, limit, offer, lag)
         if plan.probe:
-            self._probe(self._planner, tokens, plan.probe, self._own(params, plan.heat))
+            self._probe(self._planner, tokens, plan.probe, self._own(params))
             plan = self._ask(self._planner, limit, offer, self._lag(tokens))
         return plan
 
@@ -227,7 +225,7 @@ class ModelDrafter:
             if q is None:
                 return
             acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
-            planner.learn(0, confidence_of(row, q, greedy=params.greedy), acceptance)
+            planner.learn(confidence_of(row, q, greedy=params.greedy), acceptance)
 
     def draw(
         self, tokens: Sequence[int], given: Sequence[int], plan: DraftPlan, params: SamplingParams, choose: Chooser
@@ -242,7 +240,7 @@ class ModelDrafter:
         limit = min(plan.n_drawn, room_after(self.model, unread) + 1)
         if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
-        params = self._own(params, plan.heat)
+        params = self._own(params)
         history = [*params.window(tokens), *given]
         self._kv.feed(unread[:-1])
         last = unread[-1]
@@ -296,7 +294,7 @@ class ModelDrafter:
         del self._said[: -self.model.caps.max_block]
         if self._undrawn is not None and n_accepted == len(seen.draft.tokens):
             confidence, q = self._undrawn
-            planner.learn(n_accepted, confidence, laws[n_accepted].overlap(q))
+            planner.learn(confidence, laws[n_accepted].overlap(q))
 
     def close(self) -> None:
         """The model belongs to whoever loaded it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_state_path
@@ -16,8 +15,8 @@ from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.drafters import SIMPLE, TRANSLATED
-from specllama.drafters.calibration import PRIORS, Prior
-from specllama.drafters.controller import LEAST_RATE, LOOKUP, MODEL, CostProfile
+from specllama.drafters.calibration import Prior
+from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.llama import LoadOptions, build_info
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.load_plan import physical_cores
@@ -75,15 +74,14 @@ class Profile:
         best = max(((k + 1) / (k * costs.draft_cost() + costs.verify_cost(k + 1)) for k in lengths), default=0.0)
         return bool(self.classes) and best > LEAST_RATE
 
-    def priors(self, *, greedy: bool) -> Mapping[str, Prior]:
+    def prior(self, *, greedy: bool) -> Prior:
         """What to believe of the draft before it was seen at work in an answer: what it was worth when it was tuned."""
         seen = [each for each in self.classes if each.greedy == greedy]
         if not seen:
-            return PRIORS
+            return Prior()
         typical = sum(each.acceptance for each in seen) / len(seen)
         sure = sum(each.confidence for each in seen) / len(seen)
-        general = PRIORS[MODEL]
-        return {LOOKUP: PRIORS[LOOKUP], MODEL: replace(general, typical=typical, base=typical - general.slope * sure)}
+        return Prior(typical=typical, base=typical - Prior().slope * sure)
 
     def to_json(self) -> dict[str, object]:
         """Plain data; kernel paths with their names."""

@@ -16,7 +16,8 @@ from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageEr
 from specllama.base.ranges import AUTO
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
-from specllama.drafters.controller import PROBE_TOKENS, controller
+from specllama.drafters.calibration import Calibration
+from specllama.drafters.controller import PROBE_TOKENS, Controller
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
@@ -205,17 +206,17 @@ class Setup:
         path = draft.path if draft else None
         return ProfileKey(self.target.path, self.target_options, path, options, self.model_strategy)
 
-    def policy(self, *, greedy: bool, draft_temp: float | None) -> DraftPolicy | None:
+    def policy(self, *, greedy: bool) -> DraftPolicy | None:
         """What decides how far to draft in one answer or chat; None = the longest draft and the confidence alone."""
         if self.profile is None:
             return None
-        priors = self.profile.priors(greedy=greedy)
-        return controller(self.profile.costs, priors, n_max=self.length.longest, heat_is_free=draft_temp is None)
+        calibration = Calibration(self.profile.prior(greedy=greedy))
+        return Controller(self.profile.costs, n_max=self.length.longest, calibration=calibration)
 
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""
         temperature = drafting.temperature
-        policy = self.policy(greedy=greedy, draft_temp=temperature)
+        policy = self.policy(greedy=greedy)
         return DraftSettings(length=self.length, p_min=drafting.p_min, temperature=temperature, policy=policy)
 
     def draft_options(self, n_ctx: int) -> LoadOptions:

@@ -204,7 +204,7 @@ def test_the_text_is_the_targets_own_and_every_decision_is_on_record(
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]
     steps = [event for event in events_of(specllama(*args, "--jsonl")) if event["event"] == "step"]
     plans = [step["decisions"][0]["plan"] for step in steps[:-1]]
-    assert all({"n_given", "n_drawn", "probe", "heat", "rate"} <= set(plan) for plan in plans)
+    assert all({"n_given", "n_drawn", "probe", "rate"} <= set(plan) for plan in plans)
 
 
 def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

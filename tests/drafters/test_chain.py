@@ -30,8 +30,7 @@ class Scripted:
         self.plans = list(plans)
         self.looks = looks
         self.asked: list[tuple[int, int, int | None]] = []  # limit, tokens offered, lag
-        self.learned: list[tuple[int, float, float]] = []
-        self.learned_alone: list[tuple[int, int]] = []
+        self.learned: list[tuple[float, float]] = []
         self.n_observed = 0
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
@@ -44,14 +43,8 @@ class Scripted:
     def go_on(self, depth: int, confidence: float) -> bool:
         return True
 
-    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
-        self.learned.append((depth, confidence, acceptance))
-
-    def alone(self, offer: Sequence[float]) -> int:
-        return len(offer)
-
-    def learn_alone(self, n_given: int, n_emitted: int) -> None:
-        self.learned_alone.append((n_given, n_emitted))
+    def learn(self, confidence: float, acceptance: float) -> None:
+        self.learned.append((confidence, acceptance))
 
     def observe(self, seen: Observation) -> None:
         self.n_observed += 1
@@ -130,15 +123,6 @@ def test_the_models_cache_follows_whoever_proposed() -> None:
     assert [lag for _, _, lag in planner.asked] == [8, 0, 2]
 
 
-def test_the_planner_hears_what_lookups_alone_would_have_made_of_the_answer() -> None:
-    """A model that is held against plain decoding alone, because nobody told what the lookups find."""
-    planner = Scripted(DraftPlan(n_drawn=1))
-    drafter = chain_of(planner)
-    drafter.propose([*TOKENS, 4, 5, 9, 9], 8, GREEDY, RandomChooser(0))
-    (n_given, n_emitted), bare = planner.learned_alone
-    assert (n_given > 3, n_emitted, bare) == (True, 3, (0, 1)), "4 and 5 were right; 9 stood nowhere before"
-
-
 def test_the_planner_is_told_what_is_offered_and_how_far_the_model_lags() -> None:
     """A choice between sources by what one of them would cost in another situation."""
     planner = Scripted()
@@ -214,7 +198,7 @@ def test_what_a_probe_tells_has_the_mean_that_drafting_would_have_had_accepted()
             Observation([*tokens, token], Draft(), Verdict((), token), "none", laws=(Distribution.dense(p),))
         )
         drafter.propose([*tokens, token], 4, SAMPLED, RandomChooser(0))
-        ((_, confidence, acceptance),) = planner.learned
+        ((confidence, acceptance),) = planner.learned
         assert confidence == pytest.approx(0.6)
         mean += weight * acceptance
     assert mean == pytest.approx(sum(min(each) for each in zip(p, q, strict=True)), abs=1e-6)
@@ -235,9 +219,8 @@ def test_a_token_that_was_evaluated_and_not_drawn_still_teaches() -> None:
         for event in engine.generate(TOKENS, SAMPLED, RandomChooser(0), max_tokens=20)
         if isinstance(event, StepEvent) and event.drafted
     ]
-    assert [depth for depth, _, _ in planner.learned] == [1] * len(planner.learned)
     assert len(planner.learned) >= len(steps) - 1
-    assert all(acceptance == pytest.approx(1.0) for _, _, acceptance in planner.learned), "target and draft are one"
+    assert all(acceptance == pytest.approx(1.0) for _, acceptance in planner.learned), "target and draft are one"
 
 
 def test_greedy_confidence_is_the_models_opinion_and_not_the_point_it_becomes() -> None:

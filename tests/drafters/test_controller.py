@@ -11,23 +11,17 @@ import pytest
 
 from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain
-from specllama.core.distribution import Distribution
 from specllama.core.stats import expected_speedup
 from specllama.core.types import Draft, DraftPlan, Observation, Planner, Verdict
-from specllama.drafters.calibration import HALF_LIFE, PRIORS, Calibration, Prior
+from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import (
-    BELIEVED,
-    COPIED_GAPS,
     DOUBTFUL_GAP,
     FIRST_GAP,
-    LAST_GAP,
-    LOOKUP,
-    MODEL,
+    GAP_PER_PROBE_COST,
     PROBE_TOKENS,
     Controller,
     CostProfile,
     Points,
-    reheated,
 )
 
 FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
@@ -35,9 +29,9 @@ FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
 
 def known(alpha: float, *, at: float = 0.9, n: int = 4000) -> Calibration:
     """A calibration that has seen so much of one acceptance that its priors no longer count."""
-    calibration = Calibration({**PRIORS, MODEL: Prior(alpha, alpha, 0.0)})
-    for i in range(n):
-        calibration.learn(MODEL, i % 16, at, alpha)
+    calibration = Calibration(Prior(alpha, alpha, 0.0))
+    for _ in range(n):
+        calibration.learn(at, alpha)
     return calibration
 
 
@@ -54,7 +48,7 @@ def seen(n_drafted: int, n_accepted: int, **parts: object) -> Observation:
 def best_length(calibration: Calibration, profile: CostProfile, limit: int = 16) -> tuple[int, float]:
     """The plan of docs/controller.md, spelled out: the k of the highest rate, smaller k first."""
     rates = {0: 1.0}
-    chances = calibration.by_depth(MODEL, limit)
+    chances = [calibration.typical] * limit
     for k in range(1, limit + 1):
         reach = [math.prod(chances[: i + 1]) for i in range(k)]
         reread = reach[-1] * (profile.draft_cost(2) - profile.draft_cost())
@@ -116,51 +110,29 @@ def test_a_profile_that_cannot_be_meant_is_an_error(data: dict[str, object]) -> 
 # ------------------------------------------------------------------------------------------------------- calibration
 
 
-def test_acceptance_is_learned_by_depth_and_by_confidence() -> None:
-    """One average for everything: a sure token and a guess, a first and a seventh token would be the same."""
-    calibration = Calibration()
-    for i in range(2000):
-        depth, sure = i % 3, i % 2 == 0
-        calibration.learn(MODEL, depth, 0.97 if sure else 0.2, (0.9 if sure else 0.3) - 0.1 * depth)
-    assert calibration.at(MODEL, 0.97) == pytest.approx(0.8, abs=0.04)
-    assert calibration.at(MODEL, 0.2) == pytest.approx(0.2, abs=0.04)
-    assert calibration.by_depth(MODEL, 3) == pytest.approx([0.6, 0.5, 0.4], abs=0.06)
-    assert len(calibration.by_depth(MODEL, 20)) == 20
-    assert calibration.by_depth(MODEL, 0) == []
-
-
-def test_sources_are_judged_apart() -> None:
-    """A lookup that pays for a bad model, or the other way about."""
-    calibration = Calibration()
-    before = calibration.at(LOOKUP, 0.8)
-    for _ in range(50):
-        calibration.learn(MODEL, 0, 0.8, 0.0)
-    assert calibration.at(LOOKUP, 0.8) == before == pytest.approx(0.8)
+def test_acceptance_is_learned_beside_the_confidence() -> None:
+    """One average for everything, or a bad draft that is given one more chance for every new degree of confidence."""
+    bad, fine = Calibration(), Calibration()
+    assert bad.empty
+    for _ in range(40):
+        bad.learn(0.9, 0.0)
+        fine.learn(0.6, 1.0)
+    assert not bad.empty
+    assert bad.typical < 0.2 < 0.9 < fine.typical
+    assert Calibration().at(0.995) > 0.9
+    assert 0.0 < bad.at(0.0) < bad.at(0.995) < 0.25
+    assert fine.at(0.4) > Calibration().at(0.4) + 0.2
 
 
 def test_old_samples_fade() -> None:
     """A good first page for which a bad second one is drafted to its end."""
     calibration = Calibration()
-    for _ in range(200):
-        calibration.learn(MODEL, 0, 0.9, 1.0)
-    for _ in range(int(HALF_LIFE)):
-        calibration.learn(MODEL, 0, 0.9, 0.0)
-    assert 0.4 < calibration.overall(MODEL) < 0.55
-    n_before = calibration.n_known(MODEL)
-    calibration.age(MODEL, int(HALF_LIFE))
-    assert calibration.n_known(MODEL) == pytest.approx(n_before / 2)
-
-
-def test_a_confidence_never_met_leans_on_what_the_source_turned_out_to_be() -> None:
-    """A hopeless draft that is sure of itself, given one more chance for every new degree of confidence."""
-    hopeless, fine = Calibration(), Calibration()
-    for _ in range(40):
-        hopeless.learn(MODEL, 0, 0.9, 0.0)
-        fine.learn(MODEL, 0, 0.6, 1.0)
-    assert Calibration().at(MODEL, 0.995) > 0.9
-    assert hopeless.at(MODEL, 0.995) < 0.2
-    assert fine.at(MODEL, 0.4) > Calibration().at(MODEL, 0.4) + 0.2
-    assert 0.0 < hopeless.at(MODEL, 0.0) < hopeless.at(MODEL, 0.995)
+    for acceptance, n in ((1.0, 400), (0.0, 69)):
+        for _ in range(n):
+            calibration.learn(0.9, acceptance)
+    assert 0.4 < calibration.typical < 0.6
+    calibration.age(2000)
+    assert calibration.typical == pytest.approx(Prior().typical)
 
 
 # ------------------------------------------------------------------------------------------------------------ the plan
@@ -214,10 +186,7 @@ def test_of_two_plans_as_good_the_shorter_one_is_taken() -> None:
 
 def test_confidence_cuts_a_draft_short_and_carries_it_further() -> None:
     """A length that is settled before anything was seen."""
-    calibration = Calibration()
-    for i in range(3000):
-        calibration.learn(MODEL, i % 8, 0.97, 0.97)
-        calibration.learn(MODEL, i % 8, 0.2, 0.2)
+    calibration = Calibration(Prior(0.6, 0.0, 1.0))
     profile = costs(((1, 1.0), (2, 1.2), (17, 6.0)), 0.05)
     assert drafted(Controller(profile, calibration=calibration), [0.97] * 16) > 4
     assert drafted(Controller(profile, calibration=calibration), [0.97, 0.97, 0.2, 0.97]) == 2
@@ -275,30 +244,29 @@ def test_what_is_expected_to_earn_most_is_drafted_whatever_its_source() -> None:
     assert sure.rate > short.rate > max(poor.rate, alone.rate)
 
 
-def test_each_token_is_counted_for_the_source_it_came_from() -> None:
-    """A model that is blamed for what was looked up in front of its tokens."""
+def test_a_looked_up_token_says_nothing_of_the_model() -> None:
+    """A model that is blamed for what was looked up in front of its tokens, or praised."""
     calibration = Calibration()
     controller = Controller(costs(((1, 1.0), (17, 1.1)), 0.01), calibration=calibration)
     plan = controller.plan(4, offer=[0.95, 0.95], lag=0)
     assert (plan.n_given, plan.n_drawn) == (2, 2)
     assert controller.go_on(2, 0.9)
     assert controller.go_on(3, 0.9)
-    before = calibration.overall(LOOKUP), calibration.overall(MODEL)
     controller.observe(seen(4, 2))  # both looked-up tokens right, the model's first one wrong, its second unknown
-    assert calibration.overall(LOOKUP) > before[0]
-    assert calibration.overall(MODEL) < before[1]
-    assert calibration.n_known(MODEL) == pytest.approx(1.0)
+    expected = Calibration()
+    expected.learn(0.9, 0.0)
+    assert calibration.typical == expected.typical < Calibration().typical
 
 
-def test_a_verification_of_someone_elses_draft_teaches_nothing() -> None:
-    """A drafter that is told of every verification, whoever proposed."""
+def test_a_verification_of_another_draft_teaches_nothing() -> None:
+    """A drafter that hears of every verification, including those of other drafters."""
     calibration = Calibration()
     controller = Controller(FLAT, calibration=calibration)
     controller.observe(seen(3, 1))
     controller.plan(4, lag=0)
     assert controller.go_on(0, 0.9)
     controller.observe(seen(3, 1, parents=(-1, -1, 0)))
-    assert calibration.n_known(MODEL) == 0.0
+    assert calibration.empty
 
 
 # ---------------------------------------------------------------------------------------------------- pause and probes
@@ -323,16 +291,17 @@ def test_a_model_that_does_not_pay_rests_and_is_probed_ever_more_rarely() -> Non
     assert all(plan == DraftPlan() or plan.probe == PROBE_TOKENS for plan in pass_time(controller, 50))
     gaps = [later - earlier for earlier, later in pairwise((0, *probes))]
     assert gaps[0] == DOUBTFUL_GAP
-    assert all(later >= min(2 * earlier, LAST_GAP) for earlier, later in pairwise(gaps))
+    longer = int(GAP_PER_PROBE_COST * HOPELESS.draft_cost(PROBE_TOKENS))
+    assert {later - earlier for earlier, later in pairwise(gaps)} == {longer}
 
 
 def test_a_probe_that_goes_well_brings_the_model_back_in_the_same_step() -> None:
     """A way back that needs a whole failed draft, or another pause, after the good news."""
-    controller = Controller(HOPELESS, calibration=known(0.05, n=20))
+    controller = Controller(HOPELESS, calibration=Calibration(Prior(typical=0.3)))
     while not controller.plan(8, lag=8).probe:
         controller.observe(seen(0, 0))
     for _ in range(PROBE_TOKENS):
-        controller.learn(0, 0.95, 1.0)
+        controller.learn(0.95, 1.0)
     assert controller.plan(8, lag=0).n_drawn == 8
 
 
@@ -344,7 +313,7 @@ def test_a_long_prompt_is_not_read_by_a_draft_that_nobody_has_seen_at_work() -> 
     assert [bool(plan.probe) for plan in plans] == [i == FIRST_GAP for i in range(10)]
     assert not any(plan.n_drawn for plan in plans)
     for _ in range(PROBE_TOKENS):
-        controller.learn(0, 0.95, 1.0)
+        controller.learn(0.95, 1.0)
     assert controller.plan(8, lag=810).n_drawn == 8
     assert Controller(profile).plan(8, lag=20).n_drawn == 8, "a short one is read at once"
 
@@ -363,39 +332,7 @@ def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:
     controller = Controller(profile, calibration=known(0.9))
     n_before = next(i for i, plan in enumerate(pass_time(controller, 400, lag=600)) if plan.n_drawn)
     rate = best_length(known(0.9), profile, 8)[1]
-    assert n_before * BELIEVED * (1 - 1 / rate) == pytest.approx(profile.draft_cost(600 + n_before), rel=0.1)
-
-
-def follow_lookups(controller: Controller, *steps: tuple[int, int]) -> None:
-    """What lookups alone would have made of a text, many times over: (drafted, emitted) step by step."""
-    for _ in range(100):
-        for n_given, n_emitted in steps:
-            controller.learn_alone(n_given, n_emitted)
-
-
-def test_the_model_must_be_better_than_what_lookups_make_of_the_same_stretch() -> None:
-    """A draft that is paid for, of tokens that a lookup had found for nothing one step later."""
-    profile = costs(((1, 1.0), (2, 1.3), (9, 1.6)), 0.2)
-    rate = best_length(known(0.7), profile, 8)[1]
-    controller = Controller(profile, calibration=known(0.7))
-    assert controller.plan(8, lag=0).n_drawn > 0
-    follow_lookups(controller, (0, 1), (8, 9), (8, 9))
-    assert 19 / 4.2 > rate > 1.02
-    assert controller.plan(8, lag=0).n_drawn == 0
-    controller = Controller(profile, calibration=known(0.7))
-    follow_lookups(controller, (8, 9), *([(0, 1)] * 40))
-    assert controller.plan(8, lag=0).n_drawn > 0, "in a stretch where lookups find nothing it is as good as before"
-
-
-def test_catching_up_is_earned_back_only_where_nothing_is_looked_up() -> None:
-    """A long prompt read by a model for the few words between two copies."""
-    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 40.0)))
-    lag = 260
-    controller = Controller(profile, calibration=known(0.9))
-    assert controller.plan(8, lag=lag).n_drawn > 0
-    follow_lookups(controller, (0, 1), (8, 1), (8, 1), (8, 9), (8, 9), (8, 9))
-    assert controller.plan(8, lag=lag).n_drawn == 0
-    assert controller.plan(8, lag=0).n_drawn > 0
+    assert n_before / 2 * (1 - 1 / rate) == pytest.approx(profile.draft_cost(600 + n_before), rel=0.1)
 
 
 def test_a_model_that_is_believed_to_pay_is_probed_first() -> None:
@@ -405,18 +342,6 @@ def test_a_model_that_is_believed_to_pay_is_probed_first() -> None:
     for profile, gap in ((slow, DOUBTFUL_GAP), (quick, FIRST_GAP)):
         probes = [i for i, plan in enumerate(pass_time(Controller(profile), 60, lag=800)) if plan.probe]
         assert probes[0] == gap
-
-
-def test_lookups_that_do_well_let_a_probe_wait() -> None:
-    """A probe that costs as much as it could ever earn, in a short answer that is copied for the most part."""
-    profile = CostProfile(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.2), (2, 0.22), (1001, 20.0)))
-    controller = Controller(profile)
-    follow_lookups(controller, (0, 1), (8, 9), (8, 9))
-    probes = [i for i, plan in enumerate(pass_time(controller, 200, lag=800)) if plan.probe]
-    assert probes[0] == COPIED_GAPS * DOUBTFUL_GAP
-    controller = Controller(profile)
-    probes = [i for i, plan in enumerate(pass_time(controller, 200, lag=800)) if plan.probe]
-    assert probes[0] < DOUBTFUL_GAP
 
 
 def test_a_drafter_that_knows_no_plans_is_answered_by_the_same_rule() -> None:
@@ -434,39 +359,6 @@ def test_a_drafter_that_knows_no_plans_is_answered_by_the_same_rule() -> None:
         hopeless.observe(seen(int(answers[-1]), 0))
     assert [i for i, answer in enumerate(answers) if answer] == [DOUBTFUL_GAP]
     assert isinstance(eager, Planner)
-
-
-# ---------------------------------------------------------------------------------------------------------- temperature
-
-
-def test_reheated_laws_are_those_of_another_temperature() -> None:
-    """A candidate temperature judged by a law that it would not draw from."""
-    logits = [0.3, -1.2, 2.0]
-
-    def at(temperature: float) -> list[float]:
-        weights = [math.exp(logit / temperature) for logit in logits]
-        return [weight / sum(weights) for weight in weights]
-
-    _, probs = reheated(Distribution.dense(at(0.8)), 0.7).items()
-    assert probs.tolist() == pytest.approx(at(0.56))
-
-
-@pytest.mark.parametrize(("p", "expected"), [((0.95, 0.03, 0.02), 0.7), ((0.4, 0.3, 0.3), 1.0)])
-def test_the_temperature_that_would_have_had_more_accepted_is_drawn_with_next(
-    p: tuple[float, ...], expected: float
-) -> None:
-    """A knob that is never turned, or turned by luck: both candidates are judged by the rows that were verified."""
-    controller = Controller(costs(((1, 1.0), (5, 1.0)), 0.01), calibration=known(0.9))
-    target, draft = Distribution.dense(p), Distribution.dense((0.6, 0.2, 0.2))
-    for _ in range(20):
-        plan = controller.plan(1, lag=0)
-        assert controller.go_on(0, 0.6)
-        q = reheated(draft, plan.heat)
-        observed = seen(1, 1, probs=(q,))
-        controller.observe(
-            Observation(observed.tokens, observed.draft, observed.verdict, "test", laws=(target, target))
-        )
-    assert controller.plan(1, lag=0).heat == expected
 
 
 def test_equal_histories_lead_to_equal_decisions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -195,14 +194,8 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
         def look(self, depth: int) -> bool:
             raise AssertionError("there is nothing to evaluate")
 
-        def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+        def learn(self, confidence: float, acceptance: float) -> None:
             raise AssertionError("a lookup learns by itself")
-
-        def alone(self, offer: Sequence[float]) -> int:
-            raise AssertionError("it is alone")
-
-        def learn_alone(self, n_given: int, n_emitted: int) -> None:
-            raise AssertionError("it is alone")
 
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     drafter = begun(tokens, Two())
@@ -221,84 +214,3 @@ def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
     assert made.n_max == 3
     with pytest.raises(UsageError):
         LookupDrafter(n_max=-1)
-
-
-# -------------------------------------------------------------------------------------------------------- lookups alone
-
-
-class Following:
-    """A planner that takes offers down to a confidence, and remembers what lookups alone would have done."""
-
-    def __init__(self, least: float = 0.35) -> None:
-        self.least = least
-        self.steps: list[tuple[int, int]] = []
-
-    def alone(self, offer: Sequence[float]) -> int:
-        return next((n for n, confidence in enumerate(offer) if confidence < self.least), len(offer))
-
-    def learn_alone(self, n_given: int, n_emitted: int) -> None:
-        self.steps.append((n_given, n_emitted))
-
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
-        return DraftPlan(n_given=self.alone(offer))
-
-    def look(self, depth: int) -> bool:
-        return False
-
-    go_on = look  # type: ignore[assignment]  # a lookup asks for a plan instead
-
-    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
-        raise AssertionError("there is no model")
-
-    def observe(self, seen: Observation) -> None:
-        pass
-
-
-def repetitive(rng: random.Random, n: int) -> list[int]:
-    """A text that quotes itself, with slips."""
-    tokens = [rng.randrange(9) for _ in range(12)]
-    while len(tokens) < n:
-        start, length = rng.randrange(len(tokens)), rng.randrange(1, 12)
-        tokens += [token if rng.random() < 0.9 else rng.randrange(9) for token in tokens[start : start + length]]
-    return tokens[:n]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_what_lookups_alone_would_have_done_is_what_they_do(seed: int) -> None:
-    """An estimate that flatters or blames the lookups: the model would be used against what they save."""
-    rng = random.Random(seed)
-    text, n_prompt = repetitive(rng, 240), 40
-    alone = LookupDrafter(n_max=8, policy=Following())
-    alone.begin(text[:n_prompt])
-    steps, at = [], n_prompt
-    while at < len(text):
-        drafted = propose(alone, text[:at], 8)
-        n_right = next((i for i, token in enumerate(drafted) if text[at + i : at + i + 1] != [token]), len(drafted))
-        steps.append((len(drafted), n_right + 1))
-        at += n_right + 1
-    watched, follower = LookupDrafter(n_max=8), Following()
-    watched.tell_alone(follower)
-    watched.begin(text[:n_prompt])
-    at = n_prompt
-    while at < len(text):  # somebody else drafts, and emits so many tokens in a step
-        list(watched.offer(text[:at], 8))
-        at += rng.randrange(1, 7)
-    list(watched.offer(text, 8))
-    assert sum(n_emitted > 2 for _, n_emitted in steps) > 5, "there was something to look up"
-    assert follower.steps == steps[: len(follower.steps)]
-    assert len(follower.steps) >= len(steps) - 1, "but for the step that the end of the text cuts off"
-
-
-def test_a_step_of_lookups_alone_does_not_reach_from_one_answer_into_the_next() -> None:
-    """A draft of the last answer that is compared with what the next question says."""
-    follower = Following(least=0.0)
-    drafter = LookupDrafter(n_max=8)
-    drafter.tell_alone(follower)
-    tokens = [1, 2, 3, 4, 5, 6, 7, 1, 2]
-    drafter.begin(tokens)
-    list(drafter.offer([*tokens, 3, 4], 8))
-    assert follower.steps == [], "of 3, 4, 5, 6, 7, 1 two were said"
-    tokens += [3, 4, 8, 8]
-    drafter.begin(tokens)
-    list(drafter.offer([*tokens, 9], 8))
-    assert [n_emitted for _, n_emitted in follower.steps] == [1]

@@ -55,7 +55,7 @@ class Moody:
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         n_given = self._die(min(len(offer), limit) + 1)
         n_drawn = 0 if lag is None else self._die(limit - n_given + 1)
-        return DraftPlan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)], heat=(1.0, 0.5, 1.7, 0.0)[self._die(4)])
+        return DraftPlan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)])
 
     def look(self, depth: int) -> bool:
         return self._die(4) > 0
@@ -63,17 +63,10 @@ class Moody:
     def go_on(self, depth: int, confidence: float) -> bool:
         return self._die(4) > 0
 
-    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
+    def learn(self, confidence: float, acceptance: float) -> None:
         assert 0.0 <= acceptance <= 1.0
         assert 0.0 < confidence <= 1.0
         self.seen.append(round(acceptance, 6))
-
-    def alone(self, offer: Sequence[float]) -> int:
-        return self._die(len(offer) + 1)
-
-    def learn_alone(self, n_given: int, n_emitted: int) -> None:
-        assert 0 < n_emitted <= n_given + 1
-        self.seen.append((n_given, n_emitted))
 
     def observe(self, seen: Observation) -> None:
         self.seen.append((seen.verdict.path, seen.verdict.next_token))
@@ -139,7 +132,7 @@ def test_without_a_planner_the_answer_follows_the_targets_law(name: str, sampler
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_whatever_a_planner_says_the_answer_follows_the_targets_law(name: str, seed: int) -> None:
-    """A probe that leaves tokens in a cache, a heat that q does not know of, a pause that skips a token, a plan that
+    """A probe that leaves tokens in a cache, a pause that skips a token, a plan that
     mixes sources: each of them shows as a bias or as a broken cache."""
     rule = list(Rule)[seed % 3]
     params = list(SAMPLERS.values())[seed % 4]
@@ -154,9 +147,9 @@ def test_whatever_a_planner_says_the_answer_follows_the_targets_law(name: str, s
 def test_the_controller_changes_nothing_but_speed(
     name: str, rule: Rule, costs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A length, a pause, a probe or a temperature that depends on the token it decides about."""
-    monkeypatch.setattr(tuning, "FIRST_GAP", 1)  # probes within four tokens
-    monkeypatch.setattr(tuning, "HEAT_MARGIN", -1.0)  # changes the temperature at every chance
+    """A length, a pause or a probe that depends on the token it decides about."""
+    for gap in ("FIRST_GAP", "DOUBTFUL_GAP"):  # probes within four tokens
+        monkeypatch.setattr(tuning, gap, 1)
     pair = random_pair(61, n_vocab=2, n_max=3, rule=rule)
     for params in (PLAIN, SAMPLERS["penalty"]):
         found = engine_law(lambda: DRAFTERS[name](pair, Controller(COSTS[costs])), params, 4)
@@ -214,34 +207,3 @@ def test_a_chain_in_a_draft_context_that_runs_full_goes_on_with_lookups(room: in
     for policy in (lambda: None, lambda: Moody(5)):
         found = engine_law(lambda policy=policy: model_rig(pair, policy(), chain=True), PLAIN, 4)
         assert_same_law(found, pair.plain_law(PLAIN, 4, prompt=PROMPT))
-
-
-def test_the_heat_of_a_plan_is_the_temperature_that_is_drawn_with() -> None:
-    """A temperature that is announced but not used makes the thermostat judge laws that never were."""
-
-    class Heated(Moody):
-        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
-            return DraftPlan(0, limit, heat=0.5)
-
-        def look(self, depth: int) -> bool:
-            return True
-
-        go_on = lambda self, depth, confidence: True  # noqa: E731
-
-    pair = random_pair(66, n_vocab=5)
-    drafter = ModelDrafter(FakeModel(pair.draft, 5), n_max=3, policy=Heated(0))  # type: ignore[arg-type]
-    plain = ModelDrafter(FakeModel(pair.draft, 5), n_max=1, temperature=0.4)  # type: ignore[arg-type]
-    params = SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0)
-
-    class First:
-        def flip(self, prob: float) -> bool:
-            return True
-
-        def pick(self, law: object) -> int:
-            return 0
-
-    hot, expected = (each.propose(PROMPT, 3, params, First()) for each in (drafter, plain))
-    assert len(hot.tokens) == 3
-    assert hot.probs is not None
-    assert expected.probs is not None
-    assert hot.probs[0] == expected.probs[0]

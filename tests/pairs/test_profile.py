@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import ConfigError
-from specllama.drafters.calibration import PRIORS
+from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
@@ -186,10 +186,10 @@ def test_a_draft_that_could_not_pay_if_all_were_accepted_is_known_by_the_costs()
     assert not replace(PROFILE, classes=()).draft_can_pay
 
 
-def test_the_priors_are_what_the_draft_was_worth_at_that_temperature() -> None:
+def test_the_prior_is_what_the_draft_was_worth_at_that_temperature() -> None:
     """A controller that begins with another machine's beliefs, or greedy with those of sampling."""
-    greedy, sampled = PROFILE.priors(greedy=True)["model"], PROFILE.priors(greedy=False)["model"]
+    greedy, sampled = PROFILE.prior(greedy=True), PROFILE.prior(greedy=False)
     assert (greedy.typical, sampled.typical) == (0.9, 0.6)
     assert greedy.at(0.8) == pytest.approx(0.9)
     assert sampled.at(0.5) == pytest.approx(0.6)
-    assert replace(PROFILE, classes=()).priors(greedy=True) == PRIORS
+    assert replace(PROFILE, classes=()).prior(greedy=True) == Prior()

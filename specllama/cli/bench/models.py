@@ -55,7 +55,6 @@ class BenchSubject:
     strategies: tuple[str, ...]
     n_swept: int  # drafts that were asked for; one more is the profile's own
     auto_strategy: str  # with what a profile's controller drafts; empty where no profile is used
-    draft_temp: float | None
     without_auto: str = ""  # why `auto`, which was wished for, takes no part
 
     @property
@@ -185,7 +184,7 @@ def prepare(
         pair_setup.require_fit(setup, listener)
         setups.append(setup)
     auto_strategy = tuned.strategy if tuned.profile is not None else ""
-    subject = BenchSubject(tuple(setups), strategies, n_swept, auto_strategy, drafting.draft_temp, without_auto)
+    subject = BenchSubject(tuple(setups), strategies, n_swept, auto_strategy, without_auto)
     _require_memory(subject)
     return replace(subject, setups=tuple(map(_with_sums, setups)))
 
@@ -236,7 +235,7 @@ class Opener:
 
     def _policy(self, setup: Setup, arm: Arm, params: SamplingParams) -> DraftPolicy | None:
         assert arm.length.is_auto
-        return setup.policy(greedy=params.greedy, draft_temp=self._subject.draft_temp)
+        return setup.policy(greedy=params.greedy)
 
     @contextmanager
     def __call__(self, load: int) -> Iterator[Loaded]:

@@ -98,7 +98,7 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
     ):
         policy = before.drafting.policy
     else:
-        policy = opened.setup.policy(greedy=greedy, draft_temp=draft_temp)
+        policy = opened.setup.policy(greedy=greedy)
     return replace(settings, drafting=replace(drafting, policy=policy))
 
 
