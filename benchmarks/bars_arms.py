@@ -6,32 +6,20 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specllama import Engine, Finished, RandomChooser, SamplingParams, StepEvent, TokenEvent, llama
+from specllama import Engine, Finished, RandomChooser, SamplingParams, TokenEvent, llama
 from specllama.chat.conversation import Conversation, Message
-from specllama.core.events import Event
 from specllama.core.no_drafter import NoDrafter
-from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter
-from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters import DraftSettings
 from specllama.drafters.length import TUNED, DraftLength
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.pairs.ask import Ask, Drafting
-from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
-from specllama.pairs.setup import (
-    N_CTX,
-    Listener,
-    Models,
-    Setup,
-    choose,
-    load_models,
-    prepare,
-    profile_for,
-)
+from specllama.pairs.setup import N_CTX, Listener, Models, Setup, choose, load_models, prepare
 from specllama.prompts import load as bench_prompts
 from specllama.prompts.load import BenchPrompt
 
@@ -61,8 +49,6 @@ class Said:
 
     n_tokens: int
     decode_s: float
-    n_steady: int
-    steady_s: float
     n_drafted: int
     n_accepted: int
     text: str
@@ -74,11 +60,10 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """Our models as `specllama run` loads them, and what else the fixed arms need."""
+    """Our models as `specllama run` loads them, and the target that decodes plainly."""
 
     setup: Setup  # of `auto`
     models: Models
-    published: DraftModel | None  # the pair's own draft, where a fixed arm wants it
     plain: LlamaModel  # what plain decoding runs on
     talk: Conversation
 
@@ -87,15 +72,11 @@ class Ours:
         return self.models.target.plan.n_threads
 
     def drafter(self, arm: str, *, greedy: bool) -> Drafter:
-        """What drafts in an arm: `auto` is made of what `specllama run` makes it of, the others of fixed lengths."""
-        words = arm.split()  # "ours", strategy, K
-        if words[1] == "plain":
+        """What drafts in an arm; `auto` is made as `specllama run` makes it."""
+        if arm == "ours plain":
             return NoDrafter()
-        if words[1] == "auto":
-            policy = self.setup.policy(greedy=greedy, draft_temp=None)
-            return self.models.drafter(self.setup.strategy, DraftSettings(length=self.setup.length, policy=policy))
-        settings = DraftSettings(length=DraftLength(int(words[2][2:])), vocab_size=self.models.target.vocab_size)
-        return REGISTRY[{"model": "draft-simple"}.get(words[1], words[1])].make(self.published, settings)
+        policy = self.setup.policy(greedy=greedy)
+        return self.models.drafter(self.setup.strategy, DraftSettings(length=self.setup.length, policy=policy))
 
 
 def prepared() -> Setup:
@@ -105,80 +86,51 @@ def prepared() -> Setup:
 
 
 def published_draft() -> Setup:
-    """The same pair with its own draft at a fixed length."""
+    """The same pair with its own draft at a fixed length, as theirs uses it."""
     ask = Ask(drafting=Drafting(spec_type="draft-simple", length=DraftLength(3)))
     return prepare(choose(ask, Listener()), Listener())
 
 
 def plain_options(setup: Setup, wanted: str) -> LoadOptions:
-    """How the target is loaded for plain decoding: on the kernel path on which that was fastest when the pair was tuned
-    ("best"), or as `auto` has it ("same", and where nobody tuned).
+    """How the target is loaded for plain decoding: on its fastest kernel path as tuned ("best"), or as for `auto`
+    ("same", and without a profile).
     """
     path = None if setup.profile is None or wanted == "same" else setup.profile.plain_path
     return setup.target_options if path is None else path.applied(setup.target_options)
 
 
 @contextmanager
-def opened(*, with_draft: bool, plain_path: str) -> Iterator[Ours]:
+def opened(plain_path: str) -> Iterator[Ours]:
     """Everything ours, loaded; the target twice where plain decoding has a kernel path of its own."""
     llama.set_log(None)
-    setup, fixed = prepared(), published_draft()
+    setup = prepared()
     with ExitStack() as owned:
         models = owned.enter_context(load_models(setup, Listener(), Cancel()))
-        published, plain = None, models.target
-        if with_draft:
-            # Its threads, and the draft's kernel path where it is this draft's.
-            fixed = replace(fixed, profile=profile_for(fixed.draft, fixed, setup.profile))
-            if setup.draft is not None and fixed.draft is not None and setup.draft.path == fixed.draft.path:
-                published = models.draft
-            else:
-                assert fixed.draft is not None
-                loaded = llama.load(fixed.draft.path, fixed.draft_options(models.target.n_ctx))
-                published = in_target_ids(models.target, owned.enter_context(loaded))
+        plain = models.target
         if (alone := plain_options(setup, plain_path)) != setup.target_options:
             plain = owned.enter_context(llama.load(setup.target.path, alone))
-        yield Ours(setup, models, published, plain, Conversation(models.target.vocab, setup.target.template))
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """One answer of our engine. Steady is what lies behind the second step, in which our draft reads the prompt."""
-
-    tokens: tuple[int, ...]
-    n_steady: int
-    steady_s: float
-    stats: SpecStats
-
-
-def hear(events: Iterable[Event]) -> Heard:
-    """What the events of an answer that was not cancelled come to."""
-    tokens, n_steady, steady_s, stats = list[int](), 0, 0.0, None
-    for event in events:
-        if isinstance(event, TokenEvent):
-            tokens.append(event.token)
-            n_steady += event.step >= 2
-        elif isinstance(event, StepEvent) and event.step >= 2:
-            steady_s += event.step_s
-        elif isinstance(event, Finished):
-            stats = event.stats
-    assert stats is not None, "the engine's last event is always Finished"
-    return Heard(tuple(tokens), n_steady, steady_s, stats)
+        yield Ours(setup, models, plain, Conversation(models.target.vocab, setup.target.template))
 
 
 def ours(here: Ours, arm: str, tokens: Sequence[int], temperature: float, n_predict: int, seed: int) -> Said:
     """One answer of `n_predict` tokens: ends are forbidden. The target may hold the prompt already, no draft does."""
     target = here.plain if arm == "ours plain" else here.models.target
-    for draft in (here.models.draft, here.published):
-        if draft is not None:
-            draft.truncate(0)
+    if here.models.draft is not None:
+        here.models.draft.truncate(0)
     params = replace(SAMPLER, temperature=temperature, logit_bias=dict.fromkeys(target.end_tokens, -math.inf))
     drafter = here.drafter(arm, greedy=params.greedy)
     engine = Engine(target, drafter, rule=RULE)
-    said = hear(engine.generate(tokens, params, RandomChooser(seed), max_tokens=n_predict))
+    said, stats = list[int](), None
+    for event in engine.generate(tokens, params, RandomChooser(seed), max_tokens=n_predict):
+        if isinstance(event, TokenEvent):
+            said.append(event.token)
+        elif isinstance(event, Finished):
+            stats = event.stats
     drafter.close()
-    text, stats = b"".join(map(target.vocab.piece, said.tokens)).decode("utf-8", "replace"), said.stats
-    return Said(stats.n_emitted - stats.n_first, stats.decode_s, said.n_steady, said.steady_s, stats.n_drafted,
-                stats.n_accepted, text, said.tokens)  # fmt: skip
+    assert stats is not None, "the engine's last event is always Finished"
+    text = b"".join(map(target.vocab.piece, said)).decode("utf-8", "replace")
+    n_tokens = stats.n_emitted - stats.n_first
+    return Said(n_tokens, stats.decode_s, stats.n_drafted, stats.n_accepted, text, tuple(said))
 
 
 # -------------------------------------------------------------------------------------------------------------- theirs
@@ -231,21 +183,7 @@ class Theirs:
                            "--spec-draft-n-max", k, "--spec-draft-p-min", "0"]  # fmt: skip
             done = subprocess.run(list(map(str, command)), capture_output=True, check=True, stdin=subprocess.DEVNULL)
         n, seconds, n_drafted, n_accepted = told(done.stdout + b"\n" + done.stderr)
-        return Said(n, seconds, n, seconds, n_drafted, n_accepted, done.stdout.decode("utf-8", "replace"))
-
-
-Answer = Callable[[str, list[int], str, float, int, int], Said]  # arm, prompt's tokens, its text, temperature, n, seed
-
-
-def answering(here: Ours, there: Theirs) -> Answer:
-    """Whoever the arm belongs to answers."""
-
-    def answer(arm: str, tokens: list[int], text: str, temperature: float, n_predict: int, seed: int) -> Said:
-        if arm.startswith("ours"):
-            return ours(here, arm, tokens, temperature, n_predict, seed)
-        return there.run(arm, text, temperature, n_predict, seed)
-
-    return answer
+        return Said(n, seconds, n_drafted, n_accepted, done.stdout.decode("utf-8", "replace"))
 
 
 def texts(here: Ours, prompt: BenchPrompt) -> tuple[list[int], str]:

@@ -28,9 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import ablation
 from bars_arms import SAMPLER, SOURCES, prepared, prompts_of, published_draft
-from bars_report import append, mend, rows_of
-from replaying import N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopeless
+from replaying import MODEL, N_ROUNDS, Found, Machine, Recorded, Replays, bounds, hopeless
+from rows import append, mend, rows_of
 
 from specllama import llama
 from specllama.base.disk import meant
@@ -240,7 +241,7 @@ def machines() -> list[Machine]:
         say(f"note: there is no profile of this machine ({setup.stale or 'specllama tune leaves one'})")
         return list(ELSEWHERE)
     name = f"this machine, tuned {profile.made[:10]} (c = {profile.costs.draft_cost():.2f})"
-    here = Machine(name, profile.costs, profile.priors(greedy=True), profile.priors(greedy=False))
+    here = Machine(name, profile.costs, profile.prior(greedy=True), profile.prior(greedy=False))
     return [here, *ELSEWHERE]
 
 
@@ -331,7 +332,7 @@ def hopeless_rows(found: Recording, every: Sequence[Machine], draft: str, told: 
             }
             for here in (each for each in every if each.draft_can_pay):  # elsewhere it is not loaded
                 doubting = Machine(here.name, here.costs)
-                rates = {group: each.alone(doubting) for group, each in replays.items()}
+                rates = {group: each.controlled(doubting, MODEL) for group, each in replays.items()}
                 told.append({"machine": here.name, "draft": kind, "temperature": temperature, "rates": rates})
                 cells = [
                     f"{rates[group][0]:.3f} ({rates[group][1]:.2f})" if group in rates else "" for group in SOURCES
@@ -339,6 +340,41 @@ def hopeless_rows(found: Recording, every: Sequence[Machine], draft: str, told: 
                 kept_up = all(rate >= NEAR_PLAIN for rate, _ in rates.values())
                 yield (f"| {here.name} | {kind} | {temperature:g} | {' | '.join(cells)} "
                        f"| {'yes' if kept_up else 'no'} |")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- ablation
+
+FLAT: Points = ((1, 1.0), (2, 1.03), (4, 1.06), (8, 1.1), (17, 1.25))  # as on a GPU
+FLAT_READS: Points = (*FLAT, (256, 4.0))
+
+
+def ablation_cases(found: Recording, draft: str) -> list[ablation.Case]:
+    """The classes at both temperatures on machines of every kind, and with a draft that is right in 5 % of cases."""
+    machines = [
+        Machine("flat T, c = 0.1", _costs(FLAT, FLAT_READS, 0.1)),
+        Machine("flat T, c = 0.25", _costs(FLAT, FLAT_READS, 0.25)),
+        Machine("AMX, c = 0.42", ELSEWHERE[0].costs),
+        Machine("AMX, c = 0.21", ELSEWHERE[1].costs),
+        Machine("REPACK, c = 0.42", ELSEWHERE[2].costs),
+        Machine("Zen 4, c = 0.15", _costs(ZEN4, ZEN4_READS, 0.15)),
+        Machine("Zen 4, c = 0.70", ELSEWHERE[4].costs),
+    ]
+    groups = [(group, temperature) for temperature in TEMPERATURES for group in SOURCES]
+    judged = {each: kept for each in groups if (kept := recorded(found, *each, draft))}
+    answers = [Replays(kept, 1) for kept in judged.values()]
+    wrong = [Replays([hopeless(each, 0.05) for each in kept], 1) for (_, temperature), kept in judged.items()
+             if temperature == 0.0]  # fmt: skip
+    cases = [ablation.Case(here.name, here, here.auto, each) for here in machines for each in answers]
+    cases += [ablation.Case(f"{here.name}, model alone", here, MODEL, each)
+              for here in (machines[0], machines[3]) for each in answers]  # fmt: skip
+    return cases + [ablation.Case(f"{here.name}, 5 % right", here, MODEL, each)
+                    for here in (machines[0], machines[2], machines[3]) for each in wrong]  # fmt: skip
+
+
+def ablate(args: argparse.Namespace) -> None:
+    changes = {name: change for name, change in ablation.CHANGES.items() if args.only in name}
+    for row in ablation.table(ablation_cases(read(args.file), args.draft), changes):
+        print(row, flush=True)
 
 
 def main() -> None:
@@ -352,9 +388,11 @@ def main() -> None:
     parser.add_argument("--drafts", help="further drafts that judge the answers: names or files, separated by commas")
     parser.add_argument("--two-layers", action="store_true", help="a hopeless draft judges them, too")
     parser.add_argument("--draft", default=PUBLISHED, help="whose judgement is reported")
+    parser.add_argument("--ablate", action="store_true", help="what each constant of the controller is worth instead")
+    parser.add_argument("--only", default="", help="of --ablate, the changes whose name holds this")
     parser.add_argument("--json", type=Path, help="the figures of the report as JSON")
     args = parser.parse_args()
-    (record if args.action == "record" else report)(args)
+    (record if args.action == "record" else ablate if args.ablate else report)(args)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ the recorded answer. The draft says the same token where the recorded one would 
 where not, each time as sure of itself as it was. A pass over n rows costs what the machine's profile says.
 
 Above temperature 0 the recorded chance of acceptance, sum of min(p, q), is drawn for every token, in several rounds. A
-looked-up token is accepted where it is the token that was said, which is the law of a point mass. Two things of `auto`
-are left out there: block verification, which accepts a little more, and the choice of the draft's temperature.
+looked-up token is accepted where it is the token that was said, which is the law of a point mass. Block verification,
+which accepts a little more, is left out there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from specllama.core.engine import Engine
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps
 from specllama.drafters import REGISTRY, DraftSettings
-from specllama.drafters.calibration import PRIORS, Prior
-from specllama.drafters.controller import PROBE_TOKENS, CostProfile, controller
+from specllama.drafters.calibration import Calibration, Prior
+from specllama.drafters.controller import PROBE_TOKENS, Controller, CostProfile
 from specllama.drafters.length import TUNED, DraftLength
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs.profile import ClassFigures, Profile
@@ -135,13 +135,12 @@ class Machine:
 
     name: str
     costs: CostProfile
-    priors: Mapping[str, Prior] = field(default_factory=lambda: PRIORS)
-    warm_priors: Mapping[str, Prior] | None = None  # above temperature 0; None = the same
+    prior: Prior = field(default_factory=Prior)
+    warm_prior: Prior | None = None  # above temperature 0; None = the same
 
     def at(self, temperature: float) -> Machine:
         """What the controller begins with at a temperature."""
-        warm = temperature > 0.0 and self.warm_priors is not None
-        return replace(self, priors=self.warm_priors) if warm else self
+        return replace(self, prior=self.warm_prior) if temperature > 0.0 and self.warm_prior else self
 
     @property
     def draft_can_pay(self) -> bool:
@@ -157,7 +156,7 @@ class Machine:
 
     def settings(self) -> DraftSettings:
         """A fresh controller, as a tuned pair gets it."""
-        policy = controller(self.costs, self.priors, n_max=TUNED, heat_is_free=False)
+        policy = Controller(self.costs, calibration=Calibration(self.prior))
         return DraftSettings(length=DraftLength(TUNED), policy=policy)
 
 
@@ -213,31 +212,23 @@ class Replays:
             }  # fmt: skip
         return self._fixed
 
-    def _controlled(self, here: Machine, strategy: str) -> list[float]:
-        """Rates of the controller, answer by answer."""
-        return [
-            len(each.tokens) / replay(each, right, strategy, here.settings()).cost(here.costs)
-            for each, right in self.turns
-        ]
-
-    def _whole(self, rates: Sequence[float]) -> float:
-        """The rate over all answers together."""
-        each = (len(answer.tokens) / rate for (answer, _), rate in zip(self.turns, rates, strict=True))
-        return self.n_tokens / sum(each)
+    def controlled(self, here: Machine, strategy: str) -> tuple[float, float]:
+        """(the controller's rate over all answers together, the worst answer's)."""
+        rates, cost = [], 0.0
+        for each, right in self.turns:
+            spent = replay(each, right, strategy, here.settings()).cost(here.costs)
+            rates.append(len(each.tokens) / spent)
+            cost += spent
+        return self.n_tokens / cost, min(rates)
 
     def on(self, here: Machine) -> Found:
         """What all of it comes to on one machine."""
         fixed = {"plain": 1.0}
         for name, passes in self.fixed().items():
             fixed[name] = self.n_tokens / sum(each.cost(here.costs) for each in passes)
-        auto = self._controlled(here, here.auto)
-        model = self._whole(self._controlled(here, MODEL)) if here.draft_can_pay else None
-        return Found(self.answers[0].group, fixed, model, self._whole(auto), min(auto))
-
-    def alone(self, here: Machine) -> tuple[float, float]:
-        """(rate of the controller with the model alone, the worst answer's): no lookup makes good what it loses."""
-        rates = self._controlled(here, MODEL)
-        return self._whole(rates), min(rates)
+        auto, worst = self.controlled(here, here.auto)
+        model = self.controlled(here, MODEL)[0] if here.draft_can_pay else None
+        return Found(self.answers[0].group, fixed, model, auto, worst)
 
 
 def hopeless(recorded: Recorded, acceptance: float) -> Recorded:

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks import replay as recording
 from benchmarks.bars_arms import SOURCES
-from benchmarks.bars_report import append
 from benchmarks.replaying import FIXED, LOOKUP, MODEL, Machine, Recorded, Replays, accepted, bounds, hopeless, replay
+from benchmarks.rows import append
 from specllama.core.types import Caps
 from specllama.drafters import DraftSettings
-from specllama.drafters.calibration import PRIORS, Prior
+from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import DraftLength
 from specllama.tuning.traces import judged, record
@@ -77,10 +77,10 @@ def test_on_a_machine_where_no_draft_can_pay_lookups_alone_draft() -> None:
 
 def test_above_temperature_0_the_controller_begins_with_what_tuning_measured_there() -> None:
     """A controller that believes of temperature 1 what was seen at 0, which `auto` does not."""
-    cold, warm = {MODEL: Prior(0.9, 0.9, 1.0)}, {MODEL: Prior(0.4, 0.4, 1.0)}
+    cold, warm = Prior(0.9, 0.9, 1.0), Prior(0.4, 0.4, 1.0)
     here = Machine("here", CHEAP, cold, warm)
-    assert (here.at(0.0).priors, here.at(1.0).priors) == (cold, warm)
-    assert Machine("elsewhere", CHEAP).at(1.0).priors == PRIORS
+    assert (here.at(0.0).prior, here.at(1.0).prior) == (cold, warm)
+    assert Machine("elsewhere", CHEAP).at(1.0).prior == Prior()
 
 
 def test_damage_in_the_middle_of_a_recording_is_said(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_damage_in_the_middle_of_a_recording_is_said(tmp_path: Path) -> None:
 
 def test_a_hopeless_draft_is_found_out() -> None:
     """A probe that reads the end of the text and is judged by its beginning; or a draft that secretly knows it."""
-    rate, worst = Replays([hopeless(_answer(1.0), 0.0)], 1).alone(Machine("cheap", CHEAP))
+    rate, worst = Replays([hopeless(_answer(1.0), 0.0)], 1).controlled(Machine("cheap", CHEAP), MODEL)
     assert 0.85 < worst == rate < 1.0
 
 

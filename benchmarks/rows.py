@@ -1,0 +1,63 @@
+"""A file of JSON rows that a long measurement appends to, so that a run cut off anywhere can be continued."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line as `append` writes it; None for anything else."""
+    try:
+        row = json.loads(line)
+        return row if isinstance(row[row["kind"]], dict) else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file with their ends."""
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file. A damaged last line, from a run that was killed, is skipped with a note.
+
+    Raises SystemExit for damage anywhere else.
+    """
+    lines = _lines(path)
+    for n, line in enumerate(lines, 1):
+        if (row := _row(line)) is not None:
+            yield row
+        elif n == len(lines):
+            print(f"note: {path}, line {n}, is incomplete and does not count", file=sys.stderr)
+        else:
+            raise SystemExit(f"{path}, line {n}, is not a row of JSON")
+
+
+def mend(path: Path) -> None:
+    """Cut off a damaged last line, or end a whole one, so that the next row begins on a line of its own."""
+    lines = _lines(path)
+    if not lines:
+        return
+    with path.open("r+b") as file:  # never rewritten: it holds all that was measured
+        if _row(lines[-1]) is None:
+            file.truncate(sum(map(len, lines[:-1])))
+        elif not lines[-1].endswith(b"\n"):
+            file.seek(0, 2)
+            file.write(b"\n")
+
+
+def append(path: Path, kind: str, what: Mapping[str, Any]) -> None:
+    """Add a row; it is on the disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, kind: dict(what)}, ensure_ascii=False) + "\n")
+
+
+def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings in which two runs differ; empty where they agree."""
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    return ", ".join(f"{name} was {then.get(name)} and is {now.get(name)}" for name in names)
