@@ -13,7 +13,7 @@ from platformdirs import user_config_path
 
 from specllama.base.errors import ConfigError
 from specllama.files import models_toml
-from specllama.files.model import Model, Pair
+from specllama.files.model import CatalogPair, Model
 
 T = TypeVar("T")
 
@@ -28,13 +28,13 @@ FILE_VARIABLE = "SPECLLAMA_MODELS"
 class Catalog:
     """Everything that has a name."""
 
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, CatalogPair]
     models: Mapping[str, Model]
     default: str  # the name of a pair
     files: tuple[Path, ...] = ()  # what was read, later ones override
     notes: tuple[str, ...] = ()  # what the user may want to know about the reading
 
-    def pair(self, name: str | None = None) -> Pair:
+    def pair(self, name: str | None = None) -> CatalogPair:
         """The pair of that name, or the default pair. Raises ConfigError with the closest names as the hint."""
         return _named(self.pairs, name or self.default, "pair")
 
@@ -123,10 +123,10 @@ def _merge(layers: list[models_toml.Layer], notes: tuple[str, ...]) -> Catalog:
     return Catalog(pairs, models, default[0], tuple(layer.path for layer in layers), notes)
 
 
-def _join(entry: models_toml.PairEntry, models: Mapping[str, Model]) -> Pair:
+def _join(entry: models_toml.PairEntry, models: Mapping[str, Model]) -> CatalogPair:
     """The pair, its models found."""
     for role, name in (("target", entry.target), ("draft", entry.draft)):
         if name not in models:
             raise ConfigError(f"{entry.where}: {role} = {name!r} names no model")
     target, draft = models[entry.target], models[entry.draft]
-    return Pair(entry.name, target, draft, entry.summary, entry.memory_gb, entry.defaults)
+    return CatalogPair(entry.name, target, draft, entry.summary, entry.memory_gb, entry.defaults)

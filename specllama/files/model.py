@@ -107,7 +107,7 @@ class PairDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CatalogPair:
     """A target, the draft that speeds it up, and the settings that suit them."""
 
     name: str

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 from specllama.base.disk import NO_ROOM, meant, write_text
 from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
-from specllama.files.model import HubSource, Model, ModelFile, Pair, PairDefaults, PathSource, Source, WheelSource
+from specllama.files.model import (
+    CatalogPair,
+    HubSource,
+    Model,
+    ModelFile,
+    PairDefaults,
+    PathSource,
+    Source,
+    WheelSource,
+)
 from specllama.files.repo_files import split_names
 
 if sys.version_info >= (3, 11):
@@ -312,7 +321,7 @@ def without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-def _pair_table(pair: Pair) -> dict[str, Any]:
+def _pair_table(pair: CatalogPair) -> dict[str, Any]:
     defaults = without_none({"n_max": pair.defaults.n_max, "n_ctx": pair.defaults.n_ctx})
     return without_none(
         {
@@ -407,7 +416,7 @@ def _toml_value(value: object) -> Any:
     return value
 
 
-def add_pair(path: Path, pair: Pair, models: tuple[Model, ...]) -> Path | None:
+def add_pair(path: Path, pair: CatalogPair, models: tuple[Model, ...]) -> Path | None:
     """Write `pair` and `models` into the file, replacing tables of the same names; everything else stays.
 
     Returns where the old text is kept if a table was replaced. Raises ConfigError, DiskFull.

@@ -12,7 +12,7 @@ import pytest
 from specllama.base.errors import ConfigError, DiskFull, SpecllamaError
 from specllama.files import models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
-from specllama.files.model import HubSource, Model, Pair, PairDefaults, PathSource, WheelSource
+from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource, WheelSource
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -266,9 +266,9 @@ def test_a_pipe_is_refused_and_a_link_to_a_file_is_read(monkeypatch: pytest.Monk
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def own_pair(catalog: Catalog, name: str = "mine") -> tuple[Pair, Model]:
+def own_pair(catalog: Catalog, name: str = "mine") -> tuple[CatalogPair, Model]:
     target = Model("mine-q8_0", "mine-q8_0.gguf", None, None, "MIT", (HubSource("me/mine-GGUF", "x/mine-q8_0.gguf"),))
-    return Pair(name, target, catalog.pair().draft, 'a "quoted" summary', 16, PairDefaults(n_max=3)), target
+    return CatalogPair(name, target, catalog.pair().draft, 'a "quoted" summary', 16, PairDefaults(n_max=3)), target
 
 
 def test_what_is_written_is_read_again_as_it_was() -> None:
@@ -410,7 +410,7 @@ def test_a_summary_that_is_not_text_is_refused() -> None:
     """Prevents: an internal error for `models add --summary` with a stray byte."""
     write_user(TOML)
     catalog = load_catalog()
-    pair = Pair("other", catalog.pair().target, catalog.pair().draft, "\udcff", None, PairDefaults())
+    pair = CatalogPair("other", catalog.pair().target, catalog.pair().draft, "\udcff", None, PairDefaults())
     with pytest.raises(ConfigError, match=r"cannot hold '.udcff', which is not UTF-8 text"):
         models_toml.add_pair(user_file(), pair, ())
     assert user_file().read_text() == TOML

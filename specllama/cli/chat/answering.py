@@ -145,7 +145,7 @@ def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-class Chat:
+class ChatState:
     """The state of one `specllama chat`: what the commands act on."""
 
     def __init__(

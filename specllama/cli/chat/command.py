@@ -27,7 +27,7 @@ from specllama.cli.args.options import (
     OutputOptions,
     SamplingOptions,
 )
-from specllama.cli.chat.answering import Chat, fitted, greeting, open_models, said_to_leave
+from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models, said_to_leave
 from specllama.cli.chat.commands import is_command, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
@@ -89,7 +89,7 @@ def chat(
         say_profile(opened.setup, out)
         if opened.choice.length.is_auto and out.out.is_terminal:
             hint_at_tuning(opened.setup, ask.names, out)
-        talk = Chat(out, opened, settings, conversation.system_prompt or "", cancel, keyboard)
+        talk = ChatState(out, opened, settings, conversation.system_prompt or "", cancel, keyboard)
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
             if conversation.load:
@@ -134,7 +134,7 @@ def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early:
     return Lines(sys.stdin, out if at_terminal and out.format == "human" and not out.quiet else None)
 
 
-def _converse(talk: Chat, source: MessageSource) -> int:
+def _converse(talk: ChatState, source: MessageSource) -> int:
     """Read, answer, and again; returns the exit code."""
     talk.source = source
     out = talk.output
@@ -172,7 +172,7 @@ def _converse(talk: Chat, source: MessageSource) -> int:
     return FAILED if piped and talk.n_failed else 0
 
 
-def _take(talk: Chat, line: str) -> None:
+def _take(talk: ChatState, line: str) -> None:
     """One line: a message, or a command."""
     if talk.output.format == "jsonl":
         line = _from_json(line)
@@ -187,7 +187,7 @@ def _take(talk: Chat, line: str) -> None:
         talk.output.note("")
 
 
-def _survived(talk: Chat, line: str) -> None:
+def _survived(talk: ChatState, line: str) -> None:
     """`_take`, but what nobody foresaw is an error like others: it costs one line, and no conversation."""
     try:
         _take(talk, line)

@@ -16,7 +16,7 @@ from specllama.base.disk import meant, size_text
 from specllama.base.errors import UsageError
 from specllama.chat import saved as chat_file
 from specllama.chat.settings import SETTINGS, find, on_off, value_text
-from specllama.cli.chat.answering import Chat, steered
+from specllama.cli.chat.answering import ChatState, steered
 from specllama.cli.chat.input import Editor, bare, unquoted
 from specllama.cli.chat.stats import stats_json, stats_lines
 from specllama.cli.prompting import read_whole
@@ -37,34 +37,34 @@ class SlashCommand:
     usage: str
     help: str
     more: str
-    act: Callable[[Chat, str], None]
+    act: Callable[[ChatState, str], None]
     takes: str = ""
 
 
 # ------------------------------------------------------------------------------------------------- the conversation
 
 
-def _exit(chat: Chat, rest: str) -> None:
+def _exit(chat: ChatState, rest: str) -> None:
     raise EOFError
 
 
-def _regen(chat: Chat, rest: str) -> None:
+def _regen(chat: ChatState, rest: str) -> None:
     chat.cancel.clear()
     chat.answer(chat.session.regen(chat.cancel))
 
 
-def _undo(chat: Chat, rest: str) -> None:
+def _undo(chat: ChatState, rest: str) -> None:
     turn = chat.session.undo()
     chat.note(f"taken back: {_short(turn.user)}")
 
 
-def _clear(chat: Chat, rest: str) -> None:
+def _clear(chat: ChatState, rest: str) -> None:
     chat.session.clear()
     chat.attached.clear()
     chat.note("the conversation is empty; the system prompt and the settings stay")
 
 
-def _edit(chat: Chat, rest: str) -> None:
+def _edit(chat: ChatState, rest: str) -> None:
     turns = chat.session.turns
     if not turns:
         raise UsageError("nothing was said yet")
@@ -106,7 +106,7 @@ def _edited(text: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- files
 
 
-def _read(chat: Chat, rest: str) -> None:
+def _read(chat: ChatState, rest: str) -> None:
     path = _path(rest, "/read FILE")
     try:
         with path.open("rb") as file:
@@ -127,14 +127,14 @@ def _read(chat: Chat, rest: str) -> None:
     chat.note(f"{said}; it goes in front of your next message")
 
 
-def _save(chat: Chat, rest: str) -> None:
+def _save(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/save FILE")
     chat_file.save(path, chat.session, chat.opened.names)
     chat.file = str(path)
     chat.note(f"saved {_n_turns(len(chat.session.turns))} to {path}")
 
 
-def _load(chat: Chat, rest: str) -> None:
+def _load(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/load FILE")
     saved = chat_file.load(path)
     own, settings = chat.session.settings, saved.settings
@@ -172,14 +172,14 @@ def _short(text: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-def _value(chat: Chat, name: str) -> str:
+def _value(chat: ChatState, name: str) -> str:
     """A setting's value, and what an automatic one comes to."""
     settings = chat.session.settings
     is_auto = name == LENGTH and settings.drafting.length.is_auto
     return length_text(chat.opened.setup) if is_auto else value_text(settings, name)
 
 
-def _parameters(chat: Chat) -> str:
+def _parameters(chat: ChatState) -> str:
     """All settings and their values, one a line."""
     rows = {name: _value(chat, name) for name in SETTINGS}
     if not chat.session.can_think:
@@ -188,13 +188,13 @@ def _parameters(chat: Chat) -> str:
     return "\n".join(f"{name:<18} {value}" for name, value in rows.items())
 
 
-def _remember(chat: Chat, wanted: bool) -> None:
+def _remember(chat: ChatState, wanted: bool) -> None:
     if isinstance(chat.source, Editor):
         chat.source.remember(wanted=wanted)
     chat.note(f"messages are {'' if wanted else 'not '}written to the history from now on")
 
 
-def _set_parameter(chat: Chat, name: str, value: str) -> None:
+def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     name = find(name)
     if not value:
         chat.say(f"{name} is {_value(chat, name)}: {SETTINGS[name].help}")
@@ -208,7 +208,7 @@ def _set_parameter(chat: Chat, name: str, value: str) -> None:
         chat.note(f"{LENGTH} is {_value(chat, LENGTH)}")
 
 
-def _set(chat: Chat, rest: str) -> None:
+def _set(chat: ChatState, rest: str) -> None:
     """`/set NAME VALUE`. Raises UsageError for what is no setting or out of range."""
     name, _, value = rest.strip().partition(" ")
     if name in ("parameter", "param"):
@@ -231,7 +231,7 @@ def _set(chat: Chat, rest: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- looking
 
 
-def _show(chat: Chat, rest: str) -> None:
+def _show(chat: ChatState, rest: str) -> None:
     what = rest.strip() or "info"
     if what == "info":
         chat.say(_info(chat))
@@ -247,7 +247,7 @@ def _show(chat: Chat, rest: str) -> None:
         raise UsageError(f"/show {what} is unknown, expected one of {', '.join(SHOWN)}")
 
 
-def _info(chat: Chat) -> str:
+def _info(chat: ChatState) -> str:
     opened, session = chat.opened, chat.session
     target, draft = opened.models.target, opened.models.loaded_draft
     rows = [("target", f"{target.path.name} ({target.description})")]
@@ -262,7 +262,7 @@ def _info(chat: Chat) -> str:
     return "\n".join(f"{name:<10} {value}" for name, value in rows)
 
 
-def _stats(chat: Chat, rest: str) -> None:
+def _stats(chat: ChatState, rest: str) -> None:
     chat.cancel.clear()
     if chat.output.format == "jsonl":
         chat.output.data(stats_json(chat.session))
@@ -272,11 +272,11 @@ def _stats(chat: Chat, rest: str) -> None:
     chat.output.out.write("\n".join(lines) + "\n")
 
 
-def _think(chat: Chat, rest: str) -> None:
+def _think(chat: ChatState, rest: str) -> None:
     chat.say(chat.thought or "the model has not thought aloud yet")
 
 
-def _model(chat: Chat, rest: str) -> None:
+def _model(chat: ChatState, rest: str) -> None:
     name = bare(rest)
     if not name:
         catalog = load_catalog()
@@ -289,7 +289,7 @@ def _model(chat: Chat, rest: str) -> None:
 # --------------------------------------------------------------------------------------------------------------- help
 
 
-def _help(chat: Chat, rest: str) -> None:
+def _help(chat: ChatState, rest: str) -> None:
     name = rest.strip().lstrip("/")
     if name:
         command = _find(name)
@@ -409,7 +409,7 @@ def is_command(line: str) -> bool:
     return line.startswith("/") and "/" not in line[1:].partition(" ")[0].partition("\n")[0]
 
 
-def perform(chat: Chat, line: str) -> None:
+def perform(chat: ChatState, line: str) -> None:
     """Carry out a command line. Raises EOFError to leave, and what the command raises."""
     name, _, rest = line[1:].partition(" ")
     _find(name.strip().lower()).act(chat, rest.strip())

@@ -12,7 +12,7 @@ from platformdirs import user_state_path
 
 from specllama.base.errors import ConversationError
 from specllama.chat import saved as chat_file
-from specllama.cli.chat.answering import Chat
+from specllama.cli.chat.answering import ChatState
 from specllama.cli.screen.ending import endings, handling
 from specllama.cli.screen.output import Output
 
@@ -38,7 +38,7 @@ def is_gone() -> bool:
 
 
 @contextlib.contextmanager
-def kept_on_hangup(talk: Chat, *, wanted: bool) -> Iterator[None]:
+def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
     """SIGHUP and SIGTERM stop the answer and leave, with HUNG_UP and TERMINATED; if `wanted`, the conversation is kept.
 
     A SIGHUP that is ignored stays ignored: that is what nohup is for.
@@ -59,7 +59,7 @@ def kept_on_hangup(talk: Chat, *, wanted: bool) -> Iterator[None]:
             raise
 
 
-def _keep(talk: Chat) -> None:
+def _keep(talk: ChatState) -> None:
     """Write the conversation where only its owner may read it. There is nobody to tell what goes wrong."""
     path = kept_file()
     with contextlib.suppress(OSError, ConversationError):

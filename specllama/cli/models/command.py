@@ -20,7 +20,7 @@ from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
 from specllama.files import hub, models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
-from specllama.files.model import HubSource, Model, Pair, PairDefaults, PathSource
+from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource
 from specllama.pairs.setup import fetch
 
 app = typer.Typer(help="List, fetch and describe models and pairs.", no_args_is_help=True, add_completion=False)
@@ -182,7 +182,7 @@ def add(
     catalog = _catalog(output)
     _check_free(catalog, name, force=force)
     halves = [_described(catalog, what, offline=offline) for what in (target, draft)]
-    pair = Pair(name, halves[0], halves[1], summary, memory_gb, PairDefaults(n_max, n_ctx))
+    pair = CatalogPair(name, halves[0], halves[1], summary, memory_gb, PairDefaults(n_max, n_ctx))
     with watching(output) as watch, only_one(user_file().name, watch):
         catalog = load_catalog()  # again: another `add` may have written since
         _check_free(catalog, name, force=force)

@@ -9,7 +9,7 @@ from specllama.cli.screen.output import Output
 from specllama.cli.screen.tables import draw_table
 from specllama.files import hub
 from specllama.files.catalog import Catalog
-from specllama.files.model import HubSource, Model, Pair, Source, WheelSource
+from specllama.files.model import CatalogPair, HubSource, Model, Source, WheelSource
 
 
 def source_json(source: Source) -> dict[str, object]:
@@ -38,7 +38,7 @@ def model_json(model: Model) -> dict[str, object]:
     }
 
 
-def pair_json(pair: Pair) -> dict[str, object]:
+def pair_json(pair: CatalogPair) -> dict[str, object]:
     """Everything known about a pair."""
     return {
         "name": pair.name,
@@ -58,7 +58,7 @@ def _model_size(model: Model) -> int | None:
     return path.stat().st_size if path else model.size
 
 
-def _pair_size(pair: Pair) -> int | None:
+def _pair_size(pair: CatalogPair) -> int | None:
     target, draft = _model_size(pair.target), _model_size(pair.draft)
     return None if target is None or draft is None else target + draft
 
@@ -138,7 +138,7 @@ def _source_text(source: Source) -> str:
     return str(source)
 
 
-def show_pair(output: Output, pair: Pair) -> None:
+def show_pair(output: Output, pair: CatalogPair) -> None:
     """One pair and its two models."""
     output.line(f"pair: {pair.name}")
     output.line(f"summary: {pair.summary or '-'}")
