@@ -16,7 +16,7 @@ from specllama.base.errors import UsageError
 from specllama.base.ranges import AUTO, real, word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
-from specllama.chat.settings import Settings
+from specllama.chat.settings import RULES, Settings, require_known, strategy
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
@@ -24,7 +24,6 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter, Rule
-from specllama.drafters import ALIASES, REGISTRY
 from specllama.drafters.length import DraftLength
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare, require_fit
@@ -120,16 +119,17 @@ def load(
     """
     if pair is not None and (target or draft):
         raise UsageError("a pair and a target or draft are given, expected one of them", hint="leave the pair out")
+    strategies = [AUTO] if spec_type == AUTO else [strategy("spec_type", name) for name in spec_type.split(",")]
     given = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     ask = Ask(
         names=Names(pair=pair, target=_word(target), draft=_word(draft), offline=offline),
         drafting=Drafting(
-            spec_type=AUTO if spec_type == AUTO else ",".join(map(_strategy, spec_type.split(","))),
+            spec_type=",".join(strategies),
             length=DraftLength.check("n_max", n_max),
             p_min=real(0, 1)("p_min", p_min),
-            temperature=draft_temperature,
-            rule=rule if isinstance(rule, Rule) else Rule(word(*(each.value for each in Rule))("rule", rule)),
+            temperature=None if draft_temperature is None else real(0)("draft_temperature", draft_temperature),
+            rule=rule if isinstance(rule, Rule) else Rule(word(*RULES)("rule", rule)),
         ),
         hardware=replace(hardware or Hardware(), **changes),
     )
@@ -137,11 +137,6 @@ def load(
     setup = prepare(choose(ask, listener), listener)
     require_fit(setup, listener)
     return Pair(load_models(setup, listener, Cancel()), setup, ask.drafting, listener.on_note)
-
-
-def _strategy(name: str) -> str:
-    name = name.strip()
-    return str(word(*REGISTRY)("spec_type", ALIASES.get(name, name)))
 
 
 def _word(name: str | Path | None) -> str | None:
@@ -272,8 +267,7 @@ class Pair:
         **sampling: Unpack[SamplingKeywords],
     ) -> Events:
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
-        if unknown := [token for token in params.logit_bias if token >= self._models.target.vocab_size]:
-            raise UsageError(f"logit_bias names token {unknown[0]}, expected 0 to {self._models.target.vocab_size - 1}")
+        require_known(params.logit_bias, self._models.target.vocab_size)
         engine = Engine(self._models.target, self._drafter(params) if drafts else NoDrafter(), rule=self._drafting.rule)
         events = engine.generate(
             self._tokens(prompt, system, raw),

@@ -274,6 +274,7 @@ def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
         {"target": target, "draft": draft, "spec_type": "none-such"},
         {"target": target, "draft": draft, "n_max": -1},
         {"target": target, "draft": draft, "rule": "none-such"},
+        {"target": target, "draft": draft, "draft_temperature": -1},
     ]
     for options in wrong:
         with pytest.raises(UsageError):
