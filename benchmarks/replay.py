@@ -2,6 +2,7 @@
 
     python benchmarks/replay.py record FILE.jsonl [--tokens 256] [--minutes 9]    # again, to go on where it ended
     python benchmarks/replay.py report FILE.jsonl [--json OUT.json]
+    python benchmarks/replay.py report FILE.jsonl --ablate [--only TEXT]    # what each part of the controller is worth
 
 `record` lets the target of the default pair answer the prompts of `bars.py` at both temperatures, and the draft judge
 every token of the answers; each answer is on the disk before the next begins. `--drafts` judges them by further drafts,

@@ -13,8 +13,8 @@ from specllama.core.types import DraftPlan, Observation
 from specllama.drafters.calibration import Calibration
 from specllama.drafters.length import TUNED
 
-# A plan with the model must promise so many times the rate of what it competes with, be that plain decoding. What lies
-# between is within the error of the estimates: it earns next to nothing and costs whenever they were too kind.
+# A plan with the model must promise so many times the rate of the best plan without it. Less is within the error of the
+# estimates.
 LEAST_RATE = 1.02
 
 # A model that does not pay is probed: it reads the end of the text and is asked what it would have said there. The
@@ -113,13 +113,7 @@ class Controller:
     how it is probed, and how it comes back.
     """
 
-    def __init__(
-        self,
-        costs: CostProfile,
-        *,
-        n_max: int = TUNED,
-        calibration: Calibration | None = None,
-    ) -> None:
+    def __init__(self, costs: CostProfile, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
         self.costs = costs
         # Blocks that were not measured are not tried: kernels have cliffs behind which T(n) leaps.
         self.n_max = min(n_max, max(costs.verify[-1][0] - 1, 1))

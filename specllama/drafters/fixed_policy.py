@@ -1,4 +1,4 @@
-"""The plain policy of drafting: fixed limits. The one that weighs costs is `tuning.Controller`."""
+"""The policy with fixed limits. The one that weighs costs is `controller.Controller`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs, calibration and the controller's single decisions; what they add up to is judged in test_tuning_replay."""
+"""Costs, calibration and the controller's single decisions; what they add up to is judged in test_controller_replay."""
 
 from __future__ import annotations
 
