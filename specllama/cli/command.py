@@ -1,4 +1,4 @@
-"""The class of every command: help in sections, silent aliases, and the `-mdfile` trap."""
+"""The class of every command: help in sections, hidden aliases, and the `-mdfile` check."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from specllama.base.errors import UsageError
 from specllama.cli.screen.output import Stream, stream_of
 
-HELP_WIDTH = 100  # help lines are never longer, however wide the terminal
+HELP_WIDTH = 100  # longest line of help
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
 
-REST = "Options"  # the section of options that name none
+REST = "Options"  # the section of options without a panel
 
-# Option names that are understood but not shown, those of other tools, each with the long name that it stands for: one
-# command's silent -r is another's own. `option` in grouping.py fills it.
+# Hidden names, those of other tools, as (long name of the option, hidden name): a hidden -r of one command is shown in
+# another. `Option.typed` in grouping.py fills it.
 SILENT: set[tuple[str, str]] = set()
 
 
 def _declared(params: Iterable[Any]) -> dict[str, bool]:
-    """Every option name of a command, and whether it takes a value."""
+    """The option names of a command, and whether each takes a value."""
     return {
         name: not param.is_flag
         for param in params
@@ -35,8 +35,7 @@ def _declared(params: Iterable[Any]) -> dict[str, bool]:
 def refuse_joined(args: Sequence[str], takes_value: dict[str, bool]) -> None:
     """Raises UsageError for a word such as `-mdfile`, which the parser would silently read as `-m dfile`.
 
-    Names of one dash and several letters (`-md`) cannot be told from a one-letter name with its value joined to it, so
-    whatever begins like one needs a space or an equals sign.
+    `-md` with a joined value looks like `-m` with a joined value, so such a word needs a space or an equals sign.
     """
     waiting = False  # this word is the value of the option before it
     for arg in args:
@@ -56,13 +55,13 @@ def refuse_joined(args: Sequence[str], takes_value: dict[str, bool]) -> None:
             known = max(longer, key=len)
             raise UsageError(
                 f"{arg} is neither {known} nor {arg[:2]}: a value needs a space after the option",
-                hint=f"write {known} {arg[len(known) :]}  (or {arg[:2]} {arg[2:]}, if that is what you mean)",
+                hint=f"write {known} {arg[len(known) :]} or {arg[:2]} {arg[2:]}",
             )
         waiting = len(arg) == 2 and takes_value.get(arg, False)
 
 
 def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]:
-    """The two columns of one option."""
+    """The two columns of an option in the help text."""
     long_name = next((name for name in param.opts if name.startswith("--")), "")
     names = [name for name in (*param.opts, *param.secondary_opts) if (long_name, name) not in SILENT]
     names.sort(key=lambda name: name.startswith("--"))  # stable: short names first
@@ -76,7 +75,7 @@ def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]
 
 
 def _write_sections(command: Any, ctx: Any, formatter: Any) -> None:
-    """Options by their panel, in the order in which the panels were declared; `--help` and its like come last."""
+    """Write the options by panel, in the order of declaration; `--help` and similar options come last."""
     stream = stream_of(sys.stdout)
     sections: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
@@ -94,30 +93,27 @@ def _write_sections(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
-    """Commands and what they are for."""
+    """Write the section of the commands and their summaries."""
     stream = stream_of(sys.stdout)
     with formatter.section(stream.paint("Commands", bold=True)):
         formatter.write_dl([(stream.paint(name, fg="cyan", bold=True), summary) for name, summary in rows])
 
 
 class CommandWithHelp(TyperCommand):
-    """A command with such help, and with the trap refused."""
+    """A command with help in sections that refuses joined values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse the trap, then parse."""
         refuse_joined(args, _declared(self.params))
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The sections of the help text below its first paragraphs."""
         _write_sections(self, ctx, formatter)
 
 
 class Group(TyperGroup):
-    """A group of such commands."""
+    """A group of commands with the same help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Each command with the first sentence of its help, however long."""
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -126,13 +122,12 @@ class Group(TyperGroup):
         write_commands(rows, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The group's commands, then its own options."""
         self.format_commands(ctx, formatter)
         _write_sections(self, ctx, formatter)
 
 
 def adopt(app: typer.Typer) -> None:
-    """Give the commands of `app`, made elsewhere, this look."""
+    """Give the commands of `app` the classes of this module."""
     app.rich_markup_mode = None
     app.info.cls = Group
     for info in app.registered_commands:

@@ -1,4 +1,4 @@
-"""The one table from errors to messages and exit codes, and typer's usage errors in our words."""
+"""Errors as messages and exit codes, and typer's usage errors in our words."""
 
 from __future__ import annotations
 
@@ -13,54 +13,48 @@ from specllama.base.errors import SpecllamaError, UsageError
 from specllama.cli.codes import FAILED, USAGE
 from specllama.cli.screen.output import say_error
 
-# The first row that fits decides; the message is the error's own, see `say_error`.
-EXIT_CODES = ((UsageError, USAGE), (SpecllamaError, FAILED))
-
-ALIKE = 0.7  # least similarity of a suggestion; 1 = the same
-_PROMPT_FLAGS = ("-p", "--prompt")  # llama.cpp's; here the prompt is the argument
+ALIKE = 0.7  # least similarity of a suggestion; 1 = equal
+_PROMPT_FLAGS = ("-p", "--prompt")  # of llama.cpp; here the prompt is an argument
 
 
 def report(error: Exception) -> int:
-    """Say the error and return the exit code; with SPECLLAMA_DEBUG the traceback too."""
+    """Print the error, with its traceback under SPECLLAMA_DEBUG, and return the exit code."""
     known = told(error)
     if os.environ.get("SPECLLAMA_DEBUG", "") not in ("", "0"):
         traceback.print_exception(known)
     say_error(known)
-    return next(code for kind, code in EXIT_CODES if isinstance(known, kind))
+    return USAGE if isinstance(known, UsageError) else FAILED
 
 
 def told(error: Exception) -> SpecllamaError:
-    """Any exception as one of ours: a refusal of the system is no defect of this program, everything else is."""
+    """Any exception as one of ours: an OSError with a file is a failure, any other is a bug to report."""
     from specllama.base.disk import NO_ROOM
 
     if isinstance(error, SpecllamaError):
         return error
     if isinstance(error, OSError) and error.errno in NO_ROOM:
-        known = SpecllamaError(f"no room left on a disk: {error.strerror}", hint="make room")
+        known = SpecllamaError(f"a disk is full: {error.strerror}", hint="free some space")
     elif isinstance(error, OSError) and error.filename and error.strerror:
         known = SpecllamaError(f"the system refuses {error.filename}: {error.strerror}")
     else:
         known = SpecllamaError(
-            f"this should not have happened: {type(error).__name__}: {error}",
-            hint="please report it, with what SPECLLAMA_DEBUG=1 shows",
+            f"internal error: {type(error).__name__}: {error}",
+            hint="please report it with the output of SPECLLAMA_DEBUG=1",
         )
     known.__cause__ = error
     return known
 
 
-# --------------------------------------------------------------------------------------------------------- wrong use
-
-
 def misused(error: Any, words: Sequence[str], root: Any) -> UsageError:
-    """One of typer's usage errors as ours. `root` is the whole program, `words` its command line."""
+    """A usage error of typer as one of ours. `root` is the whole program, `words` its command line."""
     message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".")
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path if context else _command_of(words, root)} --help`"
     option = getattr(error, "option_name", "")
     near = [name for name in sorted(getattr(error, "possibilities", None) or ()) if _resembles(option, name)]
     if option in _PROMPT_FLAGS:
-        hint = 'the prompt is the argument itself: specllama run "..."'
-    elif option == "--pair" and context:  # an argument of the commands that have a use without it
+        hint = 'the prompt is an argument: specllama run "..."'
+    elif option == "--pair" and context:  # an argument of commands that can run without it
         hint = f"give the pair as an argument: {context.command_path} {shlex.quote(_pair_of(words))}"
     elif near:
         hint = f"did you mean {' or '.join(near)}?"
@@ -69,12 +63,11 @@ def misused(error: Any, words: Sequence[str], root: Any) -> UsageError:
     elif message.startswith("No such command"):
         word = message.partition("'")[2].partition("'")[0]
         close = get_close_matches(word, root.list_commands(None))
-        hint = f"did you mean `specllama {close[0]}`?" if close else f'{hint}; a prompt goes to `specllama run "..."`'
+        hint = f"did you mean `specllama {close[0]}`?" if close else f'{hint}; for a prompt: `specllama run "..."`'
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
 def _pair_of(words: Sequence[str]) -> str:
-    """The value of --pair."""
     for i, word in enumerate(words):
         if word == "--pair":
             return words[i + 1] if i + 1 < len(words) else "PAIR"
@@ -84,7 +77,7 @@ def _pair_of(words: Sequence[str]) -> str:
 
 
 def _command_of(words: Sequence[str], root: Any) -> str:
-    """The command that these words call, as it is typed: typer's parser does not say it with every error."""
+    """The command that these words call; not every error of typer has it."""
     named = ["specllama"]
     command = root
     for word in words:
@@ -96,6 +89,6 @@ def _command_of(words: Sequence[str], root: Any) -> str:
 
 
 def _resembles(typed: str, name: str) -> bool:
-    """May `name` have been meant? Its dashes, which every name has, do not count."""
+    """True if `name` may have been meant; dashes do not count."""
     typed, name = typed.strip("-"), name.strip("-")
     return name.startswith(typed) or SequenceMatcher(None, typed, name).ratio() >= ALIKE

@@ -50,7 +50,7 @@ def test_a_known_error_is_two_lines_and_its_exit_code(
     ("error", "message"),
     [
         (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "refuses aaa: File name too long"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no room"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["rnu"], "no such command 'rnu'", "did you mean `specllama run`?"),
         (["what is this"], "no such command 'what is this'", 'specllama run "..."'),
         (["run", "--tmep", "1", "x"], "no such option: --tmep", "--temp"),
-        (["run", "-p", "x"], "no such option: -p", "the prompt is the argument itself"),
+        (["run", "-p", "x"], "no such option: -p", "the prompt is an argument"),
         (["run", "x", "y"], "got unexpected extra argument", "in quotes"),
         (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),

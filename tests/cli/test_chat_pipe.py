@@ -135,7 +135,7 @@ def test_what_nobody_foresaw_costs_one_line(chat, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chat_file, "save", fail)
     result = chat("/save talk.json", "hello")
     assert result.code == 1
-    assert "this should not have happened: ZeroDivisionError: by zero" in result.err
+    assert "internal error: ZeroDivisionError: by zero" in result.err
     assert result.out.strip()
 
 

@@ -21,7 +21,7 @@ termios = pytest.importorskip("termios")
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A terminal that this process may change."""
-    monkeypatch.setattr(keyboard, "_in_foreground", lambda _fd: True)
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _fd: os.getpgrp())
     other, ours = os.openpty()
     yield ours
     os.close(ours)

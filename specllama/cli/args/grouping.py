@@ -1,4 +1,4 @@
-"""Options as values, their groups, and the commands that take them."""
+"""Options as values, option groups, and the commands that take them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -14,22 +15,22 @@ from specllama.base.errors import UsageError
 from specllama.base.ranges import Check, several
 from specllama.cli.command import SILENT
 
-# Options of which only one may be given, and why.
+# Options that exclude each other, and why.
 EXCLUSIVE = (
     (("pair", "model", "hf_repo"), "each names a target"),
     (("pair", "model_draft", "hf_repo_draft"), "each names a draft"),
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
-    (("scan", "hub"), "each says where to look"),
-    (("raw", "system_prompt"), "without a template there is no place for a system prompt"),
+    (("scan", "hub"), "each names a place to search"),
+    (("raw", "system_prompt"), "a system prompt needs the chat template"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, to be written into the annotation of every parameter or field that takes it.
+    """One option, for the annotation of every parameter or field that takes it.
 
-    `names` are separated by spaces, the metavar comes last: "-n --predict N". Names in `also`, those of other tools,
-    work and are not shown. The option reads SPECLLAMA_<FIRST LONG NAME>, too.
+    `names` are separated by spaces, with the metavar last: "-n --predict N". `also` has names of other tools, which
+    work but are not shown. The environment variable is SPECLLAMA_<FIRST LONG NAME>.
     """
 
     names: str
@@ -38,37 +39,30 @@ class Option:
     also: str = ""
 
     def many(self, help: str, check: Check | None = None) -> Option:
-        """The same option for several values, separated by commas; the value is a tuple."""
+        """The same option with several values separated by commas; its value is a tuple."""
         check = check or self.check
         assert check is not None
         return replace(self, names=self.names + ",...", help=help, check=several(check))
 
     def typed(self, panel: str | None) -> Any:
-        """What typer wants to know; `panel` is the section of the help text."""
+        """The option for typer; `panel` is its section in the help text."""
         shown = [word for word in self.names.split() if word.startswith("-")]
         metavar = " ".join(word for word in self.names.split() if not word.startswith("-"))
         long_name = next(name for name in shown if name.startswith("--")).partition("/")[0]
         silent = self.also.split()
         SILENT.update((long_name, name) for name in silent)
-        check = self.check
-
-        def parse(text: object) -> Any:
-            assert check is not None
-            return check(long_name, text)
-
         return typer.Option(
             *shown,
             *silent,
             help=self.help,
             metavar=metavar or None,
-            parser=parse if check else None,
+            parser=partial(self.check, long_name) if self.check else None,
             envvar="SPECLLAMA_" + long_name[2:].upper().replace("-", "_"),
             rich_help_panel=panel,
         )
 
 
 def _parameter(name: str, annotation: Any, default: Any, panel: str | None) -> inspect.Parameter:
-    """A parameter as typer reads it."""
     kind, about = get_args(annotation)[:2]
     if isinstance(about, Option):
         about = about.typed(panel)
@@ -78,16 +72,16 @@ def _parameter(name: str, annotation: Any, default: Any, panel: str | None) -> i
 
 
 def _spoken(ctx: typer.Context, name: str) -> str:
-    """What a parameter is called on the command line: PAIR is an argument of some commands, an option of others."""
+    """The name of a parameter on the command line: `pair` is PAIR in some commands, --pair in others."""
     param = next(each for each in ctx.command.params if each.name == name)
     long_name = next((each for each in param.opts if each.startswith("--")), "")
     return long_name or getattr(param, "metavar", None) or name.upper()
 
 
 def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` without what a flag overrules; raises UsageError where two options exclude each other.
+    """`values` without environment values that a typed option excludes. Raises UsageError if two options conflict.
 
-    A flag beats the environment: a variable set once must not make every use of another flag fail.
+    A typed option wins over the environment: otherwise a variable set once would make every use of the option fail.
     """
     settled = dict(values)
     for names, reason in EXCLUSIVE:
@@ -102,26 +96,22 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     return settled
 
 
-# What may be empty: a prompt, a system prompt, and what `models list` says of a pair.
 _MAY_BE_EMPTY = ("prompt", "system_prompt", "summary")
 
 
 def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
-    """Raises UsageError for an empty value, which would silently mean the default."""
-    for param in ctx.command.params:
-        if param.name in _MAY_BE_EMPTY or values.get(param.name or "") != "":
-            continue
-        raise UsageError(
-            f"{_spoken(ctx, param.name or '')} is empty",
-            hint="an unset shell variable? leave it out to get the default",
-        )
+    """Raises UsageError for an empty value: it would silently mean the default."""
+    for name, value in values.items():
+        if value == "" and name not in _MAY_BE_EMPTY:
+            raise UsageError(
+                f"{_spoken(ctx, name)} is empty", hint="leave it out for the default; is a shell variable unset?"
+            )
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer reads it. Its parameters are option groups (dataclasses) or annotated with one option each.
+    """`command` for typer. Its parameters are option groups (dataclasses) or annotated with one option each.
 
-    Typer reads options from a function's signature. Written out, every command would list fifty parameters and pack
-    them into the same groups; this does it once.
+    Typer reads options from a function's signature; this spreads the groups out into one.
     """
     hints = get_type_hints(command, include_extras=True)
     declared = inspect.signature(command).parameters

@@ -1,7 +1,7 @@
-"""Every option that commands share, each defined once, and the groups of them.
+"""The options that commands share, and their groups.
 
-Names follow llama.cpp; other tools' names work and are not shown. Range and text of an option that is a setting of a
-chat, too, are those of the setting.
+Names follow llama.cpp; names of other tools work but are not shown. An option that is also a chat setting has the
+setting's range and text.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def _setting(name: str, names: str, more: str = "", *, also: str = "") -> Option
 
 # prompt
 FILE = Option("-f --file FILE", "Read the prompt from a file; - is stdin.")
-SYSTEM_PROMPT = Option("-sys --system-prompt TEXT", "What the model is told before the prompt.", also="--system")
-RAW = Option("--raw", "No chat template: the model continues the prompt as it stands.")
+SYSTEM_PROMPT = Option("-sys --system-prompt TEXT", "The system prompt.", also="--system")
+RAW = Option("--raw", "Do not use the chat template: the model continues the prompt.")
 
 # models
-PAIR = Option("--pair NAME", "A pair by name; `specllama models list` shows them.")
+PAIR = Option("--pair NAME", "A pair by name; `specllama models list` lists them.")
 MODEL = Option("-m --model MODEL", "The target: a file, a model or pair, or user/repo[:quant].")
 MODEL_DRAFT = Option(
     "-md --model-draft MODEL",
@@ -44,28 +44,28 @@ HF_REPO = Option("-hf --hf-repo USER/REPO[:QUANT]", "The target from the Hugging
 HF_REPO_DRAFT = Option(
     "-hfd --hf-repo-draft USER/REPO[:QUANT]", "The draft from the Hub.", also="--spec-draft-hf -hfrd"
 )
-OFFLINE = Option("--offline", "Use only what is here already; never ask the network.")
+OFFLINE = Option("--offline", "Use only local files; never use the network.")
 
 # drafting
 SPEC_TYPE = Option(
     "--spec-type LIST",
-    f"Strategies that may draft, separated by commas: auto, {', '.join(REGISTRY)} (plain decoding).",
+    f"Drafting strategies, separated by commas: auto, {', '.join(REGISTRY)} (plain decoding).",
     strategies,
 )
 DRAFT_N_MAX = Option(
     "--spec-draft-n-max N",
-    f"Longest draft, 0 to {MAX_DRAFT} tokens; auto decides anew at every step from what `specllama tune` measured, and "
-    "before that takes the pair's, or 4.",
+    f"Longest draft, 0 to {MAX_DRAFT} tokens. auto chooses at every step from the results of `specllama tune`; without "
+    "them it is the pair's, or 4.",
     SETTINGS["draft-n-max"].check,
     also="--draft-max --draft --draft-n --num-draft-tokens",
 )
 DRAFT_P_MIN = _setting("draft-p-min", "--spec-draft-p-min P", also="--draft-p-min")
 DRAFT_TEMP = Option(
     "--draft-temp T",
-    "Temperature of the draft; any value keeps the target's law. [--temp]",
+    "Temperature of the draft; does not change the output distribution. [--temp]",
     SETTINGS["draft-temp"].check,
 )
-VERIFY_RULE = _setting("rule", "--verify-rule RULE", ", token, block or match; each keeps the target's law.")
+VERIFY_RULE = _setting("rule", "--verify-rule RULE", ": token, block or match. All are exact.")
 
 # sampling
 TEMP = _setting("temp", "--temp T", also="--temperature")
@@ -86,20 +86,23 @@ _N_THREADS = whole(1, 1024)
 _KV_TYPE = word(*KV_TYPES)
 CTX_SIZE = Option(
     "-c --ctx-size N",
-    "Tokens of context; 0 takes what the model was trained for. [the pair's, or 4096]",
+    "Context size in tokens; 0 is the context the model was trained for. [the pair's, or 4096]",
     whole(MIN_CTX, MAX_CTX, special=0),
 )
-THREADS = Option("-t --threads N", "Threads that generate. [physical cores]", _N_THREADS)
-THREADS_BATCH = Option("-tb --threads-batch N", "Threads that read the prompt. [-t]", _N_THREADS)
+THREADS = Option("-t --threads N", "Threads for decoding. [physical cores]", _N_THREADS)
+THREADS_BATCH = Option("-tb --threads-batch N", "Threads for prefill. [-t]", _N_THREADS)
 THREADS_DRAFT = Option("-td --threads-draft N", "Threads of the draft. [-t]", _N_THREADS, also="--spec-draft-threads")
 THREADS_BATCH_DRAFT = Option(
     "-tbd --threads-batch-draft N",
-    "Threads with which the draft reads the prompt. [-td, or -tb]",
+    "Threads for the draft's prefill. [-td, or -tb]",
     _N_THREADS,
     also="--spec-draft-threads-batch",
 )
 GPU_LAYERS = Option(
-    "-ngl --gpu-layers N", "Layers on the GPU: a number, all, or auto for what fits.", gpu_layers, also="--n-gpu-layers"
+    "-ngl --gpu-layers N",
+    "Layers on the GPU: a number, all, or auto for as many as fit.",
+    gpu_layers,
+    also="--n-gpu-layers",
 )
 GPU_LAYERS_DRAFT = Option(
     "-ngld --gpu-layers-draft N",
@@ -108,10 +111,10 @@ GPU_LAYERS_DRAFT = Option(
     also="--n-gpu-layers-draft --spec-draft-ngl",
 )
 CACHE_TYPE_K = Option("-ctk --cache-type-k TYPE", f"Type of keys in the KV cache: {', '.join(KV_TYPES)}.", _KV_TYPE)
-CACHE_TYPE_V = Option("-ctv --cache-type-v TYPE", "Type of values; a quantised one needs flash attention.", _KV_TYPE)
+CACHE_TYPE_V = Option("-ctv --cache-type-v TYPE", "Type of values; a quantized type needs flash attention.", _KV_TYPE)
 CACHE_TYPE_K_DRAFT = Option(
     "-ctkd --cache-type-k-draft TYPE",
-    "Type of the draft's keys; a quantised one can ruin the acceptance.",
+    "Type of the draft's keys; a quantized type can lower the acceptance rate.",
     _KV_TYPE,
     also="--spec-draft-type-k",
 )
@@ -121,12 +124,12 @@ CACHE_TYPE_V_DRAFT = Option(
 FLASH_ATTN = Option("-fa --flash-attn WHEN", "Flash attention: on, off or auto.", word("on", "off", "auto"))
 
 # output
-JSON = Option("--json", "One JSON object.")
-QUIET = Option("-q --quiet", "Only the data and errors.")
-VERBOSE = Option("-v --verbose", "Say the seed and the models, and pass on llama.cpp's log; all on stderr.")
+JSON = Option("--json", "Print one JSON object.")
+QUIET = Option("-q --quiet", "Print only data and errors.")
+VERBOSE = Option("-v --verbose", "Print the seed, the models and llama.cpp's log to stderr.")
 COLOR = Option(
     "--color WHEN",
-    "Colours: auto, always or never; NO_COLOR and TERM=dumb are respected.",
+    "Colours: auto, always or never. auto follows NO_COLOR and TERM=dumb.",
     word("auto", "always", "never"),
 )
 
@@ -136,18 +139,15 @@ Quiet = Annotated[bool, QUIET]
 Color = Annotated[ColorMode, COLOR]
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """What is asked."""
+    """The prompt and its form."""
 
     title: ClassVar[str] = "Prompt"
 
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What stands on stdin or in --file comes before it; - is stdin."),
+        typer.Argument(metavar="PROMPT", help="The prompt. Appended to --file or stdin; - reads stdin."),
     ] = None
     file: Annotated[str | None, FILE] = None
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
@@ -156,7 +156,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """Which models; nothing at all means the default pair."""
+    """The models; without any option, the default pair."""
 
     title: ClassVar[str] = "Models"
 
@@ -170,11 +170,9 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions(ModelOptions):
-    """Which pair, by its name alone; nothing at all means the default pair."""
+    """The models, with the pair as an argument."""
 
-    pair: Annotated[
-        str | None, typer.Argument(metavar="PAIR", help="A pair by name; the default pair if nothing is given.")
-    ] = None
+    pair: Annotated[str | None, typer.Argument(metavar="PAIR", help="A pair by name. [the default pair]")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +190,7 @@ class DraftOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawOptions:
-    """How the target's law is made from its logits."""
+    """How the target's distribution is made from its logits."""
 
     title: ClassVar[str] = "Sampling"
 
@@ -208,7 +206,7 @@ class LawOptions:
 
     @property
     def params(self) -> SamplingParams:
-        """The target's sampler settings; the last bias of a token counts."""
+        """The sampler settings; a later bias of a token replaces an earlier one."""
         pairs = (text.partition("=") for text in self.logit_bias or ())
         return SamplingParams(
             temperature=self.temp,
@@ -225,7 +223,7 @@ class LawOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions(LawOptions):
-    """How an answer is drawn, and where it ends."""
+    """How an answer is sampled, and where it ends."""
 
     seed: Annotated[int, SEED] = -1
     predict: Annotated[int, PREDICT] = -1
@@ -258,16 +256,15 @@ class OutputOptions:
 
     title: ClassVar[str] = "Output"
 
-    json: Annotated[bool, Option("--json", "One JSON object at the end instead of the answer.")] = False
-    jsonl: Annotated[bool, Option("--jsonl", "One JSON event a line, as it happens.")] = False
-    quiet: Annotated[bool, Option("-q --quiet", "The answer and errors, nothing else.")] = False
+    json: Annotated[bool, Option("--json", "Print one JSON object at the end instead of the answer.")] = False
+    jsonl: Annotated[bool, Option("--jsonl", "Print one JSON event a line while the answer runs.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "Print only the answer and errors.")] = False
     color: Color = "auto"
     live: Annotated[
-        bool | None, Option("--live/--no-live", "Live figures below the answer. [on where both are on the terminal]")
+        bool | None, Option("--live/--no-live", "Show live figures below the answer. [on in a terminal]")
     ] = None
     verbose: Annotated[bool, VERBOSE] = False
 
     @property
     def format(self) -> Literal["human", "json", "jsonl"]:
-        """The form of stdout."""
         return "json" if self.json else "jsonl" if self.jsonl else "human"

@@ -1,4 +1,4 @@
-"""What options allow that are no settings of a chat; see `base.ranges` and `chat.settings` for the others."""
+"""Checks of option values; `base.ranges` and `chat.settings` have the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_S = 366 * 24 * 3600
 
 
 def gpu_layers(name: str, text: object) -> str:
-    """A number of layers, `auto` or `all`; as text."""
+    """A number of layers, `auto` or `all`, as text."""
     if text in (AUTO, "all"):
         return str(text)
     try:
@@ -25,13 +25,13 @@ def gpu_layers(name: str, text: object) -> str:
 
 
 def logit_bias(name: str, text: object) -> str:
-    """ID=V in one spelling: reports hold it as it is."""
+    """ID=V in the one spelling that reports use."""
     token, bias = settings.logit_bias(name, text)
     return f"{token}={bias}"
 
 
 def strategy_or_auto(name: str, text: object) -> str:
-    """A strategy, or `auto`, which stands for all of them."""
+    """A strategy, or `auto` for all of them."""
     try:
         return AUTO if text == AUTO else settings.strategy(name, text)
     except UsageError as error:
@@ -42,7 +42,7 @@ def strategies(name: str, text: object) -> str:
     """A comma list of strategies, or `auto`."""
     names = [strategy_or_auto(name, part.strip()) for part in str(text).split(",")]
     if AUTO in names and len(names) > 1:
-        raise UsageError(f"{name} auto stands for every strategy, so nothing can stand beside it")
+        raise UsageError(f"{name} is {text}, expected auto alone (it is every strategy) or a list without it")
     return ",".join(dict.fromkeys(names))
 
 
@@ -50,22 +50,18 @@ def duration(name: str, text: object) -> float | None:
     """Seconds of a text such as 90, 90s, 10m or 1h30m; None for `none`."""
     if text is None or isinstance(text, float):
         return text
-    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", str(text))
-    seconds = (
-        sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
-    )
     if text == "none":
         return None
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", str(text))
+    hours, minutes, rest = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    seconds = 3600 * hours + 60 * minutes + rest
     if not 0 < seconds <= _LONGEST_S:
         raise UsageError(f"{name} is {text}, expected a time such as 10m, 90s or 1h30m, or none")
     return float(seconds)
 
 
-# ---------------------------------------------------------------------- recipes of drafts; empty text is refused later
-
-
 def quants(_name: str, text: object) -> Any:
-    """A comma list of quantizations."""
+    """A comma list of quantizations. Empty text, here and below, is refused later."""
     from specllama.llama.quantize import quant_of
 
     if not text:

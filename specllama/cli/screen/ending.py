@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end the process in order: no child and no half-written file stays behind."""
+"""An orderly end on SIGTERM and SIGHUP: no child process and no half-written file stays behind."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from specllama.cli.codes import INTERRUPTED
 
 
 def endings() -> list[int]:
-    """SIGTERM and SIGHUP, where they would end the process: an ignored SIGHUP stays ignored, nohup is for that."""
-    numbers: list[int] = [signal.SIGTERM]
-    hangup: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
-    if hangup is not None:
-        numbers.append(hangup)
+    """SIGTERM and SIGHUP, unless the process ignores them: nohup ignores SIGHUP, and Windows has none."""
+    numbers = [int(getattr(signal, name)) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, `handler` hears these signals."""
+    """Set `handler` for these signals, and restore the old handlers afterwards."""
     before: list[Any] = [signal.signal(number, handler) for number in numbers]
     try:
         yield
@@ -44,10 +41,7 @@ def leave_at_once(restore: Callable[[], None]) -> NoReturn:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise SystemExit, so that every `finally` runs.
-
-    The exit code is what a shell reports of the signal. A second one ends it at once.
-    """
+    """Make SIGTERM and SIGHUP raise SystemExit(128 + signal), so that every `finally` runs. A second one kills."""
     if threading.current_thread() is not threading.main_thread():  # `main` was called as a function
         yield
         return

@@ -1,4 +1,4 @@
-"""Fetching with something to look at: a progress bar on a terminal, a line every tenth elsewhere."""
+"""Download progress: a bar on a terminal, otherwise a line every 10 %."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIGURES_WIDTH = 52  # columns for bar, size, speed and time
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` with its middle left out where it is too long: both ends of a file's name say which it is."""
+    """`text` cut in the middle to `width`: both ends of a file name matter."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2
@@ -27,7 +27,7 @@ def shortened(text: str, width: int) -> str:
 
 
 class _Bar:
-    """A `FetchWatch` that draws one bar on stderr; it leaves nothing behind."""
+    """A `FetchWatch` that draws a bar on stderr and erases it at the end."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -48,7 +48,7 @@ class _Bar:
 
 
 class _Lines:
-    """A `FetchWatch` for logs: a line at the beginning and then for every tenth, but not several a second."""
+    """A `FetchWatch` for logs: a line at the beginning and one every 10 %, at most one a second."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -73,7 +73,7 @@ class _Lines:
         self._say(text)
 
     def end(self) -> None:
-        """The next line tells."""
+        """A log needs no line for the end."""
 
     def _say(self, text: str) -> None:
         self._said_at = time.monotonic()
@@ -82,7 +82,7 @@ class _Lines:
 
 @contextmanager
 def watching(output: Output) -> Iterator[FetchWatch]:
-    """A `FetchWatch` that shows what `output` allows."""
+    """A `FetchWatch` that shows as much as `output` allows."""
     if output.quiet:
         yield Silent()
     elif not output.live:
@@ -93,7 +93,7 @@ def watching(output: Output) -> Iterator[FetchWatch]:
 
 
 def _progress(output: Output) -> Progress:
-    """Rich's progress display; size, speed and time left where the terminal is wide enough for them."""
+    """Rich's progress display; a wide terminal also shows size, speed and time left."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

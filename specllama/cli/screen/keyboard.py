@@ -1,7 +1,7 @@
-"""The keyboard while nothing reads it: what is typed does not show, and waits for the next reader.
+"""Keyboard input while the program does not read it: it is not echoed, and waits for the next reader.
 
-prompt_toolkit's own raw mode turns Ctrl-C and Ctrl-Z into keys, which nothing would read while models load or an
-answer runs; here both stay signals.
+prompt_toolkit's raw mode turns Ctrl-C and Ctrl-Z into keys, which nothing reads while models load or an answer runs.
+Here both stay signals.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ from specllama.base.errors import SpecllamaError
 from specllama.cli.screen.ending import handling
 from specllama.cli.screen.output import Stream
 
-PASTE_AS_ONE, PASTE_AS_TYPED = "\x1b[?2004h", "\x1b[?2004l"  # whether the terminal says where a paste begins and ends
+PASTE_AS_ONE, PASTE_AS_TYPED = "\x1b[?2004h", "\x1b[?2004l"  # bracketed paste on and off
 _MOST_EARLY = 1 << 16  # bytes; a terminal keeps no more than some thousand
-
-
-def _in_foreground(fd: int) -> bool:
-    """True where this process may change the terminal; a background job that tries is stopped."""
-    return os.tcgetpgrp(fd) == os.getpgrp()
 
 
 class Keyboard:
     """A terminal's keyboard without echo, until `restore`. Ctrl-C and Ctrl-Z still send their signals.
 
-    `by_key`: every key waits as it is, for an editor that reads keys, and a paste is one block. A terminal that makes
-    lines of them would turn Enter into a newline, and keep Ctrl-D and the like for itself.
+    `by_key`: keys wait unchanged for an editor that reads keys, and a paste is one block. In line mode the terminal
+    turns Enter into a newline and interprets Ctrl-D itself.
     """
 
     def __init__(self, file: TextIO, screen: Stream, *, by_key: bool = True) -> None:
-        """Raises ImportError, ValueError and OSError where `file` is no such terminal."""
+        """Raises ImportError, ValueError or OSError if `file` is not such a terminal."""
         import termios
 
         self._by_key = by_key
@@ -60,23 +55,23 @@ class Keyboard:
         import termios
 
         with contextlib.suppress(termios.error, OSError):
-            if _in_foreground(self._fd):
+            if os.tcgetpgrp(self._fd) == os.getpgrp():  # the system stops a background job that tries
                 termios.tcsetattr(self._fd, termios.TCSAFLUSH if and_forget else termios.TCSADRAIN, settings)
-        # The screen may be gone; and a signal may have come in the middle of writing to it.
+        # The screen may be closed, and a signal handler may interrupt another write to it.
         with contextlib.suppress(OSError, ValueError, SpecllamaError, RuntimeError):
             if self._by_key:
                 self._screen.write(paste)
 
     def hold(self) -> None:
-        """Hold it, or go on after something else read."""
+        """Hold the keyboard, also again after another reader."""
         self._set(self._held, PASTE_AS_ONE)
 
     def restore(self, *, and_forget: bool = False) -> None:
-        """Leave the terminal as it was; `and_forget` what was typed: a message is no command for a shell."""
+        """Restore the terminal; `and_forget` discards what was typed, which the shell would run as a command."""
         self._set(self._before, PASTE_AS_TYPED, and_forget=and_forget)
 
     def early(self) -> str:
-        """What was typed before it was held: whole lines end in a newline, which was Enter."""
+        """What was typed before `hold`, with Enter as a carriage return."""
         data = b""
         with contextlib.suppress(OSError, ValueError):
             while len(data) < _MOST_EARLY and select.select([self._fd], [], [], 0)[0]:
@@ -87,7 +82,7 @@ class Keyboard:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Another program reads meanwhile, and finds the terminal as it was."""
+        """Restore the terminal while another program reads it."""
         self.restore()
         self._is_lent = True
         try:
@@ -97,7 +92,7 @@ class Keyboard:
             self.hold()
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Ctrl-Z: the shell finds the terminal as it was, and this process finds it as it is now when it goes on."""
+        """Handler of Ctrl-Z: restores the terminal for the shell, and holds it again when the process continues."""
         import termios
 
         now: list[Any] | None = None
@@ -107,14 +102,14 @@ class Keyboard:
                 self.restore()
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-        signal.signal(number, self.stop)  # it goes on
+        signal.signal(number, self.stop)  # the process continues here
         if now is not None:
             self._set(now, PASTE_AS_ONE)
 
 
 @contextlib.contextmanager
 def held_keyboard(file: TextIO, screen: Stream, *, by_key: bool = True) -> Iterator[Keyboard | None]:
-    """Hold the keyboard of `file`; None where that is no terminal whose keyboard can be held."""
+    """Hold the keyboard of `file`; None if that is not possible."""
     keyboard: Keyboard | None = None
     with contextlib.suppress(ImportError, ValueError, OSError):
         keyboard = Keyboard(file, screen, by_key=by_key)
@@ -135,9 +130,9 @@ def held_keyboard(file: TextIO, screen: Stream, *, by_key: bool = True) -> Itera
 
 @contextlib.contextmanager
 def silent_keyboard(screen: Stream) -> Iterator[Callable[[], None]]:
-    """While text streams onto `screen`, what is typed does not appear in it; yields what ends this at once.
+    """Turn the echo off while text streams to `screen`; yields a function that restores it at once.
 
-    Nothing changes where `screen` is no terminal: its reader, a pager perhaps, may have the keyboard.
+    Does nothing if `screen` is not a terminal: the reader of the pipe, such as a pager, may use the keyboard.
     """
     if not screen.is_terminal:
         yield lambda: None

@@ -1,8 +1,7 @@
-"""How the text of an answer is to look, found out while it streams: Markdown, code, and what the model thinks.
+"""The style of an answer's characters, decided while it streams: Markdown, code, and the model's thinking.
 
-Nothing is looked up ahead and nothing is taken back: a character is held until the few that follow decide what it
-means, and then it is final. Every character stays in the text, so that what is copied is what was said. This styles
-text; it never interprets it otherwise.
+A mark is held until the next characters decide what it means; then it is final. Every character stays in the text, so
+that a copy of the screen is the answer.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ Kind = Literal["text", "heading", "bold", "code", "mark", "think"]
 Letter: TypeAlias = tuple[str, str]  # a character, and the tag of who wrote it
 Shown: TypeAlias = tuple[str, str, Kind]  # a character, its tag, and how it looks
 
-_OPEN_START = re.compile(r" {0,3}(`*|~*|#{1,6})")  # a line that may still become a fence or a heading
+_OPEN_START = re.compile(r" {0,3}(`*|~*|#{1,6})")  # a line that can still become a fence or a heading
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}#{1,6}")
 
 
 @dataclass(slots=True)
 class Markdown:
-    """Follows one answer. Unclosed bold and inline code end with their line, so that a slip never spreads."""
+    """Styles one answer. Unclosed bold and inline code end with their line."""
 
     _held: list[Letter] = field(default_factory=list)  # marks whose meaning the next character decides
     _at_start: bool = True  # of a line
@@ -36,7 +35,7 @@ class Markdown:
     _after_space: bool = True
 
     def feed(self, letter: Letter) -> Iterator[Shown]:
-        """Take one character; yields those whose look is certain now."""
+        """Take one character; yields those whose style is now certain."""
         char = letter[0]
         if self._at_start:
             start = "".join(char for char, _ in self._held)
@@ -55,14 +54,12 @@ class Markdown:
             self._at_start, self._line, self._bold, self._code = True, "text", False, 0
 
     def finish(self) -> Iterator[Shown]:
-        """The answer is over."""
         if self._at_start:
             yield from self._begin_line("".join(char for char, _ in self._held), "\n")
         yield from self._end_run("\n")
 
     @property
     def _look(self) -> Kind:
-        """The look of an ordinary character here."""
         if self._fence and self._line == "text":
             return "code"
         return self._line if self._line != "text" else "code" if self._code else "bold" if self._bold else "text"
@@ -92,7 +89,7 @@ class Markdown:
             yield from self._release("text")
 
     def _end_run(self, after: str) -> Iterator[Shown]:
-        """A run of equal marks is over and `after` follows: say what it means."""
+        """Decide what a run of equal marks means, now that the character `after` it is known."""
         n_marks = len(self._held)
         if not n_marks:
             return
@@ -116,7 +113,7 @@ class Markdown:
 
 
 class Thinking:
-    """Tells the passage that the model thinks in from what it says: `<think>` at the very beginning up to `</think>`.
+    """Finds the thinking at the beginning of an answer, from `<think>` to `</think>`.
 
     `starts_inside`: the template has written `<think>` already.
     """
@@ -127,7 +124,7 @@ class Thinking:
         self._held: list[Letter] = []
 
     def feed(self, letter: Letter) -> Iterator[tuple[Letter, bool]]:
-        """Take one character; yields those that are certain now, and whether they are thought."""
+        """Take one character; yields (character, is thinking) for those that are now certain."""
         if not self._waits_for:
             yield letter, False
             return
@@ -143,7 +140,7 @@ class Thinking:
             yield from self._switch()
 
     def _switch(self) -> Iterator[tuple[Letter, bool]]:
-        """The mark is complete; it belongs to the passage."""
+        """The mark is complete; it is part of the thinking."""
         held, self._held = self._held, []
         for letter in held:
             yield letter, True
@@ -151,7 +148,7 @@ class Thinking:
         self.inside = not self.inside
 
     def finish(self) -> Iterator[tuple[Letter, bool]]:
-        """What was held is no mark."""
+        """Release what was held: it is not a mark."""
         held, self._held = self._held, []
         if held and not self.inside:
             self._waits_for = ""
@@ -160,7 +157,7 @@ class Thinking:
 
 
 class AnswerReading:
-    """Both of them on one answer; `thought` gathers the passage."""
+    """`Thinking` and `Markdown` on one answer."""
 
     def __init__(self, *, starts_thinking: bool = False) -> None:
         self._thinking = Thinking(starts_inside=starts_thinking)
@@ -169,16 +166,15 @@ class AnswerReading:
 
     @property
     def thought(self) -> str:
-        """What the model thought, without its marks."""
+        """The thinking, without its marks."""
         return "".join(self._thought).removeprefix(THINK).removesuffix(END_THINK).strip()
 
     def feed(self, text: str, tag: str) -> Iterator[Shown]:
-        """Take text; yields the characters whose look is certain."""
+        """Take text; yields the characters whose style is certain."""
         for char in text:
             yield from self._sorted(self._thinking.feed((char, tag)))
 
     def finish(self) -> Iterator[Shown]:
-        """The answer is over."""
         yield from self._sorted(self._thinking.finish())
         yield from self._markdown.finish()
 

@@ -1,4 +1,4 @@
-"""The look of tokens by their origin, the live figures, and the summary line."""
+"""Styles of tokens by origin, the live figures, and the summary line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specllama.cli.screen.output import Stream
 from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.stats import SpecStats
 
-# Each origin differs from the others in colour and, without colour, in bold and underline. Cyan, yellow and magenta
-# stay apart for the common kinds of colour blindness, and follow the terminal's own theme.
+# Each origin has its own colour and, without colour, its own mix of bold and underline. Cyan, yellow and magenta can be
+# told apart with the common kinds of colour blindness, and follow the terminal's theme.
 STYLES = {
     "draft": Style(color="cyan"),
     "correction": Style(color="yellow", bold=True, underline=True),
@@ -29,26 +29,25 @@ RECENT_S = 2.0  # 'now' is the mean over the steps of the last two seconds
 MAX_POSITIONS = 16  # bars
 
 StyledSpan: TypeAlias = tuple[str, str]  # style, text
-Item: TypeAlias = Sequence[StyledSpan]  # what is not broken over two lines
+Item: TypeAlias = Sequence[StyledSpan]  # kept on one line
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Styles as the codes that switch them on and off; all empty on a stream that may not be styled."""
+    """Codes that switch each style on and off; empty on a stream without styles."""
 
     codes: dict[str, tuple[str, str]]
     bar: str  # one cell of a bar, empty to full
-    edge: str  # where a bar would end if it were full
+    edge: str  # marks the end of a full bar
     rule: str  # one cell of a line
 
     def paint(self, style: str, text: str) -> str:
-        """`text` in a style."""
         on, off = self.codes[style]
         return on + text + off
 
 
 def codes_of(style: Style, stream: Stream) -> tuple[str, str]:
-    """What switches a style on and off, as far as `stream` allows it."""
+    """The codes that switch a style on and off on `stream`."""
     allowed = style if stream.coloured else style.without_color
     shown = allowed.render("|", color_system=ColorSystem.STANDARD) if stream.styled else "|"
     on, _, off = shown.partition("|")
@@ -56,7 +55,7 @@ def codes_of(style: Style, stream: Stream) -> tuple[str, str]:
 
 
 def palette_of(stream: Stream) -> Palette:
-    """The styles that `stream` allows."""
+    """The styles and bar characters that `stream` can show."""
     codes = {name: codes_of(style, stream) for name, style in STYLES.items()}
     smooth = " ▏▎▍▌▋▊▉█"
     return Palette(codes, smooth, "▏", "─") if stream.encodes(smooth + "─") else Palette(codes, " #", "|", "-")
@@ -71,37 +70,33 @@ def bar(share: float, width: int, cells: str) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """A share as people read it; n/a where nothing was counted."""
+    """A share as percent, or n/a for None."""
     if share is None:
         return "n/a"
     return "<1 %" if 0.0 < share < 0.005 else f"{100 * share:.{digits}f} %"
 
 
 def rate(per_s: float | None, unit: str) -> str:
-    """A rate with its unit; n/a where nothing was counted."""
+    """A rate with its unit, or n/a for None."""
     return f"n/a {unit}" if per_s is None else f"{per_s:.1f} {unit}"
-
-
-# ------------------------------------------------------------------------------------------------------------ figures
 
 
 @dataclass(slots=True)
 class Figures:
-    """What the events of one answer add up to so far."""
+    """Figures of the events of one answer so far."""
 
     n_ctx: int
-    drafts: bool  # False in plain decoding, where there is nothing to say about drafts
+    drafts: bool  # False in plain decoding
     stats: SpecStats = field(default_factory=SpecStats)
     prompt: PromptProgress | None = None
     notice: str = ""
-    legend: bool = True  # the text shows who wrote each token
-    n_cached: int | None = None  # prompt tokens that the KV held already; None where that is of no interest
+    legend: bool = True  # the text shows the origin of each token
+    n_cached: int | None = None  # prompt tokens that the KV cache held already; None hides it
     k: int = 0  # drafted tokens of the last step
     _recent: deque[tuple[int, float]] = field(default_factory=deque)  # tokens and seconds of the last steps
-    _n_pending: int = 0  # tokens whose StepEvent is still to come
+    _n_pending: int = 0  # tokens whose StepEvent has not come yet
 
     def take(self, event: Event) -> None:
-        """Count one event."""
         if isinstance(event, TokenEvent):
             self.stats.n_emitted += 1
             self.stats.n_from_draft += event.origin == "draft"
@@ -115,7 +110,6 @@ class Figures:
             self.notice = event.text
 
     def _take_step(self, event: StepEvent) -> None:
-        """Count one verify pass and forget what is no longer recent."""
         self.k = len(event.drafted)
         self.stats.record(self.k, event.accepted, event.accepted < self.k)
         self.stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
@@ -126,12 +120,9 @@ class Figures:
 
     @property
     def tok_s_now(self) -> float | None:
-        """Tokens per second over the last steps."""
+        """Tokens per second over the last RECENT_S seconds."""
         seconds = sum(s for _, s in self._recent)
         return sum(n for n, _ in self._recent) / seconds if seconds else None
-
-
-# -------------------------------------------------------------------------------------------------------------- strip
 
 
 def _labelled(value: str, label: str) -> Item:
@@ -153,7 +144,7 @@ def _speed(figures: Figures) -> Iterator[Item]:
 
 
 def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
-    """One bar a position: how often the token drafted there was reached and accepted."""
+    """One bar a position: the share of drafts whose token there was accepted."""
     shares = figures.stats.acceptance_per_position[:MAX_POSITIONS]
     n_cells = min(max(width // max(len(shares), 1) - 10, 1), 8)
     for position, share in enumerate(shares, 1):
@@ -189,7 +180,7 @@ def _context(figures: Figures, palette: Palette) -> Iterator[Item]:
 
 
 def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
-    """Items side by side, two spaces apart, in lines of at most `width`; an item wider than that is cut."""
+    """Items two spaces apart in lines of at most `width`; an item wider than that is cut."""
     line, used = "", 0
     for item in items:
         n_cells = sum(len(text) for _, text in item)
@@ -208,7 +199,7 @@ def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
 
 
 def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
-    """The live lines: figures in groups, each group starting a line, most telling first; no line wider than `width`."""
+    """The live lines, at most `width` wide: one group of figures after the other, the most important first."""
     if not figures.stats.n_steps:
         return list(flow(_reading(figures, width, palette), width, palette))
     groups: list[Iterable[Item]] = [(*_times(figures), *_context(figures, palette))]
@@ -235,7 +226,7 @@ def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
 
 
 def progress(what: str, share: float, detail: str, width: int, palette: Palette) -> Iterator[Item]:
-    """One line of progress."""
+    """A progress bar between `what` and `detail`."""
     n_cells = min(max(width - len(what) - len(detail) - 14, 4), 30)
     yield (
         ("label", f"{what} "),
@@ -247,7 +238,7 @@ def progress(what: str, share: float, detail: str, width: int, palette: Palette)
 
 
 def summary(stats: SpecStats, *, drafts: bool = True) -> str:
-    """The line after an answer; `drafts`: there was something that could draft."""
+    """The line after an answer; `drafts`: a drafter was active."""
     counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
     length = stats.mean_acceptance_length
     parts = [f"Prompt: {rate(stats.prompt_tok_s, 't/s')}", f"Generation: {rate(stats.decode_tok_s, 't/s')}"]

@@ -1,9 +1,8 @@
-"""One line of progress on stderr for the steps before an answer."""
+"""A line of progress on stderr for the steps before an answer."""
 
 from __future__ import annotations
 
 from time import monotonic
-from types import TracebackType
 
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.render import flow, palette_of, progress
@@ -13,7 +12,7 @@ REDRAW_S = 0.1
 
 
 class StatusLine:
-    """A line that comes and goes with the step it speaks of; nothing at all where nothing may move on stderr."""
+    """A progress line; shows nothing where live lines may not be drawn on stderr."""
 
     def __init__(self, output: Output) -> None:
         self._shown = output.live
@@ -22,7 +21,7 @@ class StatusLine:
         self._next = 0.0
 
     def show(self, what: str, share: float, detail: str = "") -> None:
-        """How far the step is; drawn at most ten times a second."""
+        """Draw the progress of a step, at most ten times a second."""
         if not self._shown or monotonic() < self._next:
             return
         self._next = monotonic() + REDRAW_S
@@ -30,13 +29,11 @@ class StatusLine:
         self._screen.draw(list(flow(progress(what, share, detail, width, self._palette), width, self._palette)))
 
     def clear(self) -> None:
-        """Take the line away, so that something else can be said; the next `show` brings it back."""
+        """Erase the line until the next `show`."""
         self._screen.clear()
 
     def __enter__(self) -> StatusLine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._screen.clear()
+    def __exit__(self, *_error: object) -> None:
+        self.clear()

@@ -12,9 +12,9 @@ Cell: TypeAlias = "str | tuple[str, str]"  # text, or text and its style
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> list[str]:
-    """The lines of a table whose columns line up; all but the first `n_left` are figures and set to the right."""
+    """The lines of an aligned table; all but the first `n_left` columns are set to the right."""
     cells = [[in_one_line(cell).replace("|", "\\|") for cell in row] for row in (heads, *rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]  # 3: the least that Markdown takes
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(heads))]  # Markdown needs at least 3
     rule = ["-" * width if i < n_left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines = []
     for row in (cells[0], rule, *cells[1:]):
@@ -35,10 +35,10 @@ def draw_table(
     styles: Sequence[str | None] = (),
     widths: Sequence[int] = (),
 ) -> None:
-    """A table for a terminal, which no text in it can steer.
+    """Print a table on stdout, with control characters spelled out.
 
-    `figures`: heads of the columns that are set to the right. `styles`: of the rows. `widths`: of the columns, whose
-    cells are cut where they are longer; without them the cells are broken over several lines.
+    `figures`: heads of the columns set to the right. `styles`: of the rows. `widths`: of the columns; longer cells are
+    cut. Without a width, cells are wrapped.
     """
     from rich.table import Table
     from rich.text import Text

@@ -1,8 +1,8 @@
-"""One terminal, two parts: text that only ever grows, and a few live lines below it.
+"""Text that only grows on a terminal, with a few live lines below it.
 
-The cursor rests at the end of the text. Live lines are drawn under it and erased from the cursor down, so neither an
-answer taller than the window nor a resize can tear them: whatever the terminal did to the rows below, one erase takes
-them away, and the text is never written twice.
+The cursor stays at the end of the text. Live lines are drawn below it and erased from the cursor down. So neither an
+answer taller than the window nor a resize leaves remains: one erase removes all rows below, and the text is never
+written twice.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from specllama.cli.screen.wrapping import Wrapper
 
 SAVE_CURSOR, RESTORE_CURSOR = "\x1b7", "\x1b8"
-DOWN_SCROLLING = "\x1bD"  # index: one row down in the same column, scrolling at the bottom
+DOWN_SCROLLING = "\x1bD"  # index: one row down in the same column; scrolls at the bottom
 UP = "\x1b[A"
-# From the next row on: some terminals take an erase in the first column of the first row as 'clear the screen', and
-# keep what was there in their scrollback.
+# Erases from the next row on: some terminals treat an erase at the top left as 'clear the screen' and copy what was
+# there to their scrollback.
 ERASE_BELOW = f"{DOWN_SCROLLING}{SAVE_CURSOR}\r\x1b[J{RESTORE_CURSOR}{UP}"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
-FRAME, END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows what is between them at once, if it knows how
+FRAME, END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output, where the terminal supports it
 TAB = 8
 
 
 def size_of(stream: Stream) -> tuple[int, int]:
-    """Columns and rows of the terminal behind `stream`, now."""
+    """The current columns and rows of the terminal behind `stream`; 80 and 24 if unknown."""
     try:
         size = os.get_terminal_size(stream.file.fileno())
     except (OSError, ValueError):
         size = os.terminal_size((0, 0))
-    return size.columns or 80, size.lines or 24  # some terminals do not know
+    return size.columns or 80, size.lines or 24  # some terminals report 0
 
 
 def column_after(text: str, column: int, width: int) -> int:
-    """The column after `text` was written at `column`; `width` itself means 'at the margin, wrap pending'."""
+    """The column after writing `text` at `column`; `width` itself means 'at the margin, wrap pending'."""
     for char in text:
         if char == "\n":
             column = 0
@@ -54,7 +54,7 @@ def column_after(text: str, column: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StyledText:
-    """Text between the codes that switch its style on and off."""
+    """Text and the codes that switch its style on and off."""
 
     text: str
     on: str = ""
@@ -67,10 +67,10 @@ class StyledText:
 class Screen:
     """Append-only text on one stream and live lines below it on another, both on the same terminal.
 
-    Where lines end is left to the terminal, or to `breaks`, which may hold text until `finish`.
+    The terminal wraps lines, or `breaks` does, which may hold text until `finish`.
 
-    Invariant: after `draw` the cursor stands right behind the text, and not at the margin, where terminals disagree
-    about what the next character does: a character that would end there waits for its successor, or for `clear`.
+    Invariant: after `draw` the cursor is right behind the text, and not at the margin, where terminals differ in what
+    the next character does. A character that would end at the margin waits for the next one, or for `clear`.
     """
 
     def __init__(
@@ -84,30 +84,30 @@ class Screen:
         self._live = live
         self._size = size
         self._breaks = breaks
-        self._added: list[StyledText] = []  # and not yet broken into lines
-        self._waiting: list[StyledText] = []
-        self._line = ""  # the text's unfinished last line, as far as written
-        self._column = 0  # where it ends
-        self._width = 0  # at which width that is true
+        self._added: list[StyledText] = []  # not yet wrapped
+        self._waiting: list[StyledText] = []  # wrapped, not yet written
+        self._line = ""  # the unfinished last line, as written
+        self._column = 0  # its end
+        self._width = 0  # the width for which `_column` is right
         self._drawn = False
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows, now."""
+        """The current columns and rows."""
         return self._size(self._text if self._text.is_terminal else self._live)
 
     @property
     def mid_line(self) -> bool:
-        """True where the text does not end with a newline."""
+        """True if the text does not end with a newline."""
         return bool(self._line)
 
     def add(self, piece: StyledText) -> None:
-        """Text for the next `draw`."""
+        """Queue text for the next `draw`."""
         if piece.text:
             self._added.append(piece)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Write the waiting text, and `lines` below it: as many as fit into half of the window."""
+        """Write the queued text, and below it as many of `lines` as fit into half of the window."""
         width, height = self.size
         lines = lines[: height // 2]
         self._live.write(FRAME + (ERASE_BELOW if self._drawn else ""))
@@ -118,22 +118,22 @@ class Screen:
         self._drawn = bool(lines)
 
     def clear(self) -> None:
-        """Erase the live lines and write all text that waits, but for a word that may have to move."""
+        """Erase the live lines and write the queued text, except an unfinished word that may still wrap."""
         if self._drawn:
             self._live.write(ERASE_BELOW)
             self._drawn = False
         self._write_waiting(self.size[0], leave_margin=False)
 
     def finish(self) -> None:
-        """`clear`, and the text is over: nothing waits any longer."""
+        """`clear`, and write an unfinished word as well."""
         self.clear()
         if self._breaks is not None:
             self._waiting += self._breaks.finish(self._column, self._width)
             self._write_waiting(self._width, leave_margin=False)
 
     def _write_waiting(self, width: int, *, leave_margin: bool) -> None:
-        """Write what waits; `leave_margin`: all but a last character that would end at the margin."""
-        if width != self._width:  # the window changed: its rows broke anew
+        """Write what waits; `leave_margin`: except a last character that would end at the margin."""
+        if width != self._width:  # the terminal has wrapped the rows anew
             self._column, self._width = column_after(self._line, 0, width), width
         pieces, self._waiting, added, self._added = self._waiting, [], self._added, []
         if self._breaks is not None:

@@ -1,4 +1,4 @@
-"""How the events of an answer become what a person, a pipe or a program reads."""
+"""Views of an answer's events: text for a person or a pipe, JSON for a program."""
 
 from __future__ import annotations
 
@@ -16,28 +16,19 @@ FRAME_S = 0.1  # live lines are drawn at most ten times a second
 
 
 class View(Protocol):
-    """Takes the events of one answer in batches and shows them."""
+    """Shows the events of one answer, which come in batches."""
 
     gap_s: float  # least time between two batches
 
-    def take(self, event: Event) -> None:
-        """One event."""
-        ...
+    def take(self, event: Event) -> None: ...
 
-    def refresh(self) -> None:
-        """A batch was taken, perhaps an empty one."""
-        ...
+    def refresh(self) -> None: ...  # after each batch, also an empty one
 
-    def close(self) -> None:
-        """Nothing more comes, or the work failed: leave the streams as they should be."""
-        ...
+    def close(self) -> None: ...  # at the end or after a failure: leaves the streams clean
 
 
 class Board:
-    """A screen with the live figures below its text, where they are wanted.
-
-    Where they are not, a terminal still shows how far the prompt is read: until then nothing else happens.
-    """
+    """A screen with live figures below its text. Without `live`, a terminal still shows the progress of prefill."""
 
     def __init__(self, output: Output, figures: Figures, *, live: bool) -> None:
         self.gap_s = FRAME_S if live else 0.0
@@ -48,7 +39,6 @@ class Board:
         self._waits = output.live
 
     def refresh(self) -> None:
-        """Show the text that waits, and the figures as they are now."""
         if self._live or (self._waits and not self._figures.stats.n_emitted):
             self.screen.draw(strip(self._figures, self.screen.size[0], self._palette))
         else:
@@ -56,9 +46,9 @@ class Board:
 
 
 class AnswerView:
-    """The answer as text: styled by who wrote each token where stdout may be styled, verbatim on a pipe.
+    """The answer as text: styled by the origin of each token, verbatim on a pipe.
 
-    On a terminal control characters are spelled out. An answer that does not end with a newline is given one.
+    On a terminal control characters are spelled out. A missing newline at the end is added.
     """
 
     def __init__(self, output: Output, answer: TextStream, figures: Figures, *, live: bool) -> None:
@@ -69,11 +59,10 @@ class AnswerView:
         self._figures = figures
         self._palette = palette_of(output.out)
         self._spelled = output.out.is_terminal or output.out.styled
-        self._held_return = ""  # a carriage return whose newline may still come
+        self._held_return = ""  # a carriage return that a newline may follow
         self._notices: list[str] = []
 
     def take(self, event: Event) -> None:
-        """Count the event and keep its text for the next refresh."""
         self._figures.take(event)
         if isinstance(event, TokenEvent):
             self._add(self._answer.push(event.token, event.origin))
@@ -86,7 +75,7 @@ class AnswerView:
         for span in spans:
             text = self._on_screen(span.text) if self._spelled else span.text
             on, off = self._palette.codes[span.tag] if self._figures.drafts else ("", "")
-            word = text.lstrip()  # underlined space says nothing and looks like a gap to fill in
+            word = text.lstrip()  # an underlined space looks like a gap to fill in
             self._board.screen.add(StyledText(text[: len(text) - len(word)]))
             self._board.screen.add(StyledText(word, on, off))
 
@@ -97,7 +86,7 @@ class AnswerView:
         return visible(text.removesuffix("\r"))
 
     def refresh(self) -> None:
-        """Show what was taken. Notices wait on a terminal, where they would tear the answer apart."""
+        """Show what was taken. On a terminal notices wait until `close`, not to interrupt the answer."""
         self._board.refresh()
         if not self._output.out.is_terminal:
             self._say_notices()
@@ -107,7 +96,7 @@ class AnswerView:
             self._output.note(f"note: {self._notices.pop(0)}")
 
     def close(self) -> None:
-        """Take the live figures away, end the line, and say what had to wait."""
+        """Erase the live figures, end the line, and print the notices."""
         if self._held_return:
             self._board.screen.add(StyledText(visible(self._held_return)))
         self._board.screen.finish()
@@ -117,7 +106,7 @@ class AnswerView:
 
 
 class RecordView:
-    """Nothing on stdout until the record at the end; the figures are live meanwhile where they are wanted."""
+    """Nothing on stdout before the record at the end, only live figures where they are wanted."""
 
     def __init__(self, output: Output, answer: TextStream, figures: Figures, *, live: bool) -> None:
         self._board = Board(output, figures, live=live)
@@ -126,7 +115,6 @@ class RecordView:
         self._figures = figures
 
     def take(self, event: Event) -> None:
-        """Count the event and keep its text."""
         self._figures.take(event)
         if isinstance(event, TokenEvent):
             self._answer.push(event.token)
@@ -134,16 +122,14 @@ class RecordView:
             self._answer.finish()
 
     def refresh(self) -> None:
-        """Draw the figures."""
         self._board.refresh()
 
     def close(self) -> None:
-        """Take them away."""
         self._board.screen.clear()
 
 
 class EventView:
-    """Every event as one line of JSON, at once; a token's line carries the text that it completes."""
+    """Every event as one line of JSON; a token's line has the text that it completes."""
 
     gap_s = 0.0
 
@@ -153,19 +139,18 @@ class EventView:
         self._record = record
 
     def take(self, event: Event) -> None:
-        """Print the event."""
         if isinstance(event, TokenEvent):
             text = "".join(span.text for span in self._answer.push(event.token))
             self._output.data({**event.to_json(), "text": text})
         elif isinstance(event, Finished):
-            # What waited for the rest of a stop string or of a character, and belongs to no token's line.
+            # Text held back for a possible stop string or an incomplete character; no token's line has it.
             tail = "".join(span.text for span in self._answer.finish())
             self._output.data({**event.to_json(), "tail": tail, **self._record.outcome(event, self._answer)})
         else:
             self._output.data(event.to_json())
 
     def refresh(self) -> None:
-        """Everything is printed already."""
+        """`take` has printed everything."""
 
     def close(self) -> None:
-        """Nothing was drawn."""
+        """There is nothing to erase."""

@@ -1,4 +1,4 @@
-"""The engine in a second thread: the main thread draws, listens for Ctrl-C, and gets the events in batches."""
+"""The engine in a second thread: the main thread draws, handles Ctrl-C, and gets the events in batches."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Generic, TypeVar
 
 from specllama.cli.screen.ending import endings, handling, leave_at_once
 from specllama.core.types import Cancel
 
-E = TypeVar("E")  # what the work says: the engine's events, or a benchmark's
+E = TypeVar("E")  # events of the engine, or of a benchmark
 
-# Python runs signal handlers in the main thread only, and only between its bytecodes: it never waits longer than this.
+# The longest wait of the main thread: Python runs signal handlers there only, and not while it waits.
 LISTEN_S = 0.1
-# The tokens of a step come in one burst: a moment after the first, all of them are there.
+# The tokens of a step come in one burst: this long after the first, all have arrived.
 SETTLE_S = 0.01
 
 
 class _End:
-    """The last item of the queue: the work is over, or failed with `error`."""
+    """The last item of the queue; `error` if the work failed."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
 class Worker(Generic[E]):
-    """Iterates over `events` in a thread of its own. A context manager: leaving it early cancels and waits."""
+    """Iterates over `events` in its own thread. A context manager: leaving it early cancels and waits."""
 
     def __init__(self, events: Iterable[E], cancel: Cancel) -> None:
         self._events = events
         self._cancel = cancel
         self._queue: SimpleQueue[E | _End] = SimpleQueue()
-        # A daemon, so that a second Ctrl-C need not wait for it.
+        # A daemon thread: a second Ctrl-C does not wait for it.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def _work(self) -> None:
@@ -49,9 +49,9 @@ class Worker(Generic[E]):
             self._queue.put(_End())
 
     def batches(self, gap_s: float = 0.0) -> Iterator[list[E]]:
-        """Events in their order, at most one batch every `gap_s`; some are empty. Re-raises what the work raised.
+        """Events in order, at most one batch every `gap_s`; some batches are empty. Re-raises what the work raised.
 
-        The fewer batches, the less often this thread takes the interpreter away from the engine's.
+        Fewer batches mean fewer switches of the interpreter away from the engine's thread.
         """
         earliest = monotonic()
         while True:
@@ -66,7 +66,7 @@ class Worker(Generic[E]):
             yield batch  # type: ignore[misc]  # an _End is always the last item
 
     def _gather(self) -> list[E | _End]:
-        """The next event and those that come with it; nothing if none comes while we listen."""
+        """The next event and those that come with it; nothing if none comes within LISTEN_S."""
         try:
             items = [self._queue.get(timeout=LISTEN_S)]
         except Empty:
@@ -82,9 +82,7 @@ class Worker(Generic[E]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
             self._cancel.set()
         self._thread.join()
@@ -92,9 +90,9 @@ class Worker(Generic[E]):
 
 @contextlib.contextmanager
 def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP set `cancel`; the second of them leaves the process at once, after `restore`.
+    """SIGINT, SIGTERM and SIGHUP set `cancel`; a second one ends the process at once, after `restore`.
 
-    A SIGHUP that is ignored stays ignored: that is what nohup is for.
+    A SIGHUP that the process ignores (nohup) stays ignored.
     """
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

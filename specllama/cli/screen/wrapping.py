@@ -1,4 +1,4 @@
-"""Lines broken between words while their text still streams: nothing that was written is ever taken back."""
+"""Word wrap for text that streams: what is written stays as it is."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from specllama.cli.screen.markdown import FENCE
 from specllama.cli.screen.terminal import StyledText, column_after
 
 _Letter: TypeAlias = tuple[str, tuple[str, str]]  # a character, and the codes around it
-# What the lines after a break stand under: the indentation of the line, and the mark of a list behind it.
+# The indentation of wrapped lines: that of the line, and the width of its list mark.
 _HANGS = re.compile(r"[ \t]*(?:(?:[-*+•]|\d{1,3}[.)])[ \t]+)?")
-_MAX_HANG = 0.4  # of the width; a line that begins further right goes on at the margin
-# Never the first in a line, or the last: what closes or opens in scripts that are written without spaces.
+_MAX_HANG = 0.4  # of the width; a line with more indentation continues at the margin
+# Closing marks never begin a line and opening marks never end one, in scripts without spaces.
 _CLOSES = frozenset("、。，．・：；？！」』）〕］｝〉》】々ー…‥)]}.,:;!?%’”")
 _OPENS = frozenset("「『（〔［｛〈《【([{‘“")
-_JOINER = "\u200d"  # makes one picture of two
+_JOINER = "\u200d"  # joins two emoji into one
 
 
 class Wrapper:
-    """Takes styled text, gives it back broken between words. A word is held until it ends, for it may have to move;
-    the first of a line is not.
+    """Wraps styled text between words. A word is held until it ends, except the first of a line.
 
-    Its spaces go with it, and are dropped where the line breaks. What is wider than a line is broken by the terminal,
-    and so is everything between the fences of a code block.
+    Spaces before a word are held with it, and dropped where the line breaks. The terminal breaks words wider than a
+    line, and everything inside a fenced code block.
     """
 
     def __init__(self) -> None:
         self._spaces: list[_Letter] = []  # before the word
         self._word: list[_Letter] = []
-        self._line = ""  # as it came, without what is held
-        self._fence = ""  # what closes the code block that is open
-        self._flows = False  # the word begins its line, or is wider than one: it is written as it comes
+        self._line = ""  # as it came, without the held part
+        self._fence = ""  # the fence that closes the open code block
+        self._flows = False  # the word begins its line or is wider than a line: it is not held
         self._out: list[_Letter] = []
         self._column = self._width = 0
 
     def feed(self, pieces: Iterable[StyledText], column: int, width: int) -> list[StyledText]:
-        """What of `pieces` and of what was held can be written now, from `column` on."""
+        """The part of the held text and `pieces` that can be written now, from `column` on."""
         self._column, self._width = column, width
         for piece in pieces:
             for char in piece.text:
@@ -48,7 +47,7 @@ class Wrapper:
         return self._written()
 
     def finish(self, column: int, width: int) -> list[StyledText]:
-        """The end of the text: writes what is held."""
+        """The held text, at the end of the answer."""
         self._column, self._width = column, width
         self._end_word()
         self._emit(self._spaces)
@@ -85,12 +84,12 @@ class Wrapper:
 
     @staticmethod
     def _may_break(before: str, after: str) -> bool:
-        """Between two characters, of which one is wide: such scripts know no spaces."""
+        """True between two characters if one is wide: such scripts have no spaces."""
         sizes = get_character_cell_size(before), get_character_cell_size(after)
         return 2 in sizes and sizes[1] > 0 and before != _JOINER and after not in _CLOSES and before not in _OPENS
 
     def _end_word(self) -> None:
-        """The word is complete: write it here, or on the next line."""
+        """Write the complete word, here or on the next line."""
         if self._word and not self._flows:
             spaces = "".join(char for char, _ in self._spaces)
             start = column_after(spaces, self._column, self._width)
@@ -98,12 +97,12 @@ class Wrapper:
             if not fits and self._line.strip():
                 self._break()
             elif not fits:
-                self._spaces = []  # an indentation that leaves no room for anything
+                self._spaces = []  # an indentation that leaves no room for the word
         self._write_word()
         self._flows = False
 
     def _break(self) -> None:
-        """Go on in the next line, under the text of this one."""
+        """Continue in the next line, with the indentation of this one."""
         begins = _HANGS.match(self._line)
         hang = column_after(begins[0], 0, self._width) if begins else 0
         if hang > _MAX_HANG * self._width or hang + self._cells(self._word) > self._width:
@@ -127,7 +126,7 @@ class Wrapper:
         self._column = column_after(text, self._column, self._width)
 
     def _end_line(self, style: tuple[str, str]) -> None:
-        """Spaces at its end are written where they do not break it; a fence opens or closes."""
+        """Write trailing spaces if they fit, and open or close a fence."""
         spaces = "".join(char for char, _ in self._spaces)
         if self._column + len(spaces) < self._width or not self._line.strip():
             self._emit(self._spaces)
