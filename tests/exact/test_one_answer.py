@@ -126,7 +126,7 @@ def fake_benches() -> dict[str, Bench]:
     return {
         "one engine": Bench({"A": one, "B": one}),
         "one engine without drafts": Bench({"A": plain, "B": plain}),
-        "two engines on one target": Bench({"A": Engine(target, draft()), "B": Engine(target, LookupDrafter())}),
+        "two engines on one target": Bench({"A": Engine(target, draft()), "B": Engine(target, LookupDrafter(n_max=8))}),
         "two targets with one draft": Bench(
             {who: Engine(fake(table), ModelDrafter(shared, n_max=3)) for who, table in (("A", TARGET), ("B", OTHER))}
         ),
@@ -258,5 +258,5 @@ def test_a_drafter_that_is_changed_while_an_answer_is_open_serves_the_next_one()
     engine = Engine(target, ModelDrafter(draft, n_max=3))
     first = engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)
     read(first, N_TAKEN)
-    engine.drafter = LookupDrafter()
+    engine.drafter = LookupDrafter(n_max=8)
     assert {event.drafter for event in first if isinstance(event, StepEvent)} == {"draft-simple"}
