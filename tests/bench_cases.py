@@ -141,9 +141,6 @@ def report_of(plan: BenchPlan, runs: Sequence[BenchRun], **changes: Any) -> Benc
     return replace(report, verdict=verdict(report))
 
 
-# --------------------------------------------------------------------------------------------------- on fake models
-
-
 @dataclass
 class Stage:
     """Fake models that a whole benchmark runs on; `now` is a clock that every evaluation moves on."""

@@ -22,9 +22,6 @@ from specllama.core.types import Chooser, Draft, Drafter, LanguageModel, Rule
 Section = Literal["greedy", "law", "draws", "kv"]
 
 
-# ------------------------------------------------------------------------------------------------- broken verification
-
-
 class AcceptsEverything(TokenVerifier):
     def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
         return 1.0
@@ -126,9 +123,6 @@ def engine_with(verifier: TokenVerifier) -> type[Engine]:
     return Broken
 
 
-# -------------------------------------------------------------------------------------------- broken drafters and draws
-
-
 class BrokenDrafter(Watching):
     """A drafter whose drafts pass through `change` on their way to the engine."""
 
@@ -175,9 +169,6 @@ class OneNumberForAll:
         self._last = float(self._random.random())
         ids, probs = law.items()
         return int(ids[min(int(np.searchsorted(probs.cumsum(), self._last, side="right")), len(ids) - 1)])
-
-
-# ------------------------------------------------------------------------------------------------------ broken models
 
 
 class BrokenModel(Passing):
@@ -230,9 +221,6 @@ class Miscounting(Engine):
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
         super().__init__(KeepsOneMore(target), drafter, rule=rule)
-
-
-# ----------------------------------------------------------------------------------------------------------- the list
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One answer of a benchmark: the prompt at its length, fresh caches, a fresh drafter, the arm's own setting."""
+"""One answer of a benchmark: the prompt at the length of its condition, fresh caches, and a fresh drafter."""
 
 from __future__ import annotations
 
@@ -22,42 +22,39 @@ from specllama.drafters import REGISTRY, DraftSettings
 from specllama.prompts.filler import notes
 from specllama.prompts.load import BenchPrompt
 
-TELL_S = 0.5  # between two words about how far an answer is
-N_PRIMED = 3  # tokens after which the draft, too, has read what stands before the prompt
+TELL_S = 0.5  # between two reports of progress
+N_PRIMED = 3  # tokens after which the draft has read the text before the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt under a condition, as the target reads it."""
+    """The tokens of a prompt under a condition, template included."""
 
-    before: tuple[int, ...]  # what both caches hold already, empty for nothing
-    tokens: tuple[int, ...]
+    before: tuple[int, ...]  # in both caches before the clock starts
+    tokens: tuple[int, ...]  # starts with `before`
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """What came of it."""
+    """The outcome of one answer."""
 
     finished: Finished
     steps_s: tuple[float, ...]  # of every step but the first
     tokens: tuple[int, ...]
-    notices: tuple[str, ...]  # what the drafter had to say, such as that its context is full
+    notices: tuple[str, ...]  # from the drafter, such as "its context is full"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpSpeed:
-    """How fast an arm was while it warmed up."""
+    """Speed of an arm during its warm-up."""
 
     prefill_tok_s: float
-    decode_tok_s: float  # once everything was read
-    draft_read_s: float  # for a token of the prompt
+    decode_tok_s: float  # after both models have read the prompt
+    draft_read_s: float  # time of the draft for one token of the prompt
 
 
 def speed(answer: TimedAnswer) -> WarmUpSpeed:
-    """How fast it went.
-
-    The draft reads the prompt in one of the first steps, which shows as a step that takes longer than usual.
-    """
+    """`draft_read_s` is the time of the steps above their median: the draft reads the prompt in one of the first."""
     stats, steps = answer.finished.stats, answer.steps_s
     usual_s = median(steps) if steps else 0.0
     per_step = (stats.n_emitted - stats.n_first) / len(steps) if steps else 1.0
@@ -69,7 +66,7 @@ def speed(answer: TimedAnswer) -> WarmUpSpeed:
 
 
 class Answerer:
-    """Asks loaded models the job's prompts."""
+    """Runs the prompts of a job on loaded models."""
 
     def __init__(self, job: BenchJob, cancel: Cancel, clock: Callable[[], float] = perf_counter) -> None:
         self._job = job
@@ -79,7 +76,7 @@ class Answerer:
         self._kept: KeptPrefix | None = None
 
     def question(self, loaded: Loaded, prompt: BenchPrompt, condition: Condition) -> Question:
-        """The tokens of a prompt, behind as many notes as the condition asks for."""
+        """The prompt after as many notes as the condition needs."""
         key = (prompt.id, condition.n_depth, condition.n_prompt)
         if key not in self._questions:
             text = prompt.turns[0]
@@ -93,14 +90,14 @@ class Answerer:
         return self._questions[key]
 
     def params(self, loaded: Loaded, condition: Condition) -> SamplingParams:
-        """The sampler's settings; where lengths are fixed, end tokens cannot be drawn."""
+        """Sampling settings; end tokens are forbidden where lengths are fixed."""
         biases = dict(self._job.params.logit_bias)
         if self._job.wishes.fixed_length:
             biases.update(dict.fromkeys(loaded.target.end_tokens, -math.inf))
         return replace(self._job.params, temperature=condition.temperature, logit_bias=biases)
 
     def _drafter(self, loaded: Loaded, arm: Arm, params: SamplingParams) -> Drafter:
-        """A fresh one: nothing that an earlier run learned may help this one."""
+        """A new drafter for every answer, so that no run profits from an earlier one."""
         return REGISTRY[arm.spec_type].make(
             loaded.drafts[arm.draft] if arm.draft is not None else None,
             DraftSettings(
@@ -113,20 +110,20 @@ class Answerer:
         )
 
     def _chooser(self, arm: Arm, seed: int) -> Chooser:
-        """The seed's, or one that accepts without judging."""
         choose, rate = RandomChooser(seed), self._job.synthetic
         return choose if rate is None or arm.plain else SyntheticChooser(choose, rate, seed)
 
     def answering(
         self, loaded: Loaded, arm: Arm, condition: Condition, question: Question, *, seed: int, n_predict: int
     ) -> Generator[float, None, TimedAnswer]:
-        """One answer from empty caches, or from caches that hold `question.before`; says now and then which share of it
-        is done. Raises Interrupted.
+        """One answer; yields the share that is done from time to time. Raises Interrupted.
+
+        The caches start empty, or with `question.before`.
         """
         if not question.before:
             for model in (loaded.target, *loaded.drafts):
                 model.truncate(0)
-        # Kept between answers, so that what stands before the prompt is read by the target only once.
+        # Kept between answers, so that the target reads the text before the prompt only once.
         self._kept = KeptPrefix.of(loaded.target)
         params = self.params(loaded, condition)
         drafter = self._drafter(loaded, arm, params)
@@ -140,7 +137,7 @@ class Answerer:
             for event in engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel):
                 events.append(event)
                 n_said += isinstance(event, TokenEvent)
-                # Between steps alone, and seldom: whoever listens must not be among the times.
+                # Only between steps, and seldom: the listener's time must not count.
                 if isinstance(event, (StepEvent, PromptProgress)) and self._clock() - told >= TELL_S:
                     yield n_said / n_predict
                     told = self._clock()

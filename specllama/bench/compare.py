@@ -1,19 +1,18 @@
-"""Two benchmark reports side by side: which settings got faster or slower, and what else changed between them."""
+"""Compares two benchmark reports: which settings got faster or slower, and what else changed between them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 
-from specllama.base.jsonable import to_plain
 from specllama.bench.report import ALL, BenchReport, BenchRow, BenchRun, Condition, Interval
 from specllama.bench.stats import decode_speed, interval
 from specllama.bench.verdict import condition_name, span
 
-# Settings that say where models come from, which is told by their sums, or how much was measured.
-_OF_NO_INTEREST = {"pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "budget", "repetitions", "n_prompts"}
-_OF_THE_MOMENT = ("memory_bytes_s", "load")  # measured of the machine, so never twice the same
+# Settings that name the models, which are compared by their hashes, or that say how much was measured.
+_NOT_COMPARED = {"pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "budget", "repetitions", "n_prompts"}
+_MEASURED = ("memory_bytes_s", "load")  # fields of the machine that differ between any two runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class Compared:
     condition: str
     a_tok_s: float | None
     b_tok_s: float | None
-    ratio: Interval | None  # speed of B over that of A on the prompts both have; None: they have none in common
+    ratio: Interval | None  # speed of B over speed of A, on the prompts of both reports; None without such prompts
     a_speedup: float | None
     b_speedup: float | None
     a_alpha: float | None
@@ -33,23 +32,18 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportComparison:
-    """What `bench compare` finds."""
+    """The result of `bench compare`."""
 
-    a: str  # when it was made
+    a: str  # date of the report
     b: str
     rows: tuple[Compared, ...]
-    only_a: tuple[str, ...]  # settings that the other has not
+    only_a: tuple[str, ...]  # settings missing in B
     only_b: tuple[str, ...]
     differences: tuple[str, ...]  # in machine, build, models, lengths
     verdict: str
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return to_plain(self)
-
 
 def _by_prompt(report: BenchReport, row: BenchRow) -> dict[tuple[str, int], BenchRun]:
-    """The runs behind a row, by prompt and repetition."""
     return {
         (report.plan.prompts[run.prompt].id, run.repetition): run
         for run in report.runs
@@ -58,7 +52,7 @@ def _by_prompt(report: BenchReport, row: BenchRow) -> dict[tuple[str, int], Benc
 
 
 def _ratio(a: BenchReport, b: BenchReport, of_a: BenchRow, of_b: BenchRow) -> Interval | None:
-    """B over A, paired by prompt; repetitions are paired in their order, which only averages them."""
+    """B over A, paired by prompt and repetition."""
     mine, theirs = _by_prompt(b, of_b), _by_prompt(a, of_a)
     found: dict[str, list[float]] = {}
     for key, run in mine.items():
@@ -69,64 +63,57 @@ def _ratio(a: BenchReport, b: BenchReport, of_a: BenchRow, of_b: BenchRow) -> In
 
 
 def _keyed(report: BenchReport) -> Mapping[tuple[str, Condition], BenchRow]:
-    """Rows over all classes by what they are, not by where they stand."""
+    """The rows over all classes, by the arm's name and the condition."""
     return {(report.plan.arms[row.arm].name, report.plan.conditions[row.condition]): row for row in report.rows_of(ALL)}
 
 
 def _text(value: object) -> str:
-    """A value as people read it."""
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None or value == "" else str(value)
 
 
 def _models(report: BenchReport) -> list[object]:
-    """The sums of its files, or their names."""
+    """The hashes of the model files, or their names."""
     return [each.get("sha256") or each.get("file") for each in (report.target, *report.drafts)]
 
 
 def _warning(a: BenchReport, b: BenchReport) -> str:
-    """What is not the same, where that may be why they differ: a sentence, empty where all of it is."""
+    """Names the differences that may explain the result; empty if there are none."""
     machines = [(each.cpu, each.n_cores, each.n_threads, each.memory, each.gpus) for each in (a.machine, b.machine)]
     several = {
         "two machines": machines[0] != machines[1],
-        "other versions": a.versions != b.versions,
+        "different versions": a.versions != b.versions,
         "different models": _models(a) != _models(b),
     }
     named = [name for name, differs in several.items() if differs]
-    return f" Mind that the reports are of {' and '.join(named)}." if named else ""
+    return f" Note: the reports are from {' and '.join(named)}." if named else ""
 
 
 def _differences(a: BenchReport, b: BenchReport) -> list[str]:
-    """What is not the same in both."""
-    found = []
+    def facts(report: BenchReport) -> dict[str, object]:
+        return {
+            **report.versions,
+            **{key: value for key, value in asdict(report.machine).items() if key not in _MEASURED},
+            "models": _models(report),
+            "answers of a fixed length": report.plan.fixed_length,
+            **{key: value for key, value in report.settings.items() if key not in _NOT_COMPARED},
+        }
 
-    def note(what: str, mine: object, other: object) -> None:
-        if mine != other:
-            found.append(f"{what}: {_text(mine)} against {_text(other)}")
-
-    for key in dict.fromkeys([*a.versions, *b.versions]):
-        note(key, a.versions.get(key), b.versions.get(key))
-    for field in fields(a.machine):
-        if field.name not in _OF_THE_MOMENT:
-            note(field.name, asdict(a.machine)[field.name], asdict(b.machine)[field.name])
-    note("models", _models(a), _models(b))
-    note("answers of a fixed length", a.plan.fixed_length, b.plan.fixed_length)
-    for key in dict.fromkeys([*a.settings, *b.settings]):
-        if key not in _OF_NO_INTEREST:
-            note(key, a.settings.get(key), b.settings.get(key))
-    return found
+    ours, others = facts(a), facts(b)
+    keys = dict.fromkeys([*ours, *others])
+    pairs = [(key, ours.get(key), others.get(key)) for key in keys]
+    return [f"{key}: {_text(mine)} against {_text(other)}" for key, mine, other in pairs if mine != other]
 
 
 def _verdict(rows: tuple[Compared, ...]) -> str:
-    """In plain words."""
     known = [row for row in rows if row.ratio is not None]
     if not known:
-        return "The reports have no setting and prompt in common, so there is nothing to compare."
+        return "The reports have no setting and prompt in common: nothing to compare."
     faster = [row for row in known if row.ratio and row.ratio.sure and row.ratio.value > 1.0]
     slower = [row for row in known if row.ratio and row.ratio.sure and row.ratio.value < 1.0]
     if not faster and not slower:
-        return f"No difference that is more than noise, in {len(known)} settings."
+        return f"No difference beyond the noise, in {len(known)} settings."
     said = []
     for what, some in (("faster", faster), ("slower", slower)):
         if some:
@@ -140,7 +127,7 @@ def _verdict(rows: tuple[Compared, ...]) -> str:
 
 
 def compare(a: BenchReport, b: BenchReport) -> ReportComparison:
-    """B against A, setting by setting."""
+    """Report B against report A, setting by setting."""
     mine, theirs = _keyed(a), _keyed(b)
     rows = tuple(
         Compared(
@@ -158,20 +145,15 @@ def compare(a: BenchReport, b: BenchReport) -> ReportComparison:
         if key in theirs
     )
 
-    def missing(some: Mapping[tuple[str, Condition], BenchRow], others: Mapping[tuple[str, Condition], BenchRow],
-                report: BenchReport) -> tuple[str, ...]:  # fmt: skip
-        return tuple(
-            f"{name} at {condition_name(condition, report.plan.conditions)}"
-            for name, condition in some
-            if (name, condition) not in others
-        )
+    def named(keys: Iterable[tuple[str, Condition]], report: BenchReport) -> tuple[str, ...]:
+        return tuple(f"{name} at {condition_name(condition, report.plan.conditions)}" for name, condition in keys)
 
     return ReportComparison(
         a=a.made,
         b=b.made,
         rows=rows,
-        only_a=missing(mine, theirs, a),
-        only_b=missing(theirs, mine, b),
+        only_a=named((key for key in mine if key not in theirs), a),
+        only_b=named((key for key in theirs if key not in mine), b),
         differences=tuple(_differences(a, b)),
         verdict=_verdict(rows) + _warning(a, b),
     )

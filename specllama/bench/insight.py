@@ -1,7 +1,7 @@
-"""When is a draft right? Its acceptance by its own entropy and by the place in the sentence, read off plain answers.
+"""Acceptance of a draft by its entropy and by the place in the sentence.
 
-Both models read what plain decoding said, in a few passes, after everything was timed: at every token it is known what
-the draft's law was there and how much of it the target shares, all tokens before it being accepted.
+After the timed runs both models read the answers of plain decoding in a few passes. This gives both distributions at
+every token, and so the acceptance there if all tokens before it were accepted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from specllama.core.types import LanguageModel, room_after
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence
-_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")  # those of Chinese and Japanese, too
+_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")  # ASCII, and Chinese and Japanese
 
-PieceOf = Callable[[int], bytes]  # what a token shows
+PieceOf = Callable[[int], bytes]  # the text of a token
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One plain answer."""
+    """One answer of plain decoding."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -36,11 +36,11 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One token of an answer, and how the draft would have fared there."""
+    """One token of an answer."""
 
-    entropy: float
-    place: int  # tokens of the sentence before it
-    acceptance: float
+    entropy: float  # of the draft's distribution
+    place: int  # number of tokens before it in the sentence
+    acceptance: float  # sum(min(p, q))
 
 
 def entropy_of(row: FloatArray) -> float:
@@ -54,7 +54,7 @@ def entropy_of(row: FloatArray) -> float:
 
 
 def places(answer: Sequence[int], piece: PieceOf) -> list[int]:
-    """Of every token, how many tokens of its sentence come before it."""
+    """The number of tokens before each token in its sentence."""
     found, place = [], 0
     for token in answer:
         found.append(place)
@@ -77,7 +77,7 @@ def _rows(model: LanguageModel, said: Said, n_vocab: int) -> list[FloatArray]:
 def samples(
     target: LanguageModel, draft: LanguageModel, said: Said, params: SamplingParams, piece: PieceOf
 ) -> list[Sample]:
-    """One sample for every token of a plain answer; none where the draft cannot read it. Both models are empty then."""
+    """A sample for every token of the answer; empty if the draft cannot read it. Clears both caches."""
     n_vocab = min(target.vocab_size, draft.vocab_size)
     if not said.answer or max((*said.prompt, *said.answer)) >= n_vocab:
         return []
@@ -86,7 +86,7 @@ def samples(
         return []
     try:
         q_rows = _rows(draft, said, n_vocab)
-        # At temperature 0 the target's law is the token that it said; no need to ask again.
+        # At temperature 0 the target's law is the token of the answer: no pass needed.
         p_rows = [] if params.greedy else _rows(target, said, target.vocab_size)
     finally:
         target.truncate(0)
@@ -108,7 +108,7 @@ def _bucket(label: str, chosen: Sequence[Sample]) -> Bucket:
 
 
 def insight(draft: int, temperature: float, found: Sequence[Sample]) -> Insight:
-    """The samples of one draft at one temperature, in buckets."""
+    """Sorts the samples of one draft at one temperature into buckets."""
     by_entropy = []
     for low, high in pairwise((0.0, *ENTROPY_EDGES, math.inf)):
         label = f"{low:g} and more" if high == math.inf else f"{low:g} to {high:g}"

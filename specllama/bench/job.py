@@ -1,4 +1,4 @@
-"""What a benchmark is given and what it says: the job, the loaded models, progress."""
+"""Input and events of a benchmark: the job, the loaded models, progress."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specllama.prompts.load import BenchPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Models that are ready, and what has to be known of them."""
+    """The models of one load, with their tokenizer and facts."""
 
     target: LanguageModel
-    drafts: tuple[LanguageModel, ...]  # in the order of the plan's
-    tokens: Callable[[str], list[int]]  # a message as the target reads it, its template included
-    count: Callable[[str], int]  # tokens of a bare text
-    piece: Callable[[int], bytes]  # what a token shows
-    policy: Callable[[Arm, SamplingParams], DraftPolicy | None]  # what decides where the length is automatic
+    drafts: tuple[LanguageModel, ...]  # in the order of plan.drafts
+    tokens: Callable[[str], list[int]]  # a message in the chat template
+    count: Callable[[str], int]  # number of tokens of a text without template
+    piece: Callable[[int], bytes]  # the text of a token
+    policy: Callable[[Arm, SamplingParams], DraftPolicy | None]  # the controller of an arm with automatic length
     target_facts: Mapping[str, Any]
     draft_facts: tuple[Mapping[str, Any], ...]
     n_target_bytes: int  # weights
@@ -31,20 +31,20 @@ class Loaded:
     warnings: tuple[str, ...] = ()
 
 
-Open: TypeAlias = Callable[[int], AbstractContextManager[Loaded]]  # the models as a load of the plan wants them
+Open: TypeAlias = Callable[[int], AbstractContextManager[Loaded]]  # loads the models of plan.loads[i]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchJob:
-    """Everything that is settled before the first model is loaded."""
+    """Everything that is known before the first model is loaded."""
 
     wishes: Wishes
     prompts: Sequence[BenchPrompt]
-    params: SamplingParams = field(default_factory=SamplingParams)  # the temperature is the condition's
+    params: SamplingParams = field(default_factory=SamplingParams)  # the condition sets the temperature
     p_min: float = 0.0
     draft_temperature: float | None = None
     seed: int = 0
-    synthetic: float | None = None  # see `bench_synthetic`
+    synthetic: float | None = None  # see bench/synthetic
     machine: Machine
     made: str
     command: str
@@ -55,11 +55,11 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True)
 class BenchProgress:
-    """What is being done, and how much of everything is done by then."""
+    """The current activity and the share of it that is done."""
 
     what: str
     share: float
-    left_s: float | None = None  # None: nobody knows yet
+    left_s: float | None = None  # None: not known yet
 
 
 BenchEvent: TypeAlias = BenchProgress | BenchPlan | BenchRun | BenchReport
@@ -71,10 +71,10 @@ T = TypeVar("T")
 def following(
     work: Generator[float, None, T], told: Callable[[float], BenchProgress]
 ) -> Generator[BenchEvent, None, T]:
-    """What the work returns, and how far it is meanwhile."""
+    """Runs `work`, yields its progress and returns its result."""
     while True:
         try:
             share = next(work)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # typing does not know what a StopIteration holds
+            return end.value  # type: ignore[no-any-return]  # the value of StopIteration is not typed
         yield told(share)

@@ -1,10 +1,10 @@
-"""The benchmark's run matrix: fixed before the first counted run, and fitted to the time there is."""
+"""The run matrix of a benchmark: fixed before the first counted run and fitted to the budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product, zip_longest
+from dataclasses import dataclass
+from itertools import accumulate, product, zip_longest
 from math import gcd
 from typing import TypeVar
 
@@ -13,19 +13,19 @@ from specllama.drafters import REGISTRY
 from specllama.drafters.length import DraftLength
 from specllama.prompts.load import BenchPrompt
 
-LEAST_PROMPTS = 2  # one to pick by, one to confirm with
-MOST_REPETITIONS = 3  # where every prompt fits, the rest of the time repeats them
-# (tokens of an answer, prompts): answers get shorter where fewer prompts than that fit; the last ones are always taken.
+LEAST_PROMPTS = 2  # one picks the best arm, one confirms it
+MOST_REPETITIONS = 3  # if every prompt fits, the rest of the budget repeats them
+# (tokens of an answer, prompts): the first length with which so many prompts fit.
 LENGTHS = ((128, 12), (64, 12), (32, 0))
 
 T = TypeVar("T")
 
 
 def in_turn(items: Sequence[T], at: int) -> list[T]:
-    """All items, in another order for every `at`: each begins as often.
+    """All items, in another order for every `at`; each is first equally often.
 
-    Of three or more nobody always comes behind the same one: whoever always came behind the heaviest would
-    perhaps always find the warmest machine.
+    With three or more, none always follows the same item: an arm that always ran after the heaviest one might always
+    meet the warmest machine.
     """
     n = len(items)
     strides = [stride for stride in range(1, max(n, 2)) if gcd(stride, n) == 1]
@@ -35,38 +35,31 @@ def in_turn(items: Sequence[T], at: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What was asked for. Every tuple is a sweep; sweeps are crossed with each other."""
+    """The options of the user. Every tuple is a sweep; sweeps are crossed with each other."""
 
     loads: tuple[Load, ...]
     drafts: tuple[str, ...]  # names; may be empty
-    n_swept: int | None = None  # of them, those that fixed lengths are measured with, the first ones; None = all
+    n_swept: int | None = None  # number of drafts, from the first, that fixed lengths are measured with; None = all
     strategies: tuple[str, ...]
-    lengths: tuple[DraftLength, ...]  # 0 is plain decoding, which is always there
-    auto_strategy: str = ""  # with what `auto` drafts; empty: there is no profile, so there is no `auto`
-    auto_draft: int = 0  # the draft that the profile is of
+    lengths: tuple[DraftLength, ...]  # 0 is plain decoding, which is always measured
+    auto_strategy: str = ""  # strategy of `auto`; empty: no profile, so no `auto`
+    auto_draft: int = 0  # index of the profile's draft
     rules: tuple[str, ...] = ("block",)
     temperatures: tuple[float, ...] = (0.0,)
     depths: tuple[int, ...] = (0,)
     n_prompt: tuple[int, ...] = (0,)
-    n_predict: tuple[int, ...] = ()  # empty: as long as the budget allows
-    n_prompts: int | None = None  # at most so many
+    n_predict: tuple[int, ...] = ()  # empty: the budget decides
+    n_prompts: int | None = None  # upper limit
     n_repetitions: int | None = None
     fixed_length: bool = True
     delay_s: float = 0.0
     budget_s: float | None = None
 
 
-# --------------------------------------------------------------------------------------------------------------- matrix
-
-
 def differences(load: Load, loads: Sequence[Load]) -> list[str]:
-    """What tells a load from the others."""
+    """The values of `load` in the fields that differ between the loads."""
     words = (("t", "n_threads"), ("ctk", "type_k"), ("ctv", "type_v"), ("ctkd", "type_k_draft"))
-    return [
-        f"{word}={getattr(load, name)}"
-        for word, name in words
-        if len({getattr(each, name) for each in loads}) > 1
-    ]  # fmt: skip
+    return [f"{word}={getattr(load, name)}" for word, name in words if len({getattr(one, name) for one in loads}) > 1]
 
 
 def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, str]]:
@@ -76,16 +69,15 @@ def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, st
         if length.is_auto:
             strategies = (wishes.auto_strategy,) if wishes.auto_strategy else ()
         for strategy in strategies:
-            # What the controller knows was measured with one draft.
+            # The controller's profile was measured with one draft.
             swept = range(len(wishes.drafts[: wishes.n_swept]))
             known: Sequence[int] = (wishes.auto_draft,) if length.is_auto else swept
-            drafts: Sequence[int | None] = known if REGISTRY[strategy].needs_model else (None,)
-            for draft in drafts:
+            for draft in known if REGISTRY[strategy].needs_model else (None,):
                 yield strategy, draft, length, rule
 
 
 def arms(wishes: Wishes) -> tuple[Arm, ...]:
-    """Every setting under every load, plain decoding first in each; names say what differs."""
+    """Every setting under every load, plain decoding first in each; the names contain what differs."""
     found: list[Arm] = []
     settings = [each for each in dict.fromkeys(_settings(wishes)) if each[0] != "none"]
     strategies = {strategy for strategy, _, length, _ in settings if not length.is_auto}
@@ -99,22 +91,14 @@ def arms(wishes: Wishes) -> tuple[Arm, ...]:
             if draft is not None and not length.is_auto and len(wishes.drafts[: wishes.n_swept]) > 1:
                 words.append(wishes.drafts[draft])
             words += [rule] if len(wishes.rules) > 1 else []
+            n_max = None if length.is_auto else length.longest
             name = " ".join([*words, *where])
-            found.append(
-                Arm(
-                    name=name,
-                    load=index,
-                    draft=draft,
-                    spec_type=strategy,
-                    n_max=None if length.is_auto else length.longest,
-                    verify_rule=rule,
-                )
-            )
+            found.append(Arm(name=name, load=index, draft=draft, spec_type=strategy, n_max=n_max, verify_rule=rule))
     return tuple(found)
 
 
 def conditions(wishes: Wishes, n_predict: Sequence[int]) -> tuple[Condition, ...]:
-    """Every combination of temperature and lengths."""
+    """Every combination of depth, prompt length, answer length and temperature."""
     crossed = product(wishes.depths, wishes.n_prompt, n_predict, wishes.temperatures)
     return tuple(
         Condition(temperature=temperature, n_depth=depth, n_prompt=n_prompt, n_predict=n)
@@ -123,17 +107,17 @@ def conditions(wishes: Wishes, n_predict: Sequence[int]) -> tuple[Condition, ...
 
 
 def spread(prompts: Sequence[BenchPrompt]) -> list[BenchPrompt]:
-    """The prompts, class by class in turn, so that the first few are of many classes and languages."""
+    """The prompts, class by class in turn, so that the first few cover many classes and languages."""
     classes: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         classes.setdefault(prompt.category, []).append(prompt)
-    # Each class begins at another place of its own, or the first of every class would be in the same language.
+    # Each class starts at another place, because the first prompts of all classes are in the same language.
     turned = [of_one[i % len(of_one) :] + of_one[: i % len(of_one)] for i, of_one in enumerate(classes.values())]
     return [prompt for turn in zip_longest(*turned) for prompt in turn if prompt is not None]
 
 
 def halves(prompts: Sequence[BenchPrompt]) -> list[bool]:
-    """Of each prompt, whether it is of the half that picks: classes and languages are in both as evenly as can be."""
+    """True for each prompt of the half that picks; both halves get the classes and languages as evenly as possible."""
     seen: dict[str, int] = {}
     picks = []
     for prompt in prompts:
@@ -144,66 +128,46 @@ def halves(prompts: Sequence[BenchPrompt]) -> list[bool]:
     return picks
 
 
-# --------------------------------------------------------------------------------------------------------------- budget
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """How fast things went while warming up."""
+    """Speeds of the warm-up."""
 
     prefill_tok_s: float
     decode_tok_s: Sequence[float]  # of every arm
-    draft_read_s: Sequence[float]  # of every arm: time for a token of the prompt that its draft takes, too
+    draft_read_s: Sequence[float]  # of every arm: time of its draft for one token of the prompt
 
 
 def run_seconds(wishes: Wishes, rates: Rates, condition: Condition, n_tokens: int) -> float:
-    """What one prompt of `n_tokens` is expected to take under a condition, all arms together."""
+    """Expected time of one prompt of `n_tokens` under a condition, all arms together."""
     n_read = max(n_tokens, condition.n_prompt)
     decode_s = sum(condition.n_predict / rate for rate in rates.decode_tok_s)
     read_s = n_read * (len(rates.decode_tok_s) / rates.prefill_tok_s + sum(rates.draft_read_s))
     return decode_s + read_s + len(rates.decode_tok_s) * wishes.delay_s
 
 
-def _seconds(wishes: Wishes, rates: Rates, n_predict: Sequence[int], lengths: Sequence[int]) -> list[float]:
-    """What every prompt is expected to take, under all conditions and arms."""
-    return [sum(run_seconds(wishes, rates, each, n) for each in conditions(wishes, n_predict)) for n in lengths]
-
-
-def _n_that_fit(seconds: Sequence[float], left_s: float) -> int:
-    """How many of the first prompts fit."""
-    spent_s = 0.0
-    for i, each in enumerate(seconds):
-        spent_s += each
-        if spent_s > left_s:
-            return i
-    return len(seconds)
-
-
-def _said(wishes: Wishes, n_prompts: int, n_there: int, n_repetitions: int, n_predict: Sequence[int],
-          expected_s: float, spare_s: float) -> str:  # fmt: skip
-    """How it came about, in one sentence."""
+def _note(wishes: Wishes, counts: str, n_predict: Sequence[int], fits: bool) -> str:
     tokens = " and ".join(map(str, n_predict))
-    what = f"{n_prompts} of {n_there} prompts, {n_repetitions} repetition{'s' if n_repetitions > 1 else ''}"
-    length = f"{'exactly' if wishes.fixed_length else 'at most'} {tokens} tokens an answer"
+    what = f"{counts}, {'exactly' if wishes.fixed_length else 'at most'} {tokens} tokens an answer"
     if wishes.budget_s is None:
-        return f"no budget: {what}, {length}"
-    if expected_s > spare_s:
-        return f"{what}, {length}: the least there can be, and more than the budget of {wishes.budget_s:.0f} s"
-    return f"{what}, {length}: what fits a budget of {wishes.budget_s:.0f} s"
+        return f"no budget: {what}"
+    if fits:
+        return f"{what}: fits the budget of {wishes.budget_s:.0f} s"
+    return f"{what}: the minimum, which exceeds the budget of {wishes.budget_s:.0f} s"
 
 
 def fit(wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], rates: Rates, left_s: float) -> BenchPlan:
-    """The plan that fits into `left_s` seconds, the most prompts first, then repetitions.
+    """The plan that fits into `left_s` seconds: first as many prompts as possible, then repetitions.
 
-    `prompts`: in the order in which they are to be taken, each with its number of tokens. Without a budget, all.
+    `prompts`: in the order of the plan, each with its number of tokens. Without a budget the plan has all of them.
     """
     n_there = len(prompts)
     most = min(wishes.n_prompts or n_there, n_there)
     n_tokens = [n for _, n in prompts[:most]]
     wanted = wishes.n_repetitions or 1
     for n_predict, enough in [(wishes.n_predict, 0)] if wishes.n_predict else [((n,), enough) for n, enough in LENGTHS]:
-        seconds = _seconds(wishes, rates, n_predict, n_tokens)
-        n = most if wishes.budget_s is None else _n_that_fit([wanted * each for each in seconds], left_s)
+        crossed = conditions(wishes, n_predict)
+        seconds = [sum(run_seconds(wishes, rates, each, n) for each in crossed) for n in n_tokens]
+        n = most if wishes.budget_s is None else sum(wanted * spent_s <= left_s for spent_s in accumulate(seconds))
         if n >= min(enough, most):
             break
     n = max(n, min(LEAST_PROMPTS, most))
@@ -213,11 +177,12 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], rates: Rates
         n_repetitions = min(max(int(left_s / once_s), 1), MOST_REPETITIONS)
     expected_s = n_repetitions * once_s
     chosen = [prompt for prompt, _ in prompts[:n]]
+    counts = f"{n} of {n_there} prompts, {n_repetitions} repetition{'s' if n_repetitions > 1 else ''}"
     return BenchPlan(
         loads=wishes.loads,
         drafts=wishes.drafts,
         arms=arms(wishes),
-        conditions=conditions(wishes, n_predict),
+        conditions=crossed,
         prompts=tuple(
             PlannedPrompt(id=prompt.id, category=prompt.category, language=prompt.language, picks=picks)
             for prompt, picks in zip(chosen, halves(chosen), strict=True)
@@ -227,11 +192,5 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], rates: Rates
         delay_s=wishes.delay_s,
         budget_s=wishes.budget_s,
         expected_s=expected_s,
-        note=_said(wishes, n, n_there, n_repetitions, n_predict, expected_s, left_s),
+        note=_note(wishes, counts, n_predict, expected_s <= left_s),
     )
-
-
-def for_warming_up(wishes: Wishes) -> tuple[tuple[Arm, ...], Condition]:
-    """All arms, and the cheapest condition."""
-    cheapest = conditions(wishes, wishes.n_predict or (LENGTHS[-1][0],))[0]
-    return arms(wishes), replace(cheapest, n_depth=0, n_prompt=0)

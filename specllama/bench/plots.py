@@ -1,4 +1,4 @@
-"""The benchmark's plots as PNG and SVG: points read off a report, drawn with matplotlib (extra `plots`)."""
+"""The benchmark's plots as PNG and SVG: points taken from a report, drawn with matplotlib (extra `plots`)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-MOST_ARMS = 5  # in the plot by class: more cannot be told apart
+MOST_ARMS = 5  # in the plot by class: more are not readable
 PARTS: Sequence[str] = tuple(field.name for field in fields(TimeSplit))
 AUTO = "auto"
 _PNG_DPI = 160
-# Okabe and Ito's colours, which the colour-blind tell apart; marker and dash change along with them.
+# The colour-blind safe colours of Okabe and Ito; marker and dash differ as well.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":")
 _GREY, _FAINT = "#666666", "#DDDDDD"
-# For names in Japanese and Chinese, where the machine has one of these.
+# For names in Japanese and Chinese, if one of these is installed.
 _CJK_FONTS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans JP", "Hiragino Sans", "Yu Gothic", "Meiryo", "PingFang SC",
     "Microsoft YaHei", "IPAexGothic", "IPAGothic", "WenQuanYi Zen Hei",
@@ -54,13 +54,13 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "svg.hashsalt": "specllama",  # the same report gives the same bytes
-    "text.parse_math": False,  # a $ in a file's name is a $
+    "text.parse_math": False,  # a $ in a file name is not a formula
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One value; low and high are its confidence interval, the value itself where there is none."""
+    """One value and its confidence interval; low = high = y without one."""
 
     x: float
     y: float
@@ -70,36 +70,33 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values of one kind, in the order of x."""
+    """One line or group of bars, in the order of x."""
 
     name: str
     marks: tuple[Mark, ...]
-    predicted: tuple[tuple[float, float], ...] = ()  # what the cost model expects at some of these places
+    predicted: tuple[tuple[float, float], ...] = ()  # (x, y) of the cost model
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes: what was measured under one condition."""
+    """One pair of axes: one condition."""
 
-    ticks: tuple[tuple[float, str], ...]  # places along x that have a name
+    ticks: tuple[tuple[float, str], ...]  # x and label
     series: tuple[Series, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPlots:
-    """What became of the plots."""
+    """The files that were written."""
 
     paths: tuple[Path, ...]
-    missing: tuple[str, ...]  # plots that the report has no figures for
-
-
-# ------------------------------------------------------------------------------------------------------------- points
+    missing: tuple[str, ...]  # plots without data in the report
 
 
 def by_class(report: BenchReport, condition: int) -> Panel:
-    """Speedup of the fastest arms by class of prompts; x counts the classes, "all" is the last.
+    """Speedup by class of prompts; x counts the classes, "all" is the last.
 
-    The arms are the same under every condition: those that are fastest over all of them.
+    Shows the arms that are fastest on average over all conditions, the same under each.
     """
     classes = [*dict.fromkeys(prompt.category for prompt in report.plan.prompts), ALL]
     speeds: dict[int, list[float]] = {}
@@ -121,7 +118,7 @@ def by_class(report: BenchReport, condition: int) -> Panel:
 
 
 def over_length(report: BenchReport, condition: int) -> Panel:
-    """Speedup over the longest draft, with what the cost model predicts; `auto` stands behind the longest."""
+    """Speedup over the longest draft, with the prediction of the cost model; `auto` is the last place."""
     arms = report.plan.arms
     lengths = sorted({arm.length.longest for arm in arms if not arm.length.is_auto} | {0})
     auto_at = float(lengths[-1] + max(1, lengths[-1] // 4))
@@ -132,11 +129,11 @@ def over_length(report: BenchReport, condition: int) -> Panel:
     series = []
     for name, members in zip(_family_names(report, families), families, strict=True):
         auto = arms[members[0].arm].length.is_auto
-        # Without a draft it is plain decoding itself.
+        # K = 0 is plain decoding.
         marks, predicted = ([], []) if auto else ([Mark(0.0, 1.0, 1.0, 1.0)], [(0.0, 1.0)])
         for row in members:
             x = float(arms[row.arm].n_max or auto_at)
-            assert row.speedup is not None, "those without were left out"
+            assert row.speedup is not None, "rows without were left out"
             marks.append(_mark(x, row.speedup))
             if row.predicted is not None and not auto:
                 predicted.append((x, row.predicted))
@@ -146,9 +143,9 @@ def over_length(report: BenchReport, condition: int) -> Panel:
 
 
 def by_position(report: BenchReport, condition: int) -> Panel:
-    """Share of the steps with a draft in which the token at each position was accepted; x is the position, from 1.
+    """Share of the steps with a draft that accept the token at each position; x is the position, from 1.
 
-    Of arms that differ in nothing but the length only the longest is shown: the others' curves begin like its own.
+    Of arms that differ only in length the longest is shown: the curves of the others are its beginning.
     """
     families = _families(report, [row for row in _rows(report, condition) if row.per_position])
     shown = sorted((max(each, key=lambda row: len(row.per_position)) for each in families), key=lambda row: row.arm)
@@ -158,14 +155,14 @@ def by_position(report: BenchReport, condition: int) -> Panel:
 
 
 def costs(report: BenchReport, _condition: int) -> Panel:
-    """What a pass over n rows costs, in passes over one; x is n. One series for each load, and one for each draft."""
+    """Cost of a pass over n rows in T(1); x is n. One series for each load and each draft."""
     loads = _load_names(report)
     series, seen = [], set()
     for each in report.costs:
         load = f", {loads[each.load]}" if loads[each.load] else ""
-        if each.load not in seen:  # the target's costs are the same whatever drafts
+        if each.load not in seen:  # the costs of the target do not depend on the draft
             one = f"T(1) = {1000 * each.step_s:.3g} ms"
-            series.append(Series(f"checking n rows, {one}{load}", _exact(each.profile.verify)))
+            series.append(Series(f"target, n rows, {one}{load}", _exact(each.profile.verify)))
             seen.add(each.load)
         if each.draft is not None:
             several = f" {report.plan.drafts[each.draft]}" if len(report.plan.drafts) > 1 else ""
@@ -177,7 +174,7 @@ def costs(report: BenchReport, _condition: int) -> Panel:
 
 
 def time_split(report: BenchReport, condition: int) -> Panel:
-    """Where the time of a token goes: x counts the arms, y is the milliseconds of a part. One series for each part."""
+    """Milliseconds per token by part: x counts the arms, one series for each part."""
     rows = [row for row in _rows(report, condition) if row.time_split is not None and row.decode_tok_s]
     if not rows:
         return Panel((), ())
@@ -203,12 +200,12 @@ def _rows(report: BenchReport, condition: int, category: str = ALL) -> list[Benc
 
 
 def _load_names(report: BenchReport) -> list[str]:
-    """What tells each way of loading from the others; empty where there is only one."""
+    """The options that differ between the loads; empty if there is only one load."""
     return [" ".join(differences(load, report.plan.loads)) for load in report.plan.loads]
 
 
 def _families(report: BenchReport, rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
-    """The rows of arms that differ in nothing but the longest draft; `auto`, which has none, is apart."""
+    """Rows of arms that differ only in the longest draft, grouped; `auto` is a group of its own."""
 
     def family(row: BenchRow) -> tuple[object, ...]:
         arm = report.plan.arms[row.arm]
@@ -218,7 +215,7 @@ def _families(report: BenchReport, rows: Sequence[BenchRow]) -> list[list[BenchR
 
 
 def _family_names(report: BenchReport, families: Sequence[Sequence[BenchRow]]) -> list[str]:
-    """What tells these families from each other; the strategy always."""
+    """The strategy of each family, and what else differs between them."""
     loads, arms = _load_names(report), [report.plan.arms[each[0].arm] for each in families]
     several_drafts = len({arm.draft for arm in arms if arm.draft is not None}) > 1
     several_rules = len({arm.verify_rule for arm in arms}) > 1
@@ -234,46 +231,40 @@ def _family_names(report: BenchReport, families: Sequence[Sequence[BenchRow]]) -
     return names
 
 
-# -------------------------------------------------------------------------------------------------------------- files
-
-
 def prepare(folder: Path) -> None:
-    """Make the folder and see that it can be drawn into: to be asked before minutes are spent on measuring.
+    """Creates the folder and checks that files can be written, before minutes are spent on measuring.
 
-    Raises UsageError without matplotlib, ReportError where no file can be written.
+    Raises UsageError without matplotlib, ReportError if the folder is not writable.
     """
     if find_spec("matplotlib") is None:
         raise UsageError(
-            "plots are drawn with matplotlib, which is not installed",
+            "matplotlib is not installed (needed for plots)",
             hint="install it with `pip install matplotlib` or `pip install 'specllama[plots]'`",
         )
-    with _told(folder):
+    with _reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _reporting(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "make room, or give a folder on another disk" if error.errno in NO_ROOM else "give another folder"
+        hint = "free disk space or use a folder on another disk" if error.errno in NO_ROOM else "use another folder"
         raise ReportError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
 
 
 def write(report: BenchReport, folder: Path) -> WrittenPlots:
-    """Every plot that the report has figures for, into `folder`; files of the same name are replaced.
-
-    Raises what `prepare` raises.
-    """
+    """Writes every plot that the report has data for; replaces existing files. Raises the errors of `prepare`."""
     prepare(folder)
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports every font that it did not find
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # else it reports every missing font
     from matplotlib import font_manager, rc_context
 
     there = set(font_manager.get_font_names())
     fonts = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in there)]
-    style: Any = {**_STYLE, "font.sans-serif": fonts}  # matplotlib lists every key it knows as its type
+    style: Any = {**_STYLE, "font.sans-serif": fonts}  # rc_context is typed with a Literal of all keys
     paths, missing = [], []
     with rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
@@ -281,17 +272,17 @@ def write(report: BenchReport, folder: Path) -> WrittenPlots:
             figure = draw(report, name)
             if figure is None:
                 missing.append(name)
-                continue
-            paths += [_save(figure, folder / f"{name}.{kind}", kind) for kind in FORMATS]
+            else:
+                paths += [_save(figure, folder / f"{name}.{kind}", kind) for kind in FORMATS]
     return WrittenPlots(tuple(paths), tuple(missing))
 
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:
-    """Replaces the file in one step, so that neither an error of drawing nor a full disk leaves half a picture."""
+    """Replaces the file in one step: an error or a full disk leaves no incomplete picture."""
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, dpi=_PNG_DPI, metadata={"Date": None} if kind == "svg" else None)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _told(path):
+    with _reporting(path):
         try:
             temporary.write_bytes(picture.getvalue())
             os.replace(temporary, path)
@@ -300,11 +291,8 @@ def _save(figure: Figure, path: Path, kind: str) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------------ drawing
-
-
 def draw(report: BenchReport, name: str) -> Figure | None:
-    """One of PLOTS, a panel for each condition that has figures; None where none has."""
+    """One of PLOTS with a panel for each condition that has data; None without data."""
     plot, conditions = PLOTS[name], report.plan.conditions
     if plot.points is costs:  # the same under every condition
         found = [("", costs(report, 0))]
@@ -327,23 +315,23 @@ def draw(report: BenchReport, name: str) -> Figure | None:
 
 
 def _printable(text: str) -> str:
-    """Names come from files; characters that have no shape would be drawn as boxes."""
+    """Replaces characters of file names that fonts cannot draw."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _caption(report: BenchReport) -> str:
-    """What was measured where and when; a partial or synthetic report says so on every picture."""
+    """Models, machine and date; marks partial and synthetic reports."""
     names = [str(report.target.get("file", "")), *report.plan.drafts]
     parts = [" + ".join(Path(name).name for name in names if name), report.machine.cpu, report.made[:10]]
     if report.synthetic is not None:
         parts.append(f"SYNTHETIC acceptance {report.synthetic:g}: no valid output")
     if report.partial:
-        parts.append("PARTIAL: not everything was measured")
+        parts.append("PARTIAL: runs of the plan are missing")
     return _printable("  |  ".join(part for part in parts if part))
 
 
 def _figure(report: BenchReport, title: str, n_panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with that many panels of that size in inches, at most three beside each other."""
+    """`n_panels` axes of the given size in inches, at most three in a row."""
     from matplotlib.figure import Figure
 
     n_columns = min(n_panels, 3)
@@ -357,7 +345,7 @@ def _figure(report: BenchReport, title: str, n_panels: int, width: float, height
     for axes in grid.flat[n_panels:]:
         axes.remove()
     for axes in grid.flat[:n_panels]:
-        axes.tick_params(labelbottom=True)  # below a panel there may be none
+        axes.tick_params(labelbottom=True)  # the last row may be incomplete
     left = 0.1 / (width * n_columns)
     figure.text(left, 1.0 - 0.08 / whole, title, ha="left", va="top", fontsize=11, fontweight="bold")
     figure.text(left, 1.0 - 0.30 / whole, "\n".join(caption), ha="left", va="top", fontsize=6.5, color=_GREY)
@@ -365,7 +353,7 @@ def _figure(report: BenchReport, title: str, n_panels: int, width: float, height
 
 
 def _legend(figure: Figure, every: Sequence[Axes]) -> None:
-    """One for all panels, where it covers none of them."""
+    """One legend for all panels, below them."""
     found: dict[str, Any] = {}
     for axes in every:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -375,7 +363,7 @@ def _legend(figure: Figure, every: Sequence[Axes]) -> None:
 
 
 def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and dash of each series by its name: the same in every panel, whichever are missing there."""
+    """Colour, marker and dash by the name of a series, the same in every panel."""
     names = dict.fromkeys(series.name for panel in panels for series in panel.series)
     return {
         name: {
@@ -388,7 +376,7 @@ def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
 
 
 def _error(marks: Sequence[Mark]) -> Any:
-    """Distances down and up from each value, as matplotlib wants them; None where there is no interval."""
+    """Distances down and up from each value for matplotlib; None without intervals."""
     if all(mark.low == mark.high for mark in marks):
         return None
     return [[max(mark.y - mark.low, 0.0) for mark in marks], [max(mark.high - mark.y, 0.0) for mark in marks]]
@@ -403,7 +391,7 @@ def _ys(series: Series) -> list[float]:
 
 
 def _name_rows(axes: Axes, panel: Panel) -> None:
-    """The names of x stand beside rows, the first on top."""
+    """The ticks as rows, the first on top."""
     last = panel.ticks[-1][0]
     axes.set_yticks([x for x, _ in panel.ticks], [_printable(name) for _, name in panel.ticks])
     axes.set_ylim(last + 0.6, -0.6)
@@ -423,7 +411,7 @@ def _draw_classes(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
             markersize=4, linewidth=1, elinewidth=1, capsize=2, **{**looks[series.name], "linestyle": "none"},
         )  # fmt: skip
     axes.axvline(1.0, color=_GREY, linewidth=1, label="plain decoding")
-    axes.axhline(panel.ticks[-1][0] - 0.5, color=_FAINT, linewidth=1)  # "all" is no class
+    axes.axhline(panel.ticks[-1][0] - 0.5, color=_FAINT, linewidth=1)  # separates "all" from the classes
     _name_rows(axes, panel)
     axes.grid(axis="x")
 
@@ -472,7 +460,7 @@ def _wholes(panel: Panel) -> list[float]:
 
 
 def _draw_times(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    """A bar for each arm; a share that has room for it is written into it, so that no colour has to be named."""
+    """A bar for each arm; shares are written into the parts that are wide enough."""
     wholes = _wholes(panel)
     longest = max(whole for each in panels for whole in _wholes(each))
     lefts = [0.0] * len(wholes)
@@ -493,7 +481,7 @@ def _draw_times(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plot:
-    """What a plot shows and how; `size` gives the inches of a panel."""
+    """`size` returns the size of a panel in inches."""
 
     title: str
     points: Callable[[BenchReport, int], Panel]
@@ -526,7 +514,7 @@ PLOTS: Mapping[str, _Plot] = {
         "rows in one pass, n (tokens)", "time, in passes of the target\nover one row, T(n)/T(1)",
     ),
     "time-split": _Plot(
-        "Where the time of a token goes", time_split, _draw_times,
+        "Time per token by part", time_split, _draw_times,
         lambda panels: (5.2, 0.7 + 0.38 * max(len(panel.ticks) for panel in panels)), "time per token (ms)",
     ),
 }  # fmt: skip

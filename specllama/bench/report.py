@@ -1,12 +1,12 @@
-"""The benchmark's report as data: what was planned, every single run, and the figures that follow from them.
+"""The benchmark's report as data: the plan, every run, and the figures computed from them.
 
-How to read a `BenchReport`. `plan` was fixed before the first counted run: `plan.arms` are what is compared (the
-first one is plain decoding), `plan.conditions` what each is compared under (temperature, lengths), `plan.prompts` what
-is asked. A `BenchRun` is one answer and points into these three by index. `rows` are the table: one `BenchRow` for each
-arm, condition and class of prompts, and one for all classes together (`category == ALL`). Everything in `rows`, `picks`
-and `verdict` follows from `runs`, `costs` and `insights` alone (see `bench_stats`).
+`plan` is fixed before the first counted run. `plan.arms` are the settings that are compared (the first is plain
+decoding), `plan.conditions` are temperature and lengths, `plan.prompts` the prompts. A `BenchRun` is one answer and
+points into these three by index. `rows` are the table: one `BenchRow` for each arm, condition and class of prompts, and
+one for all classes together (`category == ALL`). `rows`, `picks` and `verdict` are computed from `runs` and `costs`
+alone (see bench/stats).
 
-Rates and shares are fractions of 1, None where nothing was counted; `*_s` are seconds; speeds are tokens per second.
+Rates and shares are fractions of 1, None if nothing was counted; `*_s` are seconds; speeds are tokens per second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specllama.base.errors import ReportError
-from specllama.base.jsonable import from_plain, require_schema, to_plain
+from specllama.base.jsonable import from_plain, require_schema
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import TUNED, DraftLength
@@ -25,19 +25,16 @@ NAME, VERSION = "specllama.bench", 1
 SCHEMA: Mapping[str, object] = {
     "name": NAME,
     "version": VERSION,
-    "units": "rates and shares are fractions of 1 (null: nothing was counted), *_s seconds, *_tok_s tokens a second",
+    "units": "rates and shares are fractions of 1 (null: nothing was counted), *_s seconds, *_tok_s tokens per second",
 }
 ALL = "all"  # the category of rows over all classes of prompts
 
 BandPlace = Literal["inside", "below", "above"]
 
 
-# ------------------------------------------------------------------------------------------------------ what is planned
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One way of loading the models. Arms of different loads are never in memory together."""
+    """Options that the models are loaded with. Only one load is in memory at a time."""
 
     n_threads: int | None = None  # None = the physical cores
     type_k: str = "f16"
@@ -51,80 +48,75 @@ class Arm:
 
     name: str  # unique in the plan, such as "plain", "K=4", "K=4 lookup"
     load: int = 0  # index into plan.loads
-    draft: int | None = None  # index into plan.drafts; None = no draft model drafts
+    draft: int | None = None  # index into plan.drafts; None = no draft model
     spec_type: str = "none"  # a strategy of drafters.REGISTRY
-    n_max: int | None = 0  # longest draft; None = auto: a profile's controller decides at every step
+    n_max: int | None = 0  # longest draft; None = auto: the controller of a profile decides at every step
     verify_rule: str = "block"
 
     @property
     def length(self) -> DraftLength:
-        """How far it drafts."""
         return DraftLength.auto(TUNED) if self.n_max is None else DraftLength(self.n_max)
 
     @property
     def plain(self) -> bool:
-        """True for plain decoding: the baseline of the arms of its load."""
+        """True for plain decoding, the baseline of the arms of its load."""
         return self.spec_type == "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What all arms are compared under."""
+    """Temperature and lengths, the same for all arms."""
 
     temperature: float = 0.0
-    n_depth: int = 0  # tokens that both caches hold already before the prompt is read
-    n_prompt: int = 0  # the prompt is lengthened to so many tokens; 0 = as it is
-    n_predict: int = 64  # tokens of an answer: exactly so many, or at most (see `fixed_length`)
+    n_depth: int = 0  # tokens in both caches before the prompt is read
+    n_prompt: int = 0  # length in tokens that the prompt is filled up to; 0 = as it is
+    n_predict: int = 64  # tokens of an answer: exact or maximum (see `fixed_length`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPrompt:
-    """One prompt."""
+    """One prompt of the plan, without its text."""
 
     id: str
     category: str
     language: str
-    picks: bool  # of the half that the best arm is picked by; the others confirm it
+    picks: bool  # True: in the half that picks the best arm; the other half confirms it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """The run matrix: every arm under every condition for every prompt, `n_repetitions` times, prompt by prompt."""
+    """The run matrix: every arm, condition and prompt, `n_repetitions` times, prompt by prompt."""
 
     loads: tuple[Load, ...]
     drafts: tuple[str, ...]  # file names of the drafts, in the order of the command line
-    arms: tuple[Arm, ...]  # arms[0] is the plain one of the first load: the reference of everything
+    arms: tuple[Arm, ...]  # arms[0] is plain decoding in the first load: the reference
     conditions: tuple[Condition, ...]
     prompts: tuple[PlannedPrompt, ...]
     n_repetitions: int
     fixed_length: bool  # end tokens are forbidden (a bias of -inf), so that every answer has n_predict tokens
     delay_s: float  # pause before every run
-    budget_s: float | None  # what was to be spent; None = no limit
-    expected_s: float  # what the runs were expected to take
-    note: str  # how budget, prompts and repetitions came about, in one sentence
+    budget_s: float | None  # None = no limit
+    expected_s: float  # expected time of all runs
+    note: str  # number of prompts, repetitions and tokens, and how they relate to the budget
 
     @property
     def n_runs(self) -> int:
-        """Counted runs, if all of them are made."""
         return len(self.arms) * len(self.conditions) * len(self.prompts) * self.n_repetitions
-
-
-# ----------------------------------------------------------------------------------------------------- what is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One answer. arm, condition and prompt are indices into the plan's."""
+    """One answer. arm, condition and prompt are indices into the plan."""
 
     arm: int
     condition: int
     prompt: int
     repetition: int
     reason: str  # why the answer ended: stop or length
-    stats: SpecStats  # its counters and times
-    steps_s: tuple[float, ...]  # the time of every step but the first, which belongs to the prompt
-    rss: int  # bytes of memory of this process behind it, all loaded models included
-    gpu_bytes: int | None  # bytes in use on all GPUs; None = there is none
+    stats: SpecStats
+    steps_s: tuple[float, ...]  # time of every step except the first, which belongs to the prompt
+    rss: int  # memory of this process after it in bytes, all loaded models included
+    gpu_bytes: int | None  # bytes in use on all GPUs; None = no GPU
 
     @property
     def ttft_s(self) -> float:
@@ -133,7 +125,6 @@ class BenchRun:
 
     @property
     def latency_s(self) -> float:
-        """From the start to the last token."""
         return self.stats.prompt_s + self.stats.decode_s
 
     @property
@@ -145,55 +136,52 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCosts:
-    """What passes cost, measured before the runs of a load."""
+    """Costs of forward passes, measured before the runs of a load."""
 
     load: int
-    draft: int | None  # None: T(n) alone; then `profile.draft` says nothing
+    draft: int | None  # None: only T(n) was measured; ignore `profile.draft`
     step_s: float  # T(1)
-    profile: CostProfile  # profile.verify = T(n)/T(1) at measured n, profile.draft = c of n rows, in T(1)
-    noise: float  # spread of the samples, see `measure.Costs`
+    profile: CostProfile  # profile.verify = T(n)/T(1) at the measured n, profile.draft = c of n rows, in T(1)
+    noise: float  # spread of the samples, see tuning/costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Tokens of one kind and how many of them a draft would have had accepted."""
+    """Acceptance of a draft on tokens of one kind."""
 
     label: str
     n_tokens: int
-    acceptance: float | None  # mean of sum(min(p, q)); None where there was no such token
+    acceptance: float | None  # mean of sum(min(p, q)); None without such tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insight:
-    """When a draft is right. Read off the answers of plain decoding afterwards, so that it costs no run any time."""
+    """Acceptance of a draft by kind of token, computed from the answers of plain decoding after the timed runs."""
 
     draft: int
     temperature: float
-    by_entropy: tuple[Bucket, ...]  # of the draft's law at temperature 1, in nats
-    by_place: tuple[Bucket, ...]  # "first": the first tokens of a sentence, "later": those behind them
-
-
-# --------------------------------------------------------------------------------------------------------- what follows
+    by_entropy: tuple[Bucket, ...]  # of the draft's distribution at temperature 1, in nats
+    by_place: tuple[Bucket, ...]  # the first tokens of a sentence, and the later ones
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A ratio and its 95 % confidence interval from a paired bootstrap over prompts; fewer than three give none."""
+    """A ratio and its 95 % confidence interval from a paired bootstrap over at least three prompts."""
 
     value: float
     low: float | None
     high: float | None
-    n_pairs: int = 0  # prompt by prompt and repetition by repetition
+    n_pairs: int = 0  # by prompt and repetition
 
     @property
     def sure(self) -> bool:
-        """Does the interval leave out 1, that is: no difference? Without an interval nothing is sure."""
+        """True if there is an interval and it excludes 1."""
         return self.low is not None and self.high is not None and (self.low > 1.0 or self.high < 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What the literature lets expect of the acceptance, and where the measured one lies."""
+    """Acceptance reported in the literature, and the place of the measured one."""
 
     source: str  # "code", "temperature 0.7-1.0"
     low: float
@@ -204,7 +192,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """Shares of the decoding time; they add up to 1."""
+    """Shares of the decoding time; their sum is 1."""
 
     draft: float
     verify: float
@@ -215,11 +203,11 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """Figures of one arm under one condition, over the prompts of one class or over all of them."""
+    """Figures of one arm under one condition, over the prompts of one class or of all classes."""
 
     arm: int
     condition: int
-    category: str  # ALL for all classes together
+    category: str  # ALL for all classes
     n_prompts: int
     n_runs: int
     # Medians over the runs, and the quartiles of the decoding speed.
@@ -240,72 +228,72 @@ class BenchRow:
     mean_length: float | None  # 1 + accepted / steps with a draft
     from_draft: float | None
     per_position: tuple[float, ...]  # accepted at position i / steps with a draft; unconditional
-    histogram: tuple[int, ...]  # steps with a draft that had i tokens accepted
+    histogram: tuple[int, ...]  # number of steps with a draft and i accepted tokens
     time_split: TimeSplit | None
-    rss: int  # the largest
+    rss: int  # maximum
     gpu_bytes: int | None
-    # Against plain decoding of the same load, paired by prompt and repetition; None for the plain arm itself.
+    # Against plain decoding in the same load, paired by prompt and repetition; None for plain decoding.
     speedup: Interval | None  # of decoding
     latency_speedup: Interval | None  # of the whole answer, per emitted token
-    # Against arms[0], whatever the load; None for that arm itself.
+    # Against arms[0]; None for arms[0].
     versus_reference: Interval | None
-    predicted: float | None  # speedup that c, T(n) and alpha let expect
+    predicted: float | None  # speedup computed from c, T(n) and alpha
     bound: float | None  # speedup if every drafted token were accepted
     bound_share: float | None  # speedup / bound
     weight_bytes_s: float | None  # bytes of weights read per second of decoding
-    bandwidth_share: float | None  # the same, of the machine's memory bandwidth
+    bandwidth_share: float | None  # weight_bytes_s / memory bandwidth
     bands: tuple[Band, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """The best arm under one condition: picked by one half of the prompts, confirmed by the other."""
+    """The best arm under one condition: picked on one half of the prompts, confirmed on the other."""
 
     condition: int
-    arm: int  # plain decoding among the candidates; the smaller K of equals (within 1 %)
-    picked: float  # speed over the reference on the half it was picked by
-    confirmed: Interval | None  # on the other half; None where there is none
+    arm: int  # plain decoding is a candidate; of arms within 1 % the smaller K
+    picked: float  # speed over the reference on the picking half
+    confirmed: Interval | None  # on the other half; None without one
     n_picking: int  # prompts
     n_confirming: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where it was measured."""
+    """The machine that was measured on."""
 
     cpu: str
-    features: tuple[str, ...]  # instruction sets, in llama.cpp's words
+    features: tuple[str, ...]  # instruction sets, as llama.cpp names them
     n_cores: int
     n_threads: int  # of the CPU
     memory: int  # bytes
-    memory_bytes_s: float | None  # bytes a second read from memory by all cores together, measured
+    memory_bytes_s: float | None  # measured read bandwidth of all cores together
     gpus: tuple[str, ...]
     system: str
     power: str  # "mains", "battery", "unknown"
-    load: float | None  # share of the CPU that others used before the first run
+    load: float | None  # CPU share of other programs before the first run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Where the time went."""
+    """How the time was spent."""
 
-    loading_s: float  # before the first counted run: the budget is for everything else
-    costs_s: float  # measuring what passes cost
+    loading_s: float  # before the first counted run; not part of the budget
+    costs_s: float  # measuring the costs of passes
     warm_up_s: float
-    runs_s: float  # and what lies between them: pauses, other loads
-    insight_s: float  # looking at what was accepted
-    arms_s: tuple[float, ...] = ()  # of runs_s, the answers of every arm of the plan
+    runs_s: float  # pauses and loading in between included
+    insight_s: float  # analysing the acceptance
+    arms_s: tuple[float, ...] = ()  # the part of runs_s of every arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Everything, in one piece."""
+    """The whole result of a benchmark."""
 
     made: str  # UTC, ISO 8601
-    command: str  # what was typed
-    settings: Mapping[str, Any]  # every option's value
+    command: str  # the command line
+    settings: Mapping[str, Any]  # the values of all options
     versions: Mapping[str, str]  # of the program, the bindings, llama.cpp, Python ...
-    target: Mapping[str, Any]  # file, size, SHA-256, description, how it was loaded
+    target: Mapping[str, Any]  # file, size, SHA-256, description, load options
     drafts: tuple[Mapping[str, Any], ...]  # the same, in the order of plan.drafts
     machine: Machine
     plan: BenchPlan
@@ -315,33 +303,24 @@ class BenchReport:
     rows: tuple[BenchRow, ...]
     picks: tuple[Pick, ...]
     verdict: str
-    partial: str = ""  # why not everything that was planned was measured; empty: everything was
-    synthetic: float | None = None  # drafted tokens were accepted with this chance, unjudged: NO VALID OUTPUT
+    partial: str = ""  # why runs of the plan are missing; empty if complete
+    synthetic: float | None = None  # chance with which drafted tokens were accepted unverified: NO VALID OUTPUT
     warnings: tuple[str, ...] = ()
-    spent: Spent | None = None  # None: the report is of a version that did not say
+    spent: Spent | None = None  # None in reports of older versions
     schema: Mapping[str, Any] = field(default_factory=lambda: dict(SCHEMA))
 
     def rows_of(self, category: str = ALL) -> tuple[BenchRow, ...]:
-        """The rows of one class of prompts, or those over all classes."""
         return tuple(row for row in self.rows if row.category == category)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return to_plain(self)
 
     @classmethod
     def from_json(cls, data: object) -> BenchReport:
-        """The inverse of `to_json`. Raises ReportError."""
+        """The inverse of `to_plain`. Raises ReportError."""
         report = from_plain(cls, require_schema(data, NAME, VERSION))
-        report._require_indices()
-        return report
-
-    def _require_indices(self) -> None:
-        """Raises ReportError where something points at nothing."""
-        plan = self.plan
+        plan = report.plan
         n_arms, n_conditions, n_prompts = len(plan.arms), len(plan.conditions), len(plan.prompts)
-        pointing = [(f"rows[{i}]", row.arm, row.condition, 0, 1) for i, row in enumerate(self.rows)]
-        pointing += [(f"runs[{i}]", run.arm, run.condition, run.prompt, n_prompts) for i, run in enumerate(self.runs)]
+        pointing = [(f"rows[{i}]", row.arm, row.condition, 0, 1) for i, row in enumerate(report.rows)]
+        pointing += [(f"runs[{i}]", run.arm, run.condition, run.prompt, n_prompts) for i, run in enumerate(report.runs)]
         for where, arm, condition, prompt, n in pointing:
             if not (0 <= arm < n_arms and 0 <= condition < n_conditions and 0 <= prompt < n):
-                raise ReportError(f"{where} is of an arm, condition or prompt that the plan has not")
+                raise ReportError(f"{where} has an arm, condition or prompt that is not in the plan")
+        return report

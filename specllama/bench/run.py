@@ -1,10 +1,10 @@
-"""The benchmark: the run matrix, run prompt by prompt with all arms in turn, as events and at last a `BenchReport`."""
+"""Runs a benchmark: prompt by prompt, all arms in turn. Yields events; the last one is the `BenchReport`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -20,27 +20,29 @@ from specllama.bench.answer import Answerer, WarmUpSpeed, speed
 from specllama.bench.insight import Said
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress, Loaded, Open, Steps, following
 from specllama.bench.plan import Rates
-from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Insight, PairCosts, Spent
+from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Condition, Insight, PairCosts, Spent
 from specllama.bench.stats import Sizes
 from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.prompts.load import BenchPrompt
 from specllama.tuning.costs import measuring_costs
 
-COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # of the budget, for measuring what passes cost; of every load and draft
+COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # share of the budget for measuring costs, and its limit in seconds
+LATE_COSTS_SHARE = 0.25  # share after which it stops; it needs four rounds, at least 100 T(1)
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0
-OVERRUN = 1.1  # of the budget that may be spent before the plan is cut short
-N_COST_TOKENS = 128  # text that passes are measured with, half of it before them
-N_WARM_UP = 16  # tokens of every arm before anything counts
-WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 3  # of the budget, if that is enough for so many tokens of every arm
-NOTE_TOKENS = 96  # by which the notes before a prompt may be longer than they should be
+OVERRUN = 1.1  # the plan is cut short when it would exceed the budget by this factor
+N_COST_TOKENS = 128  # tokens of the text that costs are measured with; half of them are prefilled
+N_WARM_UP = 16  # tokens of every arm's warm-up
+WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 3  # share of the budget for warming up, but at least so many tokens of every arm
+NOTE_TOKENS = 96  # by which the notes before a prompt may exceed the requested length
 
-COSTS = "measuring what passes cost"
-_INTERRUPTED = "it was interrupted"
+COSTS = "measuring the cost of a pass"
+
+
+class _TooSlow(Exception):
+    pass
 
 
 class _Bench:
-    """One benchmark; see `bench`."""
-
     def __init__(self, job: BenchJob, open_load: Open, cancel: Cancel, clock: Callable[[], float],
                  sleep: Callable[[float], None]) -> None:  # fmt: skip
         self.job, self.wishes = job, job.wishes
@@ -52,27 +54,26 @@ class _Bench:
         self._at: int | None = None  # the load whose models are open
         self._loaded: Loaded | None = None
         self._first: Loaded | None = None  # of the first load: facts for the report
-        self._watch = machine.Watch.begin()
+        self._swapped_before = machine.swapped_bytes()
         self._answerer = Answerer(job, cancel, clock)
         self._fitting: list[tuple[BenchPrompt, int]] = []
         self._asked = {prompt.id: prompt for prompt in job.prompts}
         self._rates: dict[str, WarmUpSpeed] = {}  # by arm's name
-        self._notices: dict[str, None] = {}  # what the drafters had to say, each once
+        self._notices: dict[str, None] = {}  # of the drafters, without duplicates
         self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
-        self._arms, self._warm_condition = bench_plan.for_warming_up(self.wishes)
+        self._arms = bench_plan.arms(self.wishes)
         self._plan: BenchPlan | None = None
         self._runs: list[BenchRun] = []
         self._costs: list[PairCosts] = []
         self._insights: list[Insight] = []
-        self._partial = _INTERRUPTED  # until everything is done
+        self._partial = "it was interrupted"  # until everything is done
 
     def _run(
         self, loaded: Loaded, plan: BenchPlan, arm: int, condition: int, prompt: int, repetition: int
     ) -> Generator[BenchEvent, None, BenchRun]:
-        """One counted run."""
         wanted = plan.conditions[condition]
         question = self._answerer.question(loaded, self._asked[plan.prompts[prompt].id], wanted)
-        # The same seed for all arms; another for every prompt and repetition.
+        # The same for all arms; different for every prompt and repetition.
         seed = self.job.seed + 1000 * repetition + prompt
         answer = yield from following(
             self._answerer.answering(loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict),
@@ -93,21 +94,19 @@ class _Bench:
             gpu_bytes=machine.gpu_bytes() if self.job.machine.gpus else None,
         )
 
-    # ------------------------------------------------------------------------------------------ before the counted runs
-
     def _budget(self, share: float, most: float) -> float:
         return most if self.wishes.budget_s is None else min(share * self.wishes.budget_s, most)
 
     def _left_s(self) -> float:
-        """What is left of the budget, which is for everything but loading."""
+        """What is left of the budget, which covers everything but loading."""
         if self.wishes.budget_s is None:
             return math.inf
         return self.wishes.budget_s - (self._clock() - self._started - self._loading_s)
 
     def _find_fitting(self, loaded: Loaded) -> list[tuple[BenchPrompt, int]]:
-        """The prompts that leave room for the longest answer, each with its tokens, in the order of the plan.
+        """The prompts that leave room for the longest answer, in the order of the plan, each with its number of tokens.
 
-        Raises PromptError where none does.
+        Raises PromptError if there are none.
         """
         longest = max(self.wishes.n_predict or [n for n, _ in bench_plan.LENGTHS])
         fitting = []
@@ -121,52 +120,53 @@ class _Bench:
         if not fitting:
             raise PromptError(
                 f"no prompt and its answer fit a context of {loaded.target.n_ctx} tokens",
-                hint="ask for a longer one (--ctx-size), or for shorter answers (-n)",
+                hint="use a longer context (--ctx-size) or shorter answers (-n)",
             )
         return fitting
 
     def _measure_costs(self, loaded: Loaded, load: int) -> Steps:
-        """T(n), and the costs of every draft."""
         text = [token for prompt, _ in self._fitting[:8] for token in loaded.tokens(prompt.turns[0])]
         n_known = min(model.vocab_size for model in (loaded.target, *loaded.drafts))
         known = [token for token in text if token < n_known]
         drafts: Sequence[LanguageModel | None] = loaded.drafts or (None,)
         seconds = self._budget(COSTS_SHARE, MOST_COSTS_S) / (len(drafts) * len(self.wishes.loads))
+        late = self._clock() + self._budget(LATE_COSTS_SHARE, math.inf) / len(self.wishes.loads)
         for index, draft in enumerate(drafts):
             yield BenchProgress(COSTS, index / len(drafts))
             n = min(N_COST_TOKENS, loaded.target.n_ctx, draft.n_ctx if draft else N_COST_TOKENS)
             tokens = (known * (n // len(known) + 1))[:n] if known else []
-            while draft is not None and tokens and room_after(draft, tokens) < 0:  # it may spell them with several
+            while draft is not None and tokens and room_after(draft, tokens) < 0:  # a token may take several cells
                 tokens.pop()
             if len(tokens) < 2:
                 return
-            costs = yield from following(
-                measuring_costs(loaded.target, draft, tokens, seconds=seconds, clock=self._clock),
-                lambda share, index=index: BenchProgress(COSTS, (index + share) / len(drafts)),  # type: ignore[misc]
-            )
-            self._costs.append(
-                PairCosts(
-                    load=load,
-                    draft=index if draft is not None else None,
-                    step_s=costs.step_s,
-                    profile=costs.profile,
-                    noise=costs.noise,
-                )
-            )
 
-    def _n_warm_up(self, load: int) -> int:
-        """Tokens of every arm of a load, by what one is known to take; fewer on a machine too slow for the budget."""
-        step_s = next((each.step_s for each in self._costs if each.load == load), 0.0)
-        most_s = self._budget(WARM_UP_SHARE, math.inf) / len(self._arms)
-        n_fit = N_WARM_UP if step_s * N_WARM_UP <= most_s else int(most_s / step_s)
-        return max(n_fit, LEAST_WARM_UP)
+            def told(share: float, index: int = index) -> BenchProgress:
+                if self._clock() > late:
+                    raise _TooSlow
+                return BenchProgress(COSTS, (index + share) / len(drafts))
+
+            try:
+                with closing(measuring_costs(loaded.target, draft, tokens, seconds=seconds, clock=self._clock)) as work:
+                    costs = yield from following(work, told)
+            except _TooSlow:
+                self._notices["the costs of a pass were not measured: the budget is too small for this machine"] = None
+                return
+            number = None if draft is None else index
+            self._costs.append(
+                PairCosts(load=load, draft=number, step_s=costs.step_s, profile=costs.profile, noise=costs.noise)
+            )
 
     def _warm_up(self, loaded: Loaded, load: int) -> Steps:
-        """A short answer of every arm, which does not count; but it tells how fast things go."""
+        """A short answer of every arm, which is not counted, but measures the speeds that the plan is made from."""
+        condition = Condition(temperature=self.wishes.temperatures[0])
         shortest = min(self._fitting, key=lambda each: each[1])[0]
-        question = self._answerer.question(loaded, shortest, self._warm_condition)
+        question = self._answerer.question(loaded, shortest, condition)
         arms = [arm for arm in self._arms if arm.load == load]
-        n_predict = self._n_warm_up(load)
+        # Without costs the machine is too slow for the budget.
+        step_s = next((each.step_s for each in self._costs if each.load == load), math.inf)
+        most_s = self._budget(WARM_UP_SHARE, math.inf) / len(self._arms)
+        n_fit = N_WARM_UP if step_s * N_WARM_UP <= most_s else int(most_s / step_s)
+        n_predict = max(n_fit, LEAST_WARM_UP)
         for index, arm in enumerate(arms):
 
             def told(share: float, name: str = arm.name, index: int = index) -> BenchProgress:
@@ -174,17 +174,16 @@ class _Bench:
 
             yield told(0.0)
             answer = yield from following(
-                self._answerer.answering(
-                    loaded, arm, self._warm_condition, question, seed=self.job.seed, n_predict=n_predict
-                ),
+                self._answerer.answering(loaded, arm, condition, question, seed=self.job.seed, n_predict=n_predict),
                 told,
             )
             self._rates[arm.name] = speed(answer)
 
     def _use(self, load: int) -> Generator[BenchEvent, None, Loaded]:
-        """The models of a load, opened and warmed up if they are not the ones in memory."""
+        """The models of a load; opens them and warms them up if they are not in memory."""
         if self._at != load or self._loaded is None:
-            self._close()
+            self._loaded, self._at = None, None
+            self._stack.close()
             yield BenchProgress("loading", 0.0)
             began = self._clock()
             self._loaded = self._stack.enter_context(self._open(load))
@@ -203,12 +202,7 @@ class _Bench:
                 self._warm_up_s += self._clock() - measured
         return self._loaded
 
-    def _close(self) -> None:
-        self._loaded, self._at = None, None
-        self._stack.close()
-
     def _make_plan(self) -> BenchPlan:
-        """Fixed now, and never changed."""
         known = [self._rates[arm.name] for arm in self._arms]
         rates = Rates(
             prefill_tok_s=median(each.prefill_tok_s for each in known),
@@ -218,13 +212,8 @@ class _Bench:
         insight_s = self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
         return bench_plan.fit(self.wishes, self._fitting, rates, self._left_s() - insight_s)
 
-    # ------------------------------------------------------------------------------------------------- the counted runs
-
     def _progress(self, plan: BenchPlan, arm: Arm, prompt: int, of_run: float = 0.0) -> BenchProgress:
-        """How far, and for how long still: as was expected until all arms had a turn, then as fast as it went so far.
-
-        No longer than the budget lets it.
-        """
+        """The time left follows from the plan until every arm has run once, then from the runs; at most the budget."""
         share, spent_s = (len(self._runs) + of_run) / plan.n_runs, self._clock() - self._runs_began
         block = len(plan.arms) * len(plan.conditions)
         whole_s = spent_s / share if len(self._runs) >= block else plan.expected_s
@@ -233,7 +222,7 @@ class _Bench:
         return BenchProgress(what, share, left_s if math.isfinite(left_s) else None)
 
     def _block(self, loaded: Loaded, plan: BenchPlan, load: int, prompt: int, repetition: int) -> Steps:
-        """One prompt: every condition, all arms of the load in turn, each time in another order."""
+        """One prompt under every condition: all arms of the load, each time in another order."""
         ours = [index for index, arm in enumerate(plan.arms) if arm.load == load]
         for condition in range(len(plan.conditions)):
             for arm in bench_plan.in_turn(ours, prompt + condition + repetition):
@@ -247,13 +236,13 @@ class _Bench:
                 yield run
 
     def _is_late(self, block_s: float, n_blocks: int) -> bool:
-        """Would `n_blocks` blocks more overrun the budget?"""
+        """True if `n_blocks` more blocks would exceed the budget."""
         if self.wishes.budget_s is None:
             return False
         return n_blocks * block_s > self._left_s() + (OVERRUN - 1.0) * self.wishes.budget_s
 
     def _measure(self, plan: BenchPlan) -> Generator[BenchEvent, None, str]:
-        """All repetitions; why not all of them, or ''. Where time runs out, all arms have done the same prompts."""
+        """Runs the plan and returns '', or why it was cut short; then all arms have run the same prompts."""
         self._runs_began = self._clock()
         n_loads, block_s = len(plan.loads), 0.0
         for repetition in range(plan.n_repetitions):
@@ -263,25 +252,25 @@ class _Bench:
                 loaded = yield from self._use(load)
                 began = self._clock()
                 for prompt in range(n_prompts):
-                    least = 1 if repetition == 0 else 0  # a report of nothing helps nobody
-                    # The loads that follow in this repetition must be able to do what this one did, and one more.
+                    least = 1 if repetition == 0 else 0  # a report needs at least one prompt
+                    # The later loads of this repetition must have time for the same prompts.
                     if turn == 0 and prompt >= least and self._is_late(block_s, (prompt + 1) * (n_loads - 1) + 1):
                         n_prompts = prompt
                         break
                     yield from self._block(loaded, plan, load, prompt, repetition)
                     block_s = (self._clock() - began) / (prompt + 1)
             if n_prompts < len(plan.prompts):
-                return f"the budget was spent after {len(self._runs)} of {plan.n_runs} runs"
+                return f"the budget was used up after {len(self._runs)} of {plan.n_runs} runs"
         return ""
 
-    def _look_into(self, plan: BenchPlan) -> Steps:
-        """When the drafts were right, at every temperature, as far as there is time for it."""
+    def _find_insights(self, plan: BenchPlan) -> Steps:
+        """Acceptance by kind of token for every draft and temperature, as far as the budget allows."""
         loaded = self._loaded
         if loaded is None or not loaded.drafts or self.job.synthetic is not None:
             return
         began = self._clock()
         most_s = min(self._budget(INSIGHT_SHARE, MOST_INSIGHT_S), self._left_s())
-        # One answer is read by both models at least, as slowly as the prompts were.
+        # At least one answer must fit; both models read it at the speed of the prefill.
         n_least = min((len(said.prompt) + len(said.answer) for said in self._said.values()), default=0)
         if most_s <= 2.0 * n_least / self._rates[self._arms[0].name].prefill_tok_s:
             return
@@ -298,12 +287,10 @@ class _Bench:
                     if of_condition == index and (not found or self._clock() < until):
                         spent_s = self._clock() - began
                         left_s = max(most_s - spent_s, 0.0)
-                        yield BenchProgress("looking at what was accepted", min(spent_s / most_s, 1.0), left_s)
+                        yield BenchProgress("analysing the acceptance", min(spent_s / most_s, 1.0), left_s)
                         found += bench_insight.samples(loaded.target, model, said, params, loaded.piece)
                 if found:
                     self._insights.append(bench_insight.insight(draft, temperature, found))
-
-    # ---------------------------------------------------------------------------------------------------------- the end
 
     def _report(self, plan: BenchPlan) -> BenchReport:
         first, job = self._first, self.job
@@ -311,9 +298,8 @@ class _Bench:
         sizes = Sizes(
             target=first.n_target_bytes, drafts=first.n_draft_bytes, memory_bytes_s=job.machine.memory_bytes_s
         )
-        rows = bench_stats.rows(plan, self._runs, self._costs, sizes)
-        picks = bench_stats.picks(plan, self._runs)
         plain = [run.stats.decode_tok_s or 0.0 for run in self._runs if run.arm == 0 and run.condition == 0]
+        doubts = machine.doubts(job.machine, self._swapped_before, plain)
         report = BenchReport(
             made=job.made,
             command=job.command,
@@ -326,13 +312,13 @@ class _Bench:
             runs=tuple(self._runs),
             costs=tuple(self._costs),
             insights=tuple(self._insights),
-            rows=rows,
-            picks=picks,
+            rows=bench_stats.rows(plan, self._runs, self._costs, sizes),
+            picks=bench_stats.picks(plan, self._runs),
             verdict="",
             partial=self._partial,
             synthetic=job.synthetic,
             spent=self._spent(),
-            warnings=(*job.warnings, *first.warnings, *self._notices, *self._watch.warnings(job.machine, plain)),
+            warnings=(*job.warnings, *first.warnings, *self._notices, *doubts),
         )
         return replace(report, verdict=bench_verdict.verdict(report))
 
@@ -348,19 +334,17 @@ class _Bench:
         )
 
     def _everything(self) -> Steps:
-        """From the first load to the last look."""
-        # Every load is tried before the first counted run: what the second one cannot do must not cost the first.
+        # Every load is tried before the first counted run, so that a load that fails wastes no measurements.
         for load in reversed(range(len(self.wishes.loads))):
             yield from self._use(load)
         self._plan = plan = self._make_plan()
         yield plan
         cut = yield from self._measure(plan)
         self._runs_ended = self._clock()
-        yield from self._look_into(plan)
+        yield from self._find_insights(plan)
         self._partial = cut
 
     def events(self) -> Iterator[BenchEvent]:
-        """See `bench`."""
         failure: Exception | None = None
         with self._stack, suppress(Interrupted):
             try:
@@ -385,10 +369,10 @@ def bench(
     clock: Callable[[], float] = perf_counter,
     sleep: Callable[[float], None] = real_sleep,
 ) -> Iterator[BenchEvent]:
-    """Measure; the events of it, the plan before the first counted run, the last one the report.
+    """The events of a benchmark: the plan before the first counted run, the report last.
 
-    `open_load` loads the models as one of `job.wishes.loads` wants them. Where `cancel` is set the report holds what
-    was measured until then and says so; so it does where an error ends the benchmark, which is raised behind the
-    report. Raises Interrupted where nothing was measured, PromptError where no prompt fits, and what loading raises.
+    `open_load(i)` loads the models with the options of `job.wishes.loads[i]`. If `cancel` is set or an error occurs,
+    the report is partial; the error is raised after the report. Raises Interrupted if nothing was measured, PromptError
+    if no prompt fits, and the errors of loading.
     """
     return _Bench(job, open_load, cancel or Cancel(), clock, sleep).events()

@@ -1,4 +1,4 @@
-"""From single runs to the benchmark's table: medians, paired speedups with their confidence, predictions, bands."""
+"""Computes the benchmark's table from its runs: medians, paired speedups with intervals, predictions, bands."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from specllama.bench.report import (
 from specllama.core.stats import SpecStats
 from specllama.drafters import REGISTRY
 from specllama.drafters.controller import CostProfile
-from specllama.tuning import forecast as outlook
+from specllama.tuning import forecast
 
 N_RESAMPLES = 2000
-LEAST_PROMPTS = 3  # behind an interval
-TIE = 0.01  # arms closer than this are equal: the smaller K wins
+LEAST_PROMPTS = 3  # for an interval
+TIE = 0.01  # arms within this count as equal: the smaller K wins
 
-# What the literature lets expect of the acceptance: by class of prompts, and by temperature (low, high] of the band.
+# Acceptance in the literature by class of prompts (name, low, high), and by temperature.
 CLASS_BANDS: Mapping[str, tuple[str, float, float]] = {
     "coding": ("code", 0.85, 0.95),
     "translation": ("translation", 0.75, 0.85),
@@ -50,21 +50,18 @@ Ratios = Sequence[Sequence[float]]  # by prompt: the logarithms of a ratio, one 
 SpeedOf = Callable[[BenchRun], float | None]
 
 
-# ------------------------------------------------------------------------------------------------------- paired ratios
-
-
 def decode_speed(run: BenchRun) -> float | None:
-    """Tokens per second behind the first pass."""
+    """Tokens per second after the first pass."""
     return run.stats.decode_tok_s
 
 
 def answer_speed(run: BenchRun) -> float | None:
-    """Tokens per second of the whole answer, prefill included: what the wait feels like."""
+    """Tokens per second of the whole answer, prefill included."""
     return run.stats.n_emitted / run.latency_s if run.stats.n_emitted and run.latency_s else None
 
 
 def log_ratios(runs: Iterable[BenchRun], base: Iterable[BenchRun], speed: SpeedOf = decode_speed) -> list[list[float]]:
-    """ln(speed of a run / speed of the base's run of the same condition, prompt and repetition), by prompt."""
+    """ln(speed of a run / speed of the base run with the same condition, prompt and repetition), by prompt."""
     known = {(run.condition, run.prompt, run.repetition): speed(run) for run in base}
     found: dict[tuple[int, int], list[float]] = {}
     for run in runs:
@@ -75,7 +72,7 @@ def log_ratios(runs: Iterable[BenchRun], base: Iterable[BenchRun], speed: SpeedO
 
 
 def ratio_of(ratios: Ratios) -> float:
-    """The geometric mean over prompts, each prompt counting alike however often it was repeated."""
+    """The geometric mean over prompts; each prompt has the same weight, however often it was repeated."""
     return math.exp(sum(sum(each) / len(each) for each in ratios) / len(ratios))
 
 
@@ -89,12 +86,11 @@ def _student(n: int) -> float:
 
 
 def interval(ratios: Ratios) -> Interval | None:
-    """The ratio with its confidence interval; None where nothing was paired.
+    """The ratio with its confidence interval; None without pairs.
 
-    A percentile bootstrap over prompts, and over the repetitions within each. Few samples make it too narrow, by
-    sqrt((n-1)/n) and by what their own spread is not known, as in Student's t; both are taken back (of three prompts it
-    would hold in 82 of 100 cases, not in 95). One or two prompts say nothing about others, however often they are
-    repeated: then there is a ratio without an interval.
+    A percentile bootstrap over prompts, and over the repetitions of each. With few prompts the bootstrap is too narrow,
+    by sqrt((n-1)/n) and by Student's t over the normal distribution; both are corrected (uncorrected, the coverage with
+    three prompts is 82 %). One or two prompts give a ratio without an interval.
     """
     if not ratios:
         return None
@@ -113,55 +109,41 @@ def interval(ratios: Ratios) -> Interval | None:
     return Interval(math.exp(value), math.exp(min(low, value)), math.exp(max(high, value)), n_pairs)
 
 
-# ---------------------------------------------------------------------------------------------------------- prediction
-
-
 def _steps_by_length(stats: SpecStats) -> list[tuple[int, int]]:
-    """(drafted tokens, steps that drafted so many), steps without a draft included."""
+    """(drafted tokens, number of such steps), steps without a draft included."""
     at = [*stats.drafted_at, 0]
     lengths = [(i + 1, at[i] - at[i + 1]) for i in range(len(at) - 1)]
     return [(0, stats.n_steps - stats.n_spec_steps), *lengths]
 
 
 def _model_alone(arm: Arm) -> bool:
-    """Does a model draft every token?"""
+    """True if the draft model drafts every token."""
     return REGISTRY[arm.spec_type].needs_model and arm.spec_type != "chain"
 
 
-def _price_of_token(arm: Arm, costs: CostProfile) -> float | None:
-    """What drafting a token costs, in T(1); None where it depends on who of two drafted it."""
-    if not REGISTRY[arm.spec_type].needs_model:
-        return 0.0
-    return costs.draft_cost() if _model_alone(arm) else None
-
-
 def expected(arm: Arm, stats: SpecStats, costs: CostProfile) -> tuple[float | None, float | None]:
-    """(speedup that the measured costs and acceptance let expect, speedup if all that was drafted were accepted).
+    """(predicted speedup, speedup if every drafted token were accepted).
 
-    For a fixed length of a draft model by the formula (see `outlook.speedup`), else by the drafts that were made.
+    A draft model with a fixed length uses the formula of `forecast.speedup`, other arms the drafts that were made. None
+    for `chain`: the cost of a token depends on which of two drafters made it.
     """
     alpha = stats.alpha
-    if arm.plain or alpha is None:
+    if arm.plain or alpha is None or arm.spec_type == "chain":
         return None, None
     if _model_alone(arm) and arm.n_max:
-        return outlook.speedup(costs, alpha, arm.n_max), outlook.speedup(costs, 1.0, arm.n_max)
-    price = _price_of_token(arm, costs)
-    if price is None:
-        return None, None
+        return forecast.speedup(costs, alpha, arm.n_max), forecast.speedup(costs, 1.0, arm.n_max)
+    price = costs.draft_cost() if _model_alone(arm) else 0.0
     cost = sum(n * costs.verify_cost(length + 1) for length, n in _steps_by_length(stats)) + price * stats.n_drafted
     return (stats.n_steps + stats.n_accepted) / cost, (stats.n_steps + stats.n_drafted) / cost
 
 
 def weight_bytes_s(arm: Arm, stats: SpecStats, n_runs: int, n_target: int, n_draft: int) -> float | None:
-    """Bytes of weights read per second of decoding: the target's once a step, the draft's once a drafted token."""
+    """Bytes of weights read per second of decoding: the target's once per step, the draft's once per drafted token."""
     if not stats.decode_s or arm.spec_type == "chain":
         return None
-    n_steps = stats.n_steps - n_runs  # the first pass of every run belongs to the prompt
+    n_steps = stats.n_steps - n_runs  # without the first pass of every run, which belongs to the prompt
     n_drawn = stats.n_drafted * n_steps / stats.n_steps if _model_alone(arm) else 0.0
     return (n_steps * n_target + n_drawn * n_draft) / stats.decode_s
-
-
-# --------------------------------------------------------------------------------------------------------------- bands
 
 
 def _band(source: str, low: float, high: float, alpha: float) -> Band:
@@ -170,7 +152,7 @@ def _band(source: str, low: float, high: float, alpha: float) -> Band:
 
 
 def bands(category: str, temperature: float, alpha: float | None, others: Sequence[float]) -> tuple[Band, ...]:
-    """The bands that apply to a row. `others`: the acceptance of the same arm at temperatures above 0."""
+    """The bands of a row. `others`: the acceptance of the same arm at temperatures above 0."""
     if alpha is None:
         return ()
     if category != ALL:
@@ -185,20 +167,17 @@ def bands(category: str, temperature: float, alpha: float | None, others: Sequen
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What figures about memory need to know."""
+    """Bytes of weights, and the memory bandwidth of the machine."""
 
-    target: int  # bytes of weights
+    target: int
     drafts: Sequence[int]
-    memory_bytes_s: float | None  # of the machine
+    memory_bytes_s: float | None
 
 
 def merged(runs: Iterable[BenchRun]) -> SpecStats:
-    """The counters and times of several runs together."""
+    """The sum of the counters and times of several runs."""
     total = SpecStats()
     for run in runs:
         total.merge(run.stats)
@@ -206,18 +185,17 @@ def merged(runs: Iterable[BenchRun]) -> SpecStats:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    """The median of what was counted."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def _time_split(stats: SpecStats, runs: Sequence[BenchRun]) -> TimeSplit | None:
-    """Shares of the time of all steps, as a person at the clock would see it."""
     whole = sum(sum(run.steps_s) for run in runs)
     if not whole:
         return None
-    parts = [stats.draft_s / whole, stats.eval_s / whole, stats.sample_s / whole, stats.kv_s / whole]
-    return TimeSplit(draft=parts[0], verify=parts[1], sampling=parts[2], kv=parts[3], other=max(1.0 - sum(parts), 0.0))
+    draft, verify, sampling, kv = (s / whole for s in (stats.draft_s, stats.eval_s, stats.sample_s, stats.kv_s))
+    other = max(1.0 - draft - verify - sampling - kv, 0.0)
+    return TimeSplit(draft=draft, verify=verify, sampling=sampling, kv=kv, other=other)
 
 
 def _row(
@@ -230,7 +208,7 @@ def _row(
     reference: Sequence[BenchRun],
     others: Sequence[float],
 ) -> BenchRow:
-    """One row; `base`: plain decoding of the same load, `reference`: that of the first one."""
+    """`base`: plain decoding in the same load; `reference`: plain decoding in the first load."""
     arm, condition = plan.arms[runs[0].arm], plan.conditions[runs[0].condition]
     stats = merged(runs)
     steps = [step for run in runs for step in run.steps_s]
@@ -279,7 +257,7 @@ def _row(
 
 
 def _alphas_above_zero(plan: BenchPlan, runs: Sequence[BenchRun], arm: int, condition: int) -> list[float]:
-    """The acceptance of an arm at every temperature above 0, all else being as under `condition`."""
+    """The acceptance of an arm at every temperature above 0, with the lengths of `condition`."""
     here = plan.conditions[condition]
     shape = (here.n_depth, here.n_prompt, here.n_predict)
     found = []
@@ -290,9 +268,7 @@ def _alphas_above_zero(plan: BenchPlan, runs: Sequence[BenchRun], arm: int, cond
 
 
 def rows(plan: BenchPlan, runs: Sequence[BenchRun], costs: Sequence[PairCosts], sizes: Sizes) -> tuple[BenchRow, ...]:
-    """The table: by condition and arm, first over all classes of prompts, then class by class; what was not run is not
-    there.
-    """
+    """The table by condition, arm and class; all classes together come first. Rows without runs are left out."""
     by_load = {arm.load: i for i, arm in enumerate(plan.arms) if arm.plain}
     categories = list(dict.fromkeys(prompt.category for prompt in plan.prompts))
     found = []
@@ -310,14 +286,6 @@ def rows(plan: BenchPlan, runs: Sequence[BenchRun], costs: Sequence[PairCosts], 
                     others = _alphas_above_zero(plan, runs, index, condition) if category == ALL else []
                     found.append(_row(plan, mine, base, category, pair, sizes, reference, others))
     return tuple(found)
-
-
-# --------------------------------------------------------------------------------------------------------------- picks
-
-
-def _length(arm: Arm) -> int:
-    """K for the comparison of equals; `auto` may draft as far as it likes."""
-    return 0 if arm.plain else arm.length.longest
 
 
 def picks(plan: BenchPlan, runs: Sequence[BenchRun]) -> tuple[Pick, ...]:
@@ -339,10 +307,16 @@ def picks(plan: BenchPlan, runs: Sequence[BenchRun]) -> tuple[Pick, ...]:
             continue
         best = max(speeds.values())
         equals = [index for index, speed in speeds.items() if speed >= best * (1.0 - TIE)]
-        arm = min(equals, key=lambda index: (_length(plan.arms[index]), index))
+        arm = min(equals, key=lambda index: (0 if plan.arms[index].plain else plan.arms[index].length.longest, index))
         rest = [run for run in here if run.arm == arm and run.prompt not in picking]
-        confirmed = interval(log_ratios(rest, reference))
-        n_rest = len({run.prompt for run in rest})
-        found.append(Pick(condition=condition, arm=arm, picked=speeds[arm], confirmed=confirmed,
-                          n_picking=len(picking), n_confirming=n_rest))  # fmt: skip
+        found.append(
+            Pick(
+                condition=condition,
+                arm=arm,
+                picked=speeds[arm],
+                confirmed=interval(log_ratios(rest, reference)),
+                n_picking=len(picking),
+                n_confirming=len({run.prompt for run in rest}),
+            )
+        )
     return tuple(found)

@@ -68,9 +68,6 @@ def report_of(what: AuditSubject, effort: AuditEffort = TINY, *, self_test: bool
     return report
 
 
-# ------------------------------------------------------------------------------------------------------- the whole
-
-
 @pytest.fixture(scope="module")
 def healthy() -> AuditReport:
     """The audit of a correct program, with its self-test."""
@@ -181,9 +178,6 @@ def test_the_report_is_json_with_its_schema(healthy: AuditReport) -> None:
     assert data["laws"][0]["distance"]["tv"] <= data["bounds"]["law"] == LAW_BOUND
 
 
-# ------------------------------------------------------------------------------------------------------ near-ties
-
-
 class Jittery(FakeModel):
     """Logits whose last bits depend on how many tokens are read at once, as llama.cpp's do on some builds."""
 
@@ -203,9 +197,6 @@ def test_a_near_tie_is_no_bug_and_is_told() -> None:
     assert all(each.near_tie and each.gap < 0.01 and each.moved > 0.0 for each in parted)
     assert all(each.reread <= 0.0 for each in parted), "the same blocks say the same without a draft"
     assert AuditReport(about={}, greedy=runs).passed
-
-
-# ----------------------------------------------------------------------------------------------------------- parts
 
 
 def test_the_distance_of_a_law_is_that_of_the_documents() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specllama.base.errors import NumericsError
+from specllama.base.jsonable import to_plain
 from specllama.bench import run as module
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress
 from specllama.bench.report import BenchReport, BenchRun
@@ -53,7 +54,7 @@ def test_an_error_in_the_middle_reports_what_was_measured_and_is_raised_then(err
     assert isinstance(report, BenchReport)
     assert len(report.runs) == 7
     assert report.partial == f"an error ended it ({error})"
-    assert report.verdict.startswith(f"This is a part of what was planned: an error ended it ({error}).")
+    assert report.verdict.startswith(f"This is a part of the plan: an error ended it ({error}).")
     assert report.rows
 
 
@@ -90,7 +91,7 @@ def test_a_report_says_what_the_time_went_into() -> None:
     (line,) = (line for line in report_lines(report, full=False) if " spent of a budget of 20 s, " in line)
     assert "50 s of loading not counted" in line
     assert f" on {len(report.runs)} runs" in line
-    data = report.to_json()
+    data = to_plain(report)
     assert BenchReport.from_json(data) == report
     del data["spent"]["arms_s"]  # as a version before wrote it
     assert BenchReport.from_json(data).spent is not None
@@ -125,9 +126,9 @@ def test_fewer_than_three_prompts_give_a_ratio_and_no_interval() -> None:
     plan = plan_of([PLAIN, arm_of(4)], prompts_of(2))
     runs = [run_of(arm, i, 10.0 + 9 * arm) for arm in (0, 1) for i in range(2)]
     report = report_of(plan, runs)
-    assert "too few prompts to say how sure that is" in report.verdict
+    assert "too few prompts for a confidence interval" in report.verdict
     assert "sure:" not in report.verdict
     text = "\n".join(report_lines(report, full=True))
     assert "1.90 (" not in text
     assert "| 1.90 |" in " ".join(text.split())
-    assert BenchReport.from_json(report.to_json()) == report
+    assert BenchReport.from_json(to_plain(report)) == report

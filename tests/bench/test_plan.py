@@ -133,8 +133,8 @@ def test_a_budget_too_small_for_anything_is_said_to_be() -> None:
     """A benchmark that takes longer than it was given, without a word; or one of a single prompt."""
     plan = planned(replace(WISHES, budget_s=20.0), 40, left_s=1.0)
     assert len(plan.prompts) == 2
-    assert "the least there can be, and more than the budget of 20 s" in plan.note
-    assert "what fits a budget" in planned(replace(WISHES, budget_s=2000.0), 40, left_s=1000.0).note
+    assert "the minimum, which exceeds the budget of 20 s" in plan.note
+    assert "fits the budget" in planned(replace(WISHES, budget_s=2000.0), 40, left_s=1000.0).note
 
 
 def test_without_a_budget_everything_is_run() -> None:

@@ -70,9 +70,9 @@ def test_loads_are_told_apart_by_what_differs() -> None:
     two = replace(made, plan=plan, rows=(*made.rows, *more), costs=(*made.costs, replace(made.costs[0], load=1)))
     assert [each.name for each in plots.over_length(two, 0).series] == ["draft-simple, t=2", "draft-simple, t=4"]
     assert [each.name for each in plots.costs(two, 0).series] == [
-        "checking n rows, T(1) = 50 ms, t=2",
+        "target, n rows, T(1) = 50 ms, t=2",
         "draft, n rows, t=2",
-        "checking n rows, T(1) = 50 ms, t=4",
+        "target, n rows, T(1) = 50 ms, t=4",
         "draft, n rows, t=4",
     ]
 
@@ -146,7 +146,7 @@ def test_a_full_disk_keeps_the_picture_that_was_there(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(ReportError, match="cannot be written") as caught:
         plots.write(made, tmp_path)
-    assert "room" in caught.value.hint
+    assert "space" in caught.value.hint
     assert png.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [png, svg]
 
@@ -219,7 +219,7 @@ def test_names_from_files_cannot_break_a_plot(tmp_path: Path, monkeypatch: pytes
 def test_a_missing_matplotlib_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Prevents: an ImportError after ten minutes of measuring."""
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="matplotlib, which is not installed") as caught:
+    with pytest.raises(UsageError, match="matplotlib is not installed") as caught:
         plots.prepare(tmp_path)
     assert "specllama[plots]" in caught.value.hint
 

@@ -35,9 +35,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_COSTS_S", 0.001)
 
 
-# --------------------------------------------------------------------------------------------------------------- order
-
-
 def test_the_plan_comes_before_the_first_run_and_every_run_of_it_is_made_once() -> None:
     """A matrix that grows while it is measured, or one with holes."""
     events = Stage().events(Stage().job(asked(4), temperatures=(0.0, 0.7), n_repetitions=2))
@@ -96,9 +93,6 @@ def test_a_prompt_is_lengthened_to_what_was_asked_for() -> None:
     _, runs, _ = parts(stage.events(stage.job(asked(2), n_prompt=(0, 300))))
     assert all((run.stats.n_prompt >= 300) == (run.condition == 1) for run in runs)
     assert {run.stats.n_cached for run in runs} == {0}
-
-
-# -------------------------------------------------------------------------------------------------------------- answers
 
 
 def test_with_a_fixed_length_every_answer_has_it_and_without_some_end_earlier() -> None:
@@ -170,9 +164,6 @@ def test_the_synthetic_coin_ignores_what_it_is_asked(rate: float) -> None:
     assert sum(heads) / 1000 == pytest.approx(rate, abs=0.05)
 
 
-# ------------------------------------------------------------------------------------------------- budget, interruption
-
-
 def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
     """A machine slower than it seemed: the arms that come last have fewer prompts, or the benchmark runs for hours."""
     stage = Stage(eval_s=0.01)
@@ -183,8 +174,8 @@ def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
     ]
     assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
     assert 2 <= len(prompts[0]) < 8 or plan.n_repetitions > 1
-    assert report.partial == f"the budget was spent after {len(runs)} of {plan.n_runs} runs"
-    assert report.verdict.startswith("This is a part of what was planned: the budget was spent")
+    assert report.partial == f"the budget was used up after {len(runs)} of {plan.n_runs} runs"
+    assert report.verdict.startswith("This is a part of the plan: the budget was used up")
     assert stage.now < 8.0
 
 
@@ -210,7 +201,7 @@ def test_an_interrupted_benchmark_reports_what_was_measured() -> None:
     _, runs, report = parts(seen)
     assert len(runs) == len(report.runs) == 7
     assert report.partial == "it was interrupted"
-    assert report.verdict.startswith("This is a part of what was planned: it was interrupted.")
+    assert report.verdict.startswith("This is a part of the plan: it was interrupted.")
     assert {run.stats.n_emitted for run in report.runs} == {8}
 
 
@@ -259,9 +250,6 @@ def test_lookups_alone_need_no_draft_model() -> None:
     _, _, report = parts(stage.events(stage.job(asked(2), strategies=("lookup",), drafts=())))
     assert [arm.name for arm in report.plan.arms] == ["plain", "K=2 lookup", "K=3 lookup"]
     assert [each.draft for each in report.costs] == [None]
-
-
-# ------------------------------------------------------------------------------------------------------------- insight
 
 
 def test_entropy_is_that_of_the_softmax() -> None:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import ReportError
+from specllama.base.jsonable import to_plain
 from specllama.bench.report import ALL, Arm, BenchReport
 from specllama.bench.stats import bands, expected, interval, log_ratios, picks, weight_bytes_s
 from specllama.core.stats import SpecStats, expected_speedup
 from tests.bench_cases import COSTS, PLAIN, arm_of, plan_of, prompts_of, report_of, run_of
-
-# ------------------------------------------------------------------------------------------------------- paired ratios
 
 
 def test_a_prompt_that_is_slow_for_everybody_does_not_move_the_speedup() -> None:
@@ -55,9 +54,6 @@ def test_one_or_two_pairs_are_never_sure() -> None:
         assert found is not None
         assert not found.sure
     assert interval([]) is None
-
-
-# ---------------------------------------------------------------------------------------------------------- prediction
 
 
 def test_the_expectation_of_a_fixed_length_is_the_cost_models() -> None:
@@ -113,9 +109,6 @@ def test_the_bands_of_the_literature_are_marked(
     assert [(band.source, band.place) for band in bands(category, temperature, alpha, others)] == found
 
 
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
 def test_a_row_says_what_its_runs_measured() -> None:
     """A share of the wrong whole, a latency without the prompt, memory of another arm."""
     plan = plan_of([PLAIN, arm_of(2)], prompts_of(4))
@@ -150,9 +143,6 @@ def test_classes_have_rows_of_their_own() -> None:
     assert found == pytest.approx({ALL: 1.0, "coding": 2.0, "poem": 0.5})
 
 
-# --------------------------------------------------------------------------------------------------------------- picks
-
-
 def test_the_best_is_picked_on_one_half_and_confirmed_on_the_other() -> None:
     """A winner by luck that is told with the very figures that made it the winner."""
     plan = plan_of([PLAIN, arm_of(2), arm_of(4)], prompts_of(6))
@@ -164,7 +154,7 @@ def test_the_best_is_picked_on_one_half_and_confirmed_on_the_other() -> None:
     assert pick.confirmed is not None
     assert pick.confirmed.value == pytest.approx(0.9)
     said = report_of(plan, runs).verdict
-    assert "nothing is surely faster than plain decoding: K=4 looked best, but was 0.90 times" in said
+    assert "nothing is clearly faster than plain decoding: K=4 looked best, but was 0.90 times" in said
     assert "Use" not in said
 
 
@@ -180,9 +170,9 @@ def test_of_equals_within_one_percent_the_smaller_k_wins(k4: float, arm: int) ->
     ("speeds", "words", "advice"),
     [
         ([[10.0] * 4, [8.0] * 4, [7.0] * 4], "plain decoding is fastest: the best draft (K=2) reached 0.80", "none."),
-        ([[10.0] * 4, [5.0, 60.0, 5.0, 60.0]], "no draft is surely faster or slower", ""),
+        ([[10.0] * 4, [5.0, 60.0, 5.0, 60.0]], "no draft is clearly faster or slower", ""),
         ([[10.0] * 8, [16.0] * 4 + [12.4, 12.5, 12.6, 12.7]], "K=2 is fastest: 1.4", "--spec-draft-n-max 2."),
-        ([[10.0], [16.0]], "nothing confirms it", ""),
+        ([[10.0], [16.0]], "no prompts were left to confirm it", ""),
     ],
     ids=["a loss", "noise", "a gain", "one prompt"],
 )
@@ -214,7 +204,7 @@ def test_the_verdict_names_the_classes_that_gain_most_and_least() -> None:
 def test_a_partial_report_says_so_first() -> None:
     """Half of a benchmark read as the whole."""
     report = report_of(plan_of([PLAIN], prompts_of(1)), [run_of(0, 0, 10.0)], partial="it was interrupted")
-    assert report.verdict.startswith("This is a part of what was planned: it was interrupted.")
+    assert report.verdict.startswith("This is a part of the plan: it was interrupted.")
 
 
 def test_synthetic_figures_are_called_no_valid_output() -> None:
@@ -225,14 +215,11 @@ def test_synthetic_figures_are_called_no_valid_output() -> None:
     assert "K=4 ran at 1.60 times plain decoding" in report.verdict
 
 
-# ---------------------------------------------------------------------------------------------------------------- JSON
-
-
 def test_a_report_survives_its_file() -> None:
     """Figures lost or changed on the way through JSON."""
     plan = plan_of([PLAIN, arm_of(2, n_max=None)], prompts_of(2), temperatures=(0.0, 0.7))
     report = report_of(plan, [run_of(0, 0, 10.0), run_of(1, 0, 11.0, condition=1), run_of(0, 1, 10.0, condition=1)])
-    assert BenchReport.from_json(json.loads(json.dumps(report.to_json(), allow_nan=False))) == report
+    assert BenchReport.from_json(json.loads(json.dumps(to_plain(report), allow_nan=False))) == report
 
 
 @pytest.mark.parametrize(
@@ -253,7 +240,7 @@ def test_a_report_survives_its_file() -> None:
 def test_a_damaged_report_is_refused_with_the_place(damage: object, words: str) -> None:
     """A traceback for a file that somebody edited, or figures out of thin air."""
     report = report_of(plan_of([PLAIN], prompts_of(1)), [run_of(0, 0, 10.0)])
-    data = json.loads(json.dumps(report.to_json()))
+    data = json.loads(json.dumps(to_plain(report)))
     with pytest.raises(ReportError) as raised:
         BenchReport.from_json(damage(data))  # type: ignore[operator]
     assert words in str(raised.value)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import UsageError
+from specllama.base.jsonable import to_plain
 from specllama.bench import machine
 from specllama.bench import plots as bench_plots
 from specllama.bench import run as core
@@ -348,7 +349,7 @@ def test_two_reports_are_set_side_by_side(specllama: Run, reports: list[str], tm
     """A twice as fast report that is called noise, or settings compared with others."""
     same = specllama("bench", "compare", reports[0], reports[0])
     assert same.code == 0, same.err
-    assert same.out.splitlines()[-1] == "**No difference that is more than noise, in 3 settings.**"
+    assert same.out.splitlines()[-1] == "**No difference beyond the noise, in 3 settings.**"
     data: dict[str, Any] = json.loads(Path(reports[1]).read_text())
     for run in data["runs"]:
         run["stats"]["decode_s"] /= 2
@@ -364,7 +365,7 @@ def test_two_reports_are_set_side_by_side(specllama: Run, reports: list[str], tm
     assert "B is faster than A in 3 of 3 settings" in found.out
     assert [row[4].split()[0] for row in table_of(found.out)[1:]] == ["2.00"] * 3
     assert "- not the same: llama_cpp: one against another" in found.out
-    assert found.out.rstrip().endswith("Mind that the reports are of other versions.**")
+    assert found.out.rstrip().endswith("Note: the reports are from different versions.**")
     record = json.loads(specllama("bench", "compare", reports[0], str(twice), "--format", "json").out)
     assert [row["ratio"]["value"] for row in record["rows"]] == pytest.approx([2.0] * 3)
 
@@ -374,12 +375,12 @@ def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
     a = report()
     faster = replace(a, machine=replace(a.machine, cpu="another CPU", features=("AVX9",), load=0.5, memory_bytes_s=1.0))
     found = compare(a, faster)
-    assert found.verdict.endswith(" Mind that the reports are of two machines.")
+    assert found.verdict.endswith(" Note: the reports are from two machines.")
     assert found.differences[:2] == (f"cpu: {a.machine.cpu} against another CPU",
                                      f"features: {', '.join(a.machine.features) or 'none'} against AVX9")  # fmt: skip
     other = replace(faster, versions={**a.versions, "specllama": "9"}, target={"file": "x", "sha256": "cc"})
     assert compare(a, other).verdict.endswith(
-        " Mind that the reports are of two machines and other versions and different models."
+        " Note: the reports are from two machines and different versions and different models."
     )
     again = replace(a, machine=replace(a.machine, load=0.5, memory_bytes_s=1.0, power="battery"))
     assert "Mind" not in compare(a, again).verdict
@@ -395,7 +396,7 @@ def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
         (["text.json", "text.json"], "text.json is not JSON", 1),
         (["other.json", "other.json"], "other.json: this is no specllama.bench report", 1),
         (["deep.json", "deep.json"], "deep.json is not JSON", 1),
-        (["astray.json", "astray.json"], "rows[0] is of an arm, condition or prompt that the plan has not", 1),
+        (["astray.json", "astray.json"], "rows[0] has an arm, condition or prompt", 1),
         (["endless.json", "endless.json"], "the report.machine.memory_bytes_s is no finite number", 1),
         (["a.json", "b.json", "-o", "c.json"], "a comparison goes to stdout alone", 2),
         (["a.json", "b.json", "--format", "csv"], "--format csv is none of a comparison", 2),
@@ -408,7 +409,7 @@ def test_what_cannot_be_compared_is_refused(
     (tmp_path / "text.json").write_text("a text")
     (tmp_path / "other.json").write_text("{}")
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    good = report().to_json()
+    good = to_plain(report())
     astray = {**good, "plan": {**good["plan"], "arms": []}}
     endless = {**good, "machine": {**good["machine"], "memory_bytes_s": 10**400}}
     for name, data in (("astray", astray), ("endless", endless)):
@@ -436,21 +437,19 @@ def test_ctrl_c_keeps_and_reports_what_was_measured(
     assert "left" in shown.text
     shown.interrupt()
     assert shown.finish() == 130
-    assert "This is a part of what was planned: it was interrupted." in " ".join(shown.text.split())
+    assert "This is a part of the plan: it was interrupted." in " ".join(shown.text.split())
     assert "prompt 2 of 4 (" not in shown.text
 
 
 def test_the_machine_is_looked_at_without_an_error() -> None:
     """A sensor that this machine has not, as a traceback before the first run."""
-    watch = machine.Watch.begin()
-    slow = watch.warnings(MACHINE, [10.0, 10.0, 10.0, 8.0, 8.0, 8.0])
-    assert slow == ("the machine slowed down by 25 % meanwhile: heat, or other programs",)
-    assert watch.warnings(MACHINE, [10.0, 9.8]) == ()
+    (slow,) = machine.doubts(MACHINE, machine.swapped_bytes(), [10.0, 10.0, 10.0, 8.0, 8.0, 8.0])
+    assert "slowed down by 25 %" in slow
+    assert machine.doubts(MACHINE, machine.swapped_bytes(), [10.0, 9.8]) == ()
     told = replace(MACHINE, power="battery", load=0.5)
-    assert [warning.split(":")[0] for warning in watch.warnings(told, [])] == [
-        "the machine ran on its battery",
-        "other programs used 50 % of the CPU before the first run",
-    ]
+    battery, busy = machine.doubts(told, machine.swapped_bytes(), [])
+    assert "battery" in battery
+    assert "50 % of the CPU" in busy
     assert machine.rss() > 1 << 20
     assert machine.power_source() in ("mains", "battery", "unknown")
     bandwidth = machine.memory_bandwidth(1)

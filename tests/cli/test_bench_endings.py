@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from specllama.base.errors import NumericsError
+from specllama.base.jsonable import to_plain
 from specllama.bench import machine
 from specllama.bench import run as core
 from specllama.bench.report import BenchReport
@@ -57,7 +58,7 @@ def test_an_error_in_the_middle_is_told_behind_the_report(specllama: Run, args: 
     file = tmp_path / "report.json"
     found = specllama(*args, "-o", str(file))
     assert found.code == 1
-    assert "This is a part of what was planned: an error ended it (NaN among the logits)." in found.out
+    assert "This is a part of the plan: an error ended it (NaN among the logits)." in found.out
     assert found.err.rstrip().endswith("error: NaN among the logits\nhint: use another build")
     assert len(BenchReport.from_json(json.loads(file.read_text())).runs) == N_RUNS
 
@@ -84,7 +85,7 @@ def test_lines_that_nobody_takes_still_leave_a_report_in_the_file(
     kept = BenchReport.from_json(json.loads(file.read_text()))
     assert len(kept.runs) >= N_RUNS
     assert kept.partial.startswith("its lines could not be written")
-    assert kept.verdict.startswith("This is a part of what was planned: its lines could not be written")
+    assert kept.verdict.startswith("This is a part of the plan: its lines could not be written")
 
 
 @pytest.mark.parametrize("room_elsewhere", [True, False])
@@ -114,7 +115,7 @@ def test_a_full_disk_behind_output_costs_no_report(
 def test_a_report_compared_with_itself_says_so(specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: "no difference" between a file and itself, taken for a finding."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.json").write_text(json.dumps(report().to_json()))
+    (tmp_path / "a.json").write_text(json.dumps(to_plain(report())))
     with suppress(OSError):
         os.symlink("a.json", "b.json")
     for other in ("a.json", "./a.json", "b.json"):

@@ -17,7 +17,7 @@ import typer
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
-from specllama.base.jsonable import parsed
+from specllama.base.jsonable import parsed, to_plain
 from specllama.bench import compare as bench_compare
 from specllama.bench import machine
 from specllama.bench import plots as bench_plots
@@ -174,7 +174,7 @@ def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
 def _lines(report: BenchReport, format: str) -> list[str]:
     """The full report in one of the formats, as a file holds it."""
     if format == "json":
-        return [to_json(report.to_json())]
+        return [to_json(to_plain(report))]
     if format == "jsonl":
         events: list[BenchPlan | BenchRun | BenchReport] = [report.plan, *report.runs, report]
         return [line for event in events for line in event_lines(event)]
@@ -337,6 +337,6 @@ def _compare(files: list[str], options: BenchOutput, output: Output) -> None:
     found = bench_compare.compare(*map(_read, files))
     if storage.meant(files[0]).resolve() == storage.meant(files[1]).resolve():
         output.warn(f"{files[0]} is compared with itself", "name another report to learn something")
-    lines = [to_json(found.to_json())] if options.format == "json" else comparison_lines(found, files)
+    lines = [to_json(to_plain(found))] if options.format == "json" else comparison_lines(found, files)
     for line in lines:
         output.line(line)

@@ -330,7 +330,7 @@ def event_lines(event: BenchPlan | BenchRun | BenchReport) -> list[str]:
         return [to_json({"event": "plan", **to_plain(event)})]
     if isinstance(event, BenchRun):
         return [to_json({"event": "run", **to_plain(event)})]
-    return [to_json({"event": "report", **{key: value for key, value in event.to_json().items() if key != "runs"}})]
+    return [to_json({"event": "report", **{key: value for key, value in to_plain(event).items() if key != "runs"}})]
 
 
 # -------------------------------------------------------------------------------------------------------------- compare
