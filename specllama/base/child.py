@@ -1,4 +1,4 @@
-"""Work in a child process: llama.cpp may end its process, and what a process held in memory is free when it is gone."""
+"""Work in a child process: llama.cpp may end its process, and memory is free once the process is gone."""
 
 from __future__ import annotations
 
@@ -18,40 +18,29 @@ from specllama.base.errors import BackendError, SpecllamaError
 
 T = TypeVar("T")
 
-Tell = Callable[[str, float], None]  # what is being done, and the share of it that is done
+Tell = Callable[[str, float], None]  # the current step, and the share that is done
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Progress."""
-
+class _Progress:
     what: str
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error, by the name of its class."""
-
-    kind: str
+    kind: str  # the name of an error's class
     message: str
     hint: str
-
-    def error(self) -> SpecllamaError:
-        """The error again."""
-        kind = getattr(errors, self.kind, BackendError)
-        return cast(SpecllamaError, kind(self.message, hint=self.hint))
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What came of it."""
-
     result: object
 
 
 def _end_with_parent() -> None:
-    """End when the parent has ended, however it did: the result has no reader any more."""
+    """End when the parent has ended, also when it was killed: the result has no reader any more."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -63,18 +52,18 @@ def _child(work: Callable[[Tell], object], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()  # llama.cpp frees the interpreter while it works
     try:
-        connection.send(_Done(work(lambda what, share: connection.send(_Told(what, share)))))
+        connection.send(_Done(work(lambda what, share: connection.send(_Progress(what, share)))))
     except SpecllamaError as error:
         connection.send(_Failed(type(error).__name__, str(error), error.hint))
     except BrokenPipeError:
         pass  # the parent is gone
     except Exception as error:  # a traceback would land in the middle of the parent's screen
-        connection.send(_Failed("BackendError", f"the process that worked failed: {type(error).__name__}: {error}", ""))
+        connection.send(_Failed("BackendError", f"the child process failed: {type(error).__name__}: {error}", ""))
 
 
 @contextmanager
 def _shielded() -> Iterator[None]:
-    """A child that starts now leaves Ctrl-C to its parent from its first moment on."""
+    """Block SIGINT, which a child that starts now inherits: the parent handles Ctrl-C."""
     if sys.platform == "win32":
         yield
         return
@@ -86,9 +75,9 @@ def _shielded() -> Iterator[None]:
 
 
 def run(work: Callable[[Tell], T], tell: Tell) -> T:
-    """What `work` returns in a child process; it must be a function of a module, or a partial of one.
+    """Call `work`, a function of a module or a partial of one, in a child process.
 
-    Raises what it raises, and BackendError where the child dies.
+    Raises the error that `work` raises, and BackendError if the child dies.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -102,11 +91,13 @@ def run(work: Callable[[Tell], T], tell: Tell) -> T:
             if isinstance(message, _Done):
                 return cast(T, message.result)
             if isinstance(message, _Failed):
-                raise message.error()
+                raise cast(
+                    SpecllamaError, getattr(errors, message.kind, BackendError)(message.message, hint=message.hint)
+                )
             tell(message.what, message.share)
     except EOFError:
         process.join()
-        raise BackendError(f"the process that worked ended with code {process.exitcode}") from None
+        raise BackendError(f"the child process ended with code {process.exitcode}") from None
     finally:
         process.kill()
         process.join()

@@ -1,4 +1,4 @@
-"""What this CPU can do, in llama.cpp's words; standard library only, so that the build scripts can load it alone."""
+"""This CPU's features, under llama.cpp's names. Standard library only: the build scripts load this file alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# llama.cpp's name of a feature -> what the operating system calls it (all of them must be there).
+# llama.cpp's name of a feature -> the operating system's flags; all of them are required.
 _X86: dict[str, tuple[str, ...]] = {
     "SSE3": ("pni",),
     "SSSE3": ("ssse3",),
@@ -35,14 +35,14 @@ _ARM: dict[str, tuple[str, ...]] = {
     "SVE": ("sve",),
     "SME": ("sme",),
 }
-_MAC_X86 = {"sse3": "pni", "avx1.0": "avx", "avx512vnni": "avx512_vnni"}  # where macOS and Linux differ
+_MAC_X86 = {"sse3": "pni", "avx1.0": "avx", "avx512vnni": "avx512_vnni"}  # macOS's name -> Linux's
 _MAC_ARM = {"FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_SME": "sme"}
 
-# Without one of these a build is so much slower that it is worth building again.
+# A build without one of these is so much slower that it is worth a rebuild.
 DECISIVE = frozenset({"AVX", "AVX2", "F16C", "FMA", "AVX512", "AMX_INT8", "NEON", "DOTPROD", "MATMUL_INT8"})
 
-# Flags that say how a compiler may write code. The rest of /proc/cpuinfo (caches, virtualisation, mitigations) changes
-# with the kernel and would only cause needless builds.
+# Flags that affect compiled code. The other flags of /proc/cpuinfo (caches, virtualisation, mitigations) change with
+# the kernel and would cause needless builds.
 _CODE_FLAGS = re.compile(
     r"pni|ssse3|sse\d|sse4|avx|amx|fma|f16c|bmi|abm|lzcnt|popcnt|movbe|adx|aes|vaes|v?pclmul|sha|gfni|xop|tbm|movdir"
 )
@@ -50,21 +50,21 @@ _CODE_FLAGS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One CPU: its name, its architecture, and the instructions it has."""
+    """One CPU and its features."""
 
     model: str
     arch: str  # x86_64, arm64, ...
-    flags: tuple[str, ...]  # the operating system's words, sorted; only those that matter to a compiler
-    features: frozenset[str]  # llama.cpp's words
+    flags: tuple[str, ...]  # the operating system's names, sorted; only those that affect compiled code
+    features: frozenset[str]  # llama.cpp's names
 
     @property
     def fingerprint(self) -> str:
-        """The same for two CPUs that can run the same code."""
+        """Equal for two CPUs that can run the same code."""
         return " ".join((self.arch, *self.flags))
 
 
 def this_cpu() -> Cpu:
-    """The CPU this runs on. Never raises: what cannot be found out is left empty."""
+    """The CPU this runs on. Never raises; unknown fields stay empty."""
     arch = {"amd64": "x86_64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine().lower())
     try:
         facts = _macos_facts() if platform.system() == "Darwin" else _linux_facts()
@@ -74,7 +74,7 @@ def this_cpu() -> Cpu:
 
 
 def describe(arch: str, model: str, words: frozenset[str]) -> Cpu:
-    """A `Cpu` from the words the operating system uses for it."""
+    """A `Cpu` from the operating system's flags."""
     table = {"x86_64": _X86, "arm64": _ARM}.get(arch, {})
     flags = sorted(word for word in words if arch != "x86_64" or _CODE_FLAGS.match(word))
     return Cpu(
@@ -92,7 +92,7 @@ def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip().lower(), value.strip())
-    # ARM names no model; implementer and part are the best there is.
+    # ARM gives no model name; implementer and part identify it.
     model = fields.get("model name") or " ".join(
         f"{key} {fields[key]}" for key in ("cpu implementer", "cpu part") if key in fields
     )
@@ -100,7 +100,7 @@ def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
 
 
 def parse_sysctl(values: Mapping[str, str]) -> tuple[str, frozenset[str]]:
-    """Model name and flags, in Linux's words, from macOS's `sysctl` values."""
+    """Model name and flags, under Linux's names, from macOS's `sysctl` values."""
     words: set[str] = set()
     for key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
         words.update(_MAC_X86.get(word, word) for word in values.get(key, "").lower().split())
@@ -111,7 +111,7 @@ def parse_sysctl(values: Mapping[str, str]) -> tuple[str, frozenset[str]]:
 
 
 def _linux_facts() -> tuple[str, frozenset[str]]:
-    # The kernel writes this file as it is read; the first processor says it all, and there may be hundreds.
+    # The kernel generates this file on reading. The first processor is enough; there may be hundreds.
     with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
         return parse_cpuinfo(file.read(8192).split("\n\n")[0])
 

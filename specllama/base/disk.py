@@ -1,4 +1,4 @@
-"""Model files on disk: where they lie, whether they are right, who is writing them, and whether there is room."""
+"""Files on disk: folders, atomic writes, free space, locks, checksums, and cached facts about files."""
 
 from __future__ import annotations
 
@@ -21,51 +21,35 @@ from specllama.base.jsonable import parsed
 
 _CHUNK = 1 << 20
 _SUMS = "sums"
-MOST_RECORDS = 512  # of a kind: more than a user has models; a few kB each, a map between two vocabularies 1 MB
+MOST_RECORDS = 512  # of a kind: more than a user has models; a few kB each, a token map 1 MB
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
-# A file system that cannot hold files of this length (FAT) answers EFBIG: for the reader, the same as a full disk.
+# A file system that cannot hold files of this length (FAT) answers EFBIG; for the user that is a full disk.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 class FetchWatch(Protocol):
-    """Hears how slow work on files goes. Calls may come from another thread than the caller's."""
+    """Receives the progress of slow work on files. Calls may come from another thread."""
 
     def begin(self, what: str, total: int | None) -> None:
-        """A piece of work begins: `total` bytes, if that is known."""
-        ...
+        """A step begins: `total` bytes, None if unknown."""
 
     def advance(self, n_bytes: int) -> None:
-        """So many bytes more; below zero where an estimate was too high."""
-        ...
+        """`n_bytes` more; negative if an estimate was too high."""
 
     def note(self, text: str) -> None:
-        """One sentence the user should read."""
-        ...
+        """One sentence for the user."""
 
     def end(self) -> None:
-        """The piece of work that began last is over, done or not."""
-        ...
+        """The latest step has ended, also after an error."""
 
 
-class Silent:
-    """A `FetchWatch` that says nothing."""
-
-    def begin(self, what: str, total: int | None) -> None:
-        """Say nothing."""
-
-    def advance(self, n_bytes: int) -> None:
-        """Say nothing."""
-
-    def note(self, text: str) -> None:
-        """Say nothing."""
-
-    def end(self) -> None:
-        """Say nothing."""
+class Silent(FetchWatch):
+    """A `FetchWatch` that shows nothing."""
 
 
 @contextmanager
 def work(watch: FetchWatch, what: str, total: int | None) -> Iterator[None]:
-    """`begin` and, whatever happens, `end`."""
+    """One step of `watch`."""
     watch.begin(what, total)
     try:
         yield
@@ -74,28 +58,25 @@ def work(watch: FetchWatch, what: str, total: int | None) -> Iterator[None]:
 
 
 def size_text(n_bytes: int) -> str:
-    """A size for people: "1.12 GB", decimal units as the Hub and most systems show them."""
+    """A size in decimal units, as the Hub shows it: "1.12 GB"."""
     size, units = float(n_bytes), ["bytes", "kB", "MB", "GB", "TB"]
     while size >= 999.5 and len(units) > 1:
         size, units = size / 1000, units[1:]
     return f"{size:.3g} {units[0]}"
 
 
-# ------------------------------------------------------------------------------------------------------------- places
-
-
 def meant(text: str) -> Path:
-    """The path that a person means; `~name` of an unknown user stays as it is, and is not found."""
+    """The path with `~` expanded; `~name` of an unknown user stays as it is."""
     return Path(os.path.expanduser(text))
 
 
 def models_dir() -> Path:
-    """Where files lie that did not come through the Hub's own cache."""
+    """The folder for model files that do not come from the Hub."""
     return user_cache_path("specllama") / "models"
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, unless it is longer than any that a person means: a device may have no end. Raises OSError."""
+    """The whole file. Raises OSError, also for more than MOST_BYTES: a device may have no end."""
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -104,10 +85,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
-    """Replace the file in one step, so that a reader or a crash never meets half of it.
+    """Replace the file in one step, so that no reader and no crash leaves half of it.
 
-    A link stays a link: the file it leads to is replaced. Who may read it stays too; a new file takes that from `like`.
-    A device or a pipe is written to.
+    A link stays a link: its target is replaced. The file keeps its mode; a new file takes the mode of `like`. A device
+    or a pipe is written to.
     """
     path = Path(os.path.realpath(path))
     if path.is_dir():
@@ -119,7 +100,7 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.touch(mode=0o666 if example is None else 0o600)  # others cannot read it before it has its mode
+        temporary.touch(mode=0o666 if example is None else 0o600)  # private until it has its mode
         temporary.write_text(text, encoding="utf-8")
         if example is not None:
             shutil.copymode(example, temporary)
@@ -128,46 +109,32 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
         temporary.unlink(missing_ok=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- room
-
-
 def check_room(
     folder: Path,
     n_bytes: int,
     what: str,
-    hint: str = "make room (`specllama models remove` helps), or set XDG_CACHE_HOME or HF_HOME to a larger disk",
+    hint: str = "free some space (`specllama models remove`), or set XDG_CACHE_HOME or HF_HOME to a larger disk",
 ) -> None:
     """Raise DiskFull if `n_bytes` more do not fit on the disk of `folder`, which need not exist yet."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
     if n_bytes > free:
-        raise DiskFull(
-            f"{what} needs {size_text(n_bytes)}, the disk of {there} has {size_text(free)} left",
-            hint=hint,
-        )
+        raise DiskFull(f"{what} needs {size_text(n_bytes)}, the disk of {there} has {size_text(free)} left", hint=hint)
 
 
 @contextmanager
-def named_disk_full(
-    what: str, hint: str = "make room and pull again: what was written is used again where possible"
-) -> Iterator[None]:
-    """A disk that fills up while it is written to raises DiskFull."""
+def named_disk_full(what: str, hint: str = "free some space and pull again; complete parts are kept") -> Iterator[None]:
+    """Raise DiskFull if the disk fills up in the block."""
     try:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        raise DiskFull(
-            f"no room left while writing {what} ({error.strerror})",
-            hint=hint,
-        ) from error
-
-
-# --------------------------------------------------------------------------------------------------------------- locks
+        raise DiskFull(f"no space left while writing {what} ({error.strerror})", hint=hint) from error
 
 
 def _try_lock(file: IO[bytes]) -> bool:
-    """Take the lock if it is free. The system frees it when the process ends, however it ends."""
+    """Take the lock if it is free. The system frees it when the process ends."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -178,14 +145,14 @@ def _try_lock(file: IO[bytes]) -> bool:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Anything but "taken" means that this file system knows no locks: better unprotected than never.
+        # Any other error means that this file system has no locks: go on without.
         return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
     return True
 
 
 @contextmanager
 def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
-    """Only one process at a time is inside for the same `name`; the others wait, and say so."""
+    """Hold a lock of this name against other processes; tells `watch` if it has to wait."""
     folder = user_cache_path("specllama") / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,29 +169,25 @@ def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------- what is known about files
-
-
 def _record_of(kind: str, paths: Sequence[Path]) -> Path:
-    """Where something about `paths` is remembered; a file each, so that no two processes rewrite the same."""
+    """The record about `paths`; a file each, so that no two processes rewrite the same one."""
     key = hashlib.sha256(b"\0".join(os.fsencode(path.resolve()) for path in paths)).hexdigest()[:32]
     return user_cache_path("specllama") / kind / f"{key}.json"
 
 
 def _stamps(paths: Sequence[Path]) -> list[list[int]]:
-    """Change when a file does: its size and the time it was written."""
     return [[status.st_size, status.st_mtime_ns] for status in map(os.stat, paths)]
 
 
 def _is_hollow(path: Path) -> bool:
-    """True where most of the file takes no room on the disk."""
+    """True if most of the file takes no space on the disk."""
     status = os.stat(path)
-    n_blocks = getattr(status, "st_blocks", None)  # of 512 bytes; Windows tells none
+    n_blocks = getattr(status, "st_blocks", None)  # of 512 bytes; missing on Windows
     return n_blocks is not None and n_blocks * 512 < status.st_size // 2
 
 
 def recall(kind: str, *paths: Path) -> Any:
-    """What `remember` was told about these files, unless one of them has changed since; None if nothing."""
+    """The value that `remember` stored for these files; None if there is none or a file has changed since."""
     try:
         record = parsed(_record_of(kind, paths).read_text(encoding="utf-8"))
         return record["value"] if record["stamps"] == _stamps(paths) else None
@@ -233,9 +196,9 @@ def recall(kind: str, *paths: Path) -> Any:
 
 
 def remember(kind: str, value: object, *paths: Path) -> None:
-    """Remember plain data about files. Best effort: what is not remembered is found out again.
+    """Store plain data about files until one of them changes. Does nothing if the cache cannot be written.
 
-    A file that is mostly a hole is only a look at one on the Hub (see `hub_headers`); nothing of it stays.
+    Sparse files, which `hub_headers` makes of files on the Hub, are skipped.
     """
     if any(map(_is_hollow, paths)):
         return
@@ -247,12 +210,12 @@ def remember(kind: str, value: object, *paths: Path) -> None:
 
 
 def _forget_some(folder: Path) -> None:
-    """Keep what is remembered bounded: what is about files that are gone goes first, then what is oldest."""
+    """Bound the number of records: those about missing files go first, then the oldest."""
     records = list(folder.glob("*.json"))
     if len(records) <= MOST_RECORDS:
         return
     ages = {path: status.st_mtime_ns for path in records if (status := _status(path)) is not None}
-    spare = sorted(ages, key=lambda path: (not _is_of_nothing(path), ages[path]))
+    spare = sorted(ages, key=lambda path: (not _is_stale(path), ages[path]))
     for path in spare[: -MOST_RECORDS // 2]:
         path.unlink(missing_ok=True)
 
@@ -260,12 +223,12 @@ def _forget_some(folder: Path) -> None:
 def _status(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except OSError:  # another process was faster
+    except OSError:  # another process removed it
         return None
 
 
-def _is_of_nothing(record: Path) -> bool:
-    """True for a damaged record, or one about files that are gone."""
+def _is_stale(record: Path) -> bool:
+    """True for a damaged record, or one about missing files."""
     try:
         return not all(os.path.exists(path) for path in parsed(record.read_text(encoding="utf-8"))["paths"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -273,13 +236,13 @@ def _is_of_nothing(record: Path) -> bool:
 
 
 def known_checksum(path: Path) -> str | None:
-    """The file's SHA-256 if it was computed before and the file has not changed since."""
+    """The file's SHA-256, if it was computed before and the file has not changed since."""
     known = recall(_SUMS, path)
     return None if known is None else str(known)
 
 
 def checksum(path: Path, watch: FetchWatch | None = None) -> str:
-    """The file's SHA-256, computed once and remembered until the file changes."""
+    """The file's SHA-256, stored until the file changes."""
     known = known_checksum(path)
     if known is not None:
         return known
@@ -294,12 +257,12 @@ def checksum(path: Path, watch: FetchWatch | None = None) -> str:
 
 
 def forget_checksum(path: Path) -> None:
-    """The file is about to go, or another one to take its place."""
+    """For a file that is about to be removed or replaced."""
     _record_of(_SUMS, [path]).unlink(missing_ok=True)
 
 
 def move(source: Path, destination: Path) -> None:
-    """Give a checked file its final name in one step; its sum moves with it."""
+    """Give a checked file its final name in one step; its checksum moves with it."""
     known = known_checksum(source)
     forget_checksum(source)
     os.replace(source, destination)

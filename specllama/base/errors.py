@@ -1,13 +1,13 @@
-"""The error tree: every error says what was found and carries a `hint` that says what to do."""
+"""The error classes."""
 
 from __future__ import annotations
 
 
 class SpecllamaError(Exception):
-    """Base of every error a person can meet.
+    """Base of every error that a user can see.
 
-    `str(error)` is one sentence: what was found and what was expected. `hint` is one more: what to do about it
-    (empty where nothing can be done). The command line prints both, never a traceback.
+    `str(error)` is one sentence: what was found and what was expected. `hint` says what to do about it, or is empty.
+    The command line prints both, and no traceback.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -16,19 +16,19 @@ class SpecllamaError(Exception):
 
 
 class UsageError(SpecllamaError):
-    """An option or argument that cannot be meant: exit code 2."""
+    """An invalid option or argument: exit code 2."""
 
 
 class ConfigError(SpecllamaError):
-    """A `models.toml` that cannot be read, or a name that it does not hold."""
+    """A `models.toml` that cannot be read, or an unknown name."""
 
 
 class PromptError(SpecllamaError):
-    """A prompt that cannot be answered: empty, or longer than the context; or a damaged file of prompts."""
+    """A prompt that is empty or longer than the context, or a damaged file of prompts."""
 
 
 class TemplateError(SpecllamaError):
-    """A chat template that does not compile, or that refuses the conversation."""
+    """A chat template that does not compile, or rejects the conversation."""
 
 
 class ConversationError(SpecllamaError):
@@ -36,15 +36,15 @@ class ConversationError(SpecllamaError):
 
 
 class ReportError(SpecllamaError):
-    """A saved report that cannot be read, or one that cannot be written."""
+    """A saved report that cannot be read or written."""
 
 
 class ModelFileError(SpecllamaError):
-    """A model file that is missing, damaged, foreign, or newer than the installed llama.cpp."""
+    """A model file that is missing, damaged, of another format, or newer than the installed llama.cpp."""
 
 
 class UnsupportedModel(SpecllamaError):
-    """A model that loads but cannot be served exactly, such as one that cannot roll its memory back."""
+    """A model that loads but cannot be decoded exactly, such as one that cannot remove tokens from its memory."""
 
 
 class PairError(SpecllamaError):
@@ -52,7 +52,7 @@ class PairError(SpecllamaError):
 
 
 class MemoryShort(SpecllamaError):
-    """The model and its context would need more memory than is free."""
+    """The model and its context need more memory than is free."""
 
 
 class DownloadError(SpecllamaError):
@@ -60,35 +60,35 @@ class DownloadError(SpecllamaError):
 
 
 class SourceUnavailable(DownloadError):
-    """One source did not answer, does not hold the file, or may not be asked (offline)."""
+    """One source did not answer, does not have the file, or is off limits (offline)."""
 
 
 class GatedRepository(DownloadError):
-    """The repository wants a licence accepted or a token."""
+    """The repository requires an accepted licence or a token."""
 
 
 class ChecksumMismatch(DownloadError):
-    """The bytes are complete but not the ones that were promised."""
+    """The file is complete, but its SHA-256 is not the expected one."""
 
 
 class DiskFull(DownloadError):
-    """No room for the file, before or while it is written."""
+    """No space for the file, before or while it is written."""
 
 
 class BackendError(SpecllamaError):
-    """llama.cpp refused or failed: a return code, a crash in the probe, a missing library."""
+    """llama.cpp failed: a return code, a crash in the probe, a missing library."""
 
 
 class ContextFull(BackendError):
-    """No room in the KV cache for the tokens of this call."""
+    """The KV cache has no room for the tokens of this call."""
 
 
 class Interrupted(BackendError):
-    """A `feed` or `eval` was stopped by the cancel flag; the KV holds only what `length` says."""
+    """The cancel flag stopped a `feed` or `eval`; the KV cache holds `length` tokens."""
 
 
 class RollbackRefused(BackendError):
-    """llama.cpp would not remove tokens from its memory."""
+    """llama.cpp did not remove tokens from its memory."""
 
 
 class ModelBusy(SpecllamaError):
@@ -96,12 +96,12 @@ class ModelBusy(SpecllamaError):
 
 
 class NumericsError(SpecllamaError):
-    """NaN or infinite numbers where a probability law was expected, or a row with every token masked."""
+    """NaN or infinite numbers instead of a distribution, or a row with every token masked."""
 
 
 class AllForbidden(NumericsError):
-    """A logit bias that forbids every token there is: of the target's an error, of a draft's no draft."""
+    """A logit bias that forbids every token: an error for the target, no draft for the draft model."""
 
 
 class DraftLawError(SpecllamaError):
-    """q is not the law the draft token was drawn from: q(token) = 0, or q does not sum to 1."""
+    """q is not the distribution of the draft token: q(token) = 0, or q does not sum to 1."""

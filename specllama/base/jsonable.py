@@ -1,6 +1,6 @@
-"""Everything that is saved as JSON: frozen dataclasses to plain data and back, checked field by field.
+"""Frozen dataclasses to JSON data and back, checked field by field.
 
-A class may check its values in `__post_init__` and raise ValueError or an error of ours.
+A class may check its values in `__post_init__` and raise ValueError or SpecllamaError.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,11 +18,11 @@ from specllama.base.errors import ReportError, SpecllamaError
 
 T = TypeVar("T")
 
-_HINT = "is it a report of this program?"
+_HINT = "give a report that specllama wrote"
 
 
 def parsed(text: str | bytes) -> Any:
-    """The JSON value that `text` spells. Raises ValueError, also for deep nesting and endless numbers."""
+    """The JSON value of `text`. Raises ValueError, also for deep nesting and very long numbers."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -30,7 +30,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def to_plain(report: Any) -> dict[str, Any]:
-    """A dataclass, and all it holds, as dicts, lists, text and numbers."""
+    """A dataclass as dicts, lists, text and numbers."""
     found: dict[str, Any] = _plain(report)
     return found
 
@@ -52,14 +52,18 @@ def _refuse(where: str, found: object, expected: str) -> ReportError:
 
 
 def _finite(data: float, where: str) -> float:
-    """`data` as a float; Python's JSON knows NaN, infinity and numbers beyond every float."""
+    """`data` as a float. Python's JSON reads NaN, infinity and numbers beyond every float."""
     try:
         number = float(data)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ReportError(f"{where} is no finite number", hint=_HINT)
+        raise ReportError(f"{where} is not a finite number", hint=_HINT)
     return number
+
+
+def _one_of(data: object, where: str, choices: Iterable[object]) -> ReportError:
+    return ReportError(f"{where} is {data!r}, expected one of {', '.join(map(str, choices))}")
 
 
 def _value(kind: Any, data: Any, where: str) -> Any:
@@ -72,7 +76,7 @@ def _value(kind: Any, data: Any, where: str) -> Any:
             return None
         return _value(next(each for each in arguments if each is not type(None)), data, where)
     if is_dataclass(kind):
-        return from_plain(kind, data, where)  # type: ignore[arg-type]  # narrowed to an instance, too
+        return from_plain(kind, data, where)  # type: ignore[arg-type]  # mypy narrows to an instance
     if origin in (tuple, list, Sequence):
         if not isinstance(data, (list, tuple)):
             raise _refuse(where, data, "a list")
@@ -90,7 +94,7 @@ def _value(kind: Any, data: Any, where: str) -> Any:
         return _finite(data, where)
     if origin is not None:  # Literal
         if data not in arguments:
-            raise ReportError(f"{where} is {data!r}, expected one of {', '.join(map(str, arguments))}")
+            raise _one_of(data, where, arguments)
         return data
     if kind is Path and type(data) is str:
         return Path(data)
@@ -98,21 +102,19 @@ def _value(kind: Any, data: Any, where: str) -> Any:
         try:
             return kind(data)
         except ValueError:
-            raise ReportError(
-                f"{where} is {data!r}, expected one of {', '.join(str(each.value) for each in kind)}"
-            ) from None
+            raise _one_of(data, where, (each.value for each in kind)) from None
     if type(data) is not kind:
         raise _refuse(where, data, kind.__name__)
     return data
 
 
 def from_plain(kind: type[T], data: object, where: str = "the report") -> T:
-    """The inverse of `to_plain`; keys that `kind` does not know are left alone. Raises ReportError."""
+    """The inverse of `to_plain`; unknown keys are ignored. Raises ReportError."""
     if not isinstance(data, Mapping):
         raise _refuse(where, data, "an object")
     hints = get_type_hints(kind)
     values = {}
-    for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass, which typing cannot say in 3.10
+    for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass
         if field.name in data:
             values[field.name] = _value(hints[field.name], data[field.name], f"{where}.{field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
@@ -124,13 +126,13 @@ def from_plain(kind: type[T], data: object, where: str = "the report") -> T:
 
 
 def require_schema(data: object, name: str, version: int) -> Mapping[str, Any]:
-    """`data`, if it is a report of this name and version. Raises ReportError."""
+    """`data`, checked to be a report of this name and version. Raises ReportError."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if not isinstance(data, Mapping) or not isinstance(schema, Mapping) or schema.get("name") != name:
-        raise ReportError(f"this is no {name} report", hint="write one with --format json --output FILE")
+        raise ReportError(f"this is not a {name} report", hint="write one with --format json --output FILE")
     if schema.get("version") != version:
         raise ReportError(
-            f"the report has version {schema.get('version')} of {name}, expected {version}",
+            f"the {name} report has version {schema.get('version')}, expected {version}",
             hint="measure again with this version of specllama",
         )
     return data

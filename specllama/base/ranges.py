@@ -1,7 +1,7 @@
-"""What a number or a word may be, checked where it enters: on the command line, in a chat, in a saved file.
+"""Checks of numbers and words from the command line, a chat or a saved file.
 
-A `Check` gets the value's name and its text, or its default. It returns the value, or raises a UsageError that names
-what was found and what is allowed.
+A `Check` takes the value's name and its text or default. It returns the value, or raises a UsageError that names what
+was found and what is allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from specllama.base.errors import UsageError
 
 AUTO = "auto"  # the program decides
 
-# What may be asked for anywhere: the longest draft, the context, the memory of a laptop.
 MAX_DRAFT = 64
 MIN_CTX, MAX_CTX = 16, 2**31 - 1  # llama.cpp counts in 32 bits
 MAX_MEMORY_GB = 4096
@@ -23,7 +22,6 @@ Check: TypeAlias = Callable[[str, object], Any]
 
 
 def _in_words(noun: str, low: float, high: float, open_low: bool) -> str:
-    """A range of numbers as a person would say it."""
     if low == -math.inf:
         return noun
     if high == math.inf:
@@ -73,7 +71,7 @@ def word(*words: str) -> Check:
 
 
 def either(other: str, meaning: object, check: Check) -> Check:
-    """What `check` allows, or `other`, the word for `meaning`, or `meaning` itself."""
+    """A value that `check` allows, or `other`, the word for `meaning`, or `meaning` itself."""
 
     def checked(name: str, text: object) -> Any:
         if text in (meaning, other):

@@ -1,4 +1,4 @@
-"""What the system says about a CPU, in llama.cpp's words."""
+"""The CPU's features under llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_the_first_processor_of_cpuinfo_is_read() -> None:
     assert described.features == {"SSE3", "SSSE3", "FMA", "F16C", "AVX", "AVX2", "BMI2", "AVX512", "AMX_INT8"}
 
 
-def test_flags_that_no_compiler_cares_for_are_not_in_the_fingerprint() -> None:
-    """Prevents: compiling anew because a kernel update lists one more mitigation."""
+def test_flags_that_do_not_affect_code_are_not_in_the_fingerprint() -> None:
+    """Prevents: a rebuild because a kernel update lists one more mitigation."""
     with_more = cpu.describe("x86_64", "m", frozenset({"avx2", "ibrs", "md_clear"}))
     assert with_more.fingerprint == cpu.describe("x86_64", "m", frozenset({"avx2"})).fingerprint
     assert with_more.fingerprint != cpu.describe("x86_64", "m", frozenset({"avx2", "avx512f"})).fingerprint
 
 
 def test_a_part_of_avx512_is_not_avx512() -> None:
-    """Prevents: doctor asking for instructions that llama.cpp would not use there."""
+    """Prevents: doctor reporting missing instructions that llama.cpp would not use."""
     assert "AVX512" not in cpu.describe("x86_64", "", frozenset({"avx512f", "avx512cd"})).features
 
 
@@ -50,8 +50,8 @@ def test_arm_is_known_by_implementer_and_part() -> None:
     assert described.features == {"NEON", "FP16_VA", "DOTPROD", "MATMUL_INT8", "SVE"}
 
 
-def test_macos_says_the_same_in_other_words() -> None:
-    """Prevents: a Mac on which every feature looks missing."""
+def test_macos_names_are_translated() -> None:
+    """Prevents: a Mac without any feature."""
     apple = {
         "machdep.cpu.brand_string": "Apple M2",
         "hw.optional.arm64": "1",
@@ -66,8 +66,8 @@ def test_macos_says_the_same_in_other_words() -> None:
 
 
 @pytest.mark.parametrize("system", ["Linux", "Darwin"])
-def test_what_cannot_be_found_out_is_left_empty(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a program that does not start where /proc or sysctl is closed to it."""
+def test_unknown_facts_are_left_empty(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a program that does not start without access to /proc or sysctl."""
 
     def refuse(*_: object, **__: object) -> object:
         raise PermissionError

@@ -1,4 +1,4 @@
-"""Saved data: what is written is read again, and what cannot be meant is named with its place."""
+"""Dataclasses to JSON and back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WHOLE = Outer("x", 0.5, Inner(Path("/m"), Colour.BLUE), (Inner(Path("n"), Colour
 
 
 def test_what_is_written_is_read_again() -> None:
-    """Prevents: a field that is lost, or another kind of value, on its way through a file."""
+    """Prevents: a field that is lost or changes its type in a file."""
     plain = json.loads(json.dumps(to_plain(WHOLE)))
     assert from_plain(Outer, plain) == WHOLE
     assert from_plain(Outer, {**plain, "newer": 1}) == WHOLE
@@ -74,8 +74,8 @@ def test_what_is_written_is_read_again() -> None:
         ({"kind": "c"}, "it.kind"),
     ],
 )
-def test_what_cannot_be_meant_is_named_with_its_place(change: dict[str, object], where: str) -> None:
-    """Prevents: a traceback, or nonsense computed from a file that somebody edited."""
+def test_an_invalid_value_is_named_with_its_place(change: dict[str, object], where: str) -> None:
+    """Prevents: a traceback, or wrong results from an edited file."""
     with pytest.raises(ReportError) as caught:
         from_plain(Outer, {**to_plain(WHOLE), **change}, "it")
     assert where in str(caught.value)
@@ -83,6 +83,6 @@ def test_what_cannot_be_meant_is_named_with_its_place(change: dict[str, object],
 
 @pytest.mark.parametrize("text", ["[" * 50_000, '{"a":' * 50_000, "9" * 100_000, "", "{", "nope"])
 def test_text_that_cannot_be_read_is_a_value_error(text: str) -> None:
-    """Prevents: a RecursionError out of the middle of a command."""
+    """Prevents: a RecursionError in a command."""
     with pytest.raises(ValueError):
         parsed(text)

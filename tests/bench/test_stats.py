@@ -225,10 +225,10 @@ def test_a_report_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda data: [], "this is no specllama.bench report"),
+        (lambda data: [], "this is not a specllama.bench report"),
         (
             lambda data: {**data, "schema": {"name": "specllama.run", "version": 1}},
-            "this is no specllama.bench report",
+            "this is not a specllama.bench report",
         ),
         (lambda data: {**data, "schema": {"name": "specllama.bench", "version": 99}}, "version 99"),
         (lambda data: {**data, "runs": 3}, "the report.runs is int, expected a list"),
