@@ -91,9 +91,8 @@ def run(work: Callable[[Tell], T], tell: Tell) -> T:
             if isinstance(message, _Done):
                 return cast(T, message.result)
             if isinstance(message, _Failed):
-                raise cast(
-                    SpecllamaError, getattr(errors, message.kind, BackendError)(message.message, hint=message.hint)
-                )
+                kind: type[SpecllamaError] = getattr(errors, message.kind, BackendError)
+                raise kind(message.message, hint=message.hint)
             tell(message.what, message.share)
     except EOFError:
         process.join()

@@ -43,8 +43,13 @@ class FetchWatch(Protocol):
         """The latest step has ended, also after an error."""
 
 
-class Silent(FetchWatch):
+class Silent:
     """A `FetchWatch` that shows nothing."""
+
+    def begin(self, what: str, total: int | None) -> None: ...
+    def advance(self, n_bytes: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def end(self) -> None: ...
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The models and pairs that have a name."""
+"""Named models and pairs, from the shipped, the user's and the project's `models.toml`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,26 @@ FILE_NAME = "models.toml"
 FILE_VARIABLE = "SPECLLAMA_MODELS"
 
 
-# --------------------------------------------------------------------------------------------------------- the names
-
-
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything that has a name."""
+    """The models and pairs of all files."""
 
     pairs: Mapping[str, CatalogPair]
     models: Mapping[str, Model]
     default: str  # the name of a pair
-    files: tuple[Path, ...] = ()  # what was read, later ones override
-    notes: tuple[str, ...] = ()  # what the user may want to know about the reading
+    files: tuple[Path, ...] = ()  # later ones override
+    notes: tuple[str, ...] = ()  # for the user, such as a file that was not read
 
     def pair(self, name: str | None = None) -> CatalogPair:
         """The pair of that name, or the default pair. Raises ConfigError with the closest names as the hint."""
         return _named(self.pairs, name or self.default, "pair")
 
     def model(self, name: str) -> Model:
-        """The model of that name; `.gguf` at the end is forgiven. Raises ConfigError."""
+        """The model of that name, with or without `.gguf`. Raises ConfigError."""
         return _named(self.models, name.removesuffix(".gguf"), "model")
 
     def resolve(self, name: str) -> tuple[Model, ...]:
-        """The models behind a name: of a pair its target and draft, of a model itself. Raises ConfigError."""
+        """(target, draft) of a pair, (model,) of a model. Raises ConfigError."""
         if name in self.pairs:
             return (self.pairs[name].target, self.pairs[name].draft)
         either: dict[str, tuple[Model, ...]] = dict.fromkeys(self.pairs, ())
@@ -52,13 +49,13 @@ class Catalog:
 
 
 def _named(table: Mapping[str, T], name: str, kind: str) -> T:
-    """`table[name]`, or a ConfigError that suggests what may have been meant."""
+    """`table[name]`, or a ConfigError with the closest names."""
     if name in table:
         return table[name]
     folded = {known.lower(): known for known in table}
     close = [folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
     meant = f"did you mean {' or '.join(close)}? " if close else ""
-    raise ConfigError(f"there is no {kind} named {name!r}", hint=f"{meant}`specllama models list` shows them all")
+    raise ConfigError(f"there is no {kind} named {name!r}", hint=f"{meant}`specllama models list` shows all names")
 
 
 def user_file() -> Path:
@@ -67,16 +64,16 @@ def user_file() -> Path:
 
 
 def _shipped_file() -> Path:
-    """Inside the package where it was installed, at the repository's top where it is edited."""
+    """In the package if installed, at the top of the repository in a checkout."""
     inside = Path(__file__).parent.parent / FILE_NAME
     return inside if inside.exists() else Path(__file__).parents[2] / FILE_NAME
 
 
 def _project_file(folder: Path) -> tuple[Path | None, str]:
-    """The project's file to read, and a note where there is one that is not read.
+    """The project's file, and a note if there is one that is not read.
 
-    Other programs have a `models.toml` too. One without any of our tables is theirs and is left alone. One that has
-    them is taken as meant for us, and then every mistake in it is an error: silence would hide a typing error.
+    Other programs also have a `models.toml`. A file without our tables is ignored; in a file with them every mistake is
+    an error.
     """
     named = os.environ.get(FILE_VARIABLE)
     if named is not None:
@@ -87,14 +84,14 @@ def _project_file(folder: Path) -> tuple[Path | None, str]:
     data = models_toml.load(path)
     if any(isinstance(data.get(key), dict) for key in ("models", "pairs")):
         return path, ""
-    return None, f"{path} has neither [models] nor [pairs]: not read"
+    return None, f"{path} was not read: it has neither [models] nor [pairs]"
 
 
 def load_catalog(project_dir: Path | None = None) -> Catalog:
-    """What specllama ships, overridden by the user's file, overridden by the project's.
+    """The shipped file, overridden by the user's file, overridden by the project's.
 
-    The project's file is `models.toml` in `project_dir` (the working directory if None); the environment variable
-    SPECLLAMA_MODELS names another one, or none if it is empty. Raises ConfigError naming file, table and key.
+    The project's file is `models.toml` in `project_dir` (default: the working directory). The environment variable
+    SPECLLAMA_MODELS names another file; if empty, no project file is read. Raises ConfigError with file, table and key.
     """
     layers = [_read(_shipped_file())]
     if user_file().exists():
@@ -103,7 +100,7 @@ def load_catalog(project_dir: Path | None = None) -> Catalog:
         project, note = _project_file(project_dir or Path.cwd())
         layers += [_read(project)] if project else []
     except ConfigError as error:
-        hint = error.hint or f"if the file is not meant for specllama, set {FILE_VARIABLE}= (empty)"
+        hint = error.hint or f"if the file belongs to another program, set {FILE_VARIABLE}= (empty)"
         raise ConfigError(str(error), hint=hint) from error
     return _merge(layers, (note,) if note else ())
 
@@ -119,14 +116,13 @@ def _merge(layers: list[models_toml.Layer], notes: tuple[str, ...]) -> Catalog:
     pairs = {name: _join(entry, models) for name, entry in entries.items()}
     default = [(layer.default, layer.path) for layer in layers if layer.default is not None][-1]
     if default[0] not in pairs:
-        raise ConfigError(f"{default[1]}: default = {default[0]!r} names no pair")
+        raise ConfigError(f"{default[1]}: default = {default[0]!r} is not the name of a pair")
     return Catalog(pairs, models, default[0], tuple(layer.path for layer in layers), notes)
 
 
 def _join(entry: models_toml.PairEntry, models: Mapping[str, Model]) -> CatalogPair:
-    """The pair, its models found."""
     for role, name in (("target", entry.target), ("draft", entry.draft)):
         if name not in models:
-            raise ConfigError(f"{entry.where}: {role} = {name!r} names no model")
+            raise ConfigError(f"{entry.where}: {role} = {name!r} is not the name of a model")
     target, draft = models[entry.target], models[entry.draft]
     return CatalogPair(entry.name, target, draft, entry.summary, entry.memory_gb, entry.defaults)

@@ -1,8 +1,8 @@
-"""The one reader of GGUF headers, in plain Python: every count and length is held against the bytes there are.
+"""A reader of GGUF headers that checks every count and length against the size of the file.
 
-llama.cpp's own reader is trusting: counts become allocations before the bytes behind them are seen, and some damage
-ends the process with a failed assertion. So every header is read here before llama.cpp sees the file. Reading needs
-only the beginning of a file, which may come from a disk or, piece by piece, from a network.
+llama.cpp's own reader allocates by counts that it has not checked, and some damage ends the process with a failed
+assertion. So every header is read here before llama.cpp sees the file. The reader needs only the beginning of a file,
+from a disk or piece by piece from a network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specllama.base.errors import ModelFileError
 
 Read = Callable[[int, int], bytes]  # (start, stop) -> the bytes between; fewer where the file ends
 
-# Headers of today's models have up to 20 MB, vocabularies 300,000 entries. What claims more than this is damaged.
+# Headers of today's models have up to 20 MB, vocabularies 300,000 entries. A file beyond these limits is damaged.
 MAX_HEADER_BYTES = 256 << 20
 MAX_ARRAY = 1 << 23
 MAX_KEYS = 1 << 16
@@ -32,32 +32,22 @@ MAX_INTEGER = 2**31 - 1  # llama.cpp counts in 32 bits
 
 TOKENS = "tokenizer.ggml.tokens"
 
-_FIRST_BYTES = 24  # magic, version and the two counts, which `gguf_check` looks at
+_FIRST_BYTES = 24  # magic, version and the two counts
 _COUNTS = struct.Struct("<8xQQ")
 _LENGTH = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
 _U32, _BOOL, STRING, ARRAY = 4, 7, 8, 9  # GGUF's value types
 _MANY_TEXTS = 4096
-_NUMBERS: Mapping[int, str] = {
-    0: "u1",
-    1: "i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    _BOOL: "u1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_NUMBERS: Mapping[int, str] = {  # numpy's names
+    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "u1", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 _MAX_DIMS = 4
 ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How ggml stores the numbers of a tensor."""
+    """A ggml tensor type."""
 
     name: str
     n_values: int  # in a block
@@ -104,7 +94,7 @@ TYPES: Mapping[int, TensorType] = {
 
 
 class Unsound(Exception):
-    """The header cannot be right; the message says what is wrong with it."""
+    """The header is damaged; the message says how."""
 
 
 class MoreNeeded(Exception):
@@ -113,7 +103,7 @@ class MoreNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One metadata value: where it lies in the header."""
+    """The position of one metadata value in the header."""
 
     kind: int  # of the value, or of each item of an array
     count: int | None  # items of an array; None = a single value
@@ -126,22 +116,21 @@ class TensorInfo:
     """One tensor's description."""
 
     name: str
-    shape: tuple[int, ...]  # the length of a row first, as GGUF has it
+    shape: tuple[int, ...]  # the length of a row first, as in GGUF
     kind: int  # its ggml type, in TYPES
-    offset: int  # from where the data begin
+    offset: int  # from `data_start`
     n_bytes: int
 
     @property
     def n_elements(self) -> int:
-        """How many numbers it holds."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class GgufHeader:
-    """The header of one file. A getter raises ModelFileError that names the key, what was found and what is expected.
+    """The header of one file. The getters raise ModelFileError with the key, what was found and what is expected.
 
-    Arrays are read when they are asked for: the tokens and merges of a vocabulary are 300,000 texts.
+    Arrays are read on demand: the tokens and merges of a vocabulary are 300,000 texts.
     """
 
     path: Path
@@ -149,17 +138,17 @@ class GgufHeader:
     data: bytes  # of the header alone
     entries: Mapping[str, KeyValue]
     tensors: tuple[TensorInfo, ...]
-    end: int  # where the header ends
-    data_start: int  # where the tensors' bytes begin
+    end: int  # of the header
+    data_start: int  # of the tensors' bytes
 
     @property
     def n_elements(self) -> int:
-        """Numbers in all tensors: the parameters."""
+        """The number of parameters."""
         return sum(tensor.n_elements for tensor in self.tensors)
 
     @property
     def data_end(self) -> int:
-        """Where the last tensor ends in the file."""
+        """The end of the last tensor in the file."""
         return self.data_start + max((tensor.offset + tensor.n_bytes for tensor in self.tensors), default=0)
 
     @property
@@ -170,10 +159,8 @@ class GgufHeader:
             total[TYPES[tensor.kind].name] += tensor.n_bytes
         return total
 
-    # One value.
-
     def value(self, key: str) -> int | float | bool | str | None:
-        """A single value; None where there is none, or an array. A text ends at a null byte, as for llama.cpp."""
+        """A single value; None for a missing key or an array. A text ends at a null byte, as in llama.cpp."""
         entry = self.entries.get(key)
         if entry is None or entry.count is not None:
             return None
@@ -187,28 +174,24 @@ class GgufHeader:
         return self._in_range(key, self.value(key), low, high) if key in self.entries else default
 
     def text(self, key: str, default: str = "") -> str:
-        """A text."""
         found = self.value(key) if key in self.entries else default
         if not isinstance(found, str):
             raise self._refuse(key, found, "a text")
         return found
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
         found = self.value(key) if key in self.entries else default
         if not isinstance(found, bool):
             raise self._refuse(key, found, "true or false")
         return found
 
-    # Arrays.
-
     def count(self, key: str) -> int | None:
-        """The length of an array; None where there is no such array."""
+        """The length of an array; None if there is no such array."""
         entry = self.entries.get(key)
         return None if entry is None else entry.count
 
     def strings(self, key: str) -> list[bytes]:
-        """The items of an array of texts; empty where the key is missing."""
+        """The items of an array of texts; empty if the key is missing."""
         entry = self.entries.get(key)
         if entry is None:
             return []
@@ -222,7 +205,7 @@ class GgufHeader:
         return items
 
     def numbers(self, key: str) -> npt.NDArray[np.generic] | None:
-        """The items of an array of numbers; None where the key is missing."""
+        """The items of an array of numbers; None if the key is missing."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -231,11 +214,11 @@ class GgufHeader:
         return np.frombuffer(self.data, _NUMBERS[entry.kind], entry.count, entry.start)
 
     def per_layer(self, key: str, n_layer: int, low: int = 0, high: int = MAX_INTEGER, default: int = 0) -> list[int]:
-        """A whole number for each layer, from a list or from one number for all."""
+        """A whole number for each layer, from a list or from one number for all layers."""
         if self.count(key) is None:
             return [self.integer(key, low, high, default)] * n_layer
         items = self.numbers(key)
-        assert items is not None, "the key is there"
+        assert items is not None
         return [self._in_range(key, item, low, high) for item in items[:n_layer].tolist()]
 
     def _in_range(self, key: str, found: object, low: int, high: int) -> int:
@@ -249,15 +232,12 @@ class GgufHeader:
 
 
 def damaged(path: Path, what: str) -> ModelFileError:
-    """The error for a header that can be read and makes no sense."""
+    """The error for a header with an impossible value."""
     return ModelFileError(f"{path} is damaged or newer than this llama.cpp: {what}", hint="download it again")
 
 
-# ------------------------------------------------------------------------------------------------------------- steps
-
-
 class _Walker:
-    """A position in the header; moves only forward and never past what can be there."""
+    """A position in the header; moves only forward and never past the end of the file."""
 
     def __init__(self, data: bytes, n_file_bytes: int, text_ends: Mapping[int, int]) -> None:
         self._data = data
@@ -266,24 +246,22 @@ class _Walker:
         self.at = _FIRST_BYTES
 
     def skip(self, n_bytes: int, what: str) -> None:
-        """Go on by `n_bytes`. Raises Unsound past the end of the file, MoreNeeded past the end of what is known."""
+        """Go on by `n_bytes`. Raises Unsound past the end of the file, MoreNeeded past the end of the data."""
         self.at += n_bytes
         if self.at > self._n_file_bytes:
             raise Unsound(f"{what} would end at byte {self.at:,} of {self._n_file_bytes:,}")
         if self.at > MAX_HEADER_BYTES:
-            raise Unsound(f"{what} would end at byte {self.at:,}, and no header is that long")
+            raise Unsound(f"{what} would end at byte {self.at:,}, more than any header has")
         if self.at > len(self._data):
             raise MoreNeeded
 
     def take(self, shape: struct.Struct, what: str) -> int:
-        """Read one number."""
         start = self.at
         self.skip(shape.size, what)
         value: int = shape.unpack_from(self._data, start)[0]
         return value
 
     def name(self, what: str) -> str:
-        """Read a short string."""
         length = self.take(_LENGTH, what)
         if not 0 < length <= MAX_NAME_BYTES:
             raise Unsound(f"{what} has a name of {length:,} bytes")
@@ -292,7 +270,7 @@ class _Walker:
         return self._data[start : self.at].decode("utf-8", "replace")
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Go on behind `count` strings. The tokens and merges of a vocabulary: half a million steps, so no calls."""
+        """Go on behind `count` strings. A vocabulary takes half a million steps, so the loop calls no functions."""
         if self.at in self._text_ends:
             self.skip(self._text_ends[self.at] - self.at, what)
             return
@@ -304,10 +282,9 @@ class _Walker:
         else:
             at -= 8
         self.at = at
-        self.skip(8, what)  # the checks, at the end or where the loop could not go on
+        self.skip(8, what)  # the checks, at the end or where the loop had to stop
 
     def value(self, what: str) -> KeyValue:
-        """Go on behind one metadata value."""
         kind, count = self.take(_KIND, what), None
         if kind == ARRAY:
             kind, count = self.take(_KIND, what), self.take(_LENGTH, what)
@@ -323,7 +300,7 @@ class _Walker:
         return KeyValue(kind, count, start, self.at)
 
     def tensor(self, what: str, offset: int) -> TensorInfo:
-        """Go on behind one tensor's description; its bytes should begin at `offset`, behind those of the one before."""
+        """Read one tensor's description; its bytes must begin at `offset`, behind the tensor before."""
         name = self.name(what)
         what = f"tensor {name!r}"
         if len(name.encode()) > MAX_TENSOR_NAME_BYTES:
@@ -338,9 +315,9 @@ class _Walker:
         kind, found = self.take(_KIND, what), self.take(_LENGTH, what)
         stored = TYPES.get(kind)
         if stored is None:
-            raise Unsound(f"{what} is of the type {kind}, which this llama.cpp does not have")
+            raise Unsound(f"{what} is of type {kind}, which this llama.cpp does not have")
         if (shape or (1,))[0] % stored.n_values:
-            raise Unsound(f"{what} has rows of {(shape or (1,))[0]:,}, no multiple of the {stored.n_values} of a block")
+            raise Unsound(f"{what} has rows of {(shape or (1,))[0]:,} (expected a multiple of {stored.n_values})")
         if found != offset:
             raise Unsound(f"{what} begins at {found:,}, expected {offset:,}")
         return TensorInfo(name, shape, kind, offset, n_elements // stored.n_values * stored.n_bytes)
@@ -351,8 +328,8 @@ def walk(
 ) -> GgufHeader:
     """Read the header at the beginning of `data`, which belongs to the file `path` of `n_file_bytes`.
 
-    `text_ends` says of arrays of texts where they end, by where they begin (see `long_texts`). Raises Unsound, and
-    MoreNeeded where `data` ends before the header does.
+    `text_ends` maps the start of an array of texts to its end (see `long_texts`). Raises Unsound, and MoreNeeded if
+    `data` ends before the header.
     """
     if len(data) < _FIRST_BYTES:
         raise MoreNeeded
@@ -364,14 +341,14 @@ def walk(
     for index in range(n_keys):
         key = walker.name(f"key {index}")
         if key in entries:
-            raise Unsound(f"key {key!r} is there twice")
+            raise Unsound(f"key {key!r} occurs twice")
         entries[key] = walker.value(f"key {key!r}")
     alignment = _alignment(data, entries.get(ALIGNMENT_KEY))
     tensors, offset = dict[str, TensorInfo](), 0
     for index in range(n_tensors):
         tensor = walker.tensor(f"tensor {index}", offset)
         if tensor.name in tensors:
-            raise Unsound(f"tensor {tensor.name!r} is there twice")
+            raise Unsound(f"tensor {tensor.name!r} occurs twice")
         tensors[tensor.name] = tensor
         offset += padded(tensor.n_bytes, alignment)
     end = walker.at
@@ -379,24 +356,23 @@ def walk(
 
 
 def padded(n_bytes: int, alignment: int) -> int:
-    """`n_bytes`, up to the next multiple of `alignment`."""
+    """`n_bytes`, rounded up to a multiple of `alignment`."""
     return n_bytes + -n_bytes % alignment
 
 
 def _alignment(data: bytes, entry: KeyValue | None) -> int:
-    """Tensors begin at multiples of this."""
     if entry is None:
         return ALIGNMENT
     if (entry.kind, entry.count) != (_U32, None):
-        raise Unsound(f"{ALIGNMENT_KEY} is no 32-bit number")
+        raise Unsound(f"{ALIGNMENT_KEY} is not a 32-bit number")
     found: int = _KIND.unpack_from(data, entry.start)[0]
     if found < 1 or found & (found - 1):
-        raise Unsound(f"{ALIGNMENT_KEY} is {found:,}, which is no power of two")
+        raise Unsound(f"{ALIGNMENT_KEY} is {found:,} (expected a power of two)")
     return found
 
 
 def long_texts(header: GgufHeader) -> dict[int, int]:
-    """Where the header's long arrays of texts end, by where they begin: finding that out is most of the reading."""
+    """Start -> end of the header's long arrays of texts; finding the ends is most of the reading time."""
     return {
         entry.start: entry.end
         for entry in header.entries.values()
@@ -413,7 +389,7 @@ def walk_from(
     step: int,
     text_ends: Mapping[int, int] | None = None,
 ) -> GgufHeader:
-    """`walk` of what is read piece by piece: `first` bytes, then `step` more at a time. Raises Unsound."""
+    """`walk` with data read piece by piece: `first` bytes, then `step` more at a time. Raises Unsound."""
     data, wanted = b"", first
     while True:
         data += read(len(data), min(wanted, n_file_bytes))
@@ -425,11 +401,8 @@ def walk_from(
         wanted += step
 
 
-# -------------------------------------------------------------------------------------------------- what is in there
-
-
 def require_sound_values(header: GgufHeader) -> None:
-    """Raise Unsound for values that no model has and that llama.cpp does not survive or computes nonsense from."""
+    """Raise Unsound for NaN, and for tokens with equal texts, which end llama.cpp with a failed assertion."""
     for key, entry in header.entries.items():
         if entry.kind in _NUMBERS and "f" in _NUMBERS[entry.kind]:
             count = 1 if entry.count is None else entry.count
@@ -441,12 +414,11 @@ def require_sound_values(header: GgufHeader) -> None:
 
 
 def _as_read(tokens: list[bytes]) -> list[bytes]:
-    """Token texts as llama.cpp reads them: up to a null byte, and a name of its own for an empty one."""
+    """Token texts as llama.cpp reads them: up to a null byte, and a generated name for an empty one."""
     return [text.partition(b"\0")[0] or b"[EMPTY_%d]" % token for token, text in enumerate(tokens)]
 
 
 def _require_distinct(texts: list[bytes]) -> None:
-    """Raise Unsound where two tokens share a text: an assertion in llama.cpp."""
     if len(set(texts)) == len(texts):
         return
     first: dict[bytes, int] = {}

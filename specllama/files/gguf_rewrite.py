@@ -1,7 +1,7 @@
-"""Write a GGUF file from another one: other metadata, tensors under other names, left out, or with some of their rows.
+"""Write a GGUF file from another one with other metadata, renamed or omitted tensors, or fewer rows.
 
-What is not changed is copied byte for byte and nothing is converted, so neither llama.cpp nor memory for the weights is
-needed: rows of quantised matrices are blocks of their own.
+Weights are copied byte for byte, so this needs neither llama.cpp nor memory for the weights: each row of a quantized
+matrix consists of whole blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specllama.base.errors import ModelFileError
 from specllama.core.arrays import IntArray
 from specllama.files.gguf_header import ALIGNMENT, ALIGNMENT_KEY, ARRAY, STRING, GgufHeader, padded
 
-TellShare = Callable[[float], None]  # told the share that is written
+TellShare = Callable[[float], None]  # receives the share that is written
 
 _VERSION = 3
 _U32, _I32, _F32 = 4, 5, 6  # GGUF's value types
@@ -28,7 +28,7 @@ _CHUNK = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A tensor and where its bytes are."""
+    """A tensor and the position of its bytes."""
 
     name: str
     shape: tuple[int, ...]  # the length of a row first
@@ -36,37 +36,35 @@ class SourceTensor:
     path: Path
     start: int  # in the file
     n_bytes: int
-    rows: IntArray | None = None  # which of its rows are wanted; None = all  (n,)
+    rows: IntArray | None = None  # the rows to write; None = all  (n,)
 
     @property
     def n_rows(self) -> int:
-        """Along the last dimension; a vector's rows are its numbers."""
+        """The last dimension; each number of a vector is a row."""
         return self.shape[-1]
 
     @property
     def new_shape(self) -> tuple[int, ...]:
-        """With the wanted rows alone."""
         return self.shape if self.rows is None else (*self.shape[:-1], len(self.rows))
 
     @property
     def n_new_bytes(self) -> int:
-        """With the wanted rows alone."""
         return self.n_bytes if self.rows is None else self.n_bytes // self.n_rows * len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A model's files, read as far as their headers go."""
+    """A model's tensors and metadata; no weights are read."""
 
     header: GgufHeader  # of the first of them
     tensors: tuple[SourceTensor, ...]  # of all parts
 
 
 def read_source(headers: Sequence[GgufHeader]) -> SourceFile:
-    """A model's tensors by the headers of its files, in order. Raises ModelFileError."""
+    """A model's tensors, from the headers of its files in order. Raises ModelFileError."""
     for each in headers:
         if each.data_end > each.n_file_bytes:
-            raise ModelFileError(f"{each.path} is damaged: its last tensor is not whole", hint="download it again")
+            raise ModelFileError(f"{each.path} is damaged: its last tensor is incomplete", hint="download it again")
     tensors = (
         SourceTensor(
             each.name, each.shape or (1,), each.kind, header.path, header.data_start + each.offset, each.n_bytes
@@ -75,9 +73,6 @@ def read_source(headers: Sequence[GgufHeader]) -> SourceFile:
         for each in header.tensors
     )
     return SourceFile(headers[0], tuple(tensors))
-
-
-# ------------------------------------------------------------------------------------------------------------- values
 
 
 def u32(number: int) -> bytes:
@@ -125,17 +120,13 @@ def _packed(data: bytes) -> bytes:
 
 
 def _copied(header: GgufHeader, key: str) -> bytes:
-    """A metadata value as it is."""
     entry = header.entries[key]
     data = header.data[entry.start : entry.end]
     return struct.pack("<I", entry.kind) + data if entry.count is None else _array(entry.kind, entry.count, data)
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
-
-
 def packed_header(entries: Mapping[str, bytes], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]) -> bytes:
-    """A header, up to where the tensors' bytes begin. entries: key -> value; tensors: (name, shape, type, bytes)."""
+    """A header with its padding. entries: key -> value; tensors: (name, shape, type, bytes)."""
     head = struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(entries))
     head += b"".join(_packed(key.encode("utf-8")) + value for key, value in entries.items())
     offset = 0
@@ -153,9 +144,9 @@ def write(
     tensors: Sequence[SourceTensor],
     tell: TellShare | None = None,
 ) -> None:
-    """Write `tensors` with the metadata of `source`, of which `values` replaces some and adds some; None removes.
+    """Write `tensors` with the metadata of `source` into one file; `values` replaces and adds keys, None removes one.
 
-    That a model came in parts is forgotten: it goes into one file. Raises OSError; then the file is worthless.
+    Raises OSError; then delete the file.
     """
     dropped = {key: None for key in source.header.entries if key.startswith("split.")}
     changes = {**dropped, ALIGNMENT_KEY: None, **values}
@@ -178,7 +169,7 @@ def _write_padded(file: IO[bytes], pieces: Iterator[bytes] | list[bytes]) -> Non
 
 
 def _pieces(tensor: SourceTensor) -> Iterator[bytes]:
-    """The wanted bytes, some megabytes at a time."""
+    """The bytes of the rows to write, some megabytes at a time."""
     if tensor.n_bytes == 0:
         return
     n_row_bytes = tensor.n_bytes // tensor.n_rows

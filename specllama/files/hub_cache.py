@@ -1,4 +1,4 @@
-"""The cache that all tools of the Hugging Face Hub share, read without their library: finding a file must cost nothing.
+"""The shared cache of the Hugging Face Hub, read without its library, which takes long to import.
 
 Its layout is public: `models--USER--REPO` holds `refs/BRANCH` (a commit), `snapshots/COMMIT/FILE` (links) and
 `blobs/NAME`, where the name of a large file is its SHA-256.
@@ -14,19 +14,17 @@ from typing import Any
 
 from specllama.files.model import ModelFile
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_TRUE = {"1", "ON", "YES", "TRUE"}
-MAIN = "main"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def is_offline() -> bool:
-    """True if the user forbade the network through the Hub's own variable."""
+    """True if the user forbids the network with the Hub's own variables."""
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    return value.upper() in _TRUE
+    return value.upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def cache_dir() -> Path:
-    """Where the cache lies; the same variables in the same order as the Hub's library."""
+    """The cache's folder, by the variables that the Hub's library reads."""
     place = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if not place:
         xdg = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
@@ -40,13 +38,13 @@ def _repo_dir(repo: str) -> Path:
 
 
 def _commit_named(repo: str, revision: str | None) -> str | None:
-    """The commit that a branch or tag (main if None) had when it was last asked for; a commit is its own name."""
-    ref = _repo_dir(repo) / "refs" / (revision or MAIN)
+    """The commit of a branch or tag (None: main) at the last download; a commit is its own name."""
+    ref = _repo_dir(repo) / "refs" / (revision or "main")
     return ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
 
 
 def _snapshots(repo: str, first: str | None) -> list[Path]:
-    """The snapshots that are here: of the commit `first`, then the others, newest first."""
+    """The cached snapshots: of the commit `first`, then the others, newest first."""
     try:
         places = [place for place in (_repo_dir(repo) / "snapshots").iterdir() if place.is_dir()]
     except OSError:
@@ -55,10 +53,10 @@ def _snapshots(repo: str, first: str | None) -> list[Path]:
 
 
 def find_file(repo: str, path: str, revision: str | None, wanted: ModelFile) -> Path | None:
-    """The file `path` of the repository, if it is here and has the wanted size.
+    """The cached file `path` of the repository, if it has the expected size.
 
-    Another commit's file is taken only if it must be the same one, by the sum in its blob's name, or if nothing was
-    said about sum and revision.
+    A file of another commit counts only if its blob's name is the expected SHA-256, or if neither a SHA-256 nor a
+    revision is given.
     """
     commit = _commit_named(repo, revision)
     for snapshot in _snapshots(repo, commit):
@@ -72,13 +70,13 @@ def find_file(repo: str, path: str, revision: str | None, wanted: ModelFile) -> 
 
 
 def promised_checksum(found: Path) -> str | None:
-    """The SHA-256 that the Hub gave for a cached file, if it gave one: the name of its blob."""
+    """The SHA-256 that the Hub gave for a cached file: the name of its blob. None if it gave none."""
     name = os.path.basename(os.readlink(found)) if found.is_symlink() else ""
-    return name if _SHA256.fullmatch(name) else None
+    return name if SHA256.fullmatch(name) else None
 
 
 def commit_of(found: Path) -> str | None:
-    """The commit that a cached file belongs to."""
+    """The commit of a cached file."""
     try:
         return found.relative_to(cache_dir()).parts[2]
     except (ValueError, IndexError):
@@ -86,7 +84,7 @@ def commit_of(found: Path) -> str | None:
 
 
 def files_of(repo: str) -> list[str]:
-    """The files of main, or of the newest snapshot that is here, as paths inside the repository."""
+    """The cached files of main, or of the newest snapshot, as paths in the repository."""
     for snapshot in _snapshots(repo, _commit_named(repo, None)):
         files = [path.relative_to(snapshot).as_posix() for path in sorted(snapshot.rglob("*")) if path.is_file()]
         if files:
@@ -95,9 +93,9 @@ def files_of(repo: str) -> list[str]:
 
 
 def delete_files(cache: Any, repo: str, places: Sequence[str]) -> list[Path]:
-    """Remove files of a repository in all its revisions; blobs that others use stay.
+    """Remove files of a repository in all its revisions, except blobs that other files use.
 
-    `cache` is what the library's scan of the cache found.
+    `cache` is the result of the library's scan of the cache.
     """
     doomed, kept_blobs = [], set()
     for revision in (each for cached in cache.repos if cached.repo_id == repo for each in cached.revisions):
@@ -106,7 +104,7 @@ def delete_files(cache: Any, repo: str, places: Sequence[str]) -> list[Path]:
                 doomed.append(file)
             else:
                 kept_blobs.add(file.blob_path)
-    if hasattr(cache, "delete_files"):  # new libraries share blobs between repositories, and know which
+    if hasattr(cache, "delete_files"):  # new versions share blobs between repositories
         cache.delete_files(*doomed).execute()
     for file in doomed:
         file.file_path.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
-"""Look at a model on the Hub without downloading it: its header is fetched, its weights are a hole in a sparse file.
+"""Read the header of a model on the Hub without downloading the weights.
 
-A file of the right size with the right beginning is all that llama.cpp's reader needs, so a model that is still on the
-Hub is looked at by the same code as one on this disk.
+The header goes into a sparse file of the model's size, so the same code reads it as a downloaded file.
 """
 
 from __future__ import annotations
@@ -19,33 +18,35 @@ from specllama.files.gguf_header import Read, Unsound, walk_from
 from specllama.files.inventory import WantedFile, wanted_files
 from specllama.files.model import HubSource, Model
 
-# Enough for the header of a later part of a split model; most others need two or three steps more.
+# The first piece covers the header of a later part of a split model; other headers need two or three steps more.
 FIRST_BYTES, STEP_BYTES = 1 << 20, 3 << 20
 
 
 @contextmanager
 def header_only(model: Model, *, offline: bool = False, watch: FetchWatch | None = None) -> Iterator[Path]:
-    """A file that begins like `model` and has no weights; gone when the block ends.
+    """A temporary file with the header of `model` and no weights.
 
-    Raises SourceUnavailable, GatedRepository, DownloadError, and ModelFileError where the header cannot be right.
+    Raises SourceUnavailable, GatedRepository, DownloadError, and ModelFileError for a damaged header.
     """
     sources = [source for source in model.sources if isinstance(source, HubSource)]
     offline = offline or hub_cache.is_offline()
     if offline or not sources:
-        why = "the network may not be asked" if offline else "none of its sources can be read in part"
-        raise SourceUnavailable(f"{model.name} is not here, and {why}", hint=f"specllama models pull {model.name}")
-    prefix = f"{sources[0].repo.replace('/', '--')}-"  # error messages name the place
+        why = "specllama is offline" if offline else "it comes in packages, which cannot be read in part"
+        raise SourceUnavailable(
+            f"{model.name} is not downloaded, and {why}", hint=f"specllama models pull {model.name}"
+        )
+    prefix = f"{sources[0].repo.replace('/', '--')}-"  # error messages show the folder
     with TemporaryDirectory(prefix=prefix) as folder:
         yield _from_first(model, sources, Path(folder), watch or Silent())
 
 
 def _from_first(model: Model, sources: list[HubSource], folder: Path, watch: FetchWatch) -> Path:
-    """The headers of all parts, from the first source that answers; where none does, the last one's error."""
+    """The headers of all parts, from the first source that answers; else the error of the last source."""
     for source in sources[:-1]:
         try:
             return _from(source, model, folder, watch)
         except DownloadError as error:
-            watch.note(f"{error}; asking the next source")
+            watch.note(f"{error}; trying the next source")
     return _from(sources[-1], model, folder, watch)
 
 
@@ -67,23 +68,23 @@ def _copy_header(source: HubSource, wanted: WantedFile, folder: Path, watch: Fet
 
 
 def _header(read: Read, n_bytes: int, what: str, watch: FetchWatch) -> bytes:
-    """The bytes of a header; of another kind of file its first piece, from which `gguf_check` says what it is."""
+    """The bytes of a header. For any other file its first piece, by which `gguf_check` names the format."""
 
-    def told(start: int, stop: int) -> bytes:
+    def watched(start: int, stop: int) -> bytes:
         data = read(start, stop)
         watch.advance(len(data))
         return data
 
-    first = told(0, min(FIRST_BYTES, n_bytes)) if n_bytes else b""
+    first = watched(0, min(FIRST_BYTES, n_bytes)) if n_bytes else b""
     if first[:4] != b"GGUF":
         return first
     try:
         header = walk_from(
-            lambda start, stop: first[start:stop] if start == 0 else told(start, stop),
+            lambda start, stop: first[start:stop] if start == 0 else watched(start, stop),
             n_bytes,
             first=FIRST_BYTES,
             step=STEP_BYTES,
         )
     except Unsound as found:
-        raise ModelFileError(f"{what} is damaged: {found}", hint="take another file of this model") from None
+        raise ModelFileError(f"{what} is damaged: {found}", hint="choose another file of this model") from None
     return header.data

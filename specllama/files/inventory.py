@@ -1,4 +1,4 @@
-"""Which files a model needs, and which of them are here. Reads no file's content and asks no network."""
+"""The files of a model, and which of them are downloaded. Reads no contents and uses no network."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from specllama.files.repo_files import split_names
 
 @dataclass(frozen=True, slots=True)
 class WantedFile:
-    """One file to have from one source, with everything known about it beforehand."""
+    """One file of a model in one of its sources."""
 
     source: Source
-    file: ModelFile  # size and sum from models.toml, or as the first pull found them
-    place: str  # path inside the repository, or on this disk
+    file: ModelFile  # size and SHA-256 from models.toml, or from the first pull
+    place: str  # path in the repository, or on this disk
     revision: str | None = None
 
     @property
     def key(self) -> str:
-        """What its pin is recorded under."""
+        """The key of its pin."""
         return f"{self.source.repo}/{self.place}" if isinstance(self.source, HubSource) else self.file.name
 
     def here(self) -> Path | None:
-        """Where the file lies, if it is on this disk with the right size."""
+        """The path of the file, if it is on this disk with the right size."""
         return self._look(self.file)
 
     def here_damaged(self) -> Path | None:
-        """Where the file lies, if it is on this disk with a wrong size: truncated, or another one."""
+        """The path of the file, if it is on this disk with a wrong size."""
         found = self._look(replace(self.file, size=None))
         return found if found is not None and self.file.size not in (None, found.stat().st_size) else None
 
@@ -45,7 +45,7 @@ class WantedFile:
 
 
 def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[WantedFile, ...]:
-    """The files of `model` as `source` has them; `pinned` adds what the first pull of an unpinned one recorded."""
+    """The files of `model` in `source`; `pinned` adds the records of the first pull of an unpinned model."""
     known = pins() if pinned and model.unpinned and not isinstance(source, PathSource) else {}
     revision = source.revision if isinstance(source, HubSource) else None
     wanted = []
@@ -59,7 +59,7 @@ def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[
 
 
 def _places(model: Model, source: Source) -> Sequence[str]:
-    """Where the files of `model` lie in `source`."""
+    """The paths of the files of `model` in `source`."""
     if isinstance(source, WheelSource):
         return [str(storage.models_dir() / model.file)]
     first = source.file if isinstance(source, HubSource) else str(source.path)
@@ -70,12 +70,12 @@ def _places(model: Model, source: Source) -> Sequence[str]:
 
 
 def all_here(wanted: Sequence[WantedFile]) -> list[Path]:
-    """Where they lie, if every one of them is here; else nothing."""
+    """Their paths, if all of them are on this disk; else an empty list."""
     paths = [path for item in wanted if (path := item.here()) is not None]
     return paths if len(paths) == len(wanted) else []
 
 
 def find(model: Model) -> Path | None:
-    """The file to load, if all files of `model` are here with the right sizes."""
+    """The file to load, if all files of `model` are on this disk with the right sizes."""
     found = (all_here(wanted_files(model, source)) for source in model.sources)
     return next((paths[0] for paths in found if paths), None)

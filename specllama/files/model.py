@@ -1,4 +1,4 @@
-"""What a model is, where it comes from, and what a pair is."""
+"""Models, their sources, and pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.files.repo_files import split_names
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """One file of a Hugging Face Hub repository; for a split model, its first part."""
+    """One file of a Hugging Face Hub repository; the first part of a split model."""
 
     repo: str
     file: str
@@ -23,7 +23,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class WheelSource:
-    """Python packages that carry the file in parts. In the patterns {n} counts parts from 1 and {i} from 0."""
+    """Python packages with the parts of a file. In the patterns {n} counts parts from 1 and {i} from 0."""
 
     name_pattern: str
     version: str
@@ -31,11 +31,10 @@ class WheelSource:
     member_pattern: str
 
     def package(self, n: int) -> str:
-        """The package that holds part `n` (1 = first)."""
         return self.name_pattern.format(n=n, i=n - 1)
 
     def member(self, n: int) -> str:
-        """The path of part `n` inside its wheel."""
+        """The path of part `n` (1 = first) in its wheel."""
         return self.member_pattern.format(n=n, i=n - 1)
 
     def __str__(self) -> str:
@@ -45,7 +44,7 @@ class WheelSource:
 
 @dataclass(frozen=True, slots=True)
 class PathSource:
-    """A file that is already on this machine."""
+    """A file on this machine."""
 
     path: Path
 
@@ -58,7 +57,7 @@ Source: TypeAlias = HubSource | WheelSource | PathSource
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file on disk, and what is known beforehand about its bytes."""
+    """One file, with its expected size and SHA-256."""
 
     name: str
     size: int | None = None
@@ -67,7 +66,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model, named like its file without `.gguf`; a split model like its first part."""
+    """A model, named like its file, or its first part, without `.gguf`."""
 
     name: str
     file: str
@@ -75,11 +74,11 @@ class Model:
     sha256: str | None  # None: unpinned, or split (see `files`)
     licence: str
     sources: tuple[Source, ...]
-    parts: tuple[ModelFile, ...] = ()  # of a split model, where sizes and sums are known
+    parts: tuple[ModelFile, ...] = ()  # of a split model, if sizes and checksums are known
 
     @property
     def files(self) -> tuple[ModelFile, ...]:
-        """Every file of the model, the one to load first."""
+        """All files of the model; the first one is the one to load."""
         if self.parts:
             return self.parts
         names = split_names(self.file)
@@ -89,18 +88,18 @@ class Model:
 
     @property
     def only_here(self) -> bool:
-        """True if no source but a path on this disk has it."""
+        """True if all sources are paths on this disk."""
         return all(isinstance(source, PathSource) for source in self.sources)
 
     @property
     def unpinned(self) -> bool:
-        """True if the right SHA-256 is not known beforehand."""
+        """True if the SHA-256 of a file is unknown."""
         return any(file.sha256 is None for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class PairDefaults:
-    """Settings that suit a pair, used where the user gives none."""
+    """Settings for a pair, used if the user gives none."""
 
     n_max: int | None = None  # longest draft
     n_ctx: int | None = None
@@ -108,11 +107,11 @@ class PairDefaults:
 
 @dataclass(frozen=True, slots=True)
 class CatalogPair:
-    """A target, the draft that speeds it up, and the settings that suit them."""
+    """A target, its draft, and settings for them."""
 
     name: str
     target: Model
     draft: Model
     summary: str = ""
-    memory_gb: int | None = None  # the memory of the laptop it suits
+    memory_gb: int | None = None  # of the smallest suitable laptop
     defaults: PairDefaults = PairDefaults()

@@ -1,11 +1,11 @@
-"""`models.toml`, read strictly and written carefully."""
+"""Read and edit `models.toml`."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 UNPINNED = "unpinned"
 
-# These end up in paths, on command lines and in addresses, and a project's file may come from a stranger's repository:
-# nothing that climbs out of a folder, nothing that begins with a dash.
+# These values go into paths, command lines and addresses, and a project's file may be untrusted: no `..`, no leading
+# dash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REPO_FILE = re.compile(r"(?:[\w+][\w .+-]*/)*[\w+][\w .+-]*\.gguf", re.IGNORECASE)
@@ -49,7 +49,7 @@ _KINDS: dict[type, str] = {str: "a text", int: "a whole number", list: "a list",
 
 @dataclass(frozen=True, slots=True)
 class PairEntry:
-    """A pair as written: its models are names until every file has been read."""
+    """A pair in one file; its models may be in another."""
 
     where: str  # file and table, for error messages
     name: str
@@ -62,7 +62,7 @@ class PairEntry:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one `models.toml` says."""
+    """The contents of one `models.toml`."""
 
     path: Path
     models: tuple[Model, ...]
@@ -71,54 +71,53 @@ class Layer:
 
 
 class _Table:
-    """One table, read key by key; a key that was not asked for is an error."""
+    """One table, read key by key. `done` raises for keys that were not read."""
 
     def __init__(self, data: object, where: str) -> None:
         self.where = where
         self.asked: list[str] = []
         if not isinstance(data, dict):
-            raise ConfigError(f"{where}: a table was expected, found {_shown(data)}")
+            raise ConfigError(f"{where} is {_shown(data)}, expected a table")
         self.data: dict[str, Any] = data
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """The value of `key`, of type `kind`, or None where it is not given."""
+        """The value of `key`, of type `kind`; None if it is missing."""
         self.asked.append(key)
         value = self.data.get(key)
         if value is None:
             return None
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.where}: {key} must be {_KINDS[kind]}, found {_shown(value)}")
+            raise ConfigError(f"{self.where}: {key} is {_shown(value)}, expected {_KINDS[kind]}")
         return value
 
     def need(self, key: str, kind: type[T]) -> T:
-        """The value of `key`; it must be given."""
+        """The value of a required key."""
         value = self.get(key, kind)
         if value is None:
             raise ConfigError(f"{self.where}: the key {key!r} is missing")
         return value
 
     def text(self, key: str, pattern: re.Pattern[str]) -> str | None:
-        """A text that matches `pattern`, or None where it is not given."""
+        """A text that matches `pattern`; None if it is missing."""
         value = self.get(key, str)
         if value is not None and not pattern.fullmatch(value):
-            raise ConfigError(f"{self.where}: {key} = {_shown(value)} is not a possible value")
+            raise ConfigError(f"{self.where}: {key} = {_shown(value)} is not a valid value")
         return value
 
     def need_text(self, key: str, pattern: re.Pattern[str]) -> str:
-        """A text that matches `pattern`; it must be given."""
         self.need(key, str)
         return self.text(key, pattern) or ""
 
     def count(self, key: str, least: int = 1, most: int | None = None) -> int | None:
-        """A whole number in this range, or None where it is not given."""
+        """A whole number in this range; None if it is missing."""
         value = self.get(key, int)
         if value is not None and (value < least or (most is not None and value > most)):
-            expected = "must be above zero" if most is None else f"must be a whole number from {least} to {most}"
-            raise ConfigError(f"{self.where}: {key} {expected}, found {_shown(value)}")
+            expected = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ConfigError(f"{self.where}: {key} is {_shown(value)}, expected a whole number {expected}")
         return value
 
     def done(self) -> None:
-        """Complain about keys that mean nothing here."""
+        """Raise for unknown keys."""
         known = dict.fromkeys(self.asked)
         unknown = [key for key in self.data if key not in known]
         if unknown:
@@ -126,7 +125,7 @@ class _Table:
 
 
 def _shown(value: object) -> str:
-    """`value` for an error message, on one short line."""
+    """`value` on one short line."""
     try:
         text = repr(value)
     except RecursionError:  # dotted keys nest deeper than brackets can
@@ -134,11 +133,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
-
-
 def _read_source(table: _Table, model_file: str) -> Source:
-    """One entry of `sources`; the key it begins with says its kind."""
+    """One entry of `sources`; the key hub, wheel or path gives its kind."""
     source: Source
     if "hub" in table.data:
         repo, file = table.need_text("hub", _REPO), table.text("file", _REPO_FILE)
@@ -150,16 +146,16 @@ def _read_source(table: _Table, model_file: str) -> Source:
     elif "path" in table.data:
         source = PathSource(Path(table.need("path", str)))
     else:
-        raise ConfigError(f"{table.where}: a source needs one of the keys hub, wheel, path")
+        raise ConfigError(f"{table.where} has none of the keys hub, wheel, path")
     table.done()
     return source
 
 
 def _check_patterns(source: WheelSource, where: str) -> None:
-    """The patterns name only what they may name: `str.format` could reach into objects."""
+    """Raise for placeholders other than {n} and {i}: `str.format` can read attributes of objects."""
     for pattern in (source.name_pattern, source.member_pattern):
         if re.search(r"[{}]", _PLACEHOLDER.sub("", pattern)):
-            raise ConfigError(f"{where}: {_shown(pattern)} may hold {{n}}, {{i}}, {{n:02}} and {{i:02}} in braces only")
+            raise ConfigError(f"{where}: {_shown(pattern)} has braces other than {{n}}, {{i}}, {{n:02}} and {{i:02}}")
 
 
 def _read_sha256(table: _Table) -> str | None:
@@ -168,12 +164,12 @@ def _read_sha256(table: _Table) -> str | None:
 
 
 def _read_parts(table: _Table, names: tuple[str, ...]) -> tuple[ModelFile, ...]:
-    """Sizes and sums of a split model's parts; empty where they are not given."""
+    """Sizes and checksums of a split model's parts; empty if they are missing."""
     entries = table.get("parts", list)
     if entries is None:
         return ()
     if len(entries) != len(names):
-        raise ConfigError(f"{table.where}: parts lists {len(entries)} files, the name says {len(names)}")
+        raise ConfigError(f"{table.where}: parts has {len(entries)} entries, expected {len(names)} as in the name")
     parts = []
     for number, (name, entry) in enumerate(zip(names, entries, strict=True), start=1):
         part = _Table(entry, f"{table.where} part {number}")
@@ -188,7 +184,6 @@ def _total(parts: tuple[ModelFile, ...]) -> int | None:
 
 
 def _read_model(name: str, data: object, path: Path) -> Model:
-    """One `[models."NAME"]` table."""
     table = _Table(data, f'{path}: [models."{name}"]')
     _check_name(name, table.where)
     file = f"{name}.gguf"
@@ -215,19 +210,18 @@ def _read_model(name: str, data: object, path: Path) -> Model:
 
 
 def _at_home(source: Source, folder: Path) -> Source:
-    """A path is meant relative to the `models.toml` that holds it."""
+    """Resolve a path relative to its `models.toml`."""
     return PathSource(folder / meant(str(source.path))) if isinstance(source, PathSource) else source
 
 
 def _check_name(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{where}: a name begins with a letter or digit and holds letters, digits, '.', '_', '+', '-'"
+            f"{where}: invalid name (expected letters, digits, '.', '_', '+', '-', beginning with a letter or digit)"
         )
 
 
 def _read_pair(name: str, data: object, path: Path) -> PairEntry:
-    """One `[pairs."NAME"]` table."""
     table = _Table(data, f'{path}: [pairs."{name}"]')
     _check_name(name, table.where)
     settings = _Table(table.get("defaults", dict) or {}, f"{table.where} defaults")
@@ -260,7 +254,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 def _read(path: Path) -> str:
     """The file's text. Raises ConfigError."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, a device may never end
+        if path.exists() and not path.is_file():  # a pipe may have no writer, a device no end
             raise ConfigError(f"{path} is not a regular file")
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -275,7 +269,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def layer(data: dict[str, Any], path: Path) -> Layer:
-    """The models and pairs of the file's tables. Raises ConfigError naming file, table and key."""
+    """The models and pairs of the file's tables. Raises ConfigError with file, table and key."""
     table = _Table(data, str(path))
     default = table.get("default", str)
     models, pairs = table.get("models", dict) or {}, table.get("pairs", dict) or {}
@@ -288,21 +282,13 @@ def layer(data: dict[str, Any], path: Path) -> Layer:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
-
-
 def _source_table(source: Source) -> dict[str, Any]:
     if isinstance(source, HubSource):
         table = {"hub": source.repo, "file": source.file}
         return {**table, "revision": source.revision} if source.revision else table
     if isinstance(source, WheelSource):
-        parts = source.n_parts
-        return {
-            "wheel": source.name_pattern,
-            "version": source.version,
-            "parts": parts,
-            "member": source.member_pattern,
-        }
+        facts = (source.name_pattern, source.version, source.n_parts, source.member_pattern)
+        return dict(zip(("wheel", "version", "parts", "member"), facts, strict=True))
     return {"path": str(source.path)}
 
 
@@ -317,12 +303,12 @@ def _model_table(model: Model) -> dict[str, Any]:
 
 
 def without_none(table: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no word for nothing."""
+    """The table for TOML, which has no null."""
     return {key: value for key, value in table.items() if value is not None}
 
 
 def _pair_table(pair: CatalogPair) -> dict[str, Any]:
-    defaults = without_none({"n_max": pair.defaults.n_max, "n_ctx": pair.defaults.n_ctx})
+    defaults = without_none(asdict(pair.defaults))
     return without_none(
         {
             "target": pair.target.name,
@@ -341,21 +327,21 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> None:
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror or error}"
         if error.errno in NO_ROOM:
-            raise DiskFull(reason, hint="make room on that disk and try again") from error
+            raise DiskFull(reason, hint="free some space on that disk and try again") from error
         raise ConfigError(reason, hint="make the folder writable, or set XDG_CONFIG_HOME to one that is") from error
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{path} cannot hold {_shown(error.object[error.start : error.end])}, which is not UTF-8 text",
-            hint="use a summary and file names that are UTF-8",
+            f"{_shown(error.object[error.start : error.end])} is not UTF-8 text and cannot be written to {path}",
+            hint="give the summary and file names in UTF-8",
         ) from error
 
 
 def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Mapping[str, Any] | None]) -> str:
-    """The TOML `text` of `path` with the tables of `changes` set, or removed where None; comments and order stay.
+    """The TOML `text` of `path` with the tables of `changes` set, or removed if None; comments and order stay.
 
-    Raises ConfigError, also where tomlkit cannot make the change.
+    Raises ConfigError, also if tomlkit cannot make the change.
     """
-    import tomlkit  # 45 ms, for the few commands that write
+    import tomlkit  # takes 45 ms
     from tomlkit.exceptions import TOMLKitError
 
     expected = parse(text, path)
@@ -377,12 +363,12 @@ def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Mapping[str,
     except (TOMLKitError, ValueError, RecursionError):
         is_right = False
     if not is_right:
-        raise ConfigError(f"{path} cannot be edited", hint="give each table in it a [header] of its own")
+        raise ConfigError(f"{path} cannot be edited", hint="give each table its own [header]")
     return result
 
 
 def _set_table(outer: Any, name: str, values: Mapping[str, Any]) -> None:
-    """Make the table `name` of `outer` say `values`. What is equal already is not touched."""
+    """Set the table `name` of `outer` to `values`; equal values are not touched."""
     import tomlkit
 
     if name not in outer:
@@ -396,13 +382,13 @@ def _set_table(outer: Any, name: str, values: Mapping[str, Any]) -> None:
         elif isinstance(value, Mapping):
             _set_table(table, key, value)
         elif table[key] != value:
-            if isinstance(table[key], tomlkit.items.AoT):  # [[headers]] stand behind all plain keys
+            if isinstance(table[key], tomlkit.items.AoT):  # [[headers]] must follow all plain keys
                 table.remove(key)
             table[key] = _toml_value(value)
 
 
 def _toml_value(value: object) -> Any:
-    """Tables inside a table on one line each, as this program's own models.toml has them."""
+    """Nested tables on one line each, as in the shipped models.toml."""
     import tomlkit
 
     if isinstance(value, Mapping):
@@ -417,9 +403,9 @@ def _toml_value(value: object) -> Any:
 
 
 def add_pair(path: Path, pair: CatalogPair, models: tuple[Model, ...]) -> Path | None:
-    """Write `pair` and `models` into the file, replacing tables of the same names; everything else stays.
+    """Write `pair` and `models` into the file, replacing tables of the same names; all other text stays.
 
-    Returns where the old text is kept if a table was replaced. Raises ConfigError, DiskFull.
+    Returns the backup of the file if a table was replaced. Raises ConfigError, DiskFull.
     """
     old_text = _read(path) if path.exists() else ""
     tables: dict[tuple[str, ...], dict[str, Any]] = {("models", model.name): _model_table(model) for model in models}
@@ -428,7 +414,7 @@ def add_pair(path: Path, pair: CatalogPair, models: tuple[Model, ...]) -> Path |
     layer(data, path)
     is_replaced = any(name in data.get(kind, {}) for kind, name in tables)
     text = edited(old_text, path, tables)
-    layer(parse(text, path), path)  # never write what could not be read again
+    layer(parse(text, path), path)  # raises if the new text cannot be read again
     backup = path.with_name(f"{path.name}.bak") if is_replaced else None
     if backup is not None:
         _write(backup, old_text, like=path)

@@ -1,4 +1,4 @@
-"""Commits and sums of unpinned files: recorded by the first pull, expected by every later one."""
+"""Commits and checksums of unpinned files: the first pull records them, later pulls expect them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specllama.files import models_toml
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What the first pull of an unpinned file found."""
+    """The record of the first pull of an unpinned file."""
 
     sha256: str
     size: int
@@ -26,7 +26,7 @@ class Pin:
 
 
 def pins_file() -> Path:
-    """Where they are kept: it is not configuration, and it outlives the cache."""
+    """The file of the records. It is in the state folder because it must outlive the cache."""
     return user_state_path("specllama") / "pins.toml"
 
 
@@ -39,11 +39,11 @@ def pins() -> dict[str, Pin]:
     try:
         return {key: from_plain(Pin, table) for key, table in tables.items()}
     except ReportError as error:
-        raise ConfigError(f"{path} is damaged", hint="delete it: the next pulls record sums anew") from error
+        raise ConfigError(f"{path} is damaged", hint="delete it; the next pulls record the checksums again") from error
 
 
 def set_pin(key: str, pin: Pin | None, watch: FetchWatch) -> None:
-    """Record a pin, or forget it. Where nothing can be written that is said, and no reason to go without the model."""
+    """Record a pin, or delete it if None. A file that cannot be written is only noted: the model is usable anyway."""
     if pins().get(key) == pin:
         return
     try:
@@ -55,12 +55,12 @@ def set_pin(key: str, pin: Pin | None, watch: FetchWatch) -> None:
             table = None if pin is None else models_toml.without_none(asdict(pin))
             write_text(path, models_toml.edited(text, path, {(key,): table}))
     except (ConfigError, DownloadError, OSError) as error:
-        watch.note(f"the checksum of {key} cannot be recorded: {error}")
+        watch.note(f"cannot record the checksum of {key}: {error}")
 
 
 @contextmanager
 def forgotten(keys: Sequence[str], watch: FetchWatch) -> Iterator[None]:
-    """Without these pins; they come back if the body fails, Ctrl-C included: nothing new was found to trust."""
+    """Delete these pins, and restore them if the body raises, also KeyboardInterrupt."""
     before = pins()
     try:
         for key in keys:

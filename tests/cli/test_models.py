@@ -232,8 +232,8 @@ def test_add_takes_names_and_does_not_copy_what_is_known(capsys: pytest.CaptureF
         (("tiny", "--target", FILE, "--draft", DRAFT), "there is a pair named tiny already"),
         (("x", "--target", "nonsense", "--draft", DRAFT), "there is no model named 'nonsense'"),
         (("x", "--target", "./gone.gguf", "--draft", DRAFT), "gone.gguf does not exist"),
-        (("x", "--target", f"{REPO}:Q2_K", "--draft", DRAFT), f"{REPO}:Q2_K is not there"),
-        (("../x", "--target", FILE, "--draft", DRAFT), "a name begins with a letter or digit"),
+        (("x", "--target", f"{REPO}:Q2_K", "--draft", DRAFT), f"{REPO}:Q2_K does not exist"),
+        (("../x", "--target", FILE, "--draft", DRAFT), "invalid name"),
     ],
 )
 def test_add_refuses_what_it_cannot_mean(
@@ -278,7 +278,7 @@ def test_a_file_that_only_lies_on_this_disk_is_not_to_be_fetched(
     for args in (("pull", "own"), ("pull", "own", "--offline")):
         pulled = Run(capsys, *args)
         assert f"{halves[0]} does not exist" in pulled.err
-        assert f"hint: {hint}" in pulled.err
+        assert "hint: correct the path in models.toml" in pulled.err
         assert "network" not in pulled.err
 
 

@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(gguf_rewrite, "write", full)
     monkeypatch.setattr(derive.children, "run", lambda work, tell: work(tell))
-    with pytest.raises(DiskFull, match="no room left"):
+    with pytest.raises(DiskFull, match="no space left"):
         derive.make(parent, Recipe(dropped=(1,)), tmp_path / "made" / "out.gguf", _silent)
     assert list((tmp_path / "made").iterdir()) == []
     usage = type("Usage", (), {"free": 10})()

