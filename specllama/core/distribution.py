@@ -1,4 +1,4 @@
-"""Distribution: an immutable probability law over tokens, dense or on a sorted support."""
+"""Distribution: an immutable probability distribution (here also: law) over tokens, dense or on a sorted support."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from specllama.core.arrays import Float64Array, FloatArray, IntArray
 # A law whose mass differs from 1 by more than this was not normalised after its last change.
 MASS_TOLERANCE = 1e-6
 
-
 _CERTAIN = np.ones(1)
 _CERTAIN.setflags(write=False)
 
 
 def _frozen(probs: Sequence[float] | FloatArray) -> Float64Array:
-    """`probs` as read-only float64; raises NumericsError where it is not a list of finite, non-negative numbers."""
+    """`probs` as read-only float64. Raises NumericsError unless it is a list of finite, non-negative numbers."""
     array = np.array(probs, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
-        raise NumericsError(f"a law needs one row of probabilities, found an array of shape {array.shape}")
+        raise NumericsError(f"probabilities have shape {array.shape} (one row was expected)")
     # One comparison catches negative numbers and NaN; the sum is infinite or NaN if any entry is.
     if not array.min() >= 0.0 or not np.isfinite(array.sum()):
-        raise NumericsError("a law holds negative, infinite or NaN probabilities")
+        raise NumericsError("some probabilities are negative, infinite or NaN")
     array.setflags(write=False)
     return array
 
 
 class Distribution:
-    """A law over token ids. Ids outside what it holds have probability 0; everything is float64.
+    """Float64 probabilities of token ids; an id that is not stored has probability 0.
 
-    Build it with `dense`, `on` or `point`; a law never changes afterwards. The mass is not forced to 1: whoever uses
-    a law as q finds out with `require_normalised`.
+    Build it with `dense`, `on` or `point`. The mass is not forced to 1: `require_normalised` checks it where the law is
+    used as q.
     """
 
     __slots__ = ("_ids", "_probs")
@@ -44,12 +43,12 @@ class Distribution:
 
     @classmethod
     def dense(cls, probs: Sequence[float] | FloatArray) -> Distribution:
-        """The law with `probs[i]` for token i.  probs: (V,)"""
+        """`probs[i]` for token i.  probs: (V,)"""
         return cls(None, _frozen(probs))
 
     @classmethod
     def on(cls, ids: Sequence[int] | IntArray, probs: Sequence[float] | FloatArray) -> Distribution:
-        """The law with `probs[j]` for token `ids[j]` and 0 elsewhere; ids in any order, none twice.  both: (n,)"""
+        """`probs[j]` for token `ids[j]`; ids in any order, each once.  both: (n,)"""
         frozen = _frozen(probs)
         tokens = np.array(ids, dtype=np.int64)
         if tokens.shape != frozen.shape:
@@ -58,20 +57,18 @@ class Distribution:
             order = np.argsort(tokens, kind="stable")
             tokens, frozen = tokens[order], frozen[order]
             if (tokens[1:] == tokens[:-1]).any():
-                raise ValueError("a token stands twice in the support of a law")
+                raise ValueError("a token occurs twice in the support")
             frozen.setflags(write=False)
         tokens.setflags(write=False)
         return cls(tokens, frozen)
 
     @classmethod
     def point(cls, token: int) -> Distribution:
-        """All mass on one token."""
         ids = np.array((token,), dtype=np.int64)
         ids.setflags(write=False)
         return cls(ids, _CERTAIN)
 
     def prob(self, token: int) -> float:
-        """Probability of `token`; 0.0 for an id the law does not hold."""
         if self._ids is None:
             return float(self._probs[token]) if 0 <= token < self._probs.size else 0.0
         i = int(self._ids.searchsorted(token))
@@ -87,31 +84,26 @@ class Distribution:
         return (positive if self._ids is None else self._ids[positive]), self._probs[positive]
 
     def cells(self) -> tuple[IntArray | None, Float64Array]:
-        """The law as it is stored: ids (None = 0, 1, 2, ...) and probabilities, zeros included.  both (n,)"""
+        """As stored: ids (None = 0, 1, 2, ...) and probabilities, zeros included.  both (n,)"""
         return self._ids, self._probs
 
     def peak(self) -> float:
-        """The largest probability."""
         return float(self._probs.max())
 
     def mass(self) -> float:
-        """The sum of all probabilities: 1 up to rounding, for a normalised law."""
         return float(self._probs.sum())
 
     def require_normalised(self) -> None:
-        """Raises DraftLawError where the mass is not 1 within MASS_TOLERANCE."""
+        """Raises DraftLawError unless the mass is 1 within MASS_TOLERANCE."""
         mass = self.mass()
         if not abs(mass - 1.0) <= MASS_TOLERANCE:
             raise DraftLawError(
                 f"q sums to {mass:.9g}, expected 1",
-                hint="q must be the very law the draft token was drawn from, after every filter",
+                hint="q must be the distribution that the draft token was drawn from, after every filter",
             )
 
     def excess(self, q: Distribution, weight: float = 1.0) -> tuple[IntArray | None, Float64Array]:
-        """max(weight*p - q, 0), not normalised, on the cells of this law.
-
-        Outside them p is 0, so the excess is 0 there too. `weight` is block verification's w.
-        """
+        """max(weight*p - q, 0) on the stored cells of p; outside them it is 0. `weight`: block verification's w."""
         q_ids, q_probs = q.cells()
         left: Float64Array = self._probs * weight
         if self._ids is None and q_ids is None:
@@ -131,11 +123,11 @@ class Distribution:
         return self._ids, left
 
     def overlap(self, q: Distribution) -> float:
-        """Sum of min(p, q): the chance that a token drawn from q is accepted. Both laws must be normalised."""
+        """Sum of min(p, q): the chance that a token drawn from q is accepted. Both must be normalised."""
         return max(0.0, 1.0 - float(self.excess(q)[1].sum()))
 
     def residual(self, q: Distribution, weight: float = 1.0) -> Distribution:
-        """normalised max(weight*p - q, 0); p itself where rounding leaves no mass.
+        """normalised max(weight*p - q, 0); p itself if rounding leaves no mass.
 
         Source: Leviathan et al., arXiv 2211.17192, section 2.3; with `weight`, Sun et al., arXiv 2403.10444.
         """
@@ -148,17 +140,8 @@ class Distribution:
         return Distribution(ids, left)
 
     def without(self, token: int) -> Distribution:
-        """The law given that the draw is not `token`, renormalised; itself where nothing else has mass."""
-        left = self._probs.copy()
-        at = np.array([token]) if self._ids is None else self._ids.searchsorted([token])
-        if at[0] < left.size and (self._ids is None or self._ids[at[0]] == token):
-            left[at] = 0.0
-        mass = float(left.sum())
-        if not mass > 0.0:
-            return self
-        left /= mass
-        left.setflags(write=False)
-        return Distribution(self._ids, left)
+        """The law given that the draw is not `token`, renormalised; itself if no other token has mass."""
+        return self.residual(Distribution.point(token), 0.5)  # 0.5: a probability that rounding put above 1 goes too
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Distribution):

@@ -1,4 +1,4 @@
-"""The one decoding loop: propose, evaluate, verify, keep, observe. Plain decoding is the same loop without drafts."""
+"""The decoding loop: propose, evaluate, verify, keep, observe. Plain decoding is the same loop without drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What one answer was asked with."""
+    """The settings of one answer; later changes of the engine do not reach it."""
 
     drafter: Drafter
     rule: Rule
@@ -33,18 +33,18 @@ class _Request:
 
 
 class Engine:
-    """Generates from `target`, helped by `drafter` (None = plain decoding); not for use from two threads at once.
+    """Generates from `target` with the drafts of `drafter` (None = plain decoding). Not thread-safe.
 
-    Invariant: between steps the target's KV holds `tokens[:-1]` of prompt + answer; the last token is pending. It is
-    restored however an answer ends: finished, cancelled, failed, or its iterator abandoned.
+    Invariant: between steps the target's KV holds `tokens[:-1]` of prompt + answer; the last token is pending. This
+    also holds after an answer that was finished, cancelled or abandoned, or that failed.
     """
 
-    _verify = staticmethod(verify)  # the self-test of the audit puts broken ones in its place
+    _verify = staticmethod(verify)  # the audit's self-test replaces it by broken ones
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
         if not target.caps.rollback:
             raise UnsupportedModel(
-                "this model cannot remove tokens from its memory, which every rejection needs",
+                "this model cannot remove tokens from its memory (every rejected draft needs it)",
                 hint="choose a target without recurrent layers",
             )
         self.target = target
@@ -63,14 +63,14 @@ class Engine:
         stopper: Stopper | None = None,
         cancel: Cancel | None = None,
     ) -> Iterator[Event]:
-        """Events of one answer, the last one `Finished`; tokens follow the target's own law under `params`.
+        """Events of one answer, the last one `Finished`. Its tokens follow the target's own law under `params`.
 
-        `max_tokens` < 0 goes on until the end or a full context. Raises PromptError for an empty prompt or one longer
-        than the context, NumericsError for logits that make no law, BackendError and its kin from the models. Target
-        and draft belong to the answer from its first event to the last, or to `close`: another one raises ModelBusy.
+        `max_tokens` < 0: until an end token or a full context. Raises PromptError for an empty prompt or one longer
+        than the context, NumericsError for logits that give no distribution, BackendError and its kin from the models.
+        Target and draft are leased from the first event to the last, or to `close`; a second answer raises ModelBusy.
         """
         if not prompt:
-            raise PromptError("the prompt holds no token", hint="give some text, or a template that begins with one")
+            raise PromptError("the prompt has no tokens", hint="give some text, or a template that begins with a token")
         if len(prompt) > self.target.n_ctx:
             raise PromptError(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.target.n_ctx}",
@@ -82,7 +82,7 @@ class Engine:
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
         with leased(self.target, *request.drafter.models):
-            # Outside `try`: until this is done, what the KV holds has nothing to do with `tokens`.
+            # Outside `try`: before this, the KV has nothing to do with `tokens`.
             stats = SpecStats(n_prompt=len(tokens), n_cached=self._prefix.rewind(tokens))
             try:
                 yield from self._prefill(tokens, stats, request)
@@ -90,7 +90,7 @@ class Engine:
             except Interrupted:
                 reason = "cancelled"
             finally:
-                # A block that was being handed out counts only as far as it was yielded.
+                # Of a block, only the tokens that were yielded count.
                 del tokens[stats.n_prompt + stats.n_emitted :]
                 self._prefix.hold(tokens)
         yield Finished(reason, stats)
@@ -123,7 +123,7 @@ class Engine:
             if stats.n_emitted == request.max_tokens or len(tokens) > self.target.n_ctx:
                 return "length"
             event, origin, notice, ended = self._step(tokens, stats, request)
-            if event.step == 0:  # only now: a model may read the prompt's end together with the first block
+            if event.step == 0:  # not earlier: the first block also reads the prompt's last token
                 yield PromptProgress(stats.n_prompt, stats.n_prompt)
             if notice:
                 yield Notice(notice)
@@ -134,13 +134,8 @@ class Engine:
             yield event
         return "stop"
 
-    def _limit(self, n_committed: int, n_left: int) -> int:
-        """Most tokens to draft: a step emits one more than it accepts, a row needs a cell. `n_left` < 0 = no end."""
-        n_room = min(self.target.n_ctx - n_committed, self.target.caps.max_block - 1)
-        return n_room if n_left < 0 else min(n_left - 1, n_room)
-
     def _n_seen(self, block: Sequence[int], stopper: Stopper | None) -> tuple[int, bool]:
-        """(tokens of the block up to and including the one that ends the answer, whether one does)."""
+        """(tokens of the block up to and including the one that ends the answer, whether there is one)."""
         for i, token in enumerate(block):
             if token in self.target.end_tokens or (stopper is not None and stopper.push(token)):
                 return i + 1, True
@@ -151,7 +146,10 @@ class Engine:
         drafter = request.drafter
         busy, started = self._busy(drafter), perf_counter()
         draft, report = Draft(), DraftReport()
-        if limit := self._limit(len(tokens), request.max_tokens - stats.n_emitted):
+        limit = min(self.target.n_ctx - len(tokens), self.target.caps.max_block - 1)  # a row needs a cell
+        if request.max_tokens >= 0:
+            limit = min(limit, request.max_tokens - stats.n_emitted - 1)  # a step emits one more than it accepts
+        if limit:
             draft = drafter.propose(tokens, limit, request.params, request.choose)
             report = drafter.report()
         if len(draft.tokens) > limit:
@@ -173,7 +171,7 @@ class Engine:
         drafter.observe(Observation(tokens, draft, verdict, drafter.name, logits=logits, laws=laws))
         done = perf_counter()
 
-        # For the counters, what lies behind the end of the answer was never drafted.
+        # The counters leave out drafted tokens behind the end of the answer.
         n_drafted = len(draft.tokens) if n_seen > len(path) else path[n_seen - 1] + 1
         n_accepted = min(n_seen, len(path))
         rejected = n_seen > len(path) and bool(children_of(draft, path[-1] if path else -1))

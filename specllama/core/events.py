@@ -1,9 +1,9 @@
-"""What the engine says while it works: frozen dataclasses, each with `to_json`."""
+"""What the engine reports while it works: frozen dataclasses with `to_json`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from specllama.core.stats import SpecStats
 from specllama.core.types import Decision
@@ -12,35 +12,42 @@ Origin = Literal["draft", "correction", "bonus", "target"]
 Reason = Literal["stop", "length", "cancelled"]
 
 
+class _Event:
+    """`kind` is the event's name in JSON."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def to_json(self) -> dict[str, object]:
+        return {"event": self.kind, **asdict(self)}  # type: ignore[call-overload]  # every subclass is a dataclass
+
+
 @dataclass(frozen=True, slots=True)
-class PromptProgress:
+class PromptProgress(_Event):
     """`done` of `total` prompt tokens are in the target's KV."""
 
+    kind = "prompt"
     done: int
     total: int
 
-    def to_json(self) -> dict[str, object]:
-        return {"event": "prompt", **asdict(self)}
-
 
 @dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(_Event):
     """One emitted token: drafted and accepted, a correction, a bonus, or the target's own (a step without a draft)."""
 
+    kind = "token"
     token: int
     origin: Origin
     step: int
 
-    def to_json(self) -> dict[str, object]:
-        return {"event": "token", **asdict(self)}
-
 
 @dataclass(frozen=True, slots=True)
-class StepEvent:
-    """One verify pass, after its tokens; times in seconds, the reader's own time between events not among them."""
+class StepEvent(_Event):
+    """One verify pass, after its tokens. Times in seconds, without the time the reader takes between events."""
 
+    kind = "step"
     step: int
-    drafted: tuple[int, ...]  # drafted ids, what lies behind the end of the answer left out
+    drafted: tuple[int, ...]  # drafted ids, without those behind the end of the answer
     accepted: int
     drafter: str
     decisions: tuple[Decision, ...]
@@ -49,31 +56,24 @@ class StepEvent:
     sample_s: float
     kv_s: float
     step_s: float  # the whole step
-    loop_s: float  # of it, the time outside the models' own calls
-
-    def to_json(self) -> dict[str, object]:
-        return {"event": "step", **asdict(self)}
+    loop_s: float  # the part of `step_s` outside the models' own calls
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """One sentence the user should read; nothing failed."""
+class Notice(_Event):
+    """One sentence for the user; nothing failed."""
 
+    kind = "notice"
     text: str
 
-    def to_json(self) -> dict[str, object]:
-        return {"event": "notice", "text": self.text}
-
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(_Event):
     """The last event: why the answer ended, and its counters."""
 
+    kind = "finished"
     reason: Reason
     stats: SpecStats
-
-    def to_json(self) -> dict[str, object]:
-        return {"event": "finished", "reason": self.reason, "stats": asdict(self.stats)}
 
 
 Event: TypeAlias = PromptProgress | TokenEvent | StepEvent | Notice | Finished

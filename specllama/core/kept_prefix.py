@@ -1,4 +1,4 @@
-"""The use of a model's KV: what it is known to hold, and the one answer at a time that may change it."""
+"""What a model's KV is known to hold, and the lease that lets one answer at a time change it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specllama.core.types import Adapter, LanguageModel, Narrow, common_prefix
 class KeptPrefix:
     """The tokens in the KV of `model`, as far as they are known. All users of a model share its `KeptPrefix.of`."""
 
-    # By the model's id, which stays its own as long as an entry lives: an entry keeps its model alive.
+    # By the model's id. An entry keeps its model alive, so the id is not given to another model meanwhile.
     _known: ClassVar[WeakValueDictionary[int, KeptPrefix]] = WeakValueDictionary()
     _making: ClassVar[RLock] = RLock()  # two threads must not make two records for one model
 
     @classmethod
     def of(cls, model: LanguageModel) -> KeptPrefix:
-        """The one record for this model: users with records of their own would trust each other's leavings."""
+        """The only record of this model: with two records, each user would take the other's tokens for its own."""
         with cls._making:
             if (known := cls._known.get(id(model))) is None:
                 known = cls._known[id(model)] = cls(model)
@@ -31,16 +31,16 @@ class KeptPrefix:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._tokens: list[int] = []
-        self._line: object = None  # the mark of the text that the record was last compared with
+        self._line: object = None  # marks the text that the record was last compared with
         self._n_same = 0  # tokens of the record that lead to it
         self._in_use = Lock()
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """The KV belongs to one answer until the end of the block. Raises ModelBusy where it belongs to another."""
+        """The KV belongs to one answer until the block ends. Raises ModelBusy if it belongs to another."""
         if not self._in_use.acquire(blocking=False):
             raise ModelBusy(
-                "the model is still busy with another answer (one answer at a time)",
+                "the model is busy with another answer (one answer at a time)",
                 hint="read the first answer to its end, or call close() on its iterator",
             )
         try:
@@ -49,12 +49,12 @@ class KeptPrefix:
             self._in_use.release()
 
     def rewind(self, tokens: Sequence[int], line: object = None) -> int:
-        """Keep of the KV what leads to `tokens`, the pending one left out; returns how many tokens that are.
+        """Cut the KV to the longest prefix of `tokens[:-1]` that it holds; returns its length.
 
-        `line` marks a text that only grows. What the last call with the same mark kept is not compared again: over a
-        long context that takes longer than a step's sampling.
+        `line` marks a text that only grows. The tokens kept by the last call with the same mark are not compared again:
+        over a long context the comparison takes longer than the sampling of a step.
         """
-        # Another user of the model may have changed it since: then nothing is known of what it holds.
+        # Another length means another user: then the contents are unknown.
         if self._model.length != len(self._tokens):
             self._tokens, self._line = [], None
         n_same = self._n_same if line is not None and line is self._line else 0
@@ -66,7 +66,7 @@ class KeptPrefix:
         return n_kept
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """`model.feed`, on record; where it is interrupted, what it got to."""
+        """`model.feed`, recorded as far as it came."""
         if tokens:
             self._tokens.extend(tokens)
             try:
@@ -75,7 +75,7 @@ class KeptPrefix:
                 self._settle()
 
     def eval(self, tokens: Sequence[int], known: Narrow | None = None) -> FloatArray:
-        """`model.eval` of a chain, on record; `known.eval_known` where that is the model.  (len(tokens), V)"""
+        """`model.eval` of a chain, recorded; `known.eval_known` if `known` is given.  (len(tokens), V)"""
         self._tokens.extend(tokens)
         try:
             return self._model.eval(tokens) if known is None else known.eval_known(tokens)
@@ -83,12 +83,12 @@ class KeptPrefix:
             self._settle()
 
     def _settle(self) -> None:
-        """Drop from the record what an interrupted call did not append, or took away."""
+        """After a call that may have failed: the record is no longer than the KV."""
         del self._tokens[self._model.length :]
         self._n_same = min(self._n_same, len(self._tokens))
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Leave the KV with nothing but `tokens[:-1]`, or with the part of it that was prefilled."""
+        """Cut the KV to `tokens[:-1]`, or to the part of it that was prefilled, and record it."""
         n_held = min(self._model.length, len(tokens) - 1)
         self._cut(n_held)
         self._tokens = list(tokens[:n_held])
@@ -100,7 +100,7 @@ class KeptPrefix:
 
 
 def kv_owners(*models: LanguageModel) -> list[LanguageModel]:
-    """The models whose KVs `models` use: adapters resolved. Raises PairError where two of them use the same KV."""
+    """The models whose KVs `models` use, behind their adapters. Raises PairError if two use the same KV."""
     owners: list[LanguageModel] = []
     for model in models:
         while isinstance(model, Adapter):

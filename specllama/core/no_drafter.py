@@ -1,4 +1,4 @@
-"""No drafting at all: plain decoding through the same loop."""
+"""Plain decoding through the same loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Obs
 
 
 class NoDrafter:
-    """Proposes nothing, so that every step emits one token of the target's own."""
+    """Proposes nothing: every step emits one token of the target."""
 
     name = "none"
     wants: frozenset[str] = frozenset()
@@ -20,14 +20,12 @@ class NoDrafter:
         """Nothing to prepare."""
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """Always the empty draft."""
         return Draft()
 
     def observe(self, seen: Observation) -> None:
         """Nothing to learn."""
 
     def report(self) -> DraftReport:
-        """Nothing to tell."""
         return DraftReport()
 
     def close(self) -> None:

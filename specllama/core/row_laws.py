@@ -1,4 +1,4 @@
-"""The laws of the rows of one verify pass."""
+"""The laws of one verify pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specllama.core.types import Draft
 
 
 class RowLaws(Sequence[Distribution]):
-    """The laws of one verify pass, made row by row and only for the rows that are asked for.
+    """Row 0 follows the pending token, row i+1 follows draft node i. A law is computed when it is first asked for.
 
-    Row 0 follows the pending token, row i+1 follows draft node i. rows: (n+1, V), valid as long as the model's view is.
+    rows: (n+1, V), valid as long as the model's view is.
     """
 
     def __init__(self, rows: FloatArray, tokens: Sequence[int], draft: Draft, params: sampling.SamplingParams) -> None:
@@ -28,15 +28,13 @@ class RowLaws(Sequence[Distribution]):
 
     def _path(self, node: int) -> list[int]:
         """Draft tokens from the root to `node`; -1 is the pending token, whose path is empty."""
-        if self._draft.parents is None:
-            return list(self._draft.tokens[: node + 1])
-        path = []
+        parents, path = self._draft.parents, list[int]()
         while node >= 0:
             path.append(self._draft.tokens[node])
-            node = self._draft.parents[node]
+            node = node - 1 if parents is None else parents[node]
         return path[::-1]
 
-    def __getitem__(self, row: int) -> Distribution:  # type: ignore[override]  # rows are asked for one by one
+    def __getitem__(self, row: int) -> Distribution:  # type: ignore[override]  # no slices
         if row not in self._laws:
             history = self._recent + self._path(row - 1) if self._params.penalised else ()
             self._laws[row] = sampling.law(self._rows[row], history, self._params)

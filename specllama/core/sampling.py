@@ -1,7 +1,7 @@
 """Sampling: (logits, tokens so far) -> Distribution, and the random chooser that draws from it.
 
-The order is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature. Everything is computed from the
-logits and the tokens that lead to them, so a rejected draft leaves nothing behind that would have to be rolled back.
+The order is llama.cpp's: logit bias, penalties, top-k, top-p, min-p, temperature. Sampling keeps no state, so a
+rejected draft needs no rollback here.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.core.arrays import Float64Array, FloatArray, IntArray
 from specllama.core.distribution import Distribution
 
-GREEDY_BELOW = 1e-6  # the one cut-off that decides 'greedy'
+GREEDY_BELOW = 1e-6  # a temperature up to this is greedy, everywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The sampler's settings; a filter at its neutral value (0, or 1.0 for top_p and repeat_penalty) is off.
+    """A filter at 0 is off; so are top_p and repeat_penalty at 1.0. Raises UsageError for bad values."""
 
-    Raises UsageError where a value cannot be meant.
-    """
-
-    temperature: float = 0.8  # <= GREEDY_BELOW is greedy
+    temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
@@ -56,12 +53,11 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True where the law is a point on the most likely token."""
         return self.temperature <= GREEDY_BELOW
 
     @property
     def penalised(self) -> bool:
-        """True where the tokens so far change the law."""
+        """True if the tokens so far change the distribution."""
         return self.repeat_last_n != 0 and (
             self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         )
@@ -70,10 +66,8 @@ class SamplingParams:
         """The part of `tokens[:end]` that penalties look at."""
         if not self.penalised:
             return ()
-        if self.repeat_last_n < 0:
-            return tokens if end is None else tokens[:end]
         end = len(tokens) if end is None else end
-        return tokens[max(end - self.repeat_last_n, 0) : end]
+        return tokens[0 if self.repeat_last_n < 0 else max(end - self.repeat_last_n, 0) : end]
 
 
 def _changes(
@@ -244,17 +238,16 @@ def peak_share(row: FloatArray) -> float:
 
 
 class RandomChooser:
-    """A `Chooser` on a seeded generator: every flip and every pick is a fresh draw."""
+    """A `Chooser` with a seeded generator: every flip and every pick is a fresh draw."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def flip(self, prob: float) -> bool:
-        """u < prob with u in [0, 1): certain at 1, impossible at 0."""
-        return bool(self._random.random() < prob)
+        return bool(self._random.random() < prob)  # of [0, 1): certain at 1, impossible at 0
 
     def pick(self, law: Distribution) -> int:
-        """One token by inversion of the cumulative law; a token of probability 0 is never drawn."""
+        """One token by inversion of the cumulative distribution; a token of probability 0 is never drawn."""
         ids, probs = law.cells()
         upto = probs.cumsum()
         # side='right' finds the first entry above u; the mass may be a rounding below or above 1, so u is scaled.

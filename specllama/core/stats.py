@@ -1,4 +1,4 @@
-"""Counters of one answer or of many, and the figures derived from them (vLLM's definitions)."""
+"""Counters of one or more answers, and the figures derived from them (vLLM's definitions)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 
 def _ratio(above: float, below: float) -> float | None:
-    """above / below, or None where nothing was counted."""
     return above / below if below else None
 
 
 def _add(into: list[int], more: Sequence[int]) -> None:
-    """Add `more` to `into` position by position, growing it where needed."""
+    """Add `more` to `into` position by position; `into` grows as needed."""
     into.extend([0] * (len(more) - len(into)))
     for i, n in enumerate(more):
         into[i] += n
@@ -21,7 +20,8 @@ def _add(into: list[int], more: Sequence[int]) -> None:
 def expected_tokens(alpha: float, k: int) -> float:
     """Mean tokens a step emits when each of `k` drafted tokens is accepted with probability `alpha`.
 
-    1 + a + ... + a^k, as a sum so that a = 1 is legal. Source: Leviathan et al., arXiv 2211.17192, eq. 1.
+    1 + a + ... + a^k, as a sum because the quotient divides by 0 at a = 1. Source: Leviathan et al., arXiv 2211.17192,
+    eq. 1.
     """
     return sum(alpha**i for i in range(k + 1))
 
@@ -29,22 +29,22 @@ def expected_tokens(alpha: float, k: int) -> float:
 def expected_speedup(alpha: float, k: int, draft_cost: float, verify_cost: float = 1.0) -> float:
     """Predicted speed over plain decoding: E / (k*c + T(k+1)/T(1)).
 
-    `draft_cost` is one draft step and `verify_cost` one pass over k+1 rows, both in units of T(1) and both to be
-    measured; `verify_cost=1.0` is the paper's idealisation. Source: Leviathan et al., arXiv 2211.17192, theorem 3.8.
+    `draft_cost`: one draft step, `verify_cost`: one pass over k+1 rows, both measured and in units of T(1); the paper
+    assumes `verify_cost=1.0`. Source: Leviathan et al., arXiv 2211.17192, theorem 3.8.
     """
     return expected_tokens(alpha, k) / (k * draft_cost + verify_cost)
 
 
 @dataclass(slots=True)
 class SpecStats:
-    """What was counted and timed; every `*_s` is in seconds, every rate a fraction or None if nothing was counted."""
+    """Every `*_s` is in seconds; every rate is a fraction, or None if nothing was counted."""
 
-    n_prompt: int = 0  # tokens of the prompt
-    n_cached: int = 0  # of these, tokens that the KV already held
+    n_prompt: int = 0
+    n_cached: int = 0  # prompt tokens that the KV already held
     n_emitted: int = 0  # TokenEvents
-    n_first: int = 0  # of these, tokens of the first pass, whose time belongs to the prompt
-    n_from_draft: int = 0  # TokenEvents whose token had been drafted
-    n_steps: int = 0  # verify passes of the target, those without a draft included
+    n_first: int = 0  # emitted tokens of the first pass, whose time belongs to the prompt
+    n_from_draft: int = 0  # emitted tokens that were drafted
+    n_steps: int = 0  # verify passes of the target, with and without a draft
     n_spec_steps: int = 0  # verify passes with at least one drafted token
     n_drafted: int = 0  # drafted tokens submitted to a verify pass
     n_accepted: int = 0
@@ -53,13 +53,13 @@ class SpecStats:
     drafted_at: list[int] = field(default_factory=list)  # per position: drafted tokens
     accepted_lengths: list[int] = field(default_factory=list)  # histogram: spec steps that accepted i tokens
     prompt_s: float = 0.0  # from the start to the first row of logits: prefill and the first pass
-    # The following leave the first pass out, which belongs to the prompt.
+    # The first pass belongs to the prompt and is left out of the following.
     draft_s: float = 0.0  # inside drafter.propose
     eval_s: float = 0.0  # inside target.eval
     sample_s: float = 0.0  # laws and verification
     kv_s: float = 0.0  # keep, and the drafter's observe
-    decode_s: float = 0.0  # wall time of all steps, without the reader's own time between events
-    loop_s: float = 0.0  # of the whole answer, prompt included: the time outside the models' own calls
+    decode_s: float = 0.0  # wall time of all steps, without the time the reader takes between events
+    loop_s: float = 0.0  # whole answer, prompt included: the time outside the models' own calls
 
     def __str__(self) -> str:
         speed = "" if self.decode_tok_s is None else f", {self.decode_tok_s:.1f} tokens/s"
@@ -71,7 +71,7 @@ class SpecStats:
         )
 
     def record(self, n_drafted: int, n_accepted: int, rejected: bool) -> None:
-        """Count one verify pass: `n_accepted` of `n_drafted` tokens, ended by a rejection or not."""
+        """Count one verify pass; `rejected`: it ended in a rejection."""
         if not 0 <= n_accepted <= n_drafted:
             raise ValueError(f"accepted {n_accepted} of {n_drafted} drafted tokens")
         self.n_steps += 1
@@ -87,7 +87,7 @@ class SpecStats:
             _add(self.accepted_lengths, [0] * n_accepted + [1])
 
     def count_times(self, draft_s: float, eval_s: float, sample_s: float, kv_s: float, loop_s: float) -> None:
-        """Add the times of the pass just recorded; the first pass belongs to the prompt, whose last token it reads."""
+        """Add the times of the pass just recorded; the first pass counts as prompt, whose last token it reads."""
         self.loop_s += loop_s
         whole_s = draft_s + eval_s + sample_s + kv_s
         if self.n_steps == 1:
@@ -100,7 +100,6 @@ class SpecStats:
         self.decode_s += whole_s
 
     def merge(self, other: SpecStats) -> None:
-        """Add the counters and times of `other` to these."""
         for name in self.__dataclass_fields__:
             mine, more = getattr(self, name), getattr(other, name)
             if isinstance(mine, list):
@@ -110,36 +109,35 @@ class SpecStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """accepted / drafted, those behind the first rejection included: it falls with k by construction."""
+        """accepted / drafted; falls with k, because tokens behind the first rejection count as drafted."""
         return _ratio(self.n_accepted, self.n_drafted)
 
     @property
     def alpha(self) -> float | None:
-        """Per-token acceptance, accepted / (accepted + rejections): the number for the cost model."""
+        """Per-token acceptance for the cost model: accepted / (accepted + rejections)."""
         return _ratio(self.n_accepted, self.n_accepted + self.n_rejected)
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / steps that had a draft: tokens per verify pass, correction or bonus included."""
+        """1 + accepted / steps with a draft: tokens per verify pass, with the correction or bonus."""
         return 1 + self.n_accepted / self.n_spec_steps if self.n_spec_steps else None
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Accepted at position i / steps that had a draft: unconditional, so it never rises."""
+        """Accepted at position i / steps with a draft: unconditional, so it never rises with i."""
         accepted = self.accepted_at + [0] * (len(self.drafted_at) - len(self.accepted_at))
         return [n / self.n_spec_steps for n in accepted]
 
     @property
     def from_draft(self) -> float | None:
-        """Share of the emitted tokens that had been drafted."""
         return _ratio(self.n_from_draft, self.n_emitted)
 
     @property
     def decode_tok_s(self) -> float | None:
-        """Tokens per second after those of the first pass."""
+        """Tokens per second after the first pass."""
         return _ratio(max(self.n_emitted - self.n_first, 0), self.decode_s)
 
     @property
     def prompt_tok_s(self) -> float | None:
-        """Prompt tokens read per second; those found in the KV do not count."""
+        """Prompt tokens read per second, without those found in the KV."""
         return _ratio(self.n_prompt - self.n_cached, self.prompt_s)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -16,9 +16,9 @@ from specllama.core.sampling import SamplingParams
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix of two token lists.
 
-    Halves the search by comparing slices, which Python does in C: the lists are mostly equal and thousands long.
+    Binary search over slices, which Python compares in C: the lists are mostly equal and thousands long.
     """
-    known, unknown = 0, min(len(a), len(b))  # a[:known] == b[:known]; what lies behind `unknown` differs or is missing
+    known, unknown = 0, min(len(a), len(b))  # a[:known] == b[:known]; the prefix ends between the two
     while known < unknown:
         middle = (known + unknown + 1) // 2
         if list(a[known:middle]) == list(b[known:middle]):
@@ -38,16 +38,16 @@ class Draft:
 
 
 def require_chain(parents: Sequence[int] | None = None, kept: Sequence[int] = ()) -> None:
-    """For models that evaluate and keep chains only: raise UnsupportedModel for the nodes of a tree."""
+    """For models without trees. Raises UnsupportedModel if `parents` or `kept` are not those of a chain."""
     if parents is not None and any(parent != index - 1 for index, parent in enumerate(parents)):
-        raise UnsupportedModel("this model evaluates chains of drafted tokens, no trees", hint="draft a chain")
+        raise UnsupportedModel("this model cannot evaluate a tree of drafted tokens", hint="draft a chain")
     if any(node != index for index, node in enumerate(kept)):
-        raise UnsupportedModel("this model keeps the beginning of a chain, no other nodes", hint="draft a chain")
+        raise UnsupportedModel("this model can keep only the beginning of a chain", hint="draft a chain")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier decided about one draft."""
+    """The result of a verification."""
 
     path: tuple[int, ...]  # accepted node indices, root to leaf
     next_token: int  # correction after a rejection, else the bonus token; always present
@@ -55,15 +55,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Told to every drafter after every verification, whoever proposed."""
+    """What every drafter learns after every verification."""
 
     tokens: Sequence[int]  # committed tokens, the new ones included
     draft: Draft
     verdict: Verdict
     proposed_by: str
-    features: FloatArray | None = None  # (n+1, n_embd) hidden rows of the verified block, if a drafter wants them
-    logits: FloatArray | None = None  # (n+1, V) rows of the verified block, if a drafter wants them
-    laws: Sequence[Distribution] | None = None  # n+1 rows of p, made when asked for; the reached ones are there already
+    features: FloatArray | None = None  # (n+1, n_embd) hidden rows of the verified block, if the drafter wants them
+    logits: FloatArray | None = None  # (n+1, V) rows of the verified block, if the drafter wants them
+    laws: Sequence[Distribution] | None = None  # n+1 rows of p, computed when read; the verified ones are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +72,18 @@ class Caps:
 
     rollback: bool = True  # tokens can be removed from the KV again
     tree: bool = False  # eval understands `parents`
-    features: bool = False  # hidden rows can be had
+    features: bool = False  # hidden rows are available
     max_block: int = 32  # most tokens one eval may hold
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What a `Planner` allows for one step. It is made before anything is evaluated or drawn."""
+    """What a `Planner` allows for one step, before anything is evaluated or drawn."""
 
     n_given: int = 0  # tokens to take from the offer; they come first
-    n_drawn: int = 0  # most tokens the draft model may draw behind them; 0 = it is not even fed
-    probe: int = 0  # above 0: judge the model by what was said, reading at most so many tokens; then plan anew
+    n_drawn: int = 0  # most tokens the draft model may draw after them; 0 = it is not evaluated
+    probe: int = 0  # > 0: test the model on at most so many tokens of the text, then plan again
     rate: float = 1.0  # tokens per T(1) that the plan is expected to emit; 1 = plain decoding
-
-    def to_json(self) -> Mapping[str, object]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +91,17 @@ class Decision:
     """One answer of a `DraftPolicy`: the plan of a step, or whether token `depth` (0 = first) may be drafted."""
 
     depth: int
-    confidence: float  # in token `depth`: see DraftPolicy.go_on; 0.0 where the law was not looked at yet
+    confidence: float  # in token `depth`, see DraftPolicy.go_on; 0.0 = not known yet
     go_on: bool
-    plan: DraftPlan | None = None  # the whole plan, where that was the question
-
-    def to_json(self) -> Mapping[str, object]:
-        return asdict(self)
+    plan: DraftPlan | None = None  # the plan, if that was the question
 
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """What a drafter has to say about its last proposal, besides the draft."""
+    """What a drafter reports about its last proposal."""
 
     decisions: tuple[Decision, ...] = ()
-    notice: str = ""  # one sentence for the user, e.g. the draft's context is full; said once
+    notice: str = ""  # one sentence for the user, e.g. the draft's context is full; reported once
 
 
 class Rule(Enum):
@@ -122,8 +116,8 @@ class Rule(Enum):
 class Cancel:
     """A flag that asks a running answer to stop.
 
-    `buffer` is a C string of zero or one character: llama.cpp's abort callback reads it directly (see `llama.py`),
-    so setting the flag needs no lock, no GIL and no Python code on the other side.
+    `buffer` is a C string of zero or one character. llama.cpp's abort callback reads it directly (see `llama/`),
+    without lock, GIL or Python code.
     """
 
     buffer: bytearray = field(default_factory=lambda: bytearray(2))
@@ -133,11 +127,9 @@ class Cancel:
         self.buffer[0] = 1
 
     def clear(self) -> None:
-        """Forget an earlier request."""
         self.buffer[0] = 0
 
     def is_set(self) -> bool:
-        """True once `set` was called."""
         return self.buffer[0] != 0
 
 
@@ -146,11 +138,9 @@ class Chooser(Protocol):
 
     def flip(self, prob: float) -> bool:
         """True with probability `prob`; certain at prob >= 1, impossible at prob <= 0."""
-        ...
 
     def pick(self, law: Distribution) -> int:
         """One token drawn from `law`."""
-        ...
 
 
 class DraftPolicy(Protocol):
@@ -160,66 +150,54 @@ class DraftPolicy(Protocol):
         """May the drafter draw token number `depth` (0 = first)?
 
         `confidence` is the largest mass of the law it would be drawn from (for a greedy draft, of the law at
-        temperature 1), or the chance that a drafter without laws gives its token.
+        temperature 1), or the measured chance that the token of a drafter without laws is right.
         """
-        ...
 
     def observe(self, seen: Observation) -> None:
         """Learn from a verification."""
-        ...
 
 
 @runtime_checkable
 class Planner(DraftPolicy, Protocol):
-    """A policy that knows what drafting costs: it also decides whether the draft model is to be evaluated at all."""
+    """A policy that knows what drafting costs: it also decides whether the draft model is evaluated at all."""
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         """How to draft at most `limit` tokens.
 
         `offer`: confidences of tokens that cost nothing to propose, in order. `lag`: tokens that the draft model must
-        catch up on, 0 = none but the pending one; None = no model can draft now.
+        read first, besides the pending one; None = no model can draft now.
         """
-        ...
 
     def look(self, depth: int) -> bool:
-        """May the draft model be evaluated for the law of token `depth`? The first of a step needs no asking."""
-        ...
+        """May the draft model be evaluated for the law of token `depth`? Not asked for the first token of a step."""
 
     def learn(self, confidence: float, acceptance: float) -> None:
         """A token of the draft model that was not submitted would have been accepted with a chance of `acceptance`."""
-        ...
 
 
 class Drafter(Protocol):
-    """Proposes tokens. It may be told to draft nothing, and it hears of every verification."""
+    """Proposes tokens. It observes every verification, also those of other drafters' proposals."""
 
     name: str
     wants: frozenset[str]  # of {"features", "logits"}
 
     @property
     def models(self) -> Sequence[LanguageModel]:
-        """The models that it evaluates; while an answer is open, nothing else may use them."""
-        ...
+        """The models that it evaluates; they are leased while an answer is open."""
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        """A new answer to `tokens` starts; cheap, the first token must not wait for it."""
-        ...
+        """A new answer to `tokens` starts. Must be cheap: the first token waits for it."""
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most `limit` tokens to follow `tokens`; an empty draft means plain decoding for one step."""
-        ...
 
     def observe(self, seen: Observation) -> None:
         """Bring the drafter's state in line with what was committed."""
-        ...
 
     def report(self) -> DraftReport:
         """Decisions and notice of the last `propose`."""
-        ...
 
-    def close(self) -> None:
-        """Free what the drafter owns."""
-        ...
+    def close(self) -> None: ...
 
 
 class LanguageModel(Protocol):
@@ -232,90 +210,76 @@ class LanguageModel(Protocol):
     @property
     def end_tokens(self) -> frozenset[int]:
         """Every token that ends an answer."""
-        ...
 
     @property
     def length(self) -> int:
         """Tokens now in the KV."""
-        ...
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls; callers look at differences. 0.0 = it does not count."""
-        ...
+        """Seconds spent so far inside the model's own calls; 0.0 = not counted."""
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens without asking for logits; chunks by itself."""
-        ...
+        """Append tokens without logits, in chunks if there are many."""
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         """Append tokens and return their logits (len(tokens), V): a view, valid until the next feed or eval."""
-        ...
 
     def truncate(self, length: int) -> None:
         """Drop every token from `length` on. Raises RollbackRefused."""
-        ...
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         """Of the last eval keep the pending token (the KV up to `length`) and the nodes of `path`."""
-        ...
 
 
 class LoadedModel(LanguageModel, Protocol):
-    """A model that holds memory of its own and computes for long."""
+    """A model that holds memory of its own and whose calls take long."""
 
     def watch(self, cancel: Cancel | None) -> None:
-        """Stop a long computation when `cancel` is set; None ends that."""
-        ...
+        """Stop a long computation when `cancel` is set; None = watch nothing."""
 
     def close(self) -> None:
         """Free the model; closing twice does nothing."""
-        ...
 
 
 @runtime_checkable
 class Adapter(LanguageModel, Protocol):
-    """A model that uses the KV of another one."""
+    """A model that uses the KV of another model."""
 
     @property
     def model(self) -> LanguageModel:
-        """The other one."""
-        ...
+        """The other model."""
 
 
 @runtime_checkable
 class Narrow(Protocol):
-    """The optional side of a model that knows few of the ids it speaks: rows without the empty cells."""
+    """Optional for a model that knows few of the token ids it accepts: rows without the empty cells."""
 
     @property
     def known(self) -> IntArray:
-        """The ids that it knows, ascending.  (n,)"""
-        ...
+        """The known ids, ascending.  (n,)"""
 
     def eval_known(self, tokens: Sequence[int]) -> FloatArray:
         """`eval` of a chain; column i belongs to token `known[i]`.  (len(tokens), n)"""
-        ...
 
 
 @runtime_checkable
 class Spelling(Protocol):
-    """The optional side of a model: a token may take several cells of its KV, so `n_ctx` is only the most it holds."""
+    """Optional for a model in whose KV a token may take several cells; its `n_ctx` is only an upper limit."""
 
     def room_after(self, tokens: Sequence[int]) -> int:
-        """Tokens of one cell each that still fit once `tokens` were appended; below 0 where not even these do."""
-        ...
+        """Tokens of one cell each that still fit after `tokens` are appended; below 0 if `tokens` do not fit."""
 
 
 def room_after(model: LanguageModel, tokens: Sequence[int]) -> int:
-    """The same of any model; where it is no `Spelling`, a token is a cell."""
+    """`Spelling.room_after` of any model: by default a token takes one cell."""
     if isinstance(model, Spelling):
         return model.room_after(tokens)
     return model.n_ctx - model.length - len(tokens)
 
 
 class Stopper(Protocol):
-    """Recognises stop strings; they live in `text.py`, the engine only asks."""
+    """Recognises stop strings, see `chat/stream.py`."""
 
     def push(self, token: int) -> bool:
-        """True if this token completes a stop."""
-        ...
+        """True if this token completes a stop string."""

@@ -1,8 +1,7 @@
-"""Verification: which drafted tokens stay, and what comes after them. numpy only, no model.
+"""Verification: which drafted tokens are accepted, and which token follows them.
 
-p is the target's law, q the draft's. Whatever the rule, the emitted tokens follow p exactly as long as q is the law the
-draft tokens were really drawn from; a draft without laws is a point mass, which is always true of tokens chosen
-without chance.
+p is the target's law, q the draft's. Under every rule the emitted tokens follow p exactly, provided that the draft
+tokens were drawn from q. A draft without laws is a point mass: right for every token that was chosen without chance.
 """
 
 from __future__ import annotations
@@ -22,27 +21,25 @@ def children_of(draft: Draft, node: int) -> list[int]:
 
 
 def _require_sound(draft: Draft, p: Sequence[Distribution]) -> None:
-    """Raises ValueError where the draft's parts and the rows of p do not belong together."""
+    """Raises ValueError if the parts of the draft and the rows of p do not fit together."""
     n = len(draft.tokens)
     if draft.probs is not None and len(draft.probs) != n:
         raise ValueError(f"{len(draft.probs)} laws for {n} drafted tokens")
     if draft.parents is not None and (
         len(draft.parents) != n or any(not -1 <= parent < node for node, parent in enumerate(draft.parents))
     ):
-        raise ValueError(f"parents {draft.parents} do not make a tree of {n} drafted tokens, parents first")
+        raise ValueError(f"parents {draft.parents} are no tree of {n} drafted tokens, parents first")
     if len(p) != n + 1:
         raise ValueError(f"{len(p)} rows of p for {n} drafted tokens, expected one more than tokens")
 
 
 def _law_of(draft: Draft, node: int) -> Distribution:
     """q of a drafted token."""
-    if draft.probs is None:
-        return Distribution.point(draft.tokens[node])
-    return draft.probs[node]
+    return Distribution.point(draft.tokens[node]) if draft.probs is None else draft.probs[node]
 
 
 def _ratio(p: Distribution, q: Distribution, token: int) -> float:
-    """p/q at a drafted token. Raises DraftLawError where q cannot be the law it was drawn from."""
+    """p/q at a drafted token. Raises DraftLawError if the token cannot have been drawn from q."""
     q.require_normalised()
     if not q.prob(token) > 0.0:
         raise DraftLawError(
@@ -53,7 +50,7 @@ def _ratio(p: Distribution, q: Distribution, token: int) -> float:
 
 
 def _choose_by_token(draft: Draft, siblings: list[int], p: Distribution, choose: Chooser) -> tuple[int | None, int]:
-    """(accepted sibling, -), or (None, correction) where all were rejected.
+    """(accepted sibling, -), or (None, correction) if all are rejected.
 
     Each sibling is accepted with min(1, p/q); a rejection leaves the residual of p for the next, and takes the token
     out of q, because siblings are drawn without replacement. Sources: Leviathan et al., arXiv 2211.17192, algorithm 1;
@@ -82,11 +79,11 @@ def _choose_by_match(draft: Draft, siblings: list[int], p: Distribution, choose:
 def _verify_block(draft: Draft, p: Sequence[Distribution], choose: Chooser) -> Verdict:
     """Accept the longest prefix that the joint law allows. Source: Sun et al., arXiv 2403.10444, algorithm 2."""
     n = len(draft.tokens)
-    weights = [1.0]  # w_i: how much of the target's mass the first i tokens still stand for
+    weights = [1.0]  # w_i: the share of the target's mass that the first i tokens cover
     while len(weights) <= n and weights[-1] > 0.0:
         i = len(weights) - 1
         weights.append(min(1.0, weights[-1] * _ratio(p[i], _law_of(draft, i), draft.tokens[i])))
-    for n_accepted in range(len(weights) - 1, 0, -1):  # from the longest down: the first that passes is the largest
+    for n_accepted in range(len(weights) - 1, 0, -1):  # the longest prefix that passes
         weight = weights[n_accepted]
         if n_accepted == n or weight == 0.0:
             pass_prob = weight
@@ -104,16 +101,16 @@ def _verify_block(draft: Draft, p: Sequence[Distribution], choose: Chooser) -> V
 
 
 def verify(draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule = Rule.TOKEN) -> Verdict:
-    """Accepted nodes and the token after them, so that all together follow p exactly.
+    """Accepted nodes and the token after them; together they follow p exactly.
 
-    p: n+1 laws, may be lazy: p[0] follows the pending token, p[i+1] follows draft node i; only reached rows are asked
-    for. Raises DraftLawError where q is not the law of a drafted token, ValueError where draft and p do not belong
-    together or BLOCK is asked of a tree.
+    p: n+1 laws. p[0] follows the pending token, p[i+1] follows draft node i; rows behind a rejection are not read.
+    Raises DraftLawError if a token cannot have been drawn from its q, ValueError if draft and p do not fit together or
+    the draft of a BLOCK is a tree.
     """
     _require_sound(draft, p)
     if rule is Rule.BLOCK:
         if draft.parents is not None and draft.parents != tuple(range(-1, len(draft.tokens) - 1)):
-            raise ValueError("block verification takes a chain, found a tree")
+            raise ValueError("block verification needs a chain, found a tree")
         return _verify_block(draft, p, choose)
     decide = _choose_by_match if rule is Rule.MATCH else _choose_by_token
     path: list[int] = []

@@ -1,4 +1,4 @@
-"""Drafting strategies: one file each and one line in the registry."""
+"""The drafting strategies: each has a file and a line in `REGISTRY`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from specllama.core.no_drafter import NoDrafter
 from specllama.core.types import Drafter, DraftPolicy, LanguageModel
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.length import AUTO_LENGTH, DraftLength
-from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """What a strategy may be told; one that has no use for a setting ignores it."""
+    """Settings of all strategies; a strategy ignores those that it does not use."""
 
     length: DraftLength = AUTO_LENGTH
     p_min: float = 0.0  # confidence below which drafting stops
     temperature: float | None = None  # of the draft; None = the target's
     vocab_size: int | None = None  # of the target
-    policy: DraftPolicy | None = None  # decides within the longest draft; None = that and p_min alone
-    # A draft model that has so many tokens to read lets the first step of an answer go without.
+    policy: DraftPolicy | None = None  # decides within the longest draft; None = only the length and p_min do
+    # If the draft model has at least so many tokens to read, the first step of an answer has no draft.
     n_at_once: int = FIRST_TOKEN_FIRST
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to draft. `make` takes the draft model (None where there is none) and the settings."""
+    """`make` takes the draft model (None without one) and the settings."""
 
     needs_model: bool
     summary: str
@@ -49,16 +49,13 @@ def _make_model_drafter(model: LanguageModel | None, settings: DraftSettings) ->
 
 
 def _make_tli_drafter(model: LanguageModel | None, settings: DraftSettings) -> ModelDrafter:
-    """The same drafter: a `TranslatedModel` is the whole difference."""
     drafter = _make_model_drafter(model, settings)
     drafter.name = TRANSLATED
     return drafter
 
 
 def _make_lookup_drafter(model: LanguageModel | None, settings: DraftSettings) -> LookupDrafter:
-    if settings.p_min:
-        return LookupDrafter(n_max=settings.length.longest, p_min=settings.p_min, policy=settings.policy)
-    return LookupDrafter(n_max=settings.length.longest, policy=settings.policy)
+    return LookupDrafter(n_max=settings.length.longest, p_min=settings.p_min or LOOKUP_P_MIN, policy=settings.policy)
 
 
 def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) -> ChainDrafter:
@@ -76,5 +73,5 @@ REGISTRY: dict[str, Strategy] = {
     "none": Strategy(False, "plain decoding", lambda _model, _settings: NoDrafter()),
 }
 
-# Names by which llama.cpp and others know them.
+# Names in llama.cpp and other programs.
 ALIASES = {"ngram": "lookup", "ngram-simple": "lookup", "prompt-lookup": "lookup"}

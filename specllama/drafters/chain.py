@@ -1,4 +1,4 @@
-"""Lookup where it matches, the model elsewhere, or the model behind a lookup: whatever is expected to earn most."""
+"""Drafts by lookup, by the model, or by the model after a lookup: whichever has the best expected gain."""
 
 from __future__ import annotations
 
@@ -7,39 +7,33 @@ from collections.abc import Sequence
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Observation
+from specllama.core.types import Chooser, Draft, DraftReport, Observation
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
 
 
 class ChainDrafter:
-    """One chain from two sources. The plan decides how much of the lookup is taken and whether the model draws.
+    """One chain from two sources. The plan decides how many looked-up tokens are taken and how many the model draws.
 
-    A looked-up token is a point mass and has the law of one beside the model's dense laws, so the chain stays exact.
-    The model's cache is right whoever proposed: it reads looked-up tokens only to draw behind them, and what was not
-    committed is dropped from it as after any rejection.
+    A looked-up token has a point mass as its law, beside the model's dense laws, so the chain is exact. The model reads
+    looked-up tokens only to draw after them; its KV drops those that are not committed, as after any rejection.
     """
 
     name = "chain"
     wants: frozenset[str] = frozenset()
 
     def __init__(self, model: ModelDrafter, lookup: LookupDrafter) -> None:
-        """`model`'s policy decides for both; a `Planner` does it by expected gain. `lookup`'s own is not asked."""
+        """The policy of `model` decides for both, a `Planner` by expected gain; that of `lookup` is not used."""
         self.model = model
+        self.models = model.models
         self.lookup = lookup
 
-    @property
-    def models(self) -> Sequence[LanguageModel]:
-        """The model's."""
-        return self.model.models
-
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        """Both begin."""
         self.lookup.begin(tokens)
         self.model.begin(tokens)
 
     def _given(self, offered: Sequence[int], n_given: int) -> tuple[int, ...]:
-        """The head of the offer, up to an end token, behind which nothing can follow."""
+        """The first `n_given` offered tokens; none behind an end token."""
         given = tuple(offered[:n_given])
         ends = [i for i, token in enumerate(given) if token in self.model.model.end_tokens]
         return given[: ends[0] + 1] if ends else given
@@ -54,14 +48,11 @@ class ChainDrafter:
         return Draft((*given, *drawn), (*points, *laws) if laws else None)
 
     def report(self) -> DraftReport:
-        """Decisions and notice of the last proposal."""
         return self.model.report()
 
     def observe(self, seen: Observation) -> None:
-        """Both learn; the policy hears of it once, through the model."""
-        self.model.observe(seen)
+        self.model.observe(seen)  # the policy is the model's, so `lookup` need not observe
 
     def close(self) -> None:
-        """Both close."""
         self.lookup.close()
         self.model.close()

@@ -1,4 +1,4 @@
-"""How far to draft: a fixed number of tokens, or as a profile decides at every step. All default lengths."""
+"""How many tokens to draft: lengths, all their defaults, and the policy of fixed limits."""
 
 from __future__ import annotations
 
@@ -6,41 +6,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specllama.base.ranges import AUTO, MAX_DRAFT, either, whole
+from specllama.core.types import Observation
 
-# The longest draft, in tokens, where nobody names one.
-UNTUNED = 4  # auto without a profile: short, because the cost of a block on this machine is not known then
-TUNED = 16  # auto with a profile: its costs are measured up to blocks of this and one token
-CHAT = 16  # what a chat's models have room for, so that `/set draft-n-max` needs no loading
-AUDIT = 8  # `audit` compares one greedy answer for each length up to it, per prompt, strategy and rule
-AUDIT_KV = 6  # of the random patterns of accepted and rejected tokens with which `audit` checks the KV cache
-BENCH = (0, 2, 4, 8)  # what `bench` compares beside auto
+# The default longest drafts, in tokens.
+UNTUNED = 4  # auto without a profile: short, because the cost of a block on this machine is unknown
+TUNED = 16  # auto with a profile: costs are measured up to blocks of one token more
+CHAT = 16  # a chat's models have room for it, so that `/set draft-n-max` needs no loading
+AUDIT = 8  # `audit` compares one greedy answer for each length up to this, per prompt, strategy and rule
+AUDIT_KV = 6  # in the random patterns of accepted and rejected tokens with which `audit` checks the KV cache
+BENCH = (0, 2, 4, 8)  # `bench` compares these and auto
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLength:
-    """Up to `longest` drafted tokens; 0 = plain decoding.
-
-    Where `is_auto`, a profile's controller decides within them at every step, if there is a profile.
-    """
+    """Up to `longest` drafted tokens; 0 = plain decoding. `is_auto`: the profile, if any, decides at every step."""
 
     longest: int
     is_auto: bool = False
 
     @classmethod
     def auto(cls, longest: int = UNTUNED) -> DraftLength:
-        """Up to `longest` tokens without a profile."""
         return cls(longest, is_auto=True)
 
     @classmethod
     def check(cls, name: str, text: object) -> DraftLength:
-        """`auto`, or a number of tokens; a `base.ranges.Check`. Raises UsageError."""
+        """From `auto` or a number of tokens; a `base.ranges.Check`. Raises UsageError."""
         if isinstance(text, DraftLength):
             return text
         value = either(AUTO, AUTO, whole(0, MAX_DRAFT))(name, text)
         return cls.auto() if value == AUTO else cls(value)
 
     def to_json(self) -> int | Literal["auto"]:
-        """As it is typed, and stands in reports and saved chats."""
+        """As typed, and as in reports and saved chats."""
         return "auto" if self.is_auto else self.longest
 
     def __str__(self) -> str:
@@ -49,3 +46,18 @@ class DraftLength:
 
 AUTO_LENGTH = DraftLength.auto()
 NO_DRAFTS = DraftLength(0)
+
+
+class ConfidencePolicy:
+    """Drafts up to `n_max` tokens; stops before a token whose law has no probability of at least `p_min`."""
+
+    def __init__(self, n_max: int, p_min: float) -> None:
+        self.n_max = n_max
+        self.p_min = p_min
+
+    def go_on(self, depth: int, confidence: float) -> bool:
+        # The law only, never the token drawn from it: to drop a drawn token would bias the answer.
+        return depth < self.n_max and confidence >= self.p_min
+
+    def observe(self, seen: Observation) -> None:
+        """Fixed limits learn nothing."""

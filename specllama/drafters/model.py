@@ -1,4 +1,4 @@
-"""A smaller model drafts a chain by sampling from its own law q, with the target's sampler settings."""
+"""A smaller model samples a chain from its own law q, with the target's sampler settings."""
 
 from __future__ import annotations
 
@@ -23,36 +23,31 @@ from specllama.core.types import (
     Planner,
     room_after,
 )
-from specllama.drafters.fixed_policy import ConfidencePolicy
-from specllama.drafters.length import UNTUNED
+from specllama.drafters.length import UNTUNED, ConfidencePolicy
 
-# What the first step of an answer may let the target's first token wait for: reading so few tokens, and drafting. A
-# drafter that is made by hand drafts from its first step on where there is little to read; the program's answers never
-# wait, see `DraftSettings`.
+# The first step of an answer drafts only if the draft model has fewer tokens than this to read: the first token waits
+# for it. A drafter made by hand may let it wait for a few; the program's answers never wait, see `DraftSettings`.
 PREFILL_AT_ONCE, FIRST_TOKEN_FIRST = 12, 0
 
 FORBIDDEN = "the logit bias forbids every token that the draft knows: the answer goes on without drafts"
 
-# A probe of a model that holds fewer tokens than this reads some for context first: without any, no model knows a word.
+# Before a probe the model must hold so many tokens as context: without context every model guesses badly.
 PROBE_CONTEXT = 8
 
-# Without a planner to weigh them, offered tokens are taken as long as they are as good as those of a fair model.
+# Without a planner, offered tokens of at least this confidence are taken: that of a fair draft model.
 OFFER_TAKEN_FROM = 0.7
 
 
 def confidence_of(row: FloatArray, q: Distribution, *, greedy: bool) -> float:
-    """How sure the draft is of its next token: the largest mass of q, in (0, 1].
-
-    Greedy, q is a point whatever the model thinks; then it is the largest mass at temperature 1.  row: (V,)
-    """
+    """The largest mass of q; of a greedy draft, whose q is a point, the largest mass at temperature 1.  row: (V,)"""
     return peak_share(row) if greedy else q.peak()
 
 
 class ModelDrafter:
-    """Drafts from any `LanguageModel` that speaks the target's token ids.
+    """Drafts from any `LanguageModel` with the target's token ids.
 
     Invariant: outside `propose` the model's KV holds a prefix of the committed tokens without the pending one. After a
-    fully accepted block it lacks the last drafted token, which was never evaluated; the next evaluation feeds it.
+    fully accepted block the last drafted token is missing, because it was not evaluated; the next evaluation feeds it.
     """
 
     name = "draft-simple"
@@ -69,47 +64,43 @@ class ModelDrafter:
         policy: DraftPolicy | None = None,
         n_at_once: int = PREFILL_AT_ONCE,
     ) -> None:
-        """`temperature` None = the target's; `vocab_size` = the target's, ids at or above it are never drafted.
+        """`temperature` None = the target's; `vocab_size`: the target's, ids at or above it are never drafted.
 
-        `policy` None = `ConfidencePolicy(n_max, p_min)`; a policy of its own still stays within `n_max`. One that is a
-        `Planner` also decides whether the model is evaluated at all. Where an answer begins with fewer than `n_at_once`
-        tokens that the model has not read, its first step drafts; with 0 no first token ever waits for a draft.
+        `policy` None = `ConfidencePolicy(n_max, p_min)`; any other is limited to `n_max` as well. A `Planner` also
+        decides whether the model is evaluated at all. The first step of an answer drafts only if the model has fewer
+        than `n_at_once` tokens to read; 0 = the first token never waits for a draft.
         """
         if n_max < 0:
             raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")
         if not 0.0 <= p_min <= 1.0:
             raise UsageError(f"p_min is {p_min}, expected a probability from 0 to 1")
         self.model = model
+        self.models = (model,)
         self.n_max = n_max
         self.temperature = temperature
         self.n_vocab = min(model.vocab_size, vocab_size or model.vocab_size)
         self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
         self._planner = self.policy if isinstance(self.policy, Planner) else None
-        # A pass over the whole row for every drafted token is only worth it where somebody looks at the result.
+        # A pass over the whole row for every drafted token is wasted if the policy ignores the confidence.
         self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
         self._kv = KeptPrefix.of(model)
         self._narrow = model if isinstance(model, Narrow) else None
         ids = None if self._narrow is None else self._narrow.known
         self._ids = None if ids is None else ids[: ids.searchsorted(self.n_vocab)]  # of a row's columns; None = all
         self._line: object = None  # marks the text of this answer, which only grows
-        self._n_readable = 0  # tokens of it that the model is known to know
-        self._as_own: tuple[SamplingParams, SamplingParams] | None = None  # of `_own`, the last call
+        self._n_readable = 0  # tokens of it that were found in the model's vocabulary
+        self._as_own: tuple[SamplingParams, SamplingParams] | None = None  # argument and result of the last `_own`
         self._n_at_once = n_at_once
-        self._said: list[float] = []  # p of the last committed tokens of this answer, as the target said them
+        self._said: list[float] = []  # p of the last committed tokens of this answer
         self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
         self._fresh = False  # no proposal yet for this answer
-        self._barred = False  # a bias forbids whatever the draft could say in this answer
+        self._barred = False  # a bias forbids every token of the draft in this answer
         self._decisions: list[Decision] = []
         self._notice = ""
         self._noticed: set[str] = set()
 
-    @property
-    def models(self) -> tuple[LanguageModel, ...]:
-        """The one that drafts."""
-        return (self.model,)
-
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        """Forget what does not lead to `tokens`; the prefill itself waits for the first proposal."""
+        """Cut the KV to a prefix of `tokens`; the first proposal does the prefill."""
         self._line, self._n_readable = object(), 0
         self._kv.rewind(tokens, self._line)
         self._said.clear()
@@ -118,58 +109,55 @@ class ModelDrafter:
         self._noticed.clear()
 
     def _cannot(self, tokens: Sequence[int]) -> str:
-        """Why nothing can be drafted after `tokens`, or '' where it can."""
+        """Why nothing can be drafted after `tokens`; '' = something can."""
         if self._barred:
             return FORBIDDEN
         n_held = self.model.length
         if room_after(self.model, tokens[n_held:]) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
-        # What was read, or looked at in an earlier step, is known: a model that is not asked to draft falls far behind.
+        # Only the new tokens: what the model has to read grows long while it is not asked to draft.
         if max(tokens[max(n_held, self._n_readable) :], default=0) >= self.model.vocab_size:
             return "the text holds a token that the draft does not know: the answer goes on without drafts"
         self._n_readable = len(tokens)
         return ""
 
     def _say(self, notice: str) -> None:
-        """Tell each notice once an answer."""
+        """Report each notice once per answer."""
         if notice not in self._noticed:
             self._noticed.add(notice)
             self._notice = notice
 
     def _eval(self, tokens: Sequence[int]) -> FloatArray:
-        """Logits after each of `tokens`, over the ids that both models know.  (len(tokens), n)"""
+        """Logits after each of `tokens`, over the ids in both vocabularies.  (len(tokens), n)"""
         n_columns = self.n_vocab if self._ids is None else self._ids.size
         rows: FloatArray = self._kv.eval(tokens, self._narrow)[:, :n_columns]
         return rows
 
     def _law(self, row: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution | None:
-        """q of a row; None where the settings leave the draft nothing to say, which is no error of the answer's.
-
-        A bias is the same at every step, so nothing more is asked of the model in this answer.  row: (n,)
-        """
+        """q of a row; None if a bias forbids every token of the draft: the answer can go on without it.  row: (n,)"""
         try:
             return law(row, history, params, self._ids)
         except AllForbidden:
-            self._barred = True
+            self._barred = True  # a bias is the same at every step
             self._say(FORBIDDEN)
             return None
 
     def _own(self, params: SamplingParams) -> SamplingParams:
-        """The sampler settings that the draft draws with."""
+        """The sampler settings of the draft."""
         if self.temperature is None or self.temperature == params.temperature:
             return params
-        if self._as_own is None or self._as_own[0] is not params:  # making new ones checks all settings again
+        if self._as_own is None or self._as_own[0] is not params:  # `replace` checks all settings again
             self._as_own = (params, replace(params, temperature=self.temperature))
         return self._as_own[1]
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """A chain of at most min(limit, n_max) tokens with the law each was drawn from (None where greedy)."""
+        """A chain of at most min(limit, n_max) tokens with the law of each draw (None = greedy)."""
         plan = self.plan(tokens, limit, params)
         drawn, laws = self.draw(tokens, (), plan, params, choose)
         return Draft(tuple(drawn), tuple(laws) or None)
 
     def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> DraftPlan:
-        """Begin a step: what may be drafted after `tokens`. `offer`: see `Planner.plan`. May probe the model."""
+        """Begin a step: what to draft after `tokens`. May probe the model. `offer`: see `Planner.plan`."""
         self._decisions.clear()
         self._notice = ""
         self._undrawn = None
@@ -185,20 +173,19 @@ class ModelDrafter:
         return plan
 
     def _n_taken(self, offer: Sequence[float]) -> int:
-        """How many offered tokens to take where nobody weighs them."""
+        """How many offered tokens to take without a planner."""
         for depth, confidence in enumerate(offer):
             if confidence < OFFER_TAKEN_FROM or not self._may_draw(depth, confidence):
                 return depth
         return len(offer)
 
     def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None) -> DraftPlan:
-        """The planner's plan; it is on record."""
         plan = planner.plan(limit, offer=offer, lag=lag)
         self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
         return plan
 
     def _lag(self, tokens: Sequence[int]) -> int | None:
-        """Tokens that the model has to read before the pending one; None where it cannot draft now."""
+        """Tokens that the model has to read before the pending one; None = it cannot draft now."""
         fresh, self._fresh = self._fresh, False
         self._kv.rewind(tokens, self._line)
         if notice := self._cannot(tokens):
@@ -208,11 +195,11 @@ class ModelDrafter:
         return None if fresh and lag >= self._n_at_once else lag
 
     def _probe(self, planner: Planner, tokens: Sequence[int], n_most: int, params: SamplingParams) -> None:
-        """Read the end of `tokens` without the pending one, and tell how much of it the model would have got right.
+        """Evaluate the end of `tokens` without the pending one; the planner learns what would have been accepted.
 
-        With y drawn from p, min(1, q(y)/p(y)) has the mean that drafting would have had accepted, sum of min(p, q).
-        Where the model lags by more than `n_most` tokens it reads these alone, as if they followed what it holds: a
-        guess at its worth that never costs more. `rewind` drops them afterwards, as anything not committed.
+        With y drawn from p, the mean of min(1, q(y)/p(y)) is the acceptance of a draft, sum of min(p, q). A model that
+        lags by more than `n_most` tokens reads only the last `n_most`, as if they followed what it holds: an estimate
+        of bounded cost. `rewind` drops them afterwards, like everything that is not committed.
         """
         n_held = self.model.length
         behind = tokens[max(n_held, len(tokens) - 1 - n_most) : -1]
@@ -230,13 +217,13 @@ class ModelDrafter:
     def draw(
         self, tokens: Sequence[int], given: Sequence[int], plan: DraftPlan, params: SamplingParams, choose: Chooser
     ) -> tuple[list[int], list[Distribution]]:
-        """What the model draws behind `tokens` and the drafted `given`, as far as `plan` allows.
+        """What the model draws after `tokens` and the drafted `given`, within `plan`.
 
-        Returns tokens and the law each was drawn from; no laws where the draft is greedy. Every decision on the length
-        comes before the draw; a drawn token is kept.
+        Returns the tokens and the law of each draw; no laws if the draft is greedy. Every decision on the length comes
+        before the draw; a drawn token is kept.
         """
-        unread = [*tokens[self.model.length :], *given]  # the pending token and those that the model has yet to read
-        # The last drawn token is not evaluated, so one more fits than there are cells for.
+        unread = [*tokens[self.model.length :], *given]  # the last one is evaluated, those before it are fed
+        # The last drawn token is not evaluated and needs no cell.
         limit = min(plan.n_drawn, room_after(self.model, unread) + 1)
         if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
@@ -259,35 +246,32 @@ class ModelDrafter:
             drawn.append(token)
             laws.append(q)
             if token in self.model.end_tokens:
-                break  # kept, but nothing can follow it
+                break  # nothing can follow it
         return drawn, [] if params.greedy else laws
 
     def _may_look(self, depth: int) -> bool:
-        """May the model be evaluated for token `depth`? Only a planner minds; its noes are on record."""
+        """May the model be evaluated for token `depth`? Only a planner refuses; that is recorded."""
         if self._planner is None or self._planner.look(depth):
             return True
         self._decisions.append(Decision(depth, 0.0, go_on=False))
         return False
 
     def _may_draw(self, depth: int, confidence: float) -> bool:
-        """May token `depth` be drawn? The answer is on record."""
         go_on = self.policy.go_on(depth, confidence)
         self._decisions.append(Decision(depth, confidence, go_on))
         return go_on
 
     def report(self) -> DraftReport:
-        """Decisions and notice of the last proposal."""
         return DraftReport(tuple(self._decisions), self._notice)
 
     def observe(self, seen: Observation) -> None:
-        """Drop what was rejected, and let the policy learn."""
         self._kv.rewind(seen.tokens, self._line)
         self.policy.observe(seen)
         if self._planner is not None and seen.laws is not None and seen.draft.parents is None:
             self._remember(self._planner, seen, seen.laws)
 
     def _remember(self, planner: Planner, seen: Observation, laws: Sequence[Distribution]) -> None:
-        """Keep p of what was said, for the next probe; judge the token that was reached but not drawn."""
+        """Keep p of the new tokens for the next probe; learn from a token that was reached but not drawn."""
         n_accepted = len(seen.verdict.path)
         block = (*seen.draft.tokens[:n_accepted], seen.verdict.next_token)
         self._said.extend(laws[row].prob(token) for row, token in enumerate(block))
@@ -297,4 +281,4 @@ class ModelDrafter:
             planner.learn(confidence, laws[n_accepted].overlap(q))
 
     def close(self) -> None:
-        """The model belongs to whoever loaded it."""
+        """The caller loaded the model and closes it."""

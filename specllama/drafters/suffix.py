@@ -1,12 +1,11 @@
-"""A suffix automaton over a growing token list: where did the end of the text occur before, and what followed?"""
+"""A suffix automaton over a growing token list: where the end of the text occurred before, and what followed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Occurrences are counted for so many contexts of a token, the longest first. A text has about ten; only one that
-# repeats itself without end has more, and there the short ones do not matter.
+# Occurrences are counted for so many contexts of a token, the longest first. A text has about ten; only a text that
+# repeats itself endlessly has more, and there the short ones do not matter.
 COUNTED_CONTEXTS = 24
 
 ROOT = 0
@@ -26,24 +25,24 @@ class Continuation:
     """A token that followed a match."""
 
     token: int
-    n_followed: int  # times it did
-    alone: bool  # nothing else ever followed
+    n_followed: int  # times
+    alone: bool  # no other token ever followed
 
 
 @dataclass(frozen=True, slots=True)
 class LookupGuess:
-    """A token that a lookup proposes, and the chance that it is right, those before it being right."""
+    """A token that a lookup proposes, and the chance that it is right if those before it are."""
 
     token: int
     confidence: float
 
 
 class SuffixIndex:
-    """Every substring of the text, in amortised constant time and space a token.
+    """Every substring of the text, in amortised constant time and space per token.
 
-    A state stands for the substrings that end at the same places; `link` leads to the next shorter of them that also
-    ends elsewhere. Source of the construction: Blumer et al., Theoretical Computer Science 40 (1985). Beside it, each
-    state counts its occurrences and knows the token that followed it most often, the latest among equals.
+    A state stands for the substrings that end at the same places; `link` leads to the longest shorter one that also
+    ends elsewhere. Source: Blumer et al., Theoretical Computer Science 40 (1985). In addition, each state counts its
+    occurrences and knows the token that followed it most often, the latest among equals.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,6 @@ class SuffixIndex:
         self._last = ROOT  # the state of the whole text
 
     def append(self, token: int) -> None:
-        """The text grows by one token."""
         before = self._last
         self._last = self._add_state({}, self._length[before] + 1, NOWHERE, 0)
         state = before
@@ -66,7 +64,7 @@ class SuffixIndex:
         self._count(before, token)
 
     def _add_state(self, following: dict[int, int], length: int, favourite: int, n_seen: int) -> int:
-        """A new state; its link is set by the caller."""
+        """A new state; the caller sets its link."""
         self._next.append(following)
         self._link.append(ROOT)
         self._length.append(length)
@@ -75,7 +73,7 @@ class SuffixIndex:
         return len(self._next) - 1
 
     def _split(self, state: int, token: int) -> int:
-        """The state of exactly the substrings `state` + `token`, parted from longer ones if they share a state."""
+        """The state of exactly the substrings `state` + `token`, separated from longer ones that share a state."""
         target = self._next[state][token]
         length = self._length[state] + 1
         if self._length[target] == length:
@@ -89,12 +87,12 @@ class SuffixIndex:
         return part
 
     def _count(self, state: int, token: int) -> None:
-        """After the text that ended in `state` came `token`: count it in every context that it had."""
+        """Count `token`, which follows the text that ended in `state`, in all its contexts."""
         following, n_seen, favourites, links = self._next, self._n_seen, self._favourite, self._link
         counted = NOWHERE
         for _ in range(COUNTED_CONTEXTS):
             target = following[state][token]
-            if target != counted:  # several contexts may lead to one state, which occurred once more, not twice
+            if target != counted:  # several contexts may lead to one state, which occurred only once more
                 n_seen[target] += 1
                 counted = target
             favourite = favourites[state]
@@ -114,29 +112,23 @@ class SuffixIndex:
         return Match(link, self._length[link])
 
     def continued(self, match: Match) -> Match:
-        """`match`, or where nothing followed it yet, the longest end of it that something did follow."""
+        """The longest end of `match`, or `match` itself, that was followed by a token."""
         while match.length and self._favourite[match.state] == NOWHERE:
             match = self.shorter(match)
         return match
 
     def favourite(self, match: Match) -> Continuation | None:
-        """What followed most often, the latest among equals; None where nothing did."""
+        """The token that followed most often, the latest among equals; None if none did."""
         token = self._favourite[match.state]
-        return None if token == NOWHERE or not match.length else self._continuation(match.state, token)
-
-    def continuations(self, match: Match) -> Iterator[Continuation]:
-        """Everything that followed, in no order."""
-        for token in self._next[match.state]:
-            yield self._continuation(match.state, token)
-
-    def _continuation(self, state: int, token: int) -> Continuation:
-        following = self._next[state]
+        if token == NOWHERE or not match.length:
+            return None
+        following = self._next[match.state]
         return Continuation(token, self._n_seen[following[token]], len(following) == 1)
 
     def n_seen(self, match: Match) -> int:
-        """Places where the match occurred, the end of the text included where it is one."""
+        """Places where the match occurred, with the end of the text."""
         return self._n_seen[match.state]
 
     def advance(self, match: Match, token: int) -> Match:
-        """The match after `token`, which must have followed it."""
+        """`match` and `token`, which must have followed it."""
         return Match(self._next[match.state][token], match.length + 1)

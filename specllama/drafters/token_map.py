@@ -1,4 +1,4 @@
-"""Which tokens of a draft are tokens of the target, too, and how to spell the target's others with the draft's."""
+"""The tokens that draft and target have in common, and how to spell the target's other tokens with the draft's."""
 
 from __future__ import annotations
 
@@ -11,87 +11,53 @@ import numpy as np
 
 from specllama.core.arrays import IntArray
 
-NO_TOKEN = -1  # in a map of ids: the target has no such token
+NO_TOKEN = -1  # in a map of ids: the target lacks this token
 
 _BYTE_TEXT = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
-Key: TypeAlias = bytes | str  # the bytes a token adds to a text; where it adds none, its raw text
+Key: TypeAlias = bytes | str  # the bytes that a token adds to a text; its raw text if it adds none
 
 
 class Words(Protocol):
-    """What a map of ids is made from; `llama.Vocabulary` and `model_facts.Tokenizer` are such."""
+    """What a map of ids is made from: `llama.Vocabulary` or `model_facts.Tokenizer`."""
 
     @property
-    def size(self) -> int:
-        """How many tokens."""
-        ...
+    def size(self) -> int: ...
 
     @property
-    def bos(self) -> int | None:
-        """The token that begins a text."""
-        ...
+    def bos(self) -> int | None: ...
 
     @property
-    def eos(self) -> int | None:
-        """The token that ends it."""
-        ...
+    def eos(self) -> int | None: ...
 
     @property
-    def eot(self) -> int | None:
-        """The token that ends a turn."""
-        ...
+    def eot(self) -> int | None: ...
 
     def texts(self) -> Sequence[str]:
         """The raw entry of every token."""
-        ...
 
     def pieces(self) -> Sequence[bytes]:
-        """The bytes that every token adds to a text; none for those that steer."""
-        ...
+        """The bytes that every token adds to a text; empty for control tokens."""
 
 
-class TargetVocabulary(Protocol):
-    """The vocabulary whose tokens are to be spelled; `llama.Vocabulary` is one."""
-
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to a text."""
-        ...
-
-    def text(self, token: int) -> str:
-        """Its raw entry."""
-        ...
-
-
-class DraftVocabulary(Protocol):
-    """The vocabulary that spells them; `llama.Vocabulary` is one."""
+class Spelled(Words, Protocol):
+    """A vocabulary that can also spell, e.g. `llama.Vocabulary`."""
 
     @property
-    def bos(self) -> int | None:
-        """The token that begins a text."""
-        ...
-
-    @property
-    def add_bos(self) -> bool:
-        """Does every text want one?"""
-        ...
+    def add_bos(self) -> bool: ...
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]:
-        """The tokens of `text`, all of it plain text unless `special`."""
-        ...
+        """The tokens of `text`; special tokens are recognised only if `special`."""
 
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to a text."""
-        ...
+    def piece(self, token: int) -> bytes: ...
 
-    def pieces(self) -> Sequence[bytes]:
-        """The same of every token."""
-        ...
+    def text(self, token: int) -> str: ...
 
 
 def owners(words: Words) -> dict[Key, int]:
-    """The token that stands for each text. Of several with one text it is the lowest, but byte tokens come last.
+    """The token of each text. Of several tokens with the same text it is the lowest; byte tokens come last.
 
-    Control tokens, which add nothing to a text, are known by their names, and never taken for plain text that reads
+    The key of a control token, which adds nothing to a text, is its name. So it never equals a plain text that reads
     the same.
     """
     texts, found = words.texts(), dict[Key, int]()
@@ -104,10 +70,10 @@ def owners(words: Words) -> dict[Key, int]:
 
 
 def map_by_text(target: Words, draft: Words) -> IntArray:
-    """For every token of the draft the target's token of the same text, or NO_TOKEN.  (draft's size,)
+    """For every token of the draft the target's token with the same text, or NO_TOKEN.  (draft's size,)
 
-    No two have the same one. Begin and end tokens that are named differently stand for each other. The tokens that
-    both have are those of token-level intersection (Timor et al. 2502.05202, algorithm 4).
+    No two draft tokens share a target token. Begin and end tokens correspond even if their names differ. The common
+    tokens are those of token-level intersection (Timor et al. 2502.05202, algorithm 4).
     """
     known, to_target = owners(target), np.full(draft.size, NO_TOKEN, dtype=np.int64)
     for key, token in owners(draft).items():
@@ -121,24 +87,23 @@ def map_by_text(target: Words, draft: Words) -> IntArray:
 
 
 class Speller:
-    """Spells the target's tokens with the draft's. A token's spelling never depends on those around it.
+    """Spells the target's tokens with the draft's. A token's spelling does not depend on its neighbours.
 
-    So the draft's cells are a function of the committed tokens, and taking tokens back takes back whole spellings.
+    So the draft's cells are a function of the committed tokens, and a rollback removes whole spellings.
     """
 
-    def __init__(self, target: TargetVocabulary, draft: DraftVocabulary, to_target: IntArray) -> None:
+    def __init__(self, target: Spelled, draft: Spelled, to_target: IntArray) -> None:
         self._target, self._draft = target, draft
         mapped = np.flatnonzero(to_target != NO_TOKEN).tolist()
         self._known: dict[int, tuple[int, ...]] = {int(to_target[token]): (token,) for token in mapped}
-        self.first: tuple[int, ...] = ()  # what the draft wants before all else
-        if draft.add_bos and draft.bos is not None:
-            self.first = (draft.bos,)
+        # The draft's tokens at the start of every text.
+        self.first: tuple[int, ...] = (draft.bos,) if draft.add_bos and draft.bos is not None else ()
 
     def __call__(self, token: int) -> tuple[int, ...]:
         """The draft's tokens for one of the target's; at least one.
 
-        The same token where there is one; else tokens of the same bytes, those of a control token being its name; and
-        where the draft cannot even write bytes, any token: it only spoils the draft's guess.
+        The common token, if any; else tokens with the same bytes (for a control token: its name). If the draft cannot
+        write these bytes, any token serves: it only makes the draft's guess worse.
         """
         if token not in self._known:
             data = self._target.piece(token) or self._target.text(token).encode("utf-8", "replace")
@@ -146,13 +111,13 @@ class Speller:
         return self._known[token]
 
     def _spell(self, data: bytes) -> list[int]:
-        """As the draft's tokenizer would, unless that changes the text: some add a space, none can cut a character."""
+        """By the draft's tokenizer, unless that changes the bytes: some add a space, none can split a character."""
         tokens = self._draft.tokenize(data, special=False)
         same = b"".join(map(self._draft.piece, tokens)) == data
         return tokens if same else list(self._longest(data))
 
     def _longest(self, data: bytes) -> Iterator[int]:
-        """The longest token that fits, again and again; a byte that nothing fits is left out."""
+        """The longest token that fits, repeatedly; a byte that no token fits is left out."""
         at = 0
         while at < len(data):
             lengths = range(min(len(data) - at, self._n_longest), 0, -1)

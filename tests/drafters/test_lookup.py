@@ -13,7 +13,6 @@ from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
-from specllama.drafters.suffix import LookupGuess
 
 PARAMS = SamplingParams()
 
@@ -167,17 +166,6 @@ def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyP
     assert propose(drafter, tokens, 1) == ()
     assert propose(drafter, tokens, 1) == ()
     assert propose(drafter, tokens, 1) == (4,)
-
-
-def test_alternatives_hold_the_best_guesses_of_every_context_once() -> None:
-    """A tree whose branches are all the same token, or that ignores what shorter contexts know."""
-    tokens = [1, 2, 5, 3, 2, 6, 3, 2, 6, 4, 2, 7, 1, 2]
-    drafter = begun(tokens)
-    found = drafter.alternatives(tokens, 3)
-    assert [guess.token for guess in found] == [5, 6, 7]
-    assert all(isinstance(guess, LookupGuess) for guess in found)
-    assert len(drafter.alternatives(tokens, 2)) == 2
-    assert drafter.alternatives([*tokens, 77], 3) == []
 
 
 def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
