@@ -1,10 +1,10 @@
-"""Tells what a chat template wrote from what people and models wrote, in one rendered text.
+"""Separates what a chat template wrote from what people and models wrote, in one rendered text.
 
-A template's `<|im_end|>` is a control token, the same letters typed by a person are plain text, and after rendering
-both look alike. So the template is rendered a second time with stand-ins: every letter of a message that could be part
-of a special token's text is replaced by a character that occurs nowhere else. Whatever the template then trims, cuts or
-joins, each character of the outcome still says who wrote it. If the letters, put back in place, give the plain
-rendering, then the special tokens found among the stand-ins are the template's own, and there are no others.
+The `<|im_end|>` of a template is a control token; the same letters typed by a person are plain text. After rendering
+both look alike. So the template is rendered a second time with stand-ins: every letter of a message that can be part of
+a special token's text is replaced by a character that occurs nowhere else. The template may trim, cut or join the text,
+but each character still shows who wrote it. If the letters, put back, give the plain rendering, then the special tokens
+of the rendering with stand-ins are exactly the template's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property
 from specllama.base.errors import TemplateError
 from specllama.chat.template import HINT
 
-_FIRST_STAND_IN, _LAST_STAND_IN = 0x100000, 0x10FFFD  # a plane for private use: no tokenizer means anything by it
+_FIRST_STAND_IN, _LAST_STAND_IN = 0x100000, 0x10FFFD  # a private use plane, without meaning to tokenizers
 _WHITE_SPACE = frozenset(" \t\r\n")
 
 
@@ -32,7 +32,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation, and the same with stand-ins for what people and models wrote; equally long."""
+    """A rendered conversation, and the same with stand-ins for the text of messages; both have one length."""
 
     text: str
     hidden: str
@@ -54,11 +54,11 @@ class SpecialTexts:
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """Letters such that no text consists of others. White space only where needed, because templates trim it."""
+        """Letters such that every text has one of them. No white space if possible, because templates trim it."""
         return frozenset().union(*(frozenset(text) - _WHITE_SPACE or frozenset(text) for text in self._texts))
 
     def everywhere(self, text: str) -> Iterator[Occurrence]:
-        """All occurrences in `text`, those that overlap included."""
+        """All occurrences in `text`, also overlapping ones."""
         for match in self._first.finditer(text):
             start = match.start()
             for length in self._lengths[match.group()]:
@@ -67,7 +67,7 @@ class SpecialTexts:
                     yield Occurrence(start, start + length, found)
 
     def may_join(self, text: str) -> bool:
-        """True if `text` holds a special text, or could be part of one together with what stands next to it."""
+        """True if `text` holds a special text, or could be part of one together with its neighbours."""
         if self.find(text) or any(text in special for special in self._texts):
             return True
         return any(text[:n] in self._ends or text[-n:] in self._beginnings for n in range(1, len(text)))
@@ -81,7 +81,7 @@ class SpecialTexts:
         return frozenset(text[n:] for text in self._texts for n in range(len(text)))
 
     def find(self, text: str) -> list[Occurrence]:
-        """The occurrences that llama.cpp turns into tokens, in order: it takes the longest first, then leftmost."""
+        """The occurrences that llama.cpp turns into tokens, in order; it takes the longest, then the leftmost."""
         taken = bytearray(len(text))
         found = []
         for special in sorted(self.everywhere(text), key=lambda special: (-len(special.text.encode()), special.start)):
@@ -91,12 +91,11 @@ class SpecialTexts:
         return sorted(found, key=lambda special: special.start)
 
     def texts_in(self, text: str) -> list[str]:
-        """The texts of the special tokens in `text`, in order."""
         return [special.text for special in self.find(text)]
 
 
 class _StandIns:
-    """Characters that stand in for the letters of special texts, one for one; none of them occurs in `seen`."""
+    """One replacement character for each letter of special texts; none of them occurs in `seen`."""
 
     def __init__(self, letters: frozenset[str], seen: set[str]) -> None:
         free = (char for char in map(chr, range(_FIRST_STAND_IN, _LAST_STAND_IN + 1)) if char not in seen)
@@ -105,19 +104,19 @@ class _StandIns:
         self._show = str.maketrans({char: letter for letter, char in stand_ins.items()})
 
     def hide(self, text: str, keep: re.Pattern[str]) -> str:
-        """`text` with stand-ins for its letters, except where it matches `keep`."""
+        """`text` with stand-ins, except where it matches `keep`."""
         chars = list(text.translate(self._hide))
         for match in keep.finditer(text):
             chars[match.start() : match.end()] = match.group()
         return "".join(chars)
 
     def show(self, text: str) -> str:
-        """`text` with the letters back in place."""
+        """The reverse of `hide`."""
         return text.translate(self._show)
 
 
 def _words(literals: Iterable[str], contents: Sequence[str], special: SpecialTexts) -> re.Pattern[str]:
-    """Matches the words of messages that a template may look for, save those that may join to a special text."""
+    """Matches the words of messages that a template may look for, except those that may join to a special text."""
     found = [word for word in literals if any(word in content for content in contents) and not special.may_join(word)]
     return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))) or "(?!)")
 
@@ -125,12 +124,12 @@ def _words(literals: Iterable[str], contents: Sequence[str], special: SpecialTex
 def tell_apart(
     render: Callable[[list[str]], str], contents: Sequence[str], special: SpecialTexts, literals: Iterable[str]
 ) -> Rendering:
-    """Render a conversation so that no special token's text in a message can pass for the template's own.
+    """Render a conversation so that the text of a special token in a message never becomes that token.
 
-    `render` gives the conversation for the contents of its messages. `literals` are the words that the template may
-    look for in them; they stay visible, so that it takes the same way with hidden letters as with plain ones. Where it
-    does not, the plain rendering is taken if no message holds a special text and if the hidden letters lead to the same
-    special tokens; else the hidden rendering, which may be laid out otherwise but is safe. Raises TemplateError.
+    `render` makes the text from the contents of the messages. `literals` are the words that the template may look for
+    in them; they stay visible, so that the template takes the same branches with stand-ins as without. If it does not,
+    the plain rendering is used where no message holds a special text and both have the same special tokens. Otherwise
+    the rendering with stand-ins is used: its layout may differ, but it is safe. Raises TemplateError.
     """
     plain = render(list(contents))
     stand_ins = _StandIns(special.letters, seen={*plain, *"".join(contents), *"".join(literals)})
@@ -138,8 +137,7 @@ def tell_apart(
     try:
         hidden = render([stand_ins.hide(content, words) for content in contents])
     except TemplateError as error:
-        found = "the chat template reads messages too closely to tell their text from its own"
-        raise TemplateError(found, hint=HINT) from error
+        raise TemplateError("the chat template depends on single letters of the messages", hint=HINT) from error
     if stand_ins.show(hidden) == plain:
         return Rendering(plain, hidden)
     if special.texts_in(hidden) == special.texts_in(plain) and not any(map(special.texts_in, contents)):

@@ -1,6 +1,6 @@
 """Turns a conversation into the target's tokens: chat template, system prompt, special tokens, begin token.
 
-History is text: every turn is rendered and tokenised anew, and the engine keeps of the KV what the two have in common.
+The history is text. Each turn renders and tokenizes all of it, and the engine keeps the common prefix of the KV cache.
 """
 
 from __future__ import annotations
@@ -28,66 +28,53 @@ _SYSTEM_PROBE, _USER_PROBE = "words of the system prompt", "words of the first m
 
 
 class TemplateVocabulary(Protocol):
-    """What this room needs of a vocabulary; `llama.Vocabulary` has it."""
+    """What this package needs of a vocabulary; `llama.Vocabulary` has it."""
 
     @property
-    def bos(self) -> int | None:
-        """The token that begins a text, if there is one."""
-        ...
+    def bos(self) -> int | None: ...
 
     @property
-    def eos(self) -> int | None:
-        """The token that ends a text, if there is one."""
-        ...
+    def eos(self) -> int | None: ...
 
     @property
-    def add_bos(self) -> bool:
-        """True where the model is used to see `bos` first."""
-        ...
+    def add_bos(self) -> bool: ...  # the model expects `bos` first
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of `text` and nothing else; with `special`, the text of a control token becomes that token."""
-        ...
+    def tokenize(self, text: str, *, special: bool) -> list[int]: ...  # `special`: texts of special tokens become those
 
-    def text(self, token: int) -> str:
-        """The raw vocabulary text of a token."""
-        ...
+    def text(self, token: int) -> str: ...  # as the vocabulary has it
 
-    def special_texts(self) -> Sequence[str]:
-        """The texts that `tokenize` turns into one token with `special` and reads as plain text without."""
-        ...
+    def special_texts(self) -> Sequence[str]: ...  # those that `special` of `tokenize` is about
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. The role is one of ROLES: templates write it among their own text."""
+    """One message of a conversation. The role must be one of ROLES, because templates write it as their own text."""
 
     role: str
     content: str
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            hint = f"The roles are {', '.join(ROLES)}."
-            raise PromptError(f"a message has the role {self.role!r}, which is none of a conversation's", hint=hint)
+            raise PromptError(f"a message has the role {self.role!r}, expected one of {', '.join(ROLES)}")
 
 
 def _with_bos(vocab: TemplateVocabulary, tokens: list[int]) -> list[int]:
-    """`tokens`, with the begin token in front where the model wants one and they do not bring it."""
+    """`tokens`, with the begin token in front if the model wants one and it is missing."""
     if not vocab.add_bos or vocab.bos is None or tokens[:1] == [vocab.bos]:
         return tokens
     return [vocab.bos, *tokens]
 
 
 def raw_tokens(vocab: TemplateVocabulary, text: str) -> list[int]:
-    """The tokens of a raw prompt (`--raw`). Its markers are the user's own work, so they become special tokens.
+    """The tokens of a raw prompt (`--raw`), where texts of special tokens become those tokens.
 
-    A begin token comes first where the model wants one, but never a second one. Nothing else is added.
+    A begin token is added if the model wants one and it is missing, and nothing else.
     """
     return _with_bos(vocab, vocab.tokenize(text, special=True))
 
 
 def _merge_system(messages: Sequence[Message]) -> list[Message]:
-    """`messages` with each system prompt in front of the user message that follows it, a blank line between them."""
+    """`messages` with each system prompt merged into the next user message, with a blank line between."""
     merged: list[Message] = []
     waiting: list[str] = []
     for message in messages:
@@ -104,17 +91,17 @@ def _merge_system(messages: Sequence[Message]) -> list[Message]:
 
 
 class Conversation:
-    """Renders and tokenises conversations for one model file.
+    """Renders and tokenizes conversations for one model file.
 
-    `notice` is a sentence for the user where the file has no chat template, else empty: ChatML is used where the
-    vocabulary has its markers, else the messages stand as they are, to be continued. `system_merged` says whether the
-    last conversation had a system prompt that the template does not know, so that the first user message carries it.
+    Without a chat template, ChatML is used if the vocabulary has its markers, otherwise the plain text of the messages;
+    `notice` is then a sentence for the user. `system_merged`: the last conversation had a system prompt that the
+    template does not support, and that was merged into the next user message.
     """
 
     def __init__(
         self, vocab: TemplateVocabulary, template: str | None, variables: Mapping[str, object] | None = None
     ) -> None:
-        """Compile `template`, the model file's own; `variables` are its switches. Raises TemplateError."""
+        """Compile `template` from the model file; `variables` are its switches. Raises TemplateError."""
         self._vocab = vocab
         self._special = SpecialTexts(vocab.special_texts())
         self.notice = ""
@@ -126,41 +113,41 @@ class Conversation:
 
     @property
     def template(self) -> str:
-        """The template in use: the model file's own, or what stands in for it."""
+        """The template in use: that of the model file, or its replacement."""
         return self._template.source
 
     def reads(self, variable: str) -> bool:
-        """True if the template looks at this variable."""
+        """True if the template uses this variable."""
         return variable in self._template.names
 
     def text(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: datetime | None = None
     ) -> str:
-        """The conversation as the template writes it. Raises as `tokens` does."""
+        """The rendered conversation. Raises as `tokens` does."""
         return self._rendering(messages, add_generation_prompt, now).text
 
     def tokens(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: datetime | None = None
     ) -> list[int]:
-        """The tokens of the conversation, with `add_generation_prompt` up to where the model's answer begins.
+        """The tokens of the conversation; with `add_generation_prompt`, up to where the model's answer begins.
 
-        Where no message holds the text of a special token they are those of the whole text tokenised at once, as in
+        If no message holds the text of a special token, they are those of the whole text tokenized at once, as in
         llama.cpp. `now` is the time that a template may write. Raises TemplateError, and PromptError without messages.
         """
         rendering = self._rendering(messages, add_generation_prompt, now)
         return _with_bos(self._vocab, self._tokenize(rendering))
 
     def _fallback(self) -> str:
-        """The template for a model file that has none."""
+        """The template for a model file without one."""
         if all(marker in self._special for marker in _CHATML_MARKERS):
-            self.notice = "The model file has no chat template: ChatML is used, whose markers its vocabulary has."
+            self.notice = "The model file has no chat template: ChatML is used, because the vocabulary has its markers."
             return _CHATML
-        self.notice = "The model file has no chat template: the model continues the prompt as it stands."
+        self.notice = "The model file has no chat template: the model continues the plain text of the prompt."
         return _PLAIN
 
     def _rendering(self, messages: Sequence[Message], add_generation_prompt: bool, now: datetime | None) -> Rendering:
         if not messages:
-            raise PromptError("a conversation needs at least one message", hint="Give a prompt.")
+            raise PromptError("the conversation is empty (expected at least one message)", hint="Give a prompt.")
         self.system_merged = any(message.role == "system" for message in messages) and not self._knows_system
         turns = _merge_system(messages) if self.system_merged else list(messages)
         roles = [turn.role for turn in turns]
@@ -175,7 +162,8 @@ class Conversation:
         own = self._special.find(rendering.hidden)
         if own == self._special.find(rendering.text):
             return self._vocab.tokenize(rendering.text, special=True)
-        # Somebody wrote the text of a special token. llama.cpp, too, tokenises what lies between special tokens apart.
+        # A message holds the text of a special token. As in llama.cpp, the text between special tokens is tokenized
+        # piece by piece.
         tokens: list[int] = []
         start = 0
         for special in own:
@@ -187,7 +175,7 @@ class Conversation:
     def _render(
         self, roles: Sequence[str], contents: Sequence[str], parts: bool, add_generation_prompt: bool, now: datetime
     ) -> str:
-        """The template's text for messages of these roles; `parts`: each content as a list with one part of text."""
+        """The template's text for these messages; `parts`: each content is a list with one part of text."""
         messages = [
             {"role": role, "content": [{"type": "text", "text": content}] if parts else content}
             for role, content in zip(roles, contents, strict=True)
@@ -195,23 +183,23 @@ class Conversation:
         return self._template.render(messages, add_generation_prompt=add_generation_prompt, now=now)
 
     def _shows(self, probe: str, roles: Sequence[str], contents: Sequence[str], *, parts: bool) -> bool:
-        """True if the template takes such a conversation and writes `probe`, in whatever case."""
+        """True if the template accepts such a conversation and writes `probe`, in any case."""
         try:
             text = self._render(roles, contents, parts, True, datetime.now())
         except TemplateOverrun:
-            raise  # waiting for it again would not help
+            raise  # another attempt would take as long
         except TemplateError:
             return False
         return probe in text.casefold()
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """True if the template shows a message's text only where it comes as a list of parts."""
+        """True if the template shows a message's text only as a list of parts."""
         turn = (_USER_PROBE, ["user"], [_USER_PROBE])
         return not self._shows(*turn, parts=False) and self._shows(*turn, parts=True)
 
     @cached_property
     def _knows_system(self) -> bool:
-        """True if the template takes a system prompt and writes it."""
+        """True if the template writes a system prompt."""
         roles, contents = ["system", "user"], [_SYSTEM_PROBE, _USER_PROBE]
         return self._shows(_SYSTEM_PROBE, roles, contents, parts=self._wants_parts)

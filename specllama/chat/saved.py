@@ -1,4 +1,4 @@
-"""Conversations on disk: JSON that other programs can read, written in one step, and read with a close look."""
+"""Conversations as JSON files: written in one step, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from specllama.core.events import Reason
 SCHEMA = "specllama.chat"
 VERSION = 1
 _REASONS = get_args(Reason)
-_EXPECTED = "expected is what `/save FILE` wrote in a chat"
+_EXPECTED = "expected a file that `/save FILE` wrote in a chat"
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds."""
+    """The contents of a file."""
 
     system: str
     turns: tuple[Turn, ...]
     settings: Settings
-    models: Mapping[str, object]  # names, for people
+    models: Mapping[str, object]  # names, for information only
 
 
 def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None:
-    """Write the conversation; a file that is there is replaced in one step. Raises ConversationError."""
+    """Write the conversation; an existing file is replaced in one step. Raises ConversationError."""
     messages: list[dict[str, object]] = []
     if session.system:
         messages.append({"role": "system", "content": session.system})
     for turn in session.turns:
-        messages.append({"role": "user", "content": turn.user})
         answer = {"role": "assistant", "content": turn.answer, "seed": turn.seed, "finish_reason": turn.reason}
-        messages.append(answer)
+        messages += [{"role": "user", "content": turn.user}, answer]
     data = {
         "schema": {"name": SCHEMA, "version": VERSION},
         "models": dict(models),
@@ -49,36 +48,33 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
     }
     try:
         if not path.parent.is_dir():
-            raise ConversationError(f"there is no folder {path.parent}")
+            raise ConversationError(f"the folder {path.parent} does not exist")
         write_text(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise ConversationError(f"{path} cannot be written: {error.strerror}") from None
     except UnicodeEncodeError:
-        raise ConversationError("the conversation holds bytes that are no text") from None
+        raise ConversationError("the conversation holds bytes that are not text") from None
 
 
 def load(path: Path) -> Saved:
-    """What the file holds. Raises ConversationError that names the place of what is wrong."""
+    """Read a file. Raises ConversationError with the place of the error."""
     try:
-        text = read_bytes(path).decode("utf-8")
+        return _saved(parsed(read_bytes(path).decode("utf-8")))
     except OSError as error:
         raise ConversationError(
             f"{path} cannot be read: {error.strerror}", hint="" if path.exists() else "is the name right?"
         ) from None
     except UnicodeDecodeError as error:
         reason = f"byte {error.start} is not UTF-8 text"
-        raise ConversationError(f"{path} is damaged, or no saved chat: {reason}", hint=_EXPECTED) from None
-    try:
-        return _saved(parsed(text))
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
     except (ValueError, _BadField) as error:
         reason = str(error)
-    raise ConversationError(f"{path} is damaged, or no saved chat: {reason}", hint=_EXPECTED)
+    raise ConversationError(f"{path} is damaged or not a saved chat: {reason}", hint=_EXPECTED)
 
 
 class _BadField(Exception):
-    """Something in the file is not what it should be; the message names the place."""
+    """A wrong value in the file; the message names its place."""
 
 
 def _saved(data: object) -> Saved:
@@ -87,21 +83,20 @@ def _saved(data: object) -> Saved:
     if schema.get("name") != SCHEMA:
         raise _BadField(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
     if schema.get("version") != VERSION:
-        raise _BadField(f"schema.version is {schema.get('version')!r}, this version of the program reads {VERSION}")
+        raise _BadField(f"schema.version is {schema.get('version')!r}, expected {VERSION}")
     system, turns = _turns(_typed(top.get("messages"), list, "messages", "a list"))
     models = _typed(top.get("models", {}), dict, "models", "names")
     return Saved(system, tuple(turns), _settings(_typed(top.get("settings"), dict, "settings", "values")), models)
 
 
 def _typed(value: object, kind: type, where: str, expected: str) -> Any:
-    """`value`, which must be a `kind`."""
+    """`value`. Raises _BadField if it is not a `kind`."""
     if not isinstance(value, kind):
         raise _BadField(f"{where} is {_short(value)}, expected {expected}")
     return value
 
 
 def _short(value: object) -> str:
-    """A value as it may stand in a message."""
     text = "missing" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -117,7 +112,7 @@ def _settings(data: Mapping[str, object]) -> Settings:
 
 
 def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
-    """The system prompt and the turns: after it, a user's message and its answer by turns."""
+    """The system prompt, and the pairs of user message and answer after it."""
     entries = [_typed(message, dict, f"messages[{i}]", "a message") for i, message in enumerate(messages)]
     first = 1 if entries and entries[0].get("role") == "system" else 0
     roles = ["system"] * first + ["user", "assistant"] * ((len(entries) - first + 1) // 2)

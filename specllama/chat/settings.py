@@ -1,4 +1,4 @@
-"""What may change between two answers of a chat: one table of settings, each with its range, its text and its place."""
+"""The settings of a chat: one table with the range, the help text and the field of each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any
 
 from specllama.base.errors import UsageError
@@ -23,57 +24,48 @@ _ON_OFF = {"on": True, "off": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that decides an answer besides the models and the conversation."""
+    """Everything that determines an answer besides the models and the conversation."""
 
     params: SamplingParams = field(default_factory=SamplingParams)
     strategy: str = "none"  # a key of the registry
-    spec: bool = True  # False = plain decoding for now, whatever the strategy
+    spec: bool = True  # False = plain decoding with any strategy
     drafting: DraftSettings = field(default_factory=DraftSettings)
     rule: Rule = Rule.TOKEN
-    seed: int = -1  # of the next answer, counting up from there; -1 = a new one for each
-    n_predict: int = -1  # most tokens of an answer; -1 = until it ends
+    seed: int = -1  # of the next answer, one more for each later one; -1 = a random one for each
+    n_predict: int = -1  # most tokens of an answer; -1 = no limit
     stops: tuple[str, ...] = ()
-    think: bool | None = None  # the template's own switch; None = as the template has it
+    think: bool | None = None  # the template's switch; None = its default
 
     @property
     def drafter(self) -> str:
-        """The strategy that drafts the next answer."""
+        """The strategy of the next answer."""
         return self.strategy if self.spec and self.drafting.length.longest else "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One entry of the table."""
+    """One entry of SETTINGS."""
 
     help: str
     check: Check
     get: Callable[[Settings], Any]
     put: Callable[[Settings, Any], Settings]
-    words: tuple[str, ...] = ()  # what to offer where not any number goes
+    words: tuple[str, ...] = ()  # for completion
 
 
-def _of_params(name: str, help: str, check: Check) -> Setting:
-    """A field of SamplingParams."""
-    return Setting(
-        help,
-        check,
-        lambda settings: getattr(settings.params, name),
-        lambda settings, value: replace(settings, params=replace(settings.params, **{name: value})),
-    )
+def _field(place: str, help: str, check: Check, words: tuple[str, ...] = ()) -> Setting:
+    """The setting of a field of Settings, such as `seed`, or of one of its parts, such as `params.top_k`."""
+    part, _, name = place.rpartition(".")
 
+    def put(settings: Settings, value: Any) -> Settings:
+        new = replace(getattr(settings, part), **{name: value}) if part else value
+        return replace(settings, **{part or name: new})
 
-def _of_drafting(name: str, help: str, check: Check) -> Setting:
-    """A field of DraftSettings."""
-    return Setting(
-        help,
-        check,
-        lambda settings: getattr(settings.drafting, name),
-        lambda settings, value: replace(settings, drafting=replace(settings.drafting, **{name: value})),
-    )
+    return Setting(help, check, attrgetter(place), put, words)
 
 
 def _with_length(settings: Settings, value: DraftLength) -> Settings:
-    """Another draft length; for `auto`, the chat finds the longest draft and the policy of the loaded models."""
+    """Another draft length. For `auto`, the chat sets the longest draft and the policy of the loaded models."""
     policy = settings.drafting.policy if value.is_auto else None
     return replace(settings, drafting=replace(settings.drafting, length=value, policy=policy))
 
@@ -84,47 +76,34 @@ def _with_confidence(settings: Settings, value: float) -> Settings:
     return _with_length(settings, DraftLength(settings.drafting.length.longest)) if value else settings
 
 
-def _own(name: str, help: str, check: Check, words: tuple[str, ...] = ()) -> Setting:
-    """A field of Settings itself."""
-    return Setting(
-        help,
-        check,
-        lambda settings: getattr(settings, name),
-        lambda settings, value: replace(settings, **{name: value}),
-        words,
-    )
-
-
 def on_off(name: str, text: object) -> bool:
-    """`on` or `off`, as truth."""
+    """`on` or `off` as a bool."""
     return text if isinstance(text, bool) else _ON_OFF[word(*_ON_OFF)(name, text)]
 
 
 def strategy(name: str, text: object) -> str:
-    """A strategy of the registry, by its name or by another tool's."""
+    """A strategy of the registry, by its name or an alias of another tool."""
     known = ALIASES.get(str(text).strip(), str(text).strip())
     if known not in REGISTRY:
         there = "; ".join(f"{key} ({each.summary})" for key, each in REGISTRY.items())
-        raise UsageError(f"{name} {known} is no strategy of this version", hint=f"there are: {there}")
+        raise UsageError(f"{name} is {known}, which is not a strategy", hint=f"there are: {there}")
     return known
 
 
 def stop_string(name: str, text: object) -> str:
-    r"""A stop string; the escape sequences \n, \t, \r, \\, \xNN and \uNNNN are understood."""
+    r"""A stop string, with the escape sequences \n, \t, \r, \\, \xNN and \uNNNN decoded."""
     try:
-        # What latin-1 cannot hold becomes an escape sequence first, so that only escape sequences are decoded.
+        # Characters beyond latin-1 become escape sequences first, because the decoder reads its input as latin-1.
         stop = codecs.decode(str(text).encode("latin-1", "backslashreplace"), "unicode_escape")
     except UnicodeDecodeError:
-        raise UsageError(
-            f"{name} {text} holds an escape sequence that cannot be read", hint=r"write \\ for a backslash"
-        ) from None
+        raise UsageError(f"{name} {text} holds an invalid escape sequence", hint=r"write \\ for a backslash") from None
     if not stop:
         raise UsageError(f"{name} is empty, expected at least one character")
     return stop
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:
-    """`none`, one stop string as it is typed, or a list of them as files hold it."""
+    """`none`, one typed stop string, or a list of them from a file."""
     if value in (None, "none"):
         return ()
     if isinstance(value, str):
@@ -135,7 +114,7 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 
 
 def logit_bias(name: str, text: object) -> tuple[int, float]:
-    """(token, bias) of ID=V; llama.cpp's ID+V and ID-V are understood, too."""
+    """(token, bias) of ID=V, or of llama.cpp's ID+V and ID-V."""
     match = re.fullmatch(r"(\d+)=?(.+)", str(text))
     try:
         bias = float(match[2]) if match else math.nan
@@ -143,14 +122,14 @@ def logit_bias(name: str, text: object) -> tuple[int, float]:
         bias = math.nan
     if match is None or math.isnan(bias) or bias == math.inf:
         raise UsageError(
-            f"{name} is {text}, expected ID=V with a token's id and a number",
+            f"{name} is {text}, expected ID=V with a token id and a number",
             hint="for example 15043=-5, or 15043=-inf to forbid the token",
         )
     return int(match[1]), bias
 
 
 def _biases(name: str, value: object) -> dict[int, float]:
-    """`none`, items separated by spaces as they are typed, or a mapping as files hold it."""
+    """`none`, typed items separated by spaces, or a mapping from a file."""
     if value in (None, "none"):
         return {}
     items = [f"{token}={bias}" for token, bias in value.items()] if isinstance(value, Mapping) else str(value).split()
@@ -158,49 +137,53 @@ def _biases(name: str, value: object) -> dict[int, float]:
 
 
 def require_known(biases: Iterable[int], n_vocab: int) -> None:
-    """Raise UsageError for a bias of a token that the vocabulary does not hold."""
+    """Raise UsageError for a token that is not in the vocabulary."""
     for token in biases:
         if token >= n_vocab:
             raise UsageError(
-                f"logit-bias names token {token}, the model's tokens are 0 to {n_vocab - 1}",
-                hint="`run --jsonl` shows the ids of what was said",
+                f"logit-bias has token {token}, expected 0 to {n_vocab - 1}",
+                hint="`specllama run --jsonl` shows token ids",
             )
 
 
 RULES = tuple(rule.value for rule in Rule)
 
-# The range and the text of each are also those of the option, see `cli.args.options`.
+# Options have the same ranges and texts, see `cli.args.options`.
 SETTINGS: dict[str, Setting] = {
-    "temp": _of_params("temperature", "temperature; 0 is greedy", real(0)),
-    "top-k": _of_params("top_k", "keep the K likeliest tokens; 0 keeps all", whole(0)),
-    "top-p": _of_params("top_p", "keep the likeliest tokens that add up to P; 1 keeps all", real(0, 1)),
-    "min-p": _of_params("min_p", "drop tokens less likely than P times the likeliest; 0 drops none", real(0, 1)),
-    "repeat-penalty": _of_params(
-        "repeat_penalty", "weaken tokens seen lately by this factor; 1 is off", real(0, open_low=True)
+    "temp": _field("params.temperature", "temperature; 0 is greedy", real(0)),
+    "top-k": _field("params.top_k", "keep the K most likely tokens; 0 keeps all", whole(0)),
+    "top-p": _field("params.top_p", "keep the most likely tokens that add up to P; 1 keeps all", real(0, 1)),
+    "min-p": _field(
+        "params.min_p", "drop tokens less likely than P times the most likely one; 0 drops none", real(0, 1)
     ),
-    "presence-penalty": _of_params("presence_penalty", "take this from the logits of tokens seen lately", real()),
-    "frequency-penalty": _of_params("frequency_penalty", "the same, once for each time a token was seen", real()),
-    "repeat-last-n": _of_params("repeat_last_n", "how far back penalties look; -1 is everything, 0 is off", whole(-1)),
-    "logit-bias": _of_params("logit_bias", "add V to the logit of token ID, -inf forbids it", _biases),
-    "seed": _own("seed", "seed of every random draw; -1 takes a new one", whole(-1, MAX_SEED)),
-    "predict": _own("n_predict", "most tokens to generate; -1 goes on to the end of the answer", whole(1, special=-1)),
-    "stop": _own("stops", r"end the answer before this text; \n, \t and the like are understood", _stops),
-    "drafter": _own("strategy", "what drafts", strategy, tuple(REGISTRY)),
+    "repeat-penalty": _field(
+        "params.repeat_penalty", "reduce the logits of recent tokens by this factor; 1 is off", real(0, open_low=True)
+    ),
+    "presence-penalty": _field("params.presence_penalty", "subtract this from the logits of recent tokens", real()),
+    "frequency-penalty": _field("params.frequency_penalty", "the same, for each time a token occurred", real()),
+    "repeat-last-n": _field(
+        "params.repeat_last_n", "how many tokens back penalties look; -1 is all, 0 is off", whole(-1)
+    ),
+    "logit-bias": _field("params.logit_bias", "add V to the logit of token ID; -inf forbids it", _biases),
+    "seed": _field("seed", "seed of the random numbers; -1 takes a random one", whole(-1, MAX_SEED)),
+    "predict": _field("n_predict", "most tokens to generate; -1 is no limit", whole(1, special=-1)),
+    "stop": _field("stops", r"end the answer before this text; may have escapes such as \n", _stops),
+    "drafter": _field("strategy", "the drafting strategy", strategy, tuple(REGISTRY)),
     "draft-n-max": Setting(
-        "longest draft; 0 drafts nothing, auto goes by what `specllama tune` measured",
+        "longest draft; 0 is plain decoding, auto follows the results of `specllama tune`",
         DraftLength.check,
         lambda settings: settings.drafting.length.to_json(),
         _with_length,
         (AUTO,),
     ),
     "draft-p-min": Setting(
-        "stop drafting where the draft's likeliest token is less likely than this",
+        "stop drafting at a token with a lower draft probability than this",
         real(0, 1),
         lambda settings: settings.drafting.p_min,
         _with_confidence,
     ),
-    "draft-temp": _of_drafting(
-        "temperature", "temperature of the draft; none is the target's", either("none", None, real(0))
+    "draft-temp": _field(
+        "drafting.temperature", "temperature of the draft; none is the target's", either("none", None, real(0))
     ),
     "rule": Setting(
         "how drafted tokens are accepted",
@@ -209,11 +192,11 @@ SETTINGS: dict[str, Setting] = {
         lambda settings, value: replace(settings, rule=Rule(value)),
         RULES,
     ),
-    "spec": _own("spec", "draft at all", on_off, tuple(_ON_OFF)),
-    "think": _own("think", "let the model think first, where its template has the switch", on_off, tuple(_ON_OFF)),
+    "spec": _field("spec", "on drafts, off is plain decoding", on_off, tuple(_ON_OFF)),
+    "think": _field("think", "let the model think first, if its template has the switch", on_off, tuple(_ON_OFF)),
 }
 
-# Names by which other tools know them.
+# Names in other tools.
 OTHER_NAMES = {
     "temperature": "temp",
     "num-predict": "predict",
@@ -228,27 +211,27 @@ OTHER_NAMES = {
 
 
 def find(name: str) -> str:
-    """The table's own name for `name`. Raises UsageError with what comes near."""
+    """The name in SETTINGS for `name`. Raises UsageError with a similar name."""
     plain = name.lower().lstrip("-").replace("_", "-")
     known = OTHER_NAMES.get(plain, plain)
     if known not in SETTINGS:
         near = get_close_matches(plain, [*SETTINGS, *OTHER_NAMES], 1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(SETTINGS)}"
-        raise UsageError(f"there is no setting {name}", hint=hint)
+        raise UsageError(f"unknown setting {name}", hint=hint)
     return known
 
 
 def changed(settings: Settings, name: str, value: object) -> Settings:
-    """`settings` with one of them changed. Raises UsageError that names the range."""
+    """`settings` with one of them changed. Raises UsageError with the range."""
     known = find(name)
     setting = SETTINGS[known]
-    # A number may come as JSON; int(3.7) would be 3, int("3.7") is an error.
+    # A number may come from JSON; int(3.7) would be 3, int("3.7") is an error.
     plain = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
     return setting.put(settings, setting.check(known, plain))
 
 
 def value_text(settings: Settings, name: str) -> str:
-    """A setting's value as it would be typed."""
+    """A setting's value as it is typed."""
     value = SETTINGS[name].get(settings)
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -260,7 +243,7 @@ def value_text(settings: Settings, name: str) -> str:
 
 
 def to_json(settings: Settings) -> dict[str, object]:
-    """The settings as plain data; JSON has no infinity, so a forbidden token's bias is text."""
+    """The settings as plain data; an infinite bias is text, because JSON has no infinity."""
     data: dict[str, object] = {}
     for name, setting in SETTINGS.items():
         value = setting.get(settings)
@@ -271,7 +254,7 @@ def to_json(settings: Settings) -> dict[str, object]:
 
 
 def from_json(data: Mapping[str, object], start: Settings) -> Settings:
-    """`start` with what `data` says. Raises UsageError for what is no setting or out of range."""
+    """`start` changed by `data`. Raises UsageError for an unknown setting or a value out of range."""
     for name, value in data.items():
         if not (find(name) == "think" and value is None):
             start = changed(start, name, value)

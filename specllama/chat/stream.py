@@ -1,4 +1,4 @@
-"""Turns tokens into text as they come: whole characters, stop strings cut off, and who wrote each piece."""
+"""Turns tokens into text: whole characters, without stop strings, and with the origin of each piece."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 from specllama.base.errors import UsageError
 
-PieceOf = Callable[[int], bytes]  # the bytes that a token shows; none for control tokens
+PieceOf = Callable[[int], bytes]  # the bytes of a token; empty for control tokens
 
 
 def _encoded(stop: str) -> bytes:
-    """The bytes of a stop string; raises UsageError where it has none.
-
-    A byte of the command line that is not UTF-8 reached Python as a lone surrogate, and is that byte again.
-    """
+    """The bytes of a stop string; a lone surrogate is a byte of the command line that is not UTF-8."""
     if not stop:
-        raise UsageError("a stop string is empty and would end every answer", hint="Leave it out.")
+        raise UsageError("a stop string is empty (it would end every answer)", hint="Leave it out.")
     try:
         return stop.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -26,7 +23,7 @@ def _encoded(stop: str) -> bytes:
 
 
 def _borders(stop: bytes) -> list[int]:
-    """Per length n of a proper prefix of `stop`: how long its longest border is, a prefix that is also its suffix."""
+    """For each length of a proper prefix of `stop`: the length of its longest border (prefix that is also suffix)."""
     borders = [0] * len(stop)
     length = 0
     for n in range(1, len(stop) - 1):
@@ -38,9 +35,9 @@ def _borders(stop: bytes) -> list[int]:
 
 
 class _StopAutomaton:
-    """Finds stop strings in a stream of bytes, looking at each byte once per stop string.
+    """Finds stop strings in a stream of bytes; reads each byte once per stop string.
 
-    Invariant: `_matched[i]` is the length of the longest prefix of stop i that the stream now ends with.
+    Invariant: `_matched[i]` is the length of the longest prefix of stop i at the end of the stream.
     Source: Knuth, Morris and Pratt, SIAM J. Comput. 6 (1977).
     """
 
@@ -52,24 +49,24 @@ class _StopAutomaton:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the stream so far."""
+        """Begin a new stream."""
         self._matched = [0] * len(self._stops)
 
     @property
     def n_open(self) -> int:
-        """How many of the last bytes may still become a stop string."""
+        """How many of the last bytes can still become a stop string."""
         return max(self._matched, default=0)
 
     def push(self, data: bytes) -> int | None:
-        """Where in `data` the earliest stop string that it completes starts, or None where it completes none.
+        """The start in `data` of the earliest stop string that it completes, or None.
 
-        Negative where the stop string started in earlier data. What follows a completed one is not looked at.
+        Negative if the stop string began in earlier data. Bytes after a completed one are not read.
         """
         starts = [start for i in range(len(self._stops)) if (start := self._advance(i, data)) is not None]
         return min(starts, default=None)
 
     def _advance(self, i: int, data: bytes) -> int | None:
-        """Follow stop `i` through `data`, or up to where it is complete; then return where it started."""
+        """Follow stop `i` through `data`; returns its start if it becomes complete."""
         stop, borders, matched = self._stops[i], self._borders[i], self._matched[i]
         for n_read, byte in enumerate(data, 1):
             while matched and byte != stop[matched]:
@@ -83,7 +80,7 @@ class _StopAutomaton:
 
 
 class StopWatch:
-    """The engine's `Stopper`: says which token completes a stop string, wherever the tokens split it."""
+    """The engine's `Stopper`: finds the token that completes a stop string across token boundaries."""
 
     def __init__(self, stops: Sequence[str], piece: PieceOf) -> None:
         self._piece = piece
@@ -94,61 +91,50 @@ class StopWatch:
         return self._automaton.push(self._piece(token)) is not None
 
     def reset(self) -> None:
-        """Forget the answer so far; the next token begins a new one."""
+        """Begin a new answer."""
         self._automaton.reset()
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedText:
-    """A piece of text and the tag of the token that completed it."""
+    """Text and the tag of the token that completed it."""
 
     text: str
     tag: str
 
 
 class TextStream:
-    """The answer as it may be shown: whole characters, nothing of a stop string, each piece with its token's tag.
+    """The answer as it is shown: whole characters, without stop strings, each piece with its token's tag.
 
-    Text that may still become a stop string is held back until it is certain. Of several stop strings that one token
-    completes, the one that starts first counts. `text` and `tokens` say what was released so far; after `finish` they
-    are the answer. A character made of several tokens carries the tag of the last.
+    Text that can still become a stop string is held back. If a token completes several stop strings, the one that
+    starts first counts. `text` and `tokens` are what was released so far, and after `finish` the answer. A character
+    of several tokens has the tag of the last. After a stop string, `stopped` is True and later tokens are ignored.
     """
 
     def __init__(self, piece: PieceOf, stops: Sequence[str] = ()) -> None:
         self._piece = piece
         self._automaton = _StopAutomaton(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held: deque[tuple[bytes, str, int]] = deque()  # bytes not yet decoded, tag, tokens up to theirs
+        self._held: deque[tuple[bytes, str, int]] = deque()  # bytes not yet decoded, tag, number of tokens so far
         self._n_held = 0  # bytes in `_held`
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._decoded = ("", 0)  # tag and count of tokens, of the bytes that the decoder saw last
+        self._decoded = ("", 0)  # tag and number of tokens, of the bytes decoded last
         self._n_shown = 0
-        self._stopped = False
-
-    @property
-    def stopped(self) -> bool:
-        """True once a stop string was completed; tokens pushed after that show nothing."""
-        return self._stopped
+        self.stopped = False
 
     @property
     def text(self) -> str:
-        """Everything released so far."""
         return "".join(self._texts)
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens up to the last that shows at least one byte of `text`; those in between that show none stay."""
+        """The tokens up to the last with a byte in `text`, including those before it that show nothing."""
         return self._tokens[: self._n_shown]
 
-    @property
-    def n_shown(self) -> int:
-        """`len(tokens)`."""
-        return self._n_shown
-
     def push(self, token: int, tag: str = "") -> list[TaggedText]:
-        """Take the next token; return what may be shown now, in order, neighbours of one tag joined."""
-        if self._stopped:
+        """Take the next token; returns the text that can be shown now, with neighbours of one tag joined."""
+        if self.stopped:
             return []
         self._tokens.append(token)
         data = self._piece(token)
@@ -159,15 +145,15 @@ class TextStream:
         start = self._automaton.push(data)
         if start is None:
             return self._release(self._n_held - self._automaton.n_open)
-        self._stopped = True
+        self.stopped = True
         return self._release(self._n_held - len(data) + start, last=True)
 
     def finish(self) -> list[TaggedText]:
-        """The answer is over: return what was held back. An incomplete character becomes one U+FFFD."""
-        return [] if self._stopped else self._release(self._n_held, last=True)
+        """The text still held back at the end of the answer. An incomplete character becomes one U+FFFD."""
+        return [] if self.stopped else self._release(self._n_held, last=True)
 
     def _release(self, n_bytes: int, *, last: bool = False) -> list[TaggedText]:
-        """Decode the first `n_bytes` held bytes; `last`: nothing follows, the rest is dropped."""
+        """Decode the first `n_bytes` held bytes; `last`: nothing follows, drop the rest."""
         pieces: list[tuple[str, str]] = []
         while n_bytes > 0:
             data, tag, n_tokens = self._held.popleft()
@@ -185,7 +171,7 @@ class TextStream:
         return [TaggedText(text, tag) for text, tag in pieces]
 
     def _show(self, text: str, pieces: list[tuple[str, str]]) -> None:
-        """Add `text` to the answer and to `pieces`, under the tag of the bytes decoded last."""
+        """Add `text` to the answer and to `pieces`, with the tag of the bytes decoded last."""
         if not text:
             return
         tag, self._n_shown = self._decoded

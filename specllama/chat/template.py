@@ -1,8 +1,7 @@
-"""Renders the chat template of a model file: jinja2 in its sandbox, with an end to time and memory as well.
+"""Renders the chat template of a model file: jinja2's sandbox with limits on time and memory.
 
-A model file is not trusted. Jinja2's sandbox keeps a template away from Python, but lets it loop for years and fill the
-memory from ten lines of text. Here every loop, call, filter and growing operator asks first whether time is left and
-whether its result may become that large.
+A model file is not trusted. Jinja2's sandbox keeps a template away from Python, but not from endless loops or from
+filling the memory. Here every loop, call, filter and growing operator first checks the time and the size of its result.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ from specllama.base.errors import TemplateError
 
 HINT = "Use --raw with a prompt that carries its own markers, or another model file."
 
-_MAX_SOURCE = 200_000  # characters; the longest template seen in public has 30,000
+_MAX_SOURCE = 200_000  # characters; the longest known template has 30,000
 _MAX_SECONDS = 3.0  # a real template needs milliseconds
 _MAX_SIZE = 20_000_000  # characters of one value, and of the whole text
-_ITEM_SIZE = 16  # an item of a list weighs as much as this many characters
+_ITEM_SIZE = 16  # characters that one item of a list counts as
 
-# What can make a result many times as large as its arguments; everything else grows by addition only.
+# Filters and methods whose result can be many times as large as their arguments; all others only add.
 _GROWING_FILTERS = frozenset({"batch", "center", "format", "indent", "join", "replace", "slice", "tojson", "wordwrap"})
 _GROWING_METHODS = frozenset(
     {"center", "expandtabs", "format", "format_map", "join", "ljust", "replace", "rjust", "zfill"}
 )
-# Never in a chat template, and slow by themselves.
+# Slow, and of no use in a chat template.
 _LEFT_OUT = (("filters", "urlize"), ("filters", "pprint"), ("globals", "lipsum"))
 
-# The names are no identifiers, so no template can use them.
+# Not identifiers, so that no template can use them.
 _STEPS, _BOUNDED, _CONCAT = "each step", "bounded value", "joined text"
 
 
 class TemplateOverrun(TemplateError):
-    """The template did not come to an end within the limits of time and memory."""
+    """The template exceeds the limits of time or memory."""
 
 
 class _Refused(jinja2.TemplateRuntimeError):
@@ -56,18 +55,18 @@ class _Refused(jinja2.TemplateRuntimeError):
 
 
 class _Overrun(jinja2.TemplateRuntimeError):
-    """The template needs more time or memory than any real one."""
+    """The template exceeds a limit."""
 
 
 class _Namespace(Namespace):
-    """Jinja2's namespace, but printing it does not print what it holds: two of them may hold each other twice over."""
+    """Jinja2's namespace, printed without its contents: two of them can hold each other, which grows exponentially."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks answers, for training; here it only stands aside."""
+    """`{% generation %}...{% endgeneration %}` marks answers for training; here it does nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
 
@@ -77,7 +76,7 @@ class _Generation(Extension):
 
 
 class _Metering(NodeTransformer):
-    """Sends every loop, every literal collection and every `~` through a filter that can refuse."""
+    """Sends every loop, literal collection and `~` through a filter that checks the limits."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -103,7 +102,7 @@ class _Metering(NodeTransformer):
 
 
 def _size(value: object) -> int:
-    """Characters, items and bits of numbers in `value`, counted no further than the limit."""
+    """Characters, items and bits of numbers in `value`, counted up to the limit."""
     size, todo = 0, [value]
     while todo and size <= _MAX_SIZE:
         item = todo.pop()
@@ -120,28 +119,28 @@ def _size(value: object) -> int:
 
 
 def _listed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`values`, generators as lists: a generator has no size before it has run, and what it runs through is metered."""
+    """`values` with generators as lists, because a generator has no size. Running them is metered."""
     return tuple(list(value) if isinstance(value, GeneratorType) else value for value in values)
 
 
 def _factor(value: object) -> int:
-    """How many times `value` may repeat another one."""
+    """How many times `value` can repeat another value."""
     return abs(value) if isinstance(value, int) else _size(value)
 
 
 def _product(values: Iterable[object]) -> int:
-    """What the two largest of `values` give when one repeats the other: the most that a growing operation returns."""
+    """The product of the two largest factors: the largest result of a growing operation."""
     first, second = sorted((1, 1, *map(_factor, values)))[-2:]
     return first * second
 
 
 def _written_numbers(text: str) -> int:
-    """The sum of all numbers in a format string: its widths and precisions."""
+    """The sum of all numbers in a format string, which are its widths and precisions."""
     return sum(int(digits[:18]) for digits in re.findall(r"[0-9]+", text))
 
 
 def _growth(operator: str, left: Any, right: Any) -> int:
-    """At most how large `left operator right` is."""
+    """The largest size of `left operator right`."""
     if isinstance(left, str) and operator == "%":
         return _written_numbers(left) + _product([left, *(right if isinstance(right, tuple) else [right])])
     if not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
@@ -152,7 +151,7 @@ def _growth(operator: str, left: Any, right: Any) -> int:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox, set up as for Hugging Face's templates, that also ends what would not end by itself."""
+    """Jinja2's sandbox with the set-up of Hugging Face's templates, and with limits."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -160,7 +159,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # nothing is computed while it is compiled
+            optimized=False,  # compute nothing while compiling
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         self._deadline = math.inf
@@ -173,18 +172,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters.update({_STEPS: self._steps, _BOUNDED: self._bounded, _CONCAT: self._concatenated})
 
     def start(self) -> None:
-        """Start the clock for one rendering."""
+        """Start the time limit of one rendering."""
         self._deadline = time.monotonic() + _MAX_SECONDS
 
     def admit(self, size: int = 0) -> None:
-        """Raise _Overrun where time is up, or where a result of `size` characters or items is too much."""
+        """Raise _Overrun if the time is over, or a result of `size` is too large."""
         if size > _MAX_SIZE:
-            raise _Overrun("makes a text or a list without bounds")
+            raise _Overrun("makes a text or list that is too large")
         if time.monotonic() > self._deadline:
-            raise _Overrun(f"did not come to an end within {_MAX_SECONDS:g} seconds")
+            raise _Overrun(f"takes more than {_MAX_SECONDS:g} seconds")
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Put together the text of the template, of a macro or of a block; jinja2 calls it under this name."""
+        """Join the text of the template, of a macro or of a block; called by jinja2."""
         kept, size = [], 0
         for part in parts:
             size += len(part)
@@ -193,7 +192,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return "".join(kept)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call a macro, a method or a function, if the sandbox and the limits allow it."""
+        """Call a macro, method or function within the limits; called by jinja2."""
         args = _listed(args)
         method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
         owner = getattr(method, "__self__", None)
@@ -206,12 +205,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator whose result may be larger than its operands."""
+        """Apply an operator within the limits; called by jinja2."""
         self.admit(_growth(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
     def _metered(self, name: str, function: Any) -> Callable[..., Any]:
-        """The filter or test `function`, asking first whether its result is admitted."""
+        """The filter or test `function` within the limits."""
 
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -247,56 +246,47 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is, where jinja2's own filter writes for HTML."""
+    """Plain JSON; jinja2's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _one_line(message: object) -> str:
-    """`message` of a template, fit for a terminal: one line, printable, not too long."""
+    """`message` of a template for a terminal: one printable line of at most 200 characters."""
     line = " ".join("".join(char if char.isprintable() else " " for char in str(message)[:2000]).split())
     return line if len(line) <= 200 else line[:199] + "…"
-
-
-def _literals(tree: nodes.Template) -> frozenset[str]:
-    """The strings that a template may compare a message with."""
-    constants = (node.value for node in tree.find_all(nodes.Const))
-    return frozenset(value for value in constants if isinstance(value, str) and value)
 
 
 class ChatTemplate:
     """A compiled chat template.
 
-    `literals` are the non-empty strings in its expressions: the ones a message's text may be searched for. `names` are
-    the variables that it looks at.
+    `literals`: the non-empty strings in its expressions, which it may look for in a message. `names`: its variables.
     """
 
     def __init__(
         self, source: str, *, bos: str = "", eos: str = "", variables: Mapping[str, object] | None = None
     ) -> None:
-        """Compile `source`; `bos` and `eos` are the texts of these tokens. Raises TemplateError.
-
-        `variables` are the template's own switches, such as `enable_thinking`.
-        """
+        """Compile `source`; `variables` are its switches, such as `enable_thinking`. Raises TemplateError."""
         if len(source) > _MAX_SOURCE:
-            raise TemplateError(f"the chat template has {len(source)} characters, more than {_MAX_SOURCE}", hint=HINT)
+            found = f"the chat template has {len(source)} characters (at most {_MAX_SOURCE} are allowed)"
+            raise TemplateError(found, hint=HINT)
         self.source = source
         self._sandbox = _Sandbox()
         self._fixed = {**(variables or {}), "bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         try:
             tree = self._sandbox.parse(source)
-            self.literals = _literals(tree)
+            constants = (node.value for node in tree.find_all(nodes.Const))
+            self.literals = frozenset(value for value in constants if isinstance(value, str) and value)
             self.names = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
             tree = _Metering().visit(tree).set_environment(self._sandbox)
             self._template = self._sandbox.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             where = f"line {error.lineno}: {_one_line(error.message)}"
             raise TemplateError(f"the chat template does not compile: {where}", hint=HINT) from error
-        # Nesting can exhaust jinja2's parser or Python's compiler in several ways.
-        except Exception as error:
+        except Exception as error:  # nesting can exhaust jinja2's parser or Python's compiler in several ways
             raise TemplateError(f"the chat template does not compile: {_one_line(error)}", hint=HINT) from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, now: datetime) -> str:
-        """The text of a conversation. Raises TemplateError where the template refuses it, fails, or does not end."""
+        """The text of a conversation. Raises TemplateError if the template refuses it, fails or exceeds a limit."""
         self._sandbox.start()
         try:
             return self._template.render(
@@ -311,7 +301,6 @@ class ChatTemplate:
             ) from error
         except _Overrun as error:
             raise TemplateOverrun(f"the chat template {error}", hint=HINT) from error
-        # A template can fail in any way a program can: undefined names, types, division, recursion, memory.
-        except Exception as error:
+        except Exception as error:  # undefined names, types, division, recursion, memory
             found = f"{type(error).__name__}: {_one_line(error)}"
             raise TemplateError(f"the chat template fails on this conversation: {found}", hint=HINT) from error

@@ -63,7 +63,7 @@ THINKING = """
 {%- endif %}"""
 # Its successor that always thinks, and so writes the first mark itself.
 ALWAYS_THINKING = THINKING.replace("{%- if enable_thinking", "{{- '<think>\n' }}{%- if false and enable_thinking")
-# Roles must alternate, and nobody may be told anything first.
+# Roles must alternate, and a system prompt is an error.
 STRICT = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -132,7 +132,7 @@ def test_the_next_turn_reads_only_what_is_new(chat, pair) -> None:
 
 
 def test_the_draft_really_keeps_what_it_is_said_to_hold(chat, pair, monkeypatch) -> None:
-    """`cached N` computed from hope."""
+    """A `cached N` that is not what the KV cache holds."""
     session = chat()
     said(session.ask("hello there"))
     seen = []
@@ -145,7 +145,7 @@ def test_the_draft_really_keeps_what_it_is_said_to_hold(chat, pair, monkeypatch)
 
 @pytest.mark.parametrize("n_seen", [0, 1, 4])
 def test_after_a_stop_the_next_turn_is_that_of_a_fresh_run(chat, pair, n_seen: int) -> None:
-    """A partial answer that is not in the history as it stands, or KV that is not that of the history."""
+    """A partial answer that is not in the history, or a KV cache that differs from the history."""
     session, cancel = chat(n_predict=40), Cancel()
     for event in session.ask("tell me a long story", cancel):
         if n_seen == 0 or (isinstance(event, TokenEvent) and event.step >= n_seen):
@@ -170,7 +170,7 @@ def test_an_abandoned_answer_counts_as_far_as_it_was_read(chat) -> None:
     assert session.turns[0].answer == text != ""
 
 
-def test_regen_takes_another_seed_and_the_turns_place(chat) -> None:
+def test_regen_takes_another_seed_and_replaces_the_turn(chat) -> None:
     """An answer that is repeated word by word, or that is added to the one it should replace."""
     session = chat(params=SamplingParams(temperature=1.0), seed=7)
     said(session.ask("hello"))
@@ -216,7 +216,7 @@ def test_undo_and_edit_and_clear(chat) -> None:
     session.clear()
     assert [message.role for message in session.messages] == ["system"]
     for act in (session.undo, session.regen):
-        with pytest.raises(UsageError, match="nothing was said yet"):
+        with pytest.raises(UsageError, match="is empty"):
             act()
 
 
@@ -232,7 +232,7 @@ def test_a_full_context_drops_whole_turns_from_the_oldest_on_and_says_so(chat) -
     assert len(session.turns) == 12
     assert session.n_dropped > 0
     assert len(told) < 4
-    assert told[0].startswith("the context of 512 tokens is full: the model no longer reads the oldest ")
+    assert told[0].startswith("the context of 512 tokens is full: the oldest ")
     assert '(from "question 0 xxxx' in told[0]
 
 
@@ -240,7 +240,7 @@ def test_a_message_longer_than_the_context_is_refused_and_not_kept(chat) -> None
     """A history that is emptied for a message that cannot fit, or that holds one which was never read."""
     session = chat()
     said(session.ask("hello"))
-    with pytest.raises(PromptError, match=r"takes \d+ tokens, the context holds 512") as caught:
+    with pytest.raises(PromptError, match=r"has \d+ tokens, the context holds 512") as caught:
         said(session.ask("x" * 600))
     assert "--ctx-size" in caught.value.hint
     assert [turn.user for turn in session.turns] == ["hello"]
@@ -255,9 +255,7 @@ def test_a_template_without_a_system_role_is_served(chat, tmp_path: Path) -> Non
         session = ChatSession(target, settings=Settings(params=GREEDY, n_predict=5), system="be brief")
         for text in ("one", "two", "three"):
             assert isinstance(list(session.ask(text))[-1], Finished)
-        assert session.template_notes == [
-            "the template knows no system prompt: it stands in front of the first message"
-        ]
+        assert session.template_notes == ["the template has no system prompt: it is merged into the first message"]
 
 
 def test_thinking_is_switched_where_the_template_has_it(chat, tmp_path: Path) -> None:
@@ -340,9 +338,6 @@ def test_plain_speed_is_measured_without_a_trace(chat, pair) -> None:
     assert answer == fresh(session, pair, "and")
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
-
-
 def test_a_saved_conversation_comes_back_whole(chat, tmp_path: Path) -> None:
     """A turn, a seed or a setting lost on the way to the disk and back."""
     settings = {"stops": ("\n\n", "END"), "rule": changed(Settings(), "rule", "block").rule, "seed": 5, "think": False}
@@ -377,7 +372,7 @@ def _damage(path: Path, change: Callable[[dict], None]) -> None:
         (lambda d: d["settings"].update(top_k=1.5), "settings.top_k: top-k is 1.5, expected a whole number"),
         (lambda d: d["settings"].update(temp=None), "settings.temp: temp is None, expected a number"),
         (lambda d: d["settings"].update(top_k=10**400), "expected a whole number of at least 0"),
-        (lambda d: d["settings"].update(wings=2), "settings.wings: there is no setting wings"),
+        (lambda d: d["settings"].update(wings=2), "settings.wings: unknown setting wings"),
         (lambda d: d["settings"].update(stop=[1]), "settings.stop: stop is [1], expected text"),
         (lambda d: d.pop("settings"), "settings is missing"),
         (lambda d: d["schema"].update(version=9), "schema.version is 9"),
@@ -392,7 +387,7 @@ def test_a_damaged_file_is_refused_with_the_place(chat, tmp_path: Path, change, 
     _damage(path, change)
     with pytest.raises(ConversationError) as caught:
         chat_file.load(path)
-    assert str(caught.value).startswith(f"{path} is damaged, or no saved chat: ")
+    assert str(caught.value).startswith(f"{path} is damaged or not a saved chat: ")
     assert place in str(caught.value)
 
 
@@ -408,10 +403,10 @@ def test_a_damaged_file_is_refused_with_the_place(chat, tmp_path: Path, change, 
     ],
 )
 def test_a_file_that_is_no_json_is_refused_with_the_place(tmp_path: Path, data: bytes, place: str) -> None:
-    """A message that says no more than that something is wrong."""
+    """A message without the place of the error."""
     path = tmp_path / "talk.json"
     path.write_bytes(data)
-    with pytest.raises(ConversationError, match="is damaged, or no saved chat") as caught:
+    with pytest.raises(ConversationError, match="is damaged or not a saved chat") as caught:
         chat_file.load(path)
     assert place in str(caught.value)
     assert "/save" in caught.value.hint
@@ -426,5 +421,5 @@ def test_a_failed_save_leaves_the_old_file(chat, tmp_path: Path, monkeypatch: py
         chat_file.save(path, chat(), {})
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["talk.json"]
-    with pytest.raises(ConversationError, match="there is no folder"):
+    with pytest.raises(ConversationError, match="does not exist"):
         chat_file.save(tmp_path / "nowhere" / "talk.json", chat(), {})

@@ -1,4 +1,4 @@
-"""What tests of the command line share: tiny models, `specllama` in this process and in a terminal of its own."""
+"""Fixtures of the command line: tiny models, `specllama` in this process and in its own terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def byte_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Every byte is a token, so that the model says anything at all, control characters included."""
+    """Every byte is a token, so that the model writes any text, also control characters."""
     folder = tmp_path_factory.mktemp("bytes")
     return Pair(*tiny.write_pair(folder, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML))
 
@@ -98,7 +98,7 @@ def events_of(result: Result) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs `specllama ARGS` in this process, its streams being no terminals; `stdin` is what stands there."""
+    """Runs `specllama ARGS` in this process, without terminals; `stdin` is its input."""
     monkeypatch.setattr(probe, "installed", lambda: probe.ProbeResult(probe.State.OK))
 
     def run(*args: str, stdin: bytes = b"") -> Result:
@@ -112,7 +112,7 @@ def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 
 class TerminalScreen(pyte.HistoryScreen):
-    """pyte's screen, but a character of two cells that would stick out at the margin goes to the next row."""
+    """pyte's screen, but a wide character that does not fit at the margin goes to the next row."""
 
     def draw(self, data: str) -> None:
         for char in data:
@@ -123,7 +123,7 @@ class TerminalScreen(pyte.HistoryScreen):
 
     @property
     def text_lines(self) -> list[str]:
-        """All rows, those that scrolled out included, without trailing blanks and without blank rows at the end."""
+        """All rows, also those that scrolled out, without trailing blanks and blank rows at the end."""
         above = ["".join(row[column].data for column in range(self.columns)) for row in self.history.top]
         lines = [line.rstrip() for line in (*above, *self.display)]
         while lines and not lines[-1]:
@@ -141,13 +141,13 @@ class Terminal:
         )
         self.display = TerminalScreen(columns, rows, history=5000)
         self._stream = pyte.ByteStream(self.display)
-        self._came = b""  # and is not yet on the screen
+        self._came = b""  # not yet on the screen
         self._started = time.monotonic()
         self.at_once_s = 0.0
         self.raw = b""
 
     def _gather(self, seconds: float) -> bool:
-        """Wait for what the program writes; False where nothing came."""
+        """Wait for output of the program; False if nothing came."""
         try:
             self._came += self.child.read_nonblocking(65536, timeout=max(seconds, 0.0))
         except (pexpect.TIMEOUT, pexpect.EOF):
@@ -159,12 +159,12 @@ class Terminal:
         self._stream.feed(data)
 
     def _show_frame(self) -> None:
-        """Take in what came, up to the end of the first frame in it, so that none is overlooked."""
+        """Show the output up to the end of its first frame, so that no frame is skipped."""
         frame, end, self._came = self._came.partition(END_FRAME.encode())
         self._show(frame + end)
 
     def read(self, seconds: float = 0.05) -> None:
-        """Take in what the program writes during `seconds`."""
+        """Show the output of the next `seconds`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self._gather(left):
             pass
@@ -172,7 +172,7 @@ class Terminal:
         self._show(data)
 
     def wait_for(self, seen: Callable[[Terminal], bool], seconds: float = 60.0) -> None:
-        """Read until `seen`; fails after `seconds`. The screen is left as it was then."""
+        """Read until `seen` is true, and not further; fails after `seconds`."""
         until = time.monotonic() + seconds
         while not seen(self):
             assert time.monotonic() < until, f"never seen; on the screen:\n{self.text}"
@@ -182,7 +182,7 @@ class Terminal:
             else:
                 assert runs, f"ended too early; on the screen:\n{self.text}"
         if not self.at_once_s:
-            # What counts as 'at once' on a machine as fast and as busy as this one: a part of what starting took.
+            # The time that counts as 'at once' on this machine: half of what the start took.
             self.at_once_s = max(0.5, (time.monotonic() - self._started) / 2)
 
     def finish(self, seconds: float = 60.0, *, close: bool = True) -> int:
@@ -198,7 +198,6 @@ class Terminal:
         return status if status is not None else 128 + self.child.signalstatus
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
         self.child.sendintr()
 
     @property
@@ -208,7 +207,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Starts `specllama ARGS`, or another command, in a terminal; whatever still runs at the end is killed."""
+    """Starts `specllama ARGS`, or another command, in a terminal; kills what still runs at the end."""
     started: list[Terminal] = []
 
     def start(

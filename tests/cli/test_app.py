@@ -54,10 +54,10 @@ def test_a_known_error_is_two_lines_and_its_exit_code(
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_the_system_refuses_is_no_defect_of_ours_and_all_else_is(
+def test_only_an_unexpected_error_asks_for_a_report(
     failing: Callable[[BaseException], Result], error: Exception, message: str
 ) -> None:
-    """A request to report a full disk; a page of traceback that tells a user nothing."""
+    """A request to report a full disk; a traceback that does not help a user."""
     result = failing(error)
     assert (result.code, message in result.err) == (1, True)
     assert len(result.err.splitlines()) <= 2
@@ -74,7 +74,7 @@ def test_ctrl_c_at_a_question_is_no_mere_no(failing: Callable[[BaseException], R
 def test_the_debug_variable_shows_the_traceback(
     failing: Callable[[BaseException], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report that cannot be made because the traceback is out of reach."""
+    """A report without its traceback."""
     monkeypatch.setenv("SPECLLAMA_DEBUG", "1")
     for error in (ZeroDivisionError("zero"), PairError("does not fit")):
         shown = failing(error).err
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
     ],
 )
 def test_wrong_use_is_said_in_our_form_with_exit_code_2(specllama: Run, args: list[str], error: str, hint: str) -> None:
-    """Typer's boxes and usage lines, in which the one useful sentence drowns."""
+    """Typer's boxes and usage lines, which hide the useful sentence."""
     result = specllama(*args)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("error: ")
@@ -140,7 +140,7 @@ def test_every_command_has_a_help_text_without_escape_sequences(specllama: Run, 
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """A heavy import at the top of a module, which everyone waits for."""
+    """A heavy import that slows down every start."""
     heavy = "{'numpy', 'rich', 'jinja2', 'llama_cpp', 'huggingface_hub', 'psutil', 'pydantic'}"
     code = (
         "import sys; from specllama.cli.app import main; main(['--help']); "
@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_early_is_no_error(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "args", [["--help"], ["models", "list"], ["check", "-m", "T", "-md", "D"], ["doctor", "--json"]]
 )
-def test_a_reader_that_is_gone_is_told_alike_by_every_command(pair: Pair, args: list[str]) -> None:
+def test_every_command_has_one_exit_code_for_a_closed_pipe(pair: Pair, args: list[str]) -> None:
     """`check ... | head -1` that exits as if the draft did not fit, and `models list | head -1` as if it had failed."""
     paths = {"T": str(pair.target), "D": str(pair.draft)}
     reader, writer = os.pipe()
@@ -194,7 +194,7 @@ def test_a_reader_that_is_gone_is_told_alike_by_every_command(pair: Pair, args: 
 
 @pytest.mark.slow
 def test_output_is_utf_8_whatever_the_locale(pair: Pair) -> None:
-    """A UnicodeEncodeError in the middle of an answer, because of a variable set long ago."""
+    """A UnicodeEncodeError in the middle of an answer, because of an old variable."""
     name = "\u6771\u4eac.txt"
     result = subprocess.run(
         [sys.executable, "-m", "specllama", "run", *pair.options, "-f", name],
@@ -207,7 +207,7 @@ def test_output_is_utf_8_whatever_the_locale(pair: Pair) -> None:
 
 
 def test_ctrl_c_during_the_imports_says_nothing_either() -> None:
-    """A page of traceback from somebody else's module, for a Ctrl-C in the first tenth of a second."""
+    """A traceback for a Ctrl-C in the first tenth of a second."""
     code = (
         "import os, signal, sys\n"
         "class Interrupted:\n"
@@ -232,7 +232,7 @@ def test_ctrl_c_during_the_imports_says_nothing_either() -> None:
 def test_a_stdout_that_cannot_be_written_is_one_sentence(
     pair: Pair, redirection: str, reason: str, args: list[str], code: int
 ) -> None:
-    """A full disk told as a defect of this program, or a check that then seems to say that the draft does not fit."""
+    """A full disk reported as an internal error, or as a draft that does not fit."""
     paths = {"T": str(pair.target), "D": str(pair.draft)}
     result = _redirected(redirection, *(paths.get(arg, arg) for arg in args))
     assert result.stderr == f"error: stdout cannot be written: {reason}\n"
@@ -242,7 +242,7 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(
 @pytest.mark.slow
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
 def test_an_answer_that_cannot_be_written_is_one_sentence(pair: Pair, redirection: str) -> None:
-    """A full disk in the middle of an answer, told as a defect of this program."""
+    """A full disk in the middle of an answer, reported as an internal error."""
     result = _redirected(redirection, "run", *pair.options, "--raw", "abc", "-n", "8", "--seed", "1", "-q")
     assert result.stderr.startswith("error: stdout cannot be written: ")
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
@@ -250,8 +250,8 @@ def test_an_answer_that_cannot_be_written_is_one_sentence(pair: Pair, redirectio
 
 @pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
-def test_a_stderr_that_nobody_reads_loses_no_answer(pair: Pair, redirection: str) -> None:
-    """`2>&-` in a script, or a terminal that was closed: no answer at all, and no word why."""
+def test_a_stderr_that_cannot_be_written_loses_no_answer(pair: Pair, redirection: str) -> None:
+    """`2>&-` in a script, or a closed terminal: no answer and no message."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "8", "--temp", "0"]
     assert _redirected(redirection, *args).stdout == _redirected("2>/dev/null", *args).stdout != ""
     result = _redirected(redirection, "check", "-m", str(pair.target), "-md", str(pair.draft))

@@ -102,7 +102,7 @@ def test_a_target_alone_is_audited_with_lookups(specllama: Run, short_pair: Pair
     ("args", "told"),
     [
         (["--top-k", "0"], "--top-k is 0: the audit takes every branch"),
-        (["--spec-type", "magic"], "--spec-type magic is no strategy"),
+        (["--spec-type", "magic"], "--spec-type is magic"),
         (["--verify-rule", "token,magic"], "--verify-rule is magic"),
         (["--spec-draft-n-max", "0"], "--spec-draft-n-max is 0"),
         (["--output", "no/such/folder/report.md"], "cannot be written: there is no such folder"),

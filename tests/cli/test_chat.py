@@ -39,16 +39,27 @@ def chat(terminal: Callable[..., Terminal], talker: Pair, tmp_path: Path) -> Sta
     return start
 
 
-def ask(shown: Terminal, text: str, n_summaries: int = 1) -> None:
-    """Type a message and wait for the line of figures after its answer."""
+def answered(shown: Terminal, n_answers: int = 1, prompt: str = "\n>>>") -> None:
+    """Wait for the summary of an answer and the next prompt."""
+    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == n_answers and t.text.endswith(prompt))
+
+
+def ask(shown: Terminal, text: str, n_answers: int = 1) -> None:
+    """Type a message and wait until it is answered."""
     shown.child.send(text + "\r")
-    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == n_summaries and t.text.endswith("\n>>>"))
+    answered(shown, n_answers)
 
 
 def command(shown: Terminal, text: str, seen: str) -> None:
-    """Type a command and wait for what it says."""
+    """Type a command and wait for its output."""
     shown.child.send(text + "\r")
     shown.wait_for(lambda t: seen in t.text and t.text.endswith("\n>>>"))
+
+
+def saved(shown: Terminal, tmp_path: Path, turns: str = "1 turn") -> list[dict[str, str]]:
+    """The messages of the conversation."""
+    command(shown, f"/save {tmp_path}/talk.json", f"saved {turns}")
+    return json.loads((tmp_path / "talk.json").read_text())["messages"]
 
 
 def goes_on(shown: Terminal) -> None:
@@ -64,10 +75,10 @@ def history(tmp_path: Path) -> Path:
 def test_a_conversation_as_a_person_sees_it(chat: Start, tmp_path: Path) -> None:
     """Figures left behind, a KV that is read anew, origins that look alike, a history that others may read."""
     shown = chat("-n", "500", "--temp", "0.9", "--seed", "1", *ENDLESS, rows=30)
-    assert "target.gguf\ndrafted by draft.gguf\n" in shown.text
+    assert "target: target.gguf\ndraft: draft.gguf\n" in shown.text
     shown.child.send("hello\r")
     shown.wait_for(lambda t: "% accepted" in t.text and re.search(r"cached 0\s+read 24", t.text) is not None)
-    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
+    answered(shown)
     assert "drafted  correction  bonus" not in shown.text
     for code in (b"\x1b[36m", b"\x1b[1;4;33m", b"\x1b[4;35m"):
         assert code in shown.raw
@@ -82,7 +93,7 @@ def test_a_conversation_as_a_person_sees_it(chat: Start, tmp_path: Path) -> None
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat: Start, tmp_path: Path) -> None:
-    """A chat that is lost with its answer, a prompt that does not come back, a way out that nobody finds."""
+    """A chat that is lost with its answer, a prompt that does not come back, an exit that is not explained."""
     shown = chat("-c", "90000", *ENDLESS)
     shown.child.send("go\r")
     shown.wait_for(lambda t: "% accepted" in t.text)
@@ -91,8 +102,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat: Start, tmp_path: Path) 
     shown.wait_for(lambda t: "[ stopped | " in t.text)
     assert time.monotonic() - pressed < shown.at_once_s
     shown.wait_for(lambda t: t.text.endswith("\n>>>"))
-    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
-    turn = json.loads((tmp_path / "talk.json").read_text())["messages"][1]
+    turn = saved(shown, tmp_path)[1]
     assert turn["finish_reason"] == "cancelled"
     assert len(turn["content"]) > 10
     shown.interrupt()
@@ -114,7 +124,7 @@ def test_ctrl_c_in_a_long_prefill_is_back_at_once(chat: Start, tmp_path: Path) -
     shown.wait_for(lambda t: "reading the prompt" in t.text)  # it is drawn anew ten times a second
     shown.interrupt()
     pressed = time.monotonic()
-    shown.wait_for(lambda t: "stopped before the first word" in t.text)
+    shown.wait_for(lambda t: "stopped before the answer began" in t.text)
     assert time.monotonic() - pressed < shown.at_once_s
     command(shown, "/clear", "the conversation is empty")
     ask(shown, "hello")
@@ -130,19 +140,18 @@ def test_what_is_pasted_is_one_message_and_quotes_hold_several_lines(chat: Start
     shown.child.send('"""one\r')
     shown.wait_for(lambda t: '>>> """one\n...' in t.text)
     ask(shown, 'two"""', 2)
-    command(shown, f"/save {tmp_path}/talk.json", "saved 2 turns")
-    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    messages = saved(shown, tmp_path, "2 turns")
     assert [message["content"] for message in messages[::2]] == ["first line\nsecond line", "one\ntwo"]
 
 
 def test_the_line_is_completed_remembered_and_edited(chat: Start, tmp_path: Path) -> None:
-    """Tab, Up or /edit that do nothing; a history that is written although nobody wants it."""
+    """Tab, Up or /edit that do nothing; a history that is written after /set nohistory."""
     shown = chat("-n", "3", *ENDLESS)
     shown.child.send("/set par\t top-\t")
     shown.wait_for(lambda t: ">>> /set parameter top-" in t.text)
     command(shown, "k 5", "top-k is 5")
     ask(shown, "remember me")
-    command(shown, "/set nohistory", "messages are not written")
+    command(shown, "/set nohistory", "messages are not saved")
     ask(shown, "a secret", 2)
     shown.child.send("\x1b[A\x1b[A\x1b[A")
     shown.wait_for(lambda t: t.text.endswith(">>> remember me"))
@@ -166,10 +175,8 @@ def test_the_editor_edits_the_line_and_the_last_message(chat: Start, tmp_path: P
     shown.child.send("draft\x07")
     shown.wait_for(lambda t: ">>> draft edited" in t.text)
     ask(shown, "")
-    shown.child.send("/edit\r")
-    shown.wait_for(lambda t: len(SUMMARY.findall(t.text)) == 2 and t.text.endswith("\n>>>"))
-    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
-    assert json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"] == "draft edited edited"
+    ask(shown, "/edit", 2)
+    assert saved(shown, tmp_path)[0]["content"] == "draft edited edited"
     assert not history(tmp_path).exists()
 
 
@@ -178,8 +185,7 @@ def test_forty_columns_are_enough(chat: Start) -> None:
     shown = chat("-n", "500", *ENDLESS, columns=40, rows=20)
     shown.child.send("hello\r")
     shown.wait_for(lambda t: "k 4" in t.text and "cached 0" in t.text)
-    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
-    assert len(SUMMARY.findall(shown.text)) == 1
+    answered(shown)
     command(shown, "/stats", "draft KV")
     lines = shown.text.splitlines()
     table = lines[lines.index(">>> /stats") + 1 :]
@@ -195,8 +201,7 @@ def test_an_answer_longer_than_the_window_is_there_once(chat: Start, tmp_path: P
     ask(shown, "hello")
     lines = shown.text.splitlines()
     begin, end = lines.index(">>> hello") + 1, next(i for i, line in enumerate(lines) if SUMMARY.search(line))
-    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
-    answer = json.loads((tmp_path / "talk.json").read_text())["messages"][1]["content"]
+    answer = saved(shown, tmp_path)[1]["content"]
     assert answer.count("\n") > 30
     rows = [line[i : i + 80].rstrip() for line in answer.split("\n") for i in range(0, max(len(line), 1), 80)]
     assert lines[begin:end] == (rows if rows[-1] else rows[:-1])
@@ -224,9 +229,8 @@ def test_a_window_that_is_resized_in_the_middle_of_an_answer_keeps_it_whole(chat
         shown.read(0.2)  # what was written for the window as it was
         goes_on(shown)
     shown.interrupt()
-    shown.wait_for(lambda t: SUMMARY.search(t.text) is not None and t.text.endswith("\n>>>"))
-    command(shown, f"/save {tmp_path}/talk.json", "saved 1 turn")
-    answer = json.loads((tmp_path / "talk.json").read_text())["messages"][1]["content"]
+    answered(shown)
+    answer = saved(shown, tmp_path)[1]["content"]
     after = shown.text.partition(">>> hello\n")[2].partition("\n[ ")[0]
     assert "accepted at" not in after
     tail = " ".join(answer.split())[-600:].partition(" ")[2]  # the last rows, of which no resize has cut anything
@@ -235,7 +239,7 @@ def test_a_window_that_is_resized_in_the_middle_of_an_answer_keeps_it_whole(chat
 
 
 def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Start, tmp_path: Path) -> None:
-    """An hour's conversation lost with a connection, a last word on a stream that nobody reads, a process left over."""
+    """A conversation lost with a connection, an error on a closed stream, a process left over."""
     shown = chat("-c", "90000", *ENDLESS)
     shown.child.send("go\r")
     shown.wait_for(lambda t: "% accepted" in t.text)
@@ -247,8 +251,8 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
         time.sleep(0.05)
     again = chat("-n", "3", *ENDLESS)
     assert stat.S_IMODE(kept.with_name("last_cut_off_chat.json").stat().st_mode) == 0o600
-    assert "the last chat was cut off; to go on with it: /load " in again.text.replace("\n", " ")
-    command(again, f"/load {kept.with_name('last_cut_off_chat.json')}", "the last message was: go")
+    assert "the last chat was cut off; to continue it: /load " in again.text.replace("\n", " ")
+    command(again, f"/load {kept.with_name('last_cut_off_chat.json')}", "last message: go")
     again.child.kill(signal.SIGHUP)
     assert again.finish() == 129
     assert "Traceback" not in again.text

@@ -1,4 +1,4 @@
-"""`specllama chat` and what is typed while nobody reads: while models load, and while an answer comes."""
+"""What is typed into `specllama chat` while models load or an answer runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Pair, Terminal
-from tests.cli.test_chat import ENDLESS, SUMMARY
+from tests.cli.test_chat import ENDLESS, SUMMARY, answered, ask
 
 pytestmark = pytest.mark.slow
 
-# `specllama`, but that loading a model takes until a file is there.
+# `specllama`, but loading a model waits for a file.
 SLOW = """
 import os, sys, time
 from pathlib import Path
@@ -41,7 +41,7 @@ Start = Callable[..., Terminal]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Once this file is there, models load."""
+    """Models load once this file exists."""
     return tmp_path / "gate"
 
 
@@ -68,10 +68,6 @@ def loads(shown: Terminal) -> bool:
     return "loading" in shown.text
 
 
-def answered(shown: Terminal, n_answers: int, prompt: str = "\n>>>") -> bool:
-    return len(SUMMARY.findall(shown.text)) == n_answers and shown.text.endswith(prompt)
-
-
 def test_lines_typed_while_models_load_are_sent_and_half_a_line_stands_in_the_prompt(chat: Start, gate: Path) -> None:
     """An Enter that became a new line in the message, a message that is lost, or one that shows among the progress."""
     shown = chat()
@@ -82,10 +78,9 @@ def test_lines_typed_while_models_load_are_sent_and_half_a_line_stands_in_the_pr
     shown.read(0.1)
     assert "hello" not in shown.text
     gate.touch()
-    shown.wait_for(lambda t: answered(t, 2, "\n>>> and th"))
+    answered(shown, 2, "\n>>> and th")
     assert re.findall(r"^>>> ?(.*)$", shown.text, re.M) == ["at once", "hello", "and th"]
-    shown.child.send("en\r")
-    shown.wait_for(lambda t: answered(t, 3))
+    ask(shown, "en", 3)
     assert ">>> and then\n" in shown.text
     shown.child.sendeof()
     assert shown.finish() == 0
@@ -106,22 +101,19 @@ def test_ctrl_d_and_pasted_blocks_wait_for_the_prompt(chat: Start, gate: Path) -
 
 
 def test_a_message_typed_while_an_answer_comes_is_sent_after_it(chat: Start, gate: Path) -> None:
-    """The next question standing in the prompt with an empty line behind it, and not asked."""
+    """The next question in the prompt with an empty line behind it, and not asked."""
     gate.touch()
     shown = chat("-n", "2000")
     shown.wait_for(lambda t: t.text.endswith(">>>"))
     shown.child.send("hello\r")
     shown.wait_for(lambda t: "% accepted" in t.text)
-    shown.child.send("/set predict 3\rand then\r")
-    shown.wait_for(lambda t: answered(t, 2))
+    ask(shown, "/set predict 3\rand then", 2)
     assert ">>> and then\n" in shown.text
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_whoever_ends_the_loading_gets_the_terminal_back_as_it_was(
-    chat: Start, number: signal.Signals, code: int
-) -> None:
-    """A shell whose letters nobody sees any more; a message that the shell takes for a command."""
+def test_a_signal_while_models_load_restores_the_terminal(chat: Start, number: signal.Signals, code: int) -> None:
+    """A shell without echo; a message that the shell runs as a command."""
     shown = chat()
     before = settings(shown)
     shown.child.send("rm everything\r")
@@ -139,7 +131,7 @@ def test_whoever_ends_the_loading_gets_the_terminal_back_as_it_was(
 
 
 def test_a_third_ctrl_c_gives_the_terminal_back(chat: Start) -> None:
-    """A process that leaves at once, and a terminal that echoes nothing after it."""
+    """A terminal without echo after a process that ends at once."""
     shown = chat(env={"DEAF": "1"})
     before = settings(shown)
     shown.wait_for(loads)
@@ -151,19 +143,17 @@ def test_a_third_ctrl_c_gives_the_terminal_back(chat: Start) -> None:
 
 
 def test_an_editor_finds_the_terminal_as_the_shell_left_it(chat: Start, gate: Path, tmp_path: Path) -> None:
-    """`ed` in the terminal of the chat, in which no letter shows and no line ends."""
+    """An editor in the terminal of the chat in which no letter shows and no line ends."""
     editor = tmp_path / "editor.sh"
     editor.write_text('#!/bin/sh\necho "line, please"\nread line && printf "%s" "$line" > "$1"\n')
     editor.chmod(0o755)
     gate.touch()
     shown = chat(env={"EDITOR": str(editor)})
     shown.wait_for(lambda t: t.text.endswith(">>>"))
-    shown.child.send("hello\r")
-    shown.wait_for(lambda t: answered(t, 1))
+    ask(shown, "hello")
     shown.child.send("/edit\r")
     shown.wait_for(lambda t: "line, please" in t.text)
-    shown.child.send("other words\r")
-    shown.wait_for(lambda t: answered(t, 2))
+    ask(shown, "other words", 2)
     assert "\nother words\n" in shown.text
     shown.child.sendeof()
     assert shown.finish() == 0

@@ -1,4 +1,4 @@
-"""`/set draft-n-max auto` in a chat: what the profile of `tune` decides, taken up and left again between turns."""
+"""`/set draft-n-max auto` in a chat: the profile of `tune` switched on and off between turns."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def chat(specllama: Callable[..., Result], talker: Pair) -> Callable[..., Result
 
 
 def length(result: Result) -> str:
-    """What the last list of settings says of it."""
+    """The draft length in the last list of settings."""
     lines = [line for line in result.out.splitlines() if line.startswith("draft-n-max ")]
     return lines[-1].removeprefix("draft-n-max").strip()
 
 
 def test_without_a_profile_auto_says_what_it_comes_to(chat) -> None:
-    """`auto` that is refused although the command line takes it, or that hides what happens."""
+    """`auto` that only the command line accepts, or that hides its value."""
     result = chat(*LINES)
     assert result.code == 0, result.err
     assert "draft-n-max is auto: 4 (these models were not tuned): longest draft" in result.out
@@ -53,7 +53,7 @@ def test_without_a_profile_auto_says_what_it_comes_to(chat) -> None:
 
 
 def test_with_a_profile_it_decides_until_a_number_does(chat, keep: Callable[[Profile], Path]) -> None:
-    """A number that the profile overrules, a profile that nobody sees at work, a policy that ignores a confidence."""
+    """A number that the profile overrules, a profile that is not shown, a policy that ignores p-min."""
     keep(PROFILE)
     result = chat(*LINES, "/set draft-p-min 0.5", "/show parameters")
     assert result.code == 0, result.err
@@ -75,7 +75,7 @@ def test_with_a_profile_it_decides_until_a_number_does(chat, keep: Callable[[Pro
 
 
 def test_auto_loads_the_models_as_their_profile_has_them(chat, keep: Callable[[Profile], Path], tmp_path: Path) -> None:
-    """Costs of one kernel path deciding about another; a draft that is kept although it cannot pay; a lost talk."""
+    """Costs of another kernel path; a draft that is kept although it cannot pay; a lost conversation."""
     keep(replace(PROFILE, costs=DEAR))
     result = chat("hello", "/set draft-n-max auto", "and then", "/show info", "/save talk.json", args=("--draft", "2"))
     assert result.code == 0, result.err

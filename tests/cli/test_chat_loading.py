@@ -1,4 +1,4 @@
-"""Ctrl-C while models are loaded, at any moment of it."""
+"""Ctrl-C at the end of loading a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.conftest import Pair, Result
 def test_ctrl_c_behind_the_last_progress_of_a_load_is_heard(
     specllama: Callable[..., Result], pair: Pair, monkeypatch: pytest.MonkeyPatch, command: list[str], n_loaded: int
 ) -> None:
-    """A first Ctrl-C that nobody looks at: a piped chat went on waiting for a message."""
+    """A Ctrl-C that is ignored: a piped chat went on waiting for a message."""
     load, n_calls = llama.load, 0
 
     def interrupted(*args: Any, **options: Any) -> llama.LlamaModel:

@@ -80,7 +80,7 @@ def test_thinking_is_dimmed_or_folded(starts_thinking: bool) -> None:
     assert view.reading.thought == "a b"
     assert plain(written).startswith("a b</think>\n# T" if starts_thinking else "<think>a b</think>\n# T")
     written, view = show(AnswerLook(fold=True), starts_thinking=starts_thinking)
-    assert plain(written).startswith("[ thought 2 words; /think shows them ]\n\n# T")
+    assert plain(written).startswith("[ 2 words of thinking; /think shows them ]\n\n# T")
     assert view.reading.thought == "a b"
 
 

@@ -1,4 +1,4 @@
-"""What people are told on the way: lines that break between words, and commands that can be copied."""
+"""Messages: lines that break between words, and commands that can be copied."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_notes_and_sentences_are_broken_on_a_terminal_alone(monkeypatch: pytest.
     assert piped.getvalue().count("\n") == 1
 
 
-def test_a_command_in_a_hint_is_left_whole_for_whoever_copies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: half a command in the clipboard, and the other half in the next line."""
     err = StringIO()
     terminal = Output(Stream(err, True, False, False, True), Stream(err, True, False, False, True))
@@ -60,7 +60,7 @@ def test_a_command_in_a_hint_is_left_whole_for_whoever_copies_it(monkeypatch: py
 def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     """Prevents: a traceback in the middle of the screen; the file is read by a generator, after it was asked for."""
     folder = tmp_path / "history"
-    folder.mkdir()  # no file: opening it fails whoever is asked
+    folder.mkdir()  # opening a folder fails for every user
     assert list(_history(folder).load_history_strings()) == []
 
 

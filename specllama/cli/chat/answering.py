@@ -1,4 +1,4 @@
-"""A chat at work: the models it has open, and one answer from its first event to the line of figures after it."""
+"""The state of a chat: its loaded models, its settings, and its answers from the first event to the summary."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Names
 from specllama.pairs.setup import N_CTX, Choice, Models, Setup, choose
 
-PATIENCE = 3  # presses of Ctrl-C in one answer, the last of which leaves the program whatever it does
-FREE_SHARE = 0.9  # of the free memory: what `--ctx-size 0` may take
+PATIENCE = 3  # the number of Ctrl-C in one answer that ends the program at once
+FREE_SHARE = 0.9  # of the free memory, for `--ctx-size 0`
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Loaded models and where they came from."""
+    """Loaded models and how they were chosen."""
 
     ask: Ask  # `/model` changes the pair in it
     choice: Choice
@@ -52,13 +52,13 @@ class Opened:
 
     @property
     def names(self) -> dict[str, object]:
-        """The files' names."""
+        """The names of the model files."""
         draft = self.setup.draft
         return {"target": self.setup.target.path.name, "draft": draft.path.name if draft else None}
 
 
 def open_models(ask: Ask, output: Output, cancel: Cancel, keyboard: Keyboard | None = None) -> Opened:
-    """Choose, fetch, check and load; everything that can fail early does. Raises as `pairs.setup` does."""
+    """Choose, fetch, check and load the models. Raises as `pairs.setup` does, as early as possible."""
     listener = Said(output)
     choice = choose(ask, listener)
     setup = pair_setup.prepare(choice, listener)
@@ -74,7 +74,7 @@ def open_models(ask: Ask, output: Output, cancel: Cancel, keyboard: Keyboard | N
 
 
 def fitted(settings: Settings, opened: Opened) -> Settings:
-    """`settings`, drafting as suits these models: with what, how far, and decided by their profile if there is one."""
+    """`settings` with the drafting that fits these models: strategy, length, and the policy of their profile."""
     setup = opened.setup
     longest = setup.length.longest if setup.strategy != "none" and setup.length.longest else UNTUNED
     length = DraftLength(longest, is_auto=opened.choice.length.is_auto)
@@ -83,9 +83,9 @@ def fitted(settings: Settings, opened: Opened) -> Settings:
 
 
 def steered(settings: Settings, opened: Opened, before: Settings | None = None) -> Settings:
-    """`settings`, their draft length decided by the profile of these models where it is automatic and there is one.
+    """`settings` with the policy of these models' profile, if the draft length is auto.
 
-    What decided `before` goes on with what it has learned, unless it would be asked about other drafts now.
+    The policy of `before` is kept, with what it has learned, if sampling and draft temperature allow it.
     """
     if not settings.drafting.length.is_auto:
         return settings
@@ -103,9 +103,9 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
 
 
 def _longest_context(setup: Setup) -> int:
-    """The longest context, up to what the target was trained for, that both models have memory for together.
+    """The longest context, up to the target's trained one, for which both models fit into memory.
 
-    0 where only the loader can know: on a GPU. Raises MemoryShort where not even a short one fits.
+    0 on a GPU, where only the loader knows. Raises MemoryShort if not even a short context fits.
     """
     if llama.build_info().gpu_offload:
         return 0
@@ -125,13 +125,13 @@ def _longest_context(setup: Setup) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if needed(middle * CELL_STEP) <= free else (low, middle - 1)
     if low == 0:
-        raise MemoryShort("there is no memory for the models and even a short context", hint="use smaller models")
+        raise MemoryShort("the models do not fit into memory, even with a short context", hint="use smaller models")
     return low * CELL_STEP
 
 
 @contextlib.contextmanager
 def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C sets `cancel` and nothing else, so that an impatient second press ends no chat; see PATIENCE."""
+    """Ctrl-C only sets `cancel`, so that a second press does not end the chat; see PATIENCE."""
     n_pressed = 0
 
     def press(_signal: int, _frame: FrameType | None) -> None:
@@ -146,7 +146,7 @@ def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
 
 
 class ChatState:
-    """The state of one `specllama chat`: what the commands act on."""
+    """The state of one `specllama chat`, on which the commands act."""
 
     def __init__(
         self,
@@ -165,16 +165,16 @@ class ChatState:
         self.live = output.live
         self.source: MessageSource | None = None
         self.session = ChatSession(opened.models.target, opened.models.draft, settings, system)
-        self.attached: list[str] = []  # what `/read` puts in front of the next message
-        self.file = ""  # where the conversation was saved to or loaded from last
-        self.thought = ""  # what the model thought last
+        self.attached: list[str] = []  # files that `/read` puts in front of the next message
+        self.file = ""  # of the last save or load
+        self.thought = ""  # the last thinking of the model
         self.n_failed = 0
         self.answering = False
-        self.ended = 0  # exit code, once the terminal was closed or the process was told to end
+        self.ended = 0  # exit code, once the terminal is closed or a signal ends the process
         self.interrupted = False  # the last answer was stopped
-        self.kept = False  # it is in the conversation
-        self.prefilled = ""  # what the next line begins with
-        self.edits_last = False  # the next message takes the place of the last one
+        self.kept = False  # the last answer is in the conversation
+        self.prefilled = ""  # the beginning of the next line
+        self.edits_last = False  # the next message replaces the last one
         self._told: set[str] = set()
         self._stack = ExitStack()
         self._stack.enter_context(opened.models)
@@ -183,10 +183,8 @@ class ChatState:
         """Free the models."""
         self._stack.close()
 
-    # ------------------------------------------------------------------------------------------------------- speaking
-
     def say(self, text: str) -> None:
-        """What a command was asked for."""
+        """Print the result of a command, on stdout."""
         if self.output.format == "jsonl":
             self.output.data({"event": "reply", "text": text})
         else:
@@ -194,14 +192,14 @@ class ChatState:
                 self.output.line(line)
 
     def note(self, text: str) -> None:
-        """What a command did."""
+        """Print what a command did, on stderr."""
         if self.output.format == "jsonl":
             self.output.data({"event": "reply", "text": text})
         else:
             self.output.note(text)
 
     def fail(self, error: SpecllamaError) -> None:
-        """Something was refused or failed; the chat goes on."""
+        """Print an error; the chat continues."""
         self.n_failed += 1
         if self.output.format == "jsonl":
             self.output.data({"event": "error", "message": str(error), "hint": error.hint})
@@ -210,13 +208,10 @@ class ChatState:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal."""
         return size_of(self.output.out)[0]
 
-    # ------------------------------------------------------------------------------------------------------ answering
-
     def message(self, text: str) -> None:
-        """Ask `text`, with what was attached before it; or in place of the last message, where that is edited."""
+        """Ask `text`, after the attached files; replaces the last message if `edits_last`."""
         whole = "\n\n".join([*self.attached, text])
         self.cancel.clear()
         replaces, self.edits_last = self.edits_last, False
@@ -225,7 +220,7 @@ class ChatState:
             self.attached.clear()
 
     def answer(self, events: Iterator[Event]) -> None:
-        """Show an answer while it comes. Raises what the engine raises; what was said by then is kept."""
+        """Show an answer while it runs. Raises what the engine raises; the part so far is kept."""
         output, session = self.output, self.session
         self.interrupted = False
         self.kept = False
@@ -235,7 +230,8 @@ class ChatState:
         figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
         record = Record(self.header())
         finished: Finished | None = None
-        with silent_keyboard(output.out) as restore, stoppable(self.cancel, self._given_back(restore)):
+        keyboard = self.keyboard
+        with silent_keyboard(output.out) as restore, stoppable(self.cancel, keyboard.restore if keyboard else restore):
             view = self._view(answer, figures, record)
             self.answering = True
             with Worker(events, self.cancel) as worker:
@@ -257,10 +253,6 @@ class ChatState:
         self.kept = session.turns is not turns
         self._after(finished)
 
-    def _given_back(self, restore: Callable[[], None]) -> Callable[[], None]:
-        """What leaves the terminal as the chat found it."""
-        return restore if self.keyboard is None else self.keyboard.restore
-
     def _view(self, answer: TextStream, figures: Figures, record: Record) -> View:
         if self.output.format == "jsonl":
             return EventView(self.output, answer, record)
@@ -268,7 +260,7 @@ class ChatState:
         return ChatView(self.output, answer, figures, self.look, live=self.live, starts_thinking=starts_thinking)
 
     def _after(self, finished: Finished) -> None:
-        """What is worth saying once the answer is over."""
+        """Print notes and the summary of an answer."""
         reuse = self.session.reuse
         assert reuse is not None
         if self.output.format == "jsonl":
@@ -282,7 +274,7 @@ class ChatState:
                 self._told.add(notice)
                 self.output.note(f"note: {notice}")
         if not self.kept:
-            self.output.note("note: stopped before the first word: the message is not kept (Up brings it back)")
+            self.output.note("note: stopped before the answer began; the message is not kept (press Up to get it back)")
         elif self.output.err.is_terminal:
             on, off = codes_of(Style(dim=True), self.output.err)
             if not self.output.quiet:
@@ -291,14 +283,12 @@ class ChatState:
             self.output.note(turn_summary(finished, reuse, 1000))
 
     def header(self) -> Mapping[str, object]:
-        """What every answer's record begins with."""
+        """The beginning of every answer's record."""
         settings = to_json(self.session.settings)
         return begin(settings, self.opened.setup, self.opened.models, schema=CHAT_SCHEMA).header
 
-    # --------------------------------------------------------------------------------------------------------- models
-
     def change_setting(self, name: str, value: str) -> None:
-        """Another value from the next answer on. Raises UsageError, and where models are loaded what that raises."""
+        """Change a setting from the next answer on. Raises UsageError, and as `open_models` if that is needed."""
         before, opened = self.session.settings, self.opened
         settings = changed(before, name, value)
         length, was = settings.drafting.length, before.drafting.length
@@ -308,10 +298,10 @@ class ChatState:
         self.session.settings = steered(settings, opened, before)
         if not length.is_auto and length != was:
             drafting = replace(opened.ask.drafting, length=length)
-            self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # for the next pair as well
+            self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # also for the next pair
 
     def _decide_by_profile(self) -> None:
-        """Draft as far as the models' profile has it; they may have to be loaded anew, for it names a kernel path."""
+        """Set the draft length to auto. Reloads the models if their profile may need another kernel path."""
         opened, settings = self.opened, self.session.settings
         asked = opened.ask.drafting
         strategies = AUTO if asked.spec_type == "none" else asked.spec_type
@@ -330,20 +320,20 @@ class ChatState:
         self.session.settings = steered(replace(settings, drafting=drafting), self.opened)
 
     def change_pair(self, name: str) -> None:
-        """Load another pair in place of this one and go on with it; where that fails, with this one again."""
+        """Load another pair and continue with it; if that fails, load the old pair again and raise."""
         before = self.opened.ask
         ask = replace(before, names=Names(pair=name, offline=before.names.offline))
-        choose(ask, Said(self.output))  # a wrong name costs nothing
+        choose(ask, Said(self.output))  # a wrong name fails before the models are freed
         self._reopen(ask)
 
     def _reopen(self, ask: Ask) -> None:
-        """Load what `ask` says in place of what is loaded; where that fails, what was loaded once more."""
+        """Load the models of `ask`; if that fails, load the old ones again and raise."""
         before = self.opened.ask
-        self._stack.close()  # first, for there may be no memory for both
+        self._stack.close()  # first: there may not be memory for both
         try:
             self._open(ask)
         except (SpecllamaError, KeyboardInterrupt):
-            self._stack.close()  # they may be loaded and not fit the settings
+            self._stack.close()  # they may be loaded but not fit the settings
             self._open(before)
             raise
 
@@ -357,15 +347,10 @@ class ChatState:
 
 
 def greeting(opened: Opened, settings: Settings) -> list[str]:
-    """What a person finds when a chat opens."""
-    lines = [str(opened.names["target"])]
+    """The first lines of a chat for a person."""
+    lines = [f"target: {opened.names['target']}"]
     if settings.drafter == "none":
-        lines.append("decodes plainly")
+        lines.append("draft: none (plain decoding)")
     elif REGISTRY[settings.drafter].needs_model:
-        lines.append(f"drafted by {opened.names['draft']}")
-    return [*lines, f"{opened.models.target.n_ctx} tokens of context; /help lists the commands"]
-
-
-def said_to_leave(output: Output) -> None:
-    """What Ctrl-C at the prompt says."""
-    output.note("(Ctrl-D or /exit leaves; Ctrl-C stops an answer)")
+        lines.append(f"draft: {opened.names['draft']}")
+    return [*lines, f"context: {opened.models.target.n_ctx} tokens; /help lists the commands"]

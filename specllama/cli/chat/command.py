@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -27,7 +27,7 @@ from specllama.cli.args.options import (
     OutputOptions,
     SamplingOptions,
 )
-from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models, said_to_leave
+from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models
 from specllama.cli.chat.commands import is_command, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
@@ -46,17 +46,14 @@ from specllama.pairs.ask import Drafting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """The conversation."""
+    """How a conversation begins and is remembered."""
 
     title: ClassVar[str] = "Chat"
 
-    system_prompt: Annotated[
-        str | None,
-        replace(SYSTEM_PROMPT, help="What the model is told before everything."),
-    ] = None
-    load: Annotated[str | None, Option("--load FILE", "Go on with a saved conversation.")] = None
+    system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
+    load: Annotated[str | None, Option("--load FILE", "Continue a saved conversation.")] = None
     history: Annotated[
-        bool, Option("--history/--no-history", "Remember messages in a file that only you can read.")
+        bool, Option("--history/--no-history", "Save the messages you type in a file that only you can read.")
     ] = True
 
 
@@ -69,15 +66,15 @@ def chat(
     hardware: HardwareOptions,
     output: OutputOptions,
 ) -> None:
-    """Talk with the target while the draft drafts: /help inside lists the commands. On a pipe, a message a line."""
+    """Chat with the target, with speculative decoding. /help lists the commands. On a pipe, each line is a message."""
     if output.json:
-        raise UsageError("--json is one object at the end, and a chat has no end", hint="use --jsonl")
+        raise UsageError("--json does not work with chat, which has no single result", hint="use --jsonl")
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
     ask = ask_of(models, drafting, hardware)
     settings = _settings(sampling, ask.drafting)
     if conversation.load:
-        chat_file.load(meant(bare(conversation.load)))  # before models are loaded in vain
+        chat_file.load(meant(bare(conversation.load)))  # a bad file fails before models are loaded
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
         early = keyboard.early() if keyboard is not None else ""
         cancel = Cancel()
@@ -104,7 +101,7 @@ def chat(
 
 
 def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
-    """The options as the first settings."""
+    """The first settings, from the options."""
     return Settings(
         params=sampling.params,
         drafting=DraftSettings(p_min=drafting.p_min, temperature=drafting.temperature),
@@ -116,15 +113,15 @@ def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
 
 
 def _has_editor(out: Output) -> bool:
-    """True where a person sits at a terminal that can be steered."""
+    """True for a person at a terminal that understands escape sequences."""
     at_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     return at_terminal and out.out.steerable and out.format == "human"
 
 
 def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early: str) -> MessageSource:
-    """An editor, which begins with what was typed `early`, or lines."""
+    """An editor that begins with what was typed `early`, or lines of stdin."""
     if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("stdin is closed, so nothing can be asked", hint="start it in a terminal, or pipe messages in")
+        raise UsageError("stdin is closed (chat reads messages from it)", hint="use a terminal or a pipe")
     if _has_editor(out):
         path: Path | None = user_state_path("specllama") / "chat_history" if options.history else None
         editor = Editor(path, complete, keyboard)
@@ -135,7 +132,7 @@ def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early:
 
 
 def _converse(talk: ChatState, source: MessageSource) -> int:
-    """Read, answer, and again; returns the exit code."""
+    """Read and answer messages until the end; returns the exit code."""
     talk.source = source
     out = talk.output
     piped = not sys.stdin.isatty()
@@ -158,10 +155,10 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
             talk.edits_last = False
             if piped:
                 return INTERRUPTED
-            said_to_leave(out)
+            out.note("(Ctrl-D or /exit leaves; Ctrl-C stops an answer)")
         except SpecllamaError as error:
             talk.fail(error)
-        except OSError:  # of a terminal that was closed while it was asked
+        except OSError:  # from a terminal that was closed during the read
             if piped or not is_gone():
                 raise
             talk.ended = HUNG_UP
@@ -173,7 +170,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
 
 
 def _take(talk: ChatState, line: str) -> None:
-    """One line: a message, or a command."""
+    """Handle one line: a message or a command."""
     if talk.output.format == "jsonl":
         line = _from_json(line)
     if not line.strip():
@@ -188,13 +185,13 @@ def _take(talk: ChatState, line: str) -> None:
 
 
 def _survived(talk: ChatState, line: str) -> None:
-    """`_take`, but what nobody foresaw is an error like others: it costs one line, and no conversation."""
+    """`_take`, with unexpected exceptions as SpecllamaError: they cost one line, not the conversation."""
     try:
         _take(talk, line)
     except (SpecllamaError, EOFError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and not error.filename:  # of the terminal, or of a pipe
+        if isinstance(error, OSError) and not error.filename:  # from the terminal or a pipe
             raise
         raise told(error) from error
 
@@ -203,16 +200,14 @@ def _from_json(line: str) -> str:
     """The message or command of a line of JSON: text, or an object with `message` or `command`."""
     if not line.strip():
         return ""
+    hint = 'write {"message": "..."} or {"command": "/undo"}'
     try:
         data = parsed(line)
     except ValueError:
-        raise UsageError(
-            "a line of stdin is no JSON", hint='write {"message": "..."} or {"command": "/undo"}'
-        ) from None
-    if isinstance(data, str):
-        return f" {sound(data, 'a message')}"  # never a command
-    if isinstance(data, dict) and isinstance(data.get("message"), str):
-        return f" {sound(data['message'], 'a message')}"
-    if isinstance(data, dict) and isinstance(data.get("command"), str) and is_command(data["command"]):
-        return str(data["command"])
-    raise UsageError("a line of stdin has neither message nor command", hint='write {"message": "..."}')
+        raise UsageError("a line of stdin is not JSON", hint=hint) from None
+    fields = data if isinstance(data, dict) else {"message": data}
+    if isinstance(message := fields.get("message"), str):
+        return f" {sound(message, 'a message')}"  # the space: never a command
+    if isinstance(command := fields.get("command"), str) and is_command(command):
+        return command
+    raise UsageError("a line of stdin has neither message nor command", hint=hint)

@@ -1,4 +1,4 @@
-"""The commands of a chat: one table, from which help and completion come, too."""
+"""The commands of a chat, in a table that help and completion use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,13 +26,13 @@ from specllama.cli.tuned import length_text
 from specllama.files.catalog import load_catalog
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
-LOOKS = {"colors": "show who wrote each token", "fold": "hide what the model thinks"}
+LOOKS = {"colors": "show the origin of each token", "fold": "hide the thinking"}
 LENGTH = "draft-n-max"
 
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """One command; `takes` says how its argument is completed."""
+    """One command. `more` is in its own help only; `takes` selects the completion of its argument."""
 
     names: tuple[str, ...]
     usage: str
@@ -39,9 +40,6 @@ class SlashCommand:
     more: str
     act: Callable[[ChatState, str], None]
     takes: str = ""
-
-
-# ------------------------------------------------------------------------------------------------- the conversation
 
 
 def _exit(chat: ChatState, rest: str) -> None:
@@ -55,7 +53,7 @@ def _regen(chat: ChatState, rest: str) -> None:
 
 def _undo(chat: ChatState, rest: str) -> None:
     turn = chat.session.undo()
-    chat.note(f"taken back: {_short(turn.user)}")
+    chat.note(f"removed: {_short(turn.user)}")
 
 
 def _clear(chat: ChatState, rest: str) -> None:
@@ -65,21 +63,19 @@ def _clear(chat: ChatState, rest: str) -> None:
 
 
 def _edit(chat: ChatState, rest: str) -> None:
-    turns = chat.session.turns
-    if not turns:
-        raise UsageError("nothing was said yet")
+    last = chat.session.last_turn().user
     text = unquoted(rest)
     if not text:
         if _editor():
             with nullcontext() if chat.keyboard is None else chat.keyboard.lent():
-                text = _edited(turns[-1].user)
+                text = _edited(last)
         elif chat.source is not None and chat.source.edits:
-            chat.prefilled, chat.edits_last = turns[-1].user, True
+            chat.prefilled, chat.edits_last = last, True
             return
         else:
-            raise UsageError("there is nothing to edit with", hint="/edit NEW TEXT, or set VISUAL or EDITOR")
-    if not text.strip() or text == turns[-1].user:
-        chat.note("unchanged: nothing was asked")
+            raise UsageError("there is no editor", hint="write /edit NEW TEXT, or set VISUAL or EDITOR")
+    if not text.strip() or text == last:
+        chat.note("the message is unchanged; nothing was sent")
         return
     chat.edits_last = True
     chat.message(text)
@@ -90,7 +86,7 @@ def _editor() -> list[str]:
 
 
 def _edited(text: str) -> str:
-    """`text` as the person leaves it in an editor."""
+    """`text` after the user has edited it in $VISUAL or $EDITOR."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "message.md"
         path.write_text(text, encoding="utf-8")
@@ -99,11 +95,8 @@ def _edited(text: str) -> str:
         except OSError as error:
             raise UsageError(f"the editor {_editor()[0]} does not start: {error.strerror}") from None
         if code:
-            raise UsageError(f"the editor left with exit code {code}: nothing was asked")
+            raise UsageError(f"the editor ended with exit code {code}; nothing was sent")
         return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
-
-
-# -------------------------------------------------------------------------------------------------------------- files
 
 
 def _read(chat: ChatState, rest: str) -> None:
@@ -119,7 +112,7 @@ def _read(chat: ChatState, rest: str) -> None:
     n_tokens, n_ctx = chat.session.n_tokens(text), chat.session.target_kv.n_ctx
     said = f"{path.name}: {size_text(len(data))}, {n_tokens} tokens"
     if n_tokens >= n_ctx:
-        raise UsageError(f"{said}; the context holds {n_ctx}", hint="start with a larger --ctx-size, or give a part")
+        raise UsageError(f"{said}; the context holds {n_ctx}", hint="use a larger --ctx-size or a part of the file")
     fence = "```"
     while fence in text:
         fence += "`"
@@ -139,24 +132,24 @@ def _load(chat: ChatState, rest: str) -> None:
     saved = chat_file.load(path)
     own, settings = chat.session.settings, saved.settings
     if settings.drafting.length.is_auto and not own.drafting.length.is_auto:
-        # The profile belongs to the loaded models, not to a conversation.
+        # The policy belongs to the loaded models, not to the conversation.
         settings = replace(settings, drafting=replace(settings.drafting, length=own.drafting.length))
     try:
         chat.session.restore(saved.turns, saved.system, steered(settings, chat.opened, own))
     except UsageError as error:
         settings = replace(settings, strategy=own.strategy, drafting=own.drafting)
         chat.session.restore(saved.turns, saved.system, settings)
-        chat.note(f"note: drafting stays as it is, for {error}")
+        chat.note(f"note: the settings of drafting are kept: {error}")
     chat.file = str(path)
     chat.note(f"loaded {_n_turns(len(saved.turns))}, the system prompt and the settings from {path}")
     if saved.turns:
-        chat.note(f"the last message was: {_short(saved.turns[-1].user)}")
+        chat.note(f"last message: {_short(saved.turns[-1].user)}")
 
 
 def _path(text: str, usage: str) -> Path:
     name = bare(text)
     if not name:
-        raise UsageError("which file?", hint=usage)
+        raise UsageError("the file is missing", hint=usage)
     return meant(name)
 
 
@@ -169,18 +162,14 @@ def _short(text: str) -> str:
     return line if len(line) <= 60 else line[:57] + "..."
 
 
-# ----------------------------------------------------------------------------------------------------------- settings
-
-
 def _value(chat: ChatState, name: str) -> str:
-    """A setting's value, and what an automatic one comes to."""
+    """A setting's value; for auto, also what it is now."""
     settings = chat.session.settings
     is_auto = name == LENGTH and settings.drafting.length.is_auto
     return length_text(chat.opened.setup) if is_auto else value_text(settings, name)
 
 
 def _parameters(chat: ChatState) -> str:
-    """All settings and their values, one a line."""
     rows = {name: _value(chat, name) for name in SETTINGS}
     if not chat.session.can_think:
         del rows["think"]
@@ -191,7 +180,7 @@ def _parameters(chat: ChatState) -> str:
 def _remember(chat: ChatState, wanted: bool) -> None:
     if isinstance(chat.source, Editor):
         chat.source.remember(wanted=wanted)
-    chat.note(f"messages are {'' if wanted else 'not '}written to the history from now on")
+    chat.note(f"messages are {'' if wanted else 'not '}saved in the history from now on")
 
 
 def _set_parameter(chat: ChatState, name: str, value: str) -> None:
@@ -200,7 +189,7 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
         chat.say(f"{name} is {_value(chat, name)}: {SETTINGS[name].help}")
         return
     if name == "think" and not chat.session.can_think:
-        raise UsageError("this model's template has no switch for thinking", hint="/show template shows it")
+        raise UsageError("the chat template has no switch for thinking", hint="/show template shows it")
     was_auto = chat.session.settings.drafting.length.is_auto
     chat.change_setting(name, bare(value))
     chat.note(f"{name} is {_value(chat, name)}")
@@ -209,7 +198,6 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
 
 
 def _set(chat: ChatState, rest: str) -> None:
-    """`/set NAME VALUE`. Raises UsageError for what is no setting or out of range."""
     name, _, value = rest.strip().partition(" ")
     if name in ("parameter", "param"):
         name, _, value = value.strip().partition(" ")
@@ -218,7 +206,7 @@ def _set(chat: ChatState, rest: str) -> None:
         chat.say(_parameters(chat))
     elif name == "system":
         chat.session.system = bare(value)
-        chat.note("the system prompt is set" if chat.session.system else "there is no system prompt now")
+        chat.note("the system prompt is set" if chat.session.system else "the system prompt is removed")
     elif name in LOOKS:
         setattr(chat.look, name, on_off(name, value))
         chat.note(f"{name} is {value}")
@@ -228,9 +216,6 @@ def _set(chat: ChatState, rest: str) -> None:
         _set_parameter(chat, name, value)
 
 
-# ------------------------------------------------------------------------------------------------------------- looking
-
-
 def _show(chat: ChatState, rest: str) -> None:
     what = rest.strip() or "info"
     if what == "info":
@@ -238,13 +223,13 @@ def _show(chat: ChatState, rest: str) -> None:
     elif what == "parameters":
         chat.say(_parameters(chat))
     elif what == "system":
-        chat.say(chat.session.system or "there is no system prompt")
+        chat.say(chat.session.system or "no system prompt")
     elif what == "template":
         chat.say(chat.session.template)
     elif what == "stats":
         _stats(chat, "")
     else:
-        raise UsageError(f"/show {what} is unknown, expected one of {', '.join(SHOWN)}")
+        raise UsageError(f"/show {what} is unknown (expected one of {', '.join(SHOWN)})")
 
 
 def _info(chat: ChatState) -> str:
@@ -267,13 +252,13 @@ def _stats(chat: ChatState, rest: str) -> None:
     if chat.output.format == "jsonl":
         chat.output.data(stats_json(chat.session))
         return
-    # Every part of these lines is ours, so their codes may pass.
     lines = stats_lines(chat.session, min(chat.width, 100), palette_of(chat.output.out))
+    # Written with their escape sequences: no part of these lines comes from a model.
     chat.output.out.write("\n".join(lines) + "\n")
 
 
 def _think(chat: ChatState, rest: str) -> None:
-    chat.say(chat.thought or "the model has not thought aloud yet")
+    chat.say(chat.thought or "no thinking yet")
 
 
 def _model(chat: ChatState, rest: str) -> None:
@@ -283,10 +268,7 @@ def _model(chat: ChatState, rest: str) -> None:
         chat.say("\n".join(f"{pair}  {catalog.pair(pair).summary}" for pair in catalog.pairs))
         return
     chat.change_pair(name)
-    chat.note(f"{chat.opened.names['target']} goes on with the conversation, which it reads anew")
-
-
-# --------------------------------------------------------------------------------------------------------------- help
+    chat.note(f"{chat.opened.names['target']} is loaded; it evaluates the conversation with the next message")
 
 
 def _help(chat: ChatState, rest: str) -> None:
@@ -296,17 +278,13 @@ def _help(chat: ChatState, rest: str) -> None:
         chat.say("\n".join([command.usage, *_wrapped(f"{command.help} {command.more}".strip(), chat.width)]))
         return
     lines: list[str] = []
-    for command in COMMANDS:
-        lines += _entry(command.usage, command.help, chat.width)
-    lines += _entry("Ctrl-C", "Stops the answer.", chat.width)
-    lines += _entry("Ctrl-D", "Leaves.", chat.width)
-    lines += _entry("Ctrl-G", "Edits the line in $VISUAL or $EDITOR.", chat.width)
-    lines += _entry('"""', "Begins and ends a message of several lines; Alt-Enter makes a new line.", chat.width)
+    for left, right in (*((command.usage, command.help) for command in COMMANDS), *KEYS):
+        lines += _entry(left, right, chat.width)
     chat.say("\n".join(lines))
 
 
 def _entry(left: str, right: str, width: int) -> list[str]:
-    """One row of help; on a narrow terminal the explanation stands below."""
+    """One row of help; on a narrow terminal the explanation is below."""
     if width >= 60:
         first, *more = _wrapped(right, width - 24)
         return [f"{left:<23} {first}", *(" " * 24 + line for line in more)]
@@ -314,94 +292,91 @@ def _entry(left: str, right: str, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(text, max(width - 1, 20))
 
 
 COMMANDS = (
-    SlashCommand(("help", "?"), "/help [COMMAND]", "Says what the commands do.", "", _help, "command"),
-    SlashCommand(("exit", "bye", "quit"), "/exit", "Leaves; so do /bye, /quit and Ctrl-D.", "", _exit),
-    SlashCommand(("regen",), "/regen", "Answers the last message once more, with another seed.", "", _regen),
-    SlashCommand(("undo",), "/undo", "Takes the last message and its answer back.", "", _undo),
+    SlashCommand(("help", "?"), "/help [COMMAND]", "Explain the commands.", "", _help, "command"),
+    SlashCommand(("exit", "bye", "quit"), "/exit", "Leave the chat; also /bye, /quit and Ctrl-D.", "", _exit),
+    SlashCommand(("regen",), "/regen", "Answer the last message again, with another seed.", "", _regen),
+    SlashCommand(("undo",), "/undo", "Remove the last message and its answer.", "", _undo),
     SlashCommand(
         ("edit",),
         "/edit [TEXT]",
-        "Asks another text in place of the last message.",
-        "Without TEXT the message comes into $VISUAL or $EDITOR, or into the line to edit.",
+        "Replace the last message with TEXT and answer it.",
+        "Without TEXT, edit the message in $VISUAL or $EDITOR, or in the input line.",
         _edit,
     ),
-    SlashCommand(
-        ("clear",),
-        "/clear",
-        "Forgets the conversation.",
-        "The system prompt and the settings stay.",
-        _clear,
-    ),
+    SlashCommand(("clear",), "/clear", "Clear the conversation.", "The system prompt and the settings stay.", _clear),
     SlashCommand(
         ("set",),
         "/set NAME VALUE",
-        "Changes a setting; /set alone lists them.",
+        "Change a setting; /set alone lists them.",
         '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
-        "/set draft-n-max 8, or auto (as far as `specllama tune` found it to pay); "
-        "/set colors on,off (who wrote each token); /set fold on,off (hide thinking); /set think on,off; "
-        "/set nohistory. A value out of range is refused with the range.",
+        "/set draft-n-max 8, or auto (from the results of `specllama tune`); "
+        "/set colors on,off (the origin of each token); /set fold on,off (hide thinking); /set think on,off; "
+        "/set nohistory.",
         _set,
         "set",
     ),
-    SlashCommand(("show",), "/show WHAT", f"Shows {', '.join(SHOWN)}.", "", _show, "show"),
+    SlashCommand(("show",), "/show WHAT", f"Show {', '.join(SHOWN)}.", "", _show, "show"),
     SlashCommand(
         ("stats",),
         "/stats",
-        "Shows figures of the session and the last answer.",
-        "Acceptance overall and per position, accepted lengths, speed with and without drafts, where the time went, "
-        "how full both KV caches are.",
+        "Show figures of the session and the last answer.",
+        "Acceptance rate overall and per position, accepted lengths, speed with and without drafts, shares of the "
+        "time, use of both KV caches.",
         _stats,
     ),
-    SlashCommand(("think",), "/think", "Shows what the model thought last.", "", _think),
+    SlashCommand(("think",), "/think", "Show the last thinking of the model.", "", _think),
     SlashCommand(
         ("read",),
         "/read FILE",
-        "Puts a text file in front of your next message.",
-        "Its size and its number of tokens are said.",
+        "Put a text file in front of your next message.",
+        "Prints its size and its number of tokens.",
         _read,
         "path",
     ),
     SlashCommand(
         ("save",),
         "/save FILE",
-        "Saves the conversation as JSON.",
-        "Settings and seeds are in it. A file that is there is replaced in one step.",
+        "Save the conversation as JSON.",
+        "The file has the settings and seeds. An existing file is replaced in one step.",
         _save,
         "path",
     ),
     SlashCommand(
         ("load",),
         "/load FILE",
-        "Goes on with a saved conversation.",
-        "A damaged file is refused with the place; nothing changes then.",
+        "Continue a saved conversation.",
+        "A damaged file changes nothing; the error names the place.",
         _load,
         "path",
     ),
     SlashCommand(
         ("model",),
         "/model [PAIR]",
-        "Loads another pair and keeps the conversation; alone, lists pairs.",
+        "Load another pair and keep the conversation; alone, list pairs.",
         "",
         _model,
         "pair",
     ),
 )
+KEYS = (
+    ("Ctrl-C", "Stop the answer."),
+    ("Ctrl-D", "Leave the chat."),
+    ("Ctrl-G", "Edit the line in $VISUAL or $EDITOR."),
+    ('"""', "Begin or end a message of several lines; Alt-Enter makes a new line."),
+)
 BY_NAME = {name: command for command in COMMANDS for name in command.names}
 
 
 def _find(name: str) -> SlashCommand:
-    """The command of that name, or of which that is the only beginning. Raises UsageError."""
     if name in BY_NAME:
         return BY_NAME[name]
     near = get_close_matches(name, BY_NAME, 1)
-    hint = f"did you mean /{near[0]}?" if near else "/help lists them; a space in front makes it a message"
-    raise UsageError(f"there is no command /{name}", hint=hint)
+    hint = f"did you mean /{near[0]}?" if near else "/help lists the commands; begin a message with a space"
+    raise UsageError(f"unknown command /{name}", hint=hint)
 
 
 def is_command(line: str) -> bool:
@@ -410,6 +385,6 @@ def is_command(line: str) -> bool:
 
 
 def perform(chat: ChatState, line: str) -> None:
-    """Carry out a command line. Raises EOFError to leave, and what the command raises."""
+    """Run a command line. Raises EOFError to leave, and what the command raises."""
     name, _, rest = line[1:].partition(" ")
     _find(name.strip().lower()).act(chat, rest.strip())

@@ -1,4 +1,4 @@
-"""What Tab offers in a chat: commands, settings and their values, pairs, files."""
+"""Completion with Tab in a chat: commands, settings and their values, pairs, files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.files.catalog import load_catalog
 
 
 def complete(line: str) -> Iterable[tuple[str, int, str]]:
-    """What may stand at the end of `line`: (text, where it starts relative to the end, what it means)."""
+    """Completions at the end of `line`: (text, its start relative to the end, its meaning)."""
     if not line.startswith("/") or "\n" in line:
         return
     name, space, rest = line[1:].partition(" ")
@@ -29,7 +29,7 @@ def complete(line: str) -> Iterable[tuple[str, int, str]]:
 
 
 def _offers(takes: str, words: list[str]) -> Iterator[tuple[str, str]]:
-    """Words that may stand where the last of `words` begins."""
+    """Completions of the last of `words`, with their meanings."""
     begun = words[-1]
     if takes == "set":
         rows = _set_words(words[:-1])
@@ -48,12 +48,12 @@ def _offers(takes: str, words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _set_words(before: list[str]) -> dict[str, str]:
-    """What may follow `/set` and the words `before`."""
+    """The words that can follow `/set` and the words `before`."""
     named = {name: setting.help for name, setting in SETTINGS.items()}
     if before[:1] == ["parameter"]:
         before = before[1:]
     elif not before:
-        own = {"parameter": "a setting by name", "system": "the system prompt", "nohistory": "write no history"}
+        own = {"parameter": "a setting by name", "system": "the system prompt", "nohistory": "save no messages"}
         return {**own, **LOOKS, **named}
     if not before:
         return named
@@ -66,7 +66,7 @@ def _set_words(before: list[str]) -> dict[str, str]:
 
 
 def _paths(begun: str) -> Iterator[tuple[str, int, str]]:
-    """Files and folders that begin so."""
+    """Files and folders that begin with `begun`."""
     folder, slash, name = begun.rpartition("/")
     where = meant(folder + slash or ".")
     try:

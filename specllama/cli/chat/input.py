@@ -1,4 +1,4 @@
-"""What a person types into a chat, one message at a time: an edited line, a plain one, or lines of a pipe."""
+"""Messages of a chat: from an editor with history and completion, or from lines of stdin."""
 
 from __future__ import annotations
 
@@ -19,34 +19,29 @@ if TYPE_CHECKING:
 
 PROMPT, MORE = ">>> ", "... "
 QUOTES = '"""'
-MAX_REMEMBERED = 20_000  # characters; a longer message is a document, not something to type again
+MAX_REMEMBERED = 20_000  # characters; a longer message is not saved in the history
 
-Complete = Callable[[str], Iterable[tuple[str, int, str]]]  # line -> (text, start relative to its end, what it is)
+Complete = Callable[[str], Iterable[tuple[str, int, str]]]  # line -> (text, start relative to its end, meaning)
 
 
 class MessageSource(Protocol):
-    """Where messages come from."""
+    """A source of messages."""
 
     def read(self, start: str = "") -> str:
-        """The next message; `start` is what a person finds typed already.
-
-        Raises EOFError at the end, KeyboardInterrupt for Ctrl-C.
-        """
+        """The next message; `start` is its first text, for editing. Raises EOFError, and KeyboardInterrupt."""
         ...
 
     @property
-    def edits(self) -> bool:
-        """True where `start` can be edited."""
-        ...
+    def edits(self) -> bool: ...  # `start` has an effect
 
 
 def is_open(text: str) -> bool:
-    '''True while a block of """ waits for its end.'''
+    '''True while a block in """ has no end yet.'''
     return text.count(QUOTES) % 2 == 1
 
 
 def unquoted(text: str) -> str:
-    """A message without the quotes around it, if it is one block."""
+    """A message without its triple quotes, if it is one block."""
     inner = text.strip()
     if inner.startswith(QUOTES) and inner.endswith(QUOTES) and inner.count(QUOTES) == 2:
         return inner.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
@@ -54,24 +49,23 @@ def unquoted(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """An argument without the quotes around it: triple, double or single."""
+    """An argument without its quotes: triple, double or single."""
     text = unquoted(text).strip()
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
 class Lines:
-    """One message a line, a block of triple quotes as one; `prompt` is where a person is asked, if there is one."""
+    """One message a line, or a block in triple quotes; a prompt is written to stderr of `prompt`, if given."""
 
     edits = False
 
     def __init__(self, file: TextIO, prompt: Output | None) -> None:
-        # Decoded line by line: one that is no text must not spoil those behind it.
+        # Decoded line by line, so that a line that is not text does not affect the next ones.
         self._file = file.buffer
         self._prompt = prompt
         self._endless = False
 
     def read(self, start: str = "") -> str:
-        """See `MessageSource`."""
         text = self._line(PROMPT)
         while is_open(text):
             try:
@@ -87,8 +81,8 @@ class Lines:
         if not data:
             raise EOFError
         if len(data) > MAX_BYTES:
-            self._endless = True  # what follows is the rest of it
-            raise UsageError(f"a line of stdin is longer than {size_text(MAX_BYTES)}: the rest is not read")
+            self._endless = True
+            raise UsageError(f"a line of stdin is longer than {size_text(MAX_BYTES)}; the rest is not read")
         try:
             return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
@@ -96,7 +90,7 @@ class Lines:
 
 
 class Editor:
-    """A line with everything that prompt_toolkit knows: editing, history, completion, paste as one block."""
+    """prompt_toolkit's line editor: history, completion, and paste as one block."""
 
     edits = True
 
@@ -115,14 +109,13 @@ class Editor:
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=_bindings(),
             prompt_continuation=lambda _width, _line, _wraps: MORE,
-            enable_open_in_editor=False,  # Ctrl+G does it, whatever the editing mode
+            enable_open_in_editor=False,  # Ctrl-G does it in every editing mode
             tempfile_suffix=".md",
             reserve_space_for_menu=0,
             erase_when_done=False,
         )
 
     def read(self, start: str = "") -> str:
-        """See `MessageSource`."""
         try:
             return self._session.prompt(default=start)
         finally:
@@ -130,7 +123,7 @@ class Editor:
                 self._keyboard.hold()
 
     def type(self, keys: str) -> None:
-        """As if a person pressed these keys at the next prompt, before any other."""
+        """Feed these keys to the next prompt, before any other."""
         from prompt_toolkit.input.typeahead import store_typeahead
         from prompt_toolkit.input.vt100_parser import Vt100Parser
         from prompt_toolkit.key_binding import KeyPress
@@ -141,19 +134,19 @@ class Editor:
         store_typeahead(self._session.app.input, pressed)
 
     def remember(self, *, wanted: bool) -> None:
-        """Whether messages go into the history on disk from now on."""
+        """Set whether messages are saved in the history on disk from now on."""
         self._history.wanted = wanted  # type: ignore[attr-defined]
 
 
 def _history(path: Path | None) -> FileHistory:
-    """The history in `path`, which only its owner may read; None keeps it in memory."""
+    """The history in `path`, which only its owner can read; None keeps it in memory."""
     from prompt_toolkit.history import FileHistory
 
     class OwnerOnly(FileHistory):
         wanted = path is not None
 
         def load_history_strings(self) -> Iterable[str]:
-            try:  # a generator, which fails where it is read: in the middle of the screen
+            try:  # as a list: the generator would fail later, while the prompt is drawn
                 return list(super().load_history_strings()) if path is not None else ()
             except OSError:
                 return ()
@@ -164,10 +157,10 @@ def _history(path: Path | None) -> FileHistory:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
-                path.chmod(0o600)  # also where it is there from an earlier time
+                path.chmod(0o600)  # for a file of an earlier version
                 super().store_string(string)
             except OSError:
-                self.wanted = False  # a full or foreign disk is no reason to end a chat
+                self.wanted = False  # a full or read-only disk does not end the chat
 
     return OwnerOnly(os.fspath(path or os.devnull))
 
@@ -185,7 +178,7 @@ def _completer(complete: Complete) -> Any:
 
 
 def _bindings() -> Any:
-    """Enter sends, unless a block of triple quotes is open; Alt-Enter or Ctrl-J makes a new line; Ctrl-G edits."""
+    """Enter sends, unless a block in triple quotes is open; Alt-Enter or Ctrl-J makes a new line; Ctrl-G edits."""
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     bindings = KeyBindings()

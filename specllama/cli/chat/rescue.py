@@ -1,4 +1,4 @@
-"""A chat that is ended from outside: what was said is kept, nothing is printed, and the next chat says where it is."""
+"""A chat that a signal ends: the conversation is saved, and the next chat tells where."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from specllama.cli.chat.answering import ChatState
 from specllama.cli.screen.ending import endings, handling
 from specllama.cli.screen.output import Output
 
-HUNG_UP, TERMINATED = 129, 143  # 128 and the numbers of SIGHUP and SIGTERM, as a shell would report them
+HUNG_UP, TERMINATED = 129, 143  # 128 + SIGHUP and 128 + SIGTERM, as a shell reports them
 
 
 def kept_file() -> Path:
-    """Where a conversation is kept whose terminal closed, or that was told to end."""
+    """The file for a conversation that was cut off."""
     return user_state_path("specllama") / "cut_off_chat.json"
 
 
 def is_gone() -> bool:
-    """True where stdin was a terminal and is closed now: the end of what is typed is no wish to leave then."""
+    """True if stdin was a terminal that is closed now, so that its end of file is not Ctrl-D."""
     try:
         import termios
 
@@ -39,9 +39,9 @@ def is_gone() -> bool:
 
 @contextlib.contextmanager
 def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
-    """SIGHUP and SIGTERM stop the answer and leave, with HUNG_UP and TERMINATED; if `wanted`, the conversation is kept.
+    """SIGHUP and SIGTERM stop the answer and exit with HUNG_UP or TERMINATED; `wanted` saves the conversation.
 
-    A SIGHUP that is ignored stays ignored: that is what nohup is for.
+    A SIGHUP that the process ignores (nohup) stays ignored.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -60,7 +60,7 @@ def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
 
 
 def _keep(talk: ChatState) -> None:
-    """Write the conversation where only its owner may read it. There is nobody to tell what goes wrong."""
+    """Save the conversation so that only its owner can read it. Errors are ignored: the terminal is closed."""
     path = kept_file()
     with contextlib.suppress(OSError, ConversationError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _keep(talk: ChatState) -> None:
 
 
 def tell_of_kept(output: Output) -> None:
-    """Say once that there is such a conversation."""
+    """Print once where the last cut-off conversation is."""
     with contextlib.suppress(OSError):
         told = kept_file().rename(kept_file().with_name("last_cut_off_chat.json"))
-        output.note(f"the last chat was cut off; to go on with it: /load {told}")
+        output.note(f"the last chat was cut off; to continue it: /load {told}")

@@ -1,4 +1,4 @@
-"""What `/stats` shows: the session and the last answer side by side, and bars by position."""
+"""The output of `/stats`: the last answer and the session side by side, and bars by position."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ def _kv(name: str, use: KvUse) -> str:
 def _speedup(session: ChatSession) -> str:
     plain, now = session.plain_tok_s(), session.stats.decode_tok_s
     if plain is None:
-        return "without drafts: n/a"
-    faster = f", with them {now / plain:.2f} times that" if now is not None and session.stats.n_drafted else ""
-    return f"without drafts: about {plain:.1f} t/s{faster}"
+        return "plain decoding: n/a"
+    faster = f", with drafts {now / plain:.2f} times that" if now is not None and session.stats.n_drafted else ""
+    return f"plain decoding: about {plain:.1f} t/s{faster}"
 
 
 def _reuse(session: ChatSession) -> str:
     reuse = session.reuse
     if reuse is None:
         return ""
-    draft = "" if reuse.n_draft is None else f", the draft {reuse.n_draft}"
-    return f"last prompt: {reuse.n_prompt} tokens, the target held {reuse.n_target} of them{draft}"
+    draft = "" if reuse.n_draft is None else f", {reuse.n_draft} in the draft's"
+    return f"last prompt: {reuse.n_prompt} tokens, {reuse.n_target} of them in the target's KV cache{draft}"
 
 
 def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[str]:
-    """The whole of it; no line wider than `width` where that is at least 40."""
+    """The lines of `/stats`, at most `width` wide if that is at least 40."""
     if not session.answers:
-        yield "nothing was answered yet"
+        yield "no answers yet"
         return
     last, whole = session.answers[-1], session.stats
     yield from _table(list(_rows(last, whole)), palette)
@@ -100,7 +100,7 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
 
 
 def stats_json(session: ChatSession) -> dict[str, object]:
-    """The same for programs."""
+    """The figures of `/stats` as JSON."""
     return {
         "event": "stats",
         "session": acceptance(session.stats),

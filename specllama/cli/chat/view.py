@@ -1,4 +1,4 @@
-"""An answer of a chat on the screen: who wrote each token, Markdown, what is thought, and one line of figures after."""
+"""An answer of a chat on the screen: origin of tokens, Markdown, thinking, and the summary line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specllama.cli.screen.terminal import StyledText
 from specllama.cli.screen.view import AnswerView
 from specllama.core.events import Event, Finished, PromptProgress
 
-# Colours, bold and underline tell who wrote a token; beside them Markdown keeps to dim and italic.
+# Colours, bold and underline show the origin of a token; with them, Markdown uses only dim and italic.
 _BESIDE_ORIGINS: dict[Kind, Style] = {
     "text": Style(),
     "heading": Style(italic=True),
@@ -38,14 +38,14 @@ _BY_ITSELF: dict[Kind, Style] = {
 
 @dataclass(slots=True)
 class AnswerLook:
-    """How answers look; changed by `/set`."""
+    """The look of answers, changed by `/set`."""
 
-    colors: bool = True  # by who wrote each token
-    fold: bool = False  # what is thought is not shown, only that something is
+    colors: bool = True  # by the origin of each token
+    fold: bool = False  # hide the thinking, except for its length
 
 
 class ChatView(AnswerView):
-    """An answer as text that only grows. Verbatim where stdout may not be styled."""
+    """An answer with its styles; verbatim if stdout has no styles."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class ChatView(AnswerView):
         self.reading = AnswerReading(starts_thinking=starts_thinking)
         self._origins = look.colors and figures.drafts
         self._folds = look.fold
-        self._folded = False  # something was thought and not shown, and nothing said about it yet
+        self._folded = False  # thinking was hidden, and the line about it is not printed yet
         self._codes: dict[tuple[str, Kind], tuple[str, str]] = {}
         self._stream = output.out
 
     def take(self, event: Event) -> None:
-        """Count the event and keep its text; the first progress says what was read before."""
+        """Count the event and queue its text; the first progress has the cached tokens of the prompt."""
         if isinstance(event, PromptProgress) and self._figures.n_cached is None:
             self._figures.n_cached = event.done
         super().take(event)
@@ -85,7 +85,7 @@ class ChatView(AnswerView):
         self._tell_folded()
 
     def _show(self, letters: Iterable[Shown]) -> None:
-        """Characters of one look in one piece; spaces without any, for underlined space looks like a gap to fill in."""
+        """Add characters, those of one style in one piece. Spaces are not styled: underlined they look like gaps."""
         for (tag, kind, is_space), group in groupby(letters, key=lambda one: (one[1], one[2], one[0].isspace())):
             text = "".join(char for char, _, _ in group)
             if kind == "think" and self._folds:
@@ -100,7 +100,7 @@ class ChatView(AnswerView):
             self._folded = False
             n_words = len(self.reading.thought.split())
             on, off = codes_of(Style(dim=True), self._stream)
-            self._board.screen.add(StyledText(f"[ thought {n_words} words; /think shows them ]", on, off))
+            self._board.screen.add(StyledText(f"[ {n_words} words of thinking; /think shows them ]", on, off))
             self._board.screen.add(StyledText("\n"))
 
     def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:
@@ -112,18 +112,18 @@ class ChatView(AnswerView):
         return self._codes[key]
 
     def close(self) -> None:
-        """Take the live figures away, and leave nothing of the text behind."""
+        """Write the rest of the text and erase the live figures."""
         self._finish()
         super().close()
 
 
 def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
-    """What is worth saying after an answer, the most telling first."""
+    """The parts of the summary, the most important first."""
     stats = finished.stats
     if finished.reason == "cancelled":
         yield "stopped"
     elif finished.reason == "length":
-        yield "cut at its limit"
+        yield "cut off at the limit"
     yield rate(stats.decode_tok_s, "t/s")
     if stats.n_drafted:
         yield f"{percent(stats.acceptance_rate, 1)} accepted ({stats.n_accepted}/{stats.n_drafted})"
@@ -133,7 +133,7 @@ def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
 
 
 def turn_summary(finished: Finished, reuse: Reuse, width: int) -> str:
-    """One line after an answer; what does not fit into `width` is left out: counts first, then the last parts."""
+    """The summary line after an answer. To fit into `width`, counts are left out first, then the last parts."""
     parts = list(_parts(finished, reuse))
     if len(_joined(parts)) > width:
         parts = [part.partition(" (")[0] for part in parts]

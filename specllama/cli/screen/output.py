@@ -10,8 +10,7 @@ import re
 import stat
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -223,9 +222,9 @@ def say_error(error: SpecllamaError, stream: Stream | None = None) -> None:
 
 
 class _Standard(io.TextIOWrapper):
-    """A wrapper of an existing standard stream, for other handling of write errors."""
+    """A wrapper of an existing standard stream that hands write errors to `failed`."""
 
-    def __init__(self, before: io.TextIOWrapper) -> None:
+    def __init__(self, before: io.TextIOWrapper, failed: Callable[[OSError], None]) -> None:
         super().__init__(
             before.buffer,
             before.encoding,
@@ -234,51 +233,35 @@ class _Standard(io.TextIOWrapper):
             write_through=before.write_through,
         )
         self._before = before  # kept alive: its destructor would close the buffer
-
-
-class _Stderr(_Standard):
-    """Stderr that ignores write errors: a closed terminal must not cost the answer."""
+        self._failed = failed
 
     def write(self, text: str) -> int:
-        with self._swallowed():
-            return super().write(text)
+        if text:  # typer writes "" to test whether the stream takes text, and expects no error
+            try:
+                return super().write(text)
+            except OSError as error:
+                self._failed(error)
         return len(text)
 
     def flush(self) -> None:
-        with self._swallowed():
-            super().flush()
-
-    @contextmanager
-    def _swallowed(self) -> Iterator[None]:
         try:
-            yield
-        except OSError:
-            _null_as(self.fileno(), os.O_WRONLY)
-
-
-class _Stdout(_Standard):
-    """Stdout whose write errors are SpecllamaError, except BrokenPipeError: a full disk is not an internal error."""
-
-    def write(self, text: str) -> int:
-        if text == "":  # typer tests with this whether the stream takes text, and expects no error
-            return 0
-        with self._told():
-            return super().write(text)
-
-    def flush(self) -> None:
-        with self._told():
             super().flush()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            reason = "it is closed" if error.errno == errno.EBADF else error.strerror
-            forget_stdout()
-            raise SpecllamaError(f"stdout cannot be written: {reason}") from error
+            self._failed(error)
+
+
+def _stdout_failed(error: OSError) -> None:
+    """A full disk is an error with a message, not an internal error."""
+    if isinstance(error, BrokenPipeError):
+        raise error
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+    forget_stdout()
+    raise SpecllamaError(f"stdout cannot be written: {reason}") from error
+
+
+def _stderr_failed(_error: OSError) -> None:
+    """Ignored: a closed terminal must not cost the answer."""
+    _null_as(2, os.O_WRONLY)
 
 
 def forget_stdout() -> None:
@@ -310,6 +293,6 @@ def prepare_streams() -> None:
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(encoding=file.encoding if file.isatty() else "utf-8", errors="replace")
     if type(sys.stdout) is io.TextIOWrapper:  # a caller of `main` may have replaced it
-        sys.stdout = _Stdout(sys.stdout)
+        sys.stdout = _Standard(sys.stdout, _stdout_failed)
     if type(sys.stderr) is io.TextIOWrapper:
-        sys.stderr = _Stderr(sys.stderr)
+        sys.stderr = _Standard(sys.stderr, _stderr_failed)
