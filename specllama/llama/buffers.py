@@ -17,6 +17,7 @@ from specllama.files.gguf_header import TYPES, TensorInfo
 from specllama.llama.bindings import ExtraBuffer, extra_buffers, symbol
 from specllama.llama.header import Header
 from specllama.llama.kernel_path import KernelPath, Matrix
+from specllama.llama.load_plan import AMX_SHORTEST_ROW
 
 # Weights that llama.cpp only ever multiplies with, in every architecture that has them. Whatever else it does with a
 # weight (look up rows, convolve) would read a rearranged one wrongly, so what is not named here is never placed.
@@ -129,6 +130,8 @@ def _fits(buffer: ExtraBuffer, kind: int, n_in: int, n_out: int) -> bool:
 
     The buffer is as large as the weight, but nothing is written to it, so it takes no memory worth the name.
     """
+    if buffer.name == "AMX" and n_in < AMX_SHORTEST_ROW:
+        return False
     new = symbol("ggml_new_tensor_2d", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     place = symbol("ggml_backend_alloc_ctx_tensors_from_buft", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     multiply = symbol("ggml_mul_mat", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
-from specllama.files.gguf_header import TOKENS, GgufHeader, damaged
+from specllama.files.gguf_header import TOKENS, TYPES, GgufHeader, damaged
 
 # llama.cpp asserts these, and a failed assertion ends the process.
 _MAX_LAYERS = 512
@@ -113,6 +113,13 @@ class Header:
     def n_quantized_bytes(self) -> int:
         """Weights that are stored in blocks of a few bits."""
         return sum(size for kind, size in self.weight_bytes.items() if kind not in _PLAIN_TYPES)
+
+    @property
+    def shortest_row(self) -> int:
+        """Numbers in the shortest row of a quantized matrix; 0 without any."""
+        tensors = [tensor for file in self.files for tensor in file.tensors]
+        quantized = [each for each in tensors if len(each.shape) > 1 and TYPES[each.kind].name not in _PLAIN_TYPES]
+        return min((each.shape[0] for each in quantized), default=0)
 
 
 def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool = True) -> Header:

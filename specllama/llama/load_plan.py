@@ -19,6 +19,9 @@ _QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}
 _REPACKED_ANYWHERE = {"q1_0", "q2_k", "q4_0", "q4_k", "iq4_nl", "mxfp4"}
 _REPACKED_ON_ARM = {"q5_k", "q6_k", "q8_0"}
 _AMX = {"q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"}
+# llama.cpp's AMX kernels read memory that they never wrote where a row is a single block of 32: with MALLOC_PERTURB_=1
+# every logit of such a model is NaN (llama-cpp-python 0.3.36). Rows of 64 numbers are computed rightly.
+AMX_SHORTEST_ROW = 64
 _TOLERATED_COPY = 0.1  # a file is mapped although this share of it is kept twice: it loads faster and is shared
 
 
@@ -103,11 +106,15 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         n_gpu_layers=n_gpu_layers,
         max_block=min(options.max_block, n_batch),
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
-        use_extra_bufts=options.use_extra_bufts,
+        use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         placed=options.placed,
         need=need,
         warnings=_warnings(header, options, gpu, n_ctx),
     )
+
+
+def _spoiled_by_amx(header: Header, extra: tuple[str, ...]) -> bool:
+    return "AMX" in extra and 0 < header.shortest_row < AMX_SHORTEST_ROW
 
 
 def physical_cores() -> int:

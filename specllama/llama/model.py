@@ -104,7 +104,7 @@ def load(
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
     orders = llama_buffers.overrides(about, KernelPath.of(wish))
-    native = load_model(bindings(), log, about, plan, wish, progress, orders)
+    native = load_model(bindings(), log, about, plan, progress, orders)
     try:
         refuse_kind(native, about)
         open_context(native, log, about, plan, wish)

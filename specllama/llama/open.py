@@ -61,7 +61,6 @@ def load_model(
     log: LogBook,
     about: Header,
     plan: LoadPlan,
-    options: LoadOptions,
     progress: LoadProgress | None,
     overrides: Any = None,
 ) -> Native:
@@ -72,7 +71,7 @@ def load_model(
     params = lib.llama_model_default_params()
     params.n_gpu_layers = plan.n_gpu_layers
     params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
-    params.use_extra_bufts = options.use_extra_bufts
+    params.use_extra_bufts = plan.use_extra_bufts
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)
     native = _load(lib, log, about, params, progress)

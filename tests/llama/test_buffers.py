@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -145,3 +148,19 @@ def test_nothing_is_placed_by_type_where_layers_are_on_a_gpu(path: Path) -> None
     options = KernelPath(True, (("q4_0", "CPU_REPACK"),)).applied(LoadOptions(n_ctx=64))
     with pytest.raises(UsageError, match="GPU"):
         plan_load(llama.read_header(path), options, free=1 << 40, gpu=gpu, extra=("CPU_REPACK",))
+
+
+@pytest.mark.slow
+def test_no_logit_depends_on_memory_that_was_never_written(tmp_path: Path) -> None:
+    """Prevents: NaN now and then on CPUs with AMX, whose kernels read past rows of a single block."""
+    path = tmp_path / "q8_0.gguf"
+    llama.requantize(tiny.write_model(tmp_path / "narrow.gguf", vocabulary=tiny.ascii_level()), path, "q8_0")
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from specllama import llama\n"
+        "with llama.load(Path(sys.argv[1]), llama.LoadOptions(n_ctx=64, n_threads=1)) as model:\n"
+        "    model.feed(list(range(3, 43)))\n"
+        "    print(np.isfinite(model.eval([3, 4, 5])).all())"
+    )
+    env = {**os.environ, "MALLOC_PERTURB_": "1"}  # glibc fills what it hands out
+    done = subprocess.run([sys.executable, "-c", code, str(path)], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
