@@ -1,4 +1,4 @@
-"""A chooser that follows a script; those that enumerate are the program's own (`specllama.audit.enumeration`)."""
+"""A chooser that follows a script. The choosers that enumerate are in `specllama.audit.enumeration`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Iterable
 from specllama.audit.enumeration import ContractBroken, EnumeratingChooser, law_of, tv
 from specllama.core.distribution import Distribution
 
-__all__ = ["EnumeratingChooser", "ScriptedChooser", "law_of", "tv"]
+__all__ = ["EnumeratingChooser", "ScriptedChooser", "as_dict", "law_of", "tv"]
+
+
+def as_dict(law: Distribution) -> dict[int, float]:
+    ids, probs = law.items()
+    return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
 class ScriptedChooser:
-    """Answers from two lists and records every question. What is impossible may not be scripted."""
+    """Answers from two lists and records every question. Raises ContractBroken for an impossible answer."""
 
     def __init__(self, flips: Iterable[bool] = (), picks: Iterable[int] = ()) -> None:
         self._flips = list(flips)
@@ -20,7 +25,6 @@ class ScriptedChooser:
         self.picked: list[Distribution] = []
 
     def flip(self, prob: float) -> bool:
-        """The next scripted flip."""
         self.flipped.append(prob)
         answer = self._flips.pop(0)
         if prob <= 0.0 if answer else prob >= 1.0:
@@ -28,7 +32,6 @@ class ScriptedChooser:
         return answer
 
     def pick(self, law: Distribution) -> int:
-        """The next scripted token."""
         self.picked.append(law)
         token = self._picks.pop(0)
         if not law.prob(token) > 0.0:

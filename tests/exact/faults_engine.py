@@ -25,7 +25,7 @@ from specllama.core.stats import SpecStats
 from specllama.core.types import Chooser, Draft, LanguageModel, Stopper
 from specllama.drafters.model import ModelDrafter
 from tests.exact.faults import Case, Install, Law, SeededFault
-from tests.exact.harness import GREEDY, PLAIN, PROMPT, Pair, random_pair
+from tests.exact.harness import GREEDY, PLAIN, PROMPT, REPEAT, Pair, params_of, random_pair
 from tests.exact.reference import token_law
 from tests.fakes import (
     FakeModel,
@@ -41,10 +41,6 @@ def engine_case(pair: Pair, params: SamplingParams, n_tokens: int = 3, stops: Se
     return Case(
         lambda: pair.engine_law(params, n_tokens, stops=stops), lambda: pair.plain_law(params, n_tokens, stops=stops)
     )
-
-
-def params_of(**changes: object) -> SamplingParams:
-    return SamplingParams(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **changes})
 
 
 def patch_target_law(change: Callable[..., Distribution]) -> Install:
@@ -310,7 +306,6 @@ def engine_fault(rule: str, case: Case, install: Install) -> SeededFault:
 
 
 PAIR = random_pair(81)
-REPEAT = params_of(repeat_penalty=1.7, repeat_last_n=2)
 ENDS = random_pair(82, end_tokens=frozenset({1, 2}))
 TIED = random_pair(target=RandomTable(3, 83, ties=True, spread=0.8), draft=RandomTable(3, 84))
 SHARP = params_of(temperature=1e-7)

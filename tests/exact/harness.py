@@ -1,12 +1,12 @@
-"""An engine over fakes, watched: every run checks the invariants of docs/design.md after every step and at its end."""
+"""An engine over fakes. Every run checks the invariants of docs/design.md after every step and at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from specllama.audit.parts import Parts
-from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
@@ -17,18 +17,22 @@ from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_l
 from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, FakeStopper, RandomTable, Table
 
-PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the model's own law, no filter
-GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+
+def params_of(**changes: object) -> SamplingParams:
+    """The model's own law without filters, except for `changes`."""
+    return SamplingParams(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **changes})  # type: ignore[arg-type]
+
+
+PLAIN = params_of()
+GREEDY = params_of(temperature=0.0)
+REPEAT = params_of(repeat_penalty=1.7, repeat_last_n=2)  # tokens of a block change its own laws
 PROMPT = (0, 1, 0)
 N_VOCAB = 6  # of the pairs that run greedily
-REPEAT = SamplingParams(
-    temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.7, repeat_last_n=2
-)  # tokens of a block change its own laws
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What a target and its draft are made of; `rig` makes a fresh engine of it."""
+    """The parts of a target and its draft; `rig` makes a new engine of them."""
 
     target: Table
     draft: Table | None
@@ -45,7 +49,6 @@ class Pair:
     parts: Parts = field(default_factory=Parts)  # broken ones, where a fault is seeded
 
     def rig(self) -> Rig:
-        """A fresh engine, nothing in its caches."""
         caps = Caps(max_block=self.max_block, tree=True)
         target = FakeModel(self.target, self.n_vocab, self.n_ctx, self.end_tokens, caps)
         if self.draft is None:
@@ -61,26 +64,18 @@ class Pair:
         return Rig(target, draft, drafter, rule=self.rule, parts=self.parts)
 
     def law_at(self, params: SamplingParams) -> Callable[[History], TokenLaw]:
-        """The law of the token after a history, by the reference alone; kept, for it is asked again and again."""
-        laws: dict[History, TokenLaw] = {}
-
-        def at(history: History) -> TokenLaw:
-            if history not in laws:
-                laws[history] = token_law(self.target(history).tolist(), history, params)
-            return laws[history]
-
-        return at
+        """The law of the token after a history, by the reference alone."""
+        return cache(lambda history: token_law(self.target(history).tolist(), history, params))
 
     def plain_law(
         self, params: SamplingParams, n_max: int, *, stops: Sequence[History] = (), prompt: History = PROMPT
     ) -> dict[Answer, float]:
-        """What the law of the answer must be."""
         return answer_law(self.law_at(params), prompt, n_max, end_tokens=self.end_tokens, stops=stops)
 
     def engine_law(
         self, params: SamplingParams, max_tokens: int, *, stops: Sequence[History] = (), prompt: History = PROMPT
     ) -> dict[Answer, float]:
-        """What it is: every branch of the engine, each on a fresh rig."""
+        """Every branch of the engine, each on a new rig."""
         return law_of(lambda choose: self.rig().answer(prompt, params, choose, max_tokens, stops=stops))
 
 
@@ -102,17 +97,14 @@ class Rig:
 
     @property
     def emitted(self) -> History:
-        """Tokens of the run so far."""
         return tuple(event.token for event in self.events if isinstance(event, TokenEvent))
 
     @property
     def steps(self) -> list[StepEvent]:
-        """Verify passes of the run so far."""
         return [event for event in self.events if isinstance(event, StepEvent)]
 
     @property
     def finished(self) -> Finished:
-        """The last event of a run that came to its end."""
         last = self.events[-1]
         assert isinstance(last, Finished)
         return last
@@ -127,7 +119,6 @@ class Rig:
         stops: Sequence[History] = (),
         cancel: Cancel | None = None,
     ) -> Iterator[Event]:
-        """The engine's events, with the invariants checked after every step, at the end and after abandonment."""
         self.events = []
         events = self.engine.generate(
             prompt,
@@ -157,7 +148,6 @@ class Rig:
         *,
         stops: Sequence[History] = (),
     ) -> Answer:
-        """A whole answer: its tokens and why it ended."""
         for _ in self.run(prompt, params, choose, max_tokens, stops=stops):
             pass
         return self.emitted, self.finished.reason
@@ -174,7 +164,7 @@ class Rig:
             assert held == tokens[: len(held)], "the draft's cache holds a prefix of what is committed"
         assert 0 <= step.accepted <= len(step.drafted)
         assert from_draft == tuple(step.drafted)[: len(from_draft)] or self.draft is None, "a chain is said in order"
-        # All accepted tokens are said, except an accepted end token; then one more, unless the answer ended.
+        # All accepted tokens are emitted, except an accepted end token; then one more, unless the answer ended.
         assert step.accepted - 1 <= len(from_draft) <= step.accepted
         assert len(from_draft) <= len(own) <= step.accepted + 1
         if len(own) > len(from_draft):
@@ -182,7 +172,7 @@ class Rig:
             assert own[-1].origin in (("correction",) if rejected else ("correction", "bonus", "target"))
 
     def _check_rest(self, prompt: Sequence[int]) -> None:
-        """However the answer ended: the KV holds what was yielded but its last token, or a part of the prompt."""
+        """After any end: the KV holds all yielded tokens but the last, or a part of the prompt."""
         tokens = (*prompt, *self.emitted)
         held = self.target.tokens
         if self.emitted:
@@ -192,7 +182,6 @@ class Rig:
             assert len(held) < len(tokens)
 
     def _check_counters(self) -> None:
-        """The statistics tell what the events told."""
         stats, steps = self.finished.stats, self.steps
         assert stats.n_emitted == len(self.emitted)
         assert stats.n_steps == len(steps)
@@ -208,9 +197,8 @@ class Rig:
 
 
 def random_pair(seed: int = 0, **changes: object) -> Pair:
-    """Two unrelated random tables over the same small vocabulary, unless `changes` say otherwise."""
-    made = Pair(target=RandomTable(3, seed), draft=RandomTable(3, 1000 + seed))
-    n_vocab = int(changes.get("n_vocab", made.n_vocab))  # type: ignore[call-overload]
+    """Two unrelated random tables over the same small vocabulary, except for `changes`."""
+    n_vocab = int(changes.get("n_vocab", 3))  # type: ignore[call-overload]
     tables = {
         "target": RandomTable(n_vocab, seed),
         "draft": RandomTable(int(changes.get("n_draft_vocab", n_vocab)), 1000 + seed),  # type: ignore[call-overload]
@@ -222,12 +210,10 @@ class Certain:
     """A chooser for greedy runs: every question has one possible answer."""
 
     def flip(self, prob: float) -> bool:
-        """Certain or impossible."""
         assert prob in (0.0, 1.0)
         return prob == 1.0
 
     def pick(self, law: object) -> int:
-        """The only token."""
         (token,) = law.support().tolist()  # type: ignore[attr-defined]
         return int(token)
 
@@ -235,11 +221,7 @@ class Certain:
 def agreeing(target: Table, n_vocab: int, seed: int, noise: float = 0.6) -> Table:
     """A draft that agrees with `target` often, not always."""
     other = RandomTable(n_vocab, seed, spread=noise)
-
-    def table(history: History) -> FloatArray:
-        return target(history) + other(history)
-
-    return table
+    return lambda history: target(history) + other(history)
 
 
 def good_pair(**changes: object) -> Pair:
@@ -250,7 +232,7 @@ def good_pair(**changes: object) -> Pair:
 
 
 def plain_greedy(table: Table, prompt: Sequence[int], n_tokens: int, params: SamplingParams = GREEDY) -> History:
-    """What plain greedy decoding says, by the reference."""
+    """The answer of plain greedy decoding, by the reference."""
     tokens = tuple(prompt)
     for _ in range(n_tokens):
         (token,) = token_law(table(tokens).tolist(), tokens, params)
@@ -259,7 +241,7 @@ def plain_greedy(table: Table, prompt: Sequence[int], n_tokens: int, params: Sam
 
 
 def assert_answers_like_new(rig: Rig, said: History) -> None:
-    """Whatever happened, the engine goes on with the conversation and begins another one as a fresh one would."""
+    """The engine continues the conversation and begins another one as a new engine would."""
     going_on = (*PROMPT, *said)
     for prompt in (going_on, (*PROMPT, 5, 5), going_on, (3,)):
         tokens, _ = rig.answer(prompt, GREEDY, Certain(), 6)

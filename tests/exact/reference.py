@@ -1,12 +1,13 @@
-"""What the answer's law must be, from the definitions of docs/design.md in plain Python: no numpy, no specllama code.
+"""What the law of the answer must be, from the definitions of docs/design.md in plain Python.
 
-Slow and obvious on purpose: it is the yardstick, so it shares nothing with what it measures.
+Slow and obvious on purpose. It uses neither numpy nor specllama, so it shares no code with what it tests.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from typing import Protocol, TypeAlias
 
 History: TypeAlias = tuple[int, ...]
@@ -50,7 +51,7 @@ def token_law(logits: Iterable[float], history: Sequence[int], params: Settings)
 
 
 def _penalised(row: TokenLaw, history: Sequence[int], params: Settings) -> TokenLaw:
-    """Every token seen in the last N loses: by factor, once by presence, and by frequency for every time."""
+    """Every token of the last N is lowered: by a factor, once for presence, and for frequency each time."""
     if params.repeat_last_n == 0:
         return row
     window = list(history) if params.repeat_last_n < 0 else list(history)[-params.repeat_last_n :]
@@ -63,7 +64,6 @@ def _penalised(row: TokenLaw, history: Sequence[int], params: Settings) -> Token
 
 
 def _softmax(row: TokenLaw, tokens: Sequence[int], temperature: float) -> TokenLaw:
-    """Probabilities over `tokens`."""
     peak = max(row[token] for token in tokens)
     weights = {token: math.exp((row[token] - peak) / temperature) for token in tokens}
     total = math.fsum(weights.values())
@@ -73,9 +73,11 @@ def _softmax(row: TokenLaw, tokens: Sequence[int], temperature: float) -> TokenL
 def _top_p(ranked: Sequence[int], probs: TokenLaw, top_p: float) -> list[int]:
     """The fewest tokens, most likely first, whose mass reaches `top_p`."""
     kept: list[int] = []
+    mass = Fraction(0)  # exact: a rounded sum could reach the share one token too early
     for token in ranked:
         kept.append(token)
-        if math.fsum(probs[other] for other in kept) >= top_p:
+        mass += Fraction(probs[token])
+        if mass >= top_p:
             break
     return kept
 
@@ -90,8 +92,8 @@ def answer_law(
 ) -> dict[Answer, float]:
     """The law of plain decoding's whole answer after `prompt`: one token at a time, each from `law_at`.
 
-    An end token ends the answer and is not part of it; tokens that end with one of `stops` end it and are; after
-    `n_max` tokens it is cut. A stop comes before the cut.
+    An end token ends the answer and is not part of it. One of `stops` ends it and is part of it. After `n_max` tokens
+    the answer is cut; a stop is checked before the cut.
     """
     ends, stop_list = frozenset(end_tokens), [tuple(stop) for stop in stops]
     law: dict[Answer, float] = {}
@@ -113,5 +115,5 @@ def answer_law(
 
 
 def first_tokens(law_at: Callable[[History], TokenLaw], prompt: Sequence[int], n: int) -> dict[History, float]:
-    """The law of the first `n` tokens of plain decoding that nothing ends."""
+    """The law of the first `n` tokens of plain decoding, without end tokens."""
     return {tokens: weight for (tokens, _), weight in answer_law(law_at, prompt, n).items()}

@@ -17,7 +17,7 @@ from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import PREFILL_AT_ONCE, ModelDrafter
 from tests.enumeration import law_of
-from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, random_pair
+from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, params_of, random_pair
 from tests.exact.reference import Answer, History
 from tests.exact.translating import FIRST, WatchedDraft
 from tests.fakes import FakeModel
@@ -27,8 +27,8 @@ PROMPT = (0, 1, 1, 0, 1, 1, 0)
 
 SAMPLERS = {
     "plain": PLAIN,
-    "filters": SamplingParams(temperature=0.8, top_k=2, top_p=0.9, min_p=0.05),
-    "penalty": SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.6, repeat_last_n=3),
+    "filters": params_of(temperature=0.8, top_k=2, top_p=0.9, min_p=0.05),
+    "penalty": params_of(repeat_penalty=1.6, repeat_last_n=3),
     "greedy": GREEDY,
 }
 

@@ -14,18 +14,11 @@ import pytest
 
 from specllama.chat.stream import StopWatch
 from specllama.core.events import Notice
-from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser, Draft, Rule
 from tests.enumeration import law_of
-from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, random_pair
+from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, params_of, random_pair
 from tests.exact.reference import Answer, History
 from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, drawn_tree, points, random_laws
-
-
-def params_of(**changes: object) -> SamplingParams:
-    """The model's own law, but for what is named."""
-    return SamplingParams(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **changes})
-
 
 # Per draft length: tokens in the vocabulary and in the answer. An answer one longer than the draft lets a block be
 # accepted whole; fewer tokens to choose from keep the long ones countable.

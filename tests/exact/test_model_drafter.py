@@ -10,6 +10,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, Observation, Verdict
 from specllama.drafters.model import ModelDrafter
+from tests.enumeration import as_dict
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import History, token_law
 from tests.fakes import FakeModel, RandomTable, replaced
@@ -54,11 +55,6 @@ class Asked:
 
 def model(n_vocab: int = N_VOCAB, seed: int = 50, **settings: object) -> FakeModel:
     return FakeModel(RandomTable(n_vocab, seed), n_vocab, **settings)  # type: ignore[arg-type]
-
-
-def as_dict(law: Distribution) -> dict[int, float]:
-    ids, probs = law.items()
-    return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("draft_temperature", [None, 1.5])
