@@ -1,10 +1,10 @@
-"""Fakes at the narrowest seams: tables of logits, a model with a checked KV, drafters and stoppers from scripts."""
+"""Fakes: tables of logits, a model with a checked KV, drafters and stoppers that follow a script."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -21,9 +21,6 @@ Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
 Probs: TypeAlias = tuple[float, ...]
 Laws: TypeAlias = Callable[[History], Probs]  # history -> probabilities (V,)
 Hook: TypeAlias = Callable[[int, str], None]  # before every model call: its number (from 0) and its name
-
-
-# ---------------------------------------------------------------------------------------------------------- tables
 
 
 class RandomTable:
@@ -44,13 +41,12 @@ class RandomTable:
         self._rows: dict[History, FloatArray] = {}
 
     def __call__(self, history: History) -> FloatArray:
-        row = self._rows.get(history)
-        if row is None:
-            row = self._rows[history] = self._draw(history)
-        return row
+        if history not in self._rows:
+            self._rows[history] = self._draw(history)
+        return self._rows[history]
 
     def _draw(self, history: History) -> FloatArray:
-        # The length goes in, and ids start at 1: a SeedSequence does not tell trailing zeros from nothing.
+        # The length is part of the seed, and ids start at 1: a SeedSequence ignores trailing zeros.
         rng = np.random.default_rng([self._seed, len(history), *(token + 1 for token in history)])
         row = self._spread * rng.standard_normal(self.vocab_size)
         if self._ties:
@@ -73,7 +69,7 @@ def table_of(laws: Laws) -> Table:
 
 @cache
 def dense(probs: Probs) -> Distribution:
-    """The law with these probabilities; kept, because an enumeration asks for the same few again and again."""
+    """`Distribution.dense`, cached: an enumeration asks for the same few again and again."""
     return Distribution.dense(probs)
 
 
@@ -107,9 +103,6 @@ def random_laws(vocab_size: int, seed: int, *, zeros: float = 0.0) -> Laws:
     return laws
 
 
-# ----------------------------------------------------------------------------------------------------------- model
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """One operation of a fake model, as recorded."""
@@ -123,12 +116,11 @@ class Call:
 class FakeModel:
     """A `LanguageModel` over a table of logits, with a KV that checks how it is used.
 
-    Invariants, each a ContractBroken when it is violated: ids lie in the vocabulary; `eval` holds 1 to
-    `caps.max_block` tokens and parents come before children; after an `eval` with branches only `keep`, or a
-    `truncate` to the pending token or below, may follow; `keep` names the pending token of the last `eval` and a
-    path from its root. Rows are read-only views and turn into NaN with the next `feed` or `eval`. A context that is
-    full raises ContextFull. `hook` sees every call before it happens and may raise; an Interrupted in `feed` leaves
-    the first half of its tokens in the KV, as an aborted prefill does.
+    It raises ContractBroken unless ids lie in the vocabulary; `eval` gets 1 to `caps.max_block` tokens, parents before
+    children; an `eval` with branches is followed by `keep`, or by a `truncate` to the pending token or below; `keep`
+    names the pending token of the last `eval` and a path from its root. Rows are read-only views and turn into NaN with
+    the next `feed` or `eval`. A full context raises ContextFull. `hook` is called before every call and may raise; an
+    Interrupted in `feed` leaves the first half of its tokens in the KV, as an aborted prefill does.
     """
 
     table: Table
@@ -148,20 +140,16 @@ class FakeModel:
 
     @property
     def length(self) -> int:
-        """Tokens now in the KV."""
         return len(self._kv)
 
     @property
     def tokens(self) -> History:
-        """What the KV holds, in its order: of a tree, every node."""
         return tuple(self._kv)
 
     def count(self, name: str) -> int:
-        """How often the operation `name` was called."""
         return sum(call.name == name for call in self.calls)
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens without logits."""
         self._require_line()
         try:
             self._record("feed", tokens)
@@ -171,7 +159,6 @@ class FakeModel:
         self._append(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """Append tokens and return their logits (len(tokens), V)."""
         self._require_line()
         n_nodes = len(tokens) - 1
         if not 0 <= n_nodes < self.caps.max_block:
@@ -194,7 +181,6 @@ class FakeModel:
         return view
 
     def truncate(self, length: int) -> None:
-        """Drop every token from `length` on."""
         if not 0 <= length <= self.length:
             raise ContractBroken(f"truncate to {length} of {self.length} tokens")
         if self._branches() and self._pending_at is not None and length > self._pending_at + 1:
@@ -204,7 +190,6 @@ class FakeModel:
         self._pending_at, self._parents = None, ()
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Of the last eval keep the pending token and the nodes of `path`."""
         if self._pending_at is None or length != self._pending_at + 1:
             raise ContractBroken(f"keep({length}, ...), but the pending token is at {self._pending_at}")
         for parent, node in zip((-1, *path), path, strict=False):
@@ -215,15 +200,12 @@ class FakeModel:
         self._pending_at, self._parents = None, ()
 
     def watch(self, cancel: Cancel | None) -> None:
-        """Remember the flag."""
         self.watched = cancel
 
     def close(self) -> None:
-        """Remember that it was closed."""
         self.closed = True
 
     def _record(self, name: str, tokens: Sequence[int]) -> None:
-        """Note the call, let the hook see it, and refuse what has no room or no row."""
         n_call = len(self.calls)
         self.calls.append(Call(name, tuple(tokens), self.length))
         for token in tokens:
@@ -234,7 +216,6 @@ class FakeModel:
             raise ContextFull(f"{self.length} + {len(tokens)} tokens in a context of {self.n_ctx}")
 
     def _append(self, tokens: Sequence[int]) -> None:
-        """Grow the KV; whatever view is still out there becomes unusable."""
         if self._rows is not None and len(tokens):
             self._rows.fill(np.nan)
             self._rows = None
@@ -242,16 +223,12 @@ class FakeModel:
         self._pending_at, self._parents = None, ()
 
     def _branches(self) -> bool:
-        """Does the last eval hold a token that does not follow the one before it?"""
         return any(parent != node - 1 for node, parent in enumerate(self._parents))
 
     def _require_line(self) -> None:
-        """Tokens can only follow a line, not a tree whose branches are still open."""
         if self._branches():
             raise ContractBroken("feed or eval after a tree, before keep")
 
-
-# -------------------------------------------------------------------------------------------------------- drafters
 
 Script: TypeAlias = Callable[[History, int, Chooser], Draft]  # (tokens, limit, choose) -> at most `limit` tokens
 
@@ -303,7 +280,7 @@ def _without(law: Probs, token: int) -> Probs:
 
 @dataclass(slots=True)
 class ScriptedDrafter:
-    """A drafter that proposes what its script says and remembers what it was told."""
+    """Proposes what its script says and records its calls."""
 
     script: Script
     name: str = "scripted"
@@ -315,26 +292,19 @@ class ScriptedDrafter:
     closed: bool = False
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
-        """Remember that an answer started."""
         self.begun.append(tuple(tokens))
 
     def propose(self, tokens: Sequence[int], limit: int, params: object, choose: Chooser) -> Draft:
-        """What the script says."""
         self.limits.append(limit)
         return self.script(tuple(tokens), limit, choose)
 
     def observe(self, seen: Observation) -> None:
-        """Remember the verification, its tokens as they were then."""
-        self.seen.append(
-            Observation(tuple(seen.tokens), seen.draft, seen.verdict, seen.proposed_by, seen.features, seen.logits)
-        )
+        self.seen.append(replace(seen, tokens=tuple(seen.tokens), laws=None))  # `tokens` grows later
 
     def report(self) -> DraftReport:
-        """Nothing to tell."""
         return DraftReport()
 
     def close(self) -> None:
-        """Remember that it was closed."""
         self.closed = True
 
 
@@ -346,6 +316,5 @@ class FakeStopper:
     tokens: list[int] = field(default_factory=list)
 
     def push(self, token: int) -> bool:
-        """True if this token completes a stop."""
         self.tokens.append(token)
         return any(tuple(self.tokens[-len(stop) :]) == stop for stop in self.stops)

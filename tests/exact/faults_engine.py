@@ -27,13 +27,7 @@ from specllama.drafters.model import ModelDrafter
 from tests.exact.faults import Case, Install, Law, SeededFault
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, REPEAT, Pair, params_of, random_pair
 from tests.exact.reference import token_law
-from tests.fakes import (
-    FakeModel,
-    FakeStopper,
-    History,
-    RandomTable,
-    replaced,
-)
+from tests.fakes import FakeModel, FakeStopper, History, RandomTable, replaced
 
 
 def engine_case(pair: Pair, params: SamplingParams, n_tokens: int = 3, stops: Sequence[History] = ()) -> Case:
@@ -53,31 +47,27 @@ def patch_target_law(change: Callable[..., Distribution]) -> Install:
     return install
 
 
-LawFunction: TypeAlias = Callable[[FloatArray, Sequence[int], SamplingParams], Distribution]
+Row: TypeAlias = FloatArray
+Ids: TypeAlias = Sequence[int]
+LawFunction: TypeAlias = Callable[[Row, Ids, SamplingParams], Distribution]
 
 
-def wider_window(law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution:
+def wider_window(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     return law(logits, history, replace(params, repeat_last_n=params.repeat_last_n - 1))
 
 
-def temperature_first(
-    law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams
-) -> Distribution:
+def temperature_first(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     return law(logits / params.temperature, history, replace(params, temperature=1.0))
 
 
-def top_p_before_top_k(
-    law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams
-) -> Distribution:
+def top_p_before_top_k(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     kept = law(logits, history, replace(params, top_k=0)).support()
     row = np.full(logits.shape, -np.inf)
     row[kept] = logits[kept]
     return law(row, history, replace(params, top_p=1.0))
 
 
-def bias_after_penalties(
-    law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams
-) -> Distribution:
+def bias_after_penalties(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     """Undo and redo: the bias is given so that after the penalty's factor it counts in full."""
     seen = set(params.window(history))
     bias = {
@@ -86,26 +76,20 @@ def bias_after_penalties(
     return law(logits, history, replace(params, logit_bias=bias))
 
 
-def ties_to_the_highest(
-    law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams
-) -> Distribution:
+def ties_to_the_highest(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     return Distribution.point(len(logits) - 1 - int(logits[::-1].argmax()))
 
 
-def another_cut_off(
-    law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams
-) -> Distribution:
+def another_cut_off(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     weights = np.exp((logits.astype(np.float64) - float(logits.max())) / params.temperature)
     return Distribution.dense(weights / weights.sum())
 
 
-def cut_to_the_draft(
-    law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams
-) -> Distribution:
+def cut_to_the_draft(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     return law(logits[:2], history, params)
 
 
-def nan_to_number(law: LawFunction, logits: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution:
+def nan_to_number(law: LawFunction, logits: Row, history: Ids, params: SamplingParams) -> Distribution:
     return law(np.nan_to_num(logits, nan=0.0), history, params)
 
 
@@ -132,9 +116,7 @@ def patch_drafts(change: ProposeChange) -> Install:
     """Let every draft pass through `change` on its way to the engine."""
     propose = ModelDrafter.propose
 
-    def changed(
-        self: ModelDrafter, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser
-    ) -> Draft:
+    def changed(self: ModelDrafter, tokens: Ids, limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         return change(self, propose(self, tokens, limit, params, choose), tuple(tokens), params)
 
     return lambda monkeypatch: monkeypatch.setattr(ModelDrafter, "propose", changed)

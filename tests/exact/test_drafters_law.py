@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from specllama.core.sampling import SamplingParams
+from specllama.base.errors import AllForbidden
+from specllama.core.events import Notice
+from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Chooser, Drafter, DraftPlan, DraftPolicy, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters import controller as tuning
@@ -15,12 +18,12 @@ from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
-from specllama.drafters.model import PREFILL_AT_ONCE, ModelDrafter
+from specllama.drafters.model import FORBIDDEN, PREFILL_AT_ONCE, ModelDrafter
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, params_of, random_pair
 from tests.exact.reference import Answer, History
 from tests.exact.translating import FIRST, WatchedDraft
-from tests.fakes import FakeModel
+from tests.fakes import FakeModel, RandomTable
 
 # A text that repeats itself, so that a lookup has something to say from the first step on.
 PROMPT = (0, 1, 1, 0, 1, 1, 0)
@@ -207,3 +210,39 @@ def test_a_chain_in_a_draft_context_that_runs_full_goes_on_with_lookups(room: in
     for policy in (lambda: None, lambda: Moody(5)):
         found = engine_law(lambda policy=policy: model_rig(pair, policy(), chain=True), PLAIN, 4)
         assert_same_law(found, pair.plain_law(PLAIN, 4, prompt=PROMPT))
+
+
+def forbidden_rig(strategy: str | None) -> tuple[Rig, SamplingParams]:
+    """A pair and a logit bias that forbids every token of the draft, which knows 3 of 5."""
+    target = FakeModel(RandomTable(5, 5), 5)
+    params = params_of(logit_bias=dict.fromkeys(range(3), -math.inf))
+    if strategy is None:
+        return Rig(target, None, None), params
+    draft = FakeModel(RandomTable(3, 6), 3)
+    settings = DraftSettings(length=DraftLength(2), vocab_size=5, n_at_once=100)
+    return Rig(target, draft, REGISTRY[strategy].make(draft, settings)), params
+
+
+@pytest.mark.parametrize("strategy", ["draft-simple", "chain"])
+def test_a_bias_that_forbids_all_of_the_drafts_tokens_ends_the_drafting_and_not_the_answer(strategy: str) -> None:
+    """Prevents: an error in an answer that plain decoding gives, a useless pass at every step, or another law."""
+    rig, params = forbidden_rig(strategy)
+    tokens, reason = rig.answer(PROMPT, params, RandomChooser(3), 12)
+    assert reason == "length"
+    assert set(tokens) <= {3, 4}
+    notices = [event.text for event in rig.events if isinstance(event, Notice)]
+    assert notices.count(FORBIDDEN) == 1
+    assert rig.draft is not None
+    assert rig.draft.length <= len(PROMPT)
+    plain, found = (
+        law_of(lambda choose, name=name: forbidden_rig(name)[0].answer(PROMPT, params, choose, 3))
+        for name in (None, strategy)
+    )
+    assert_same_law(found, plain)
+
+
+def test_a_bias_that_forbids_all_of_the_targets_tokens_is_an_error() -> None:
+    """Prevents: a swallowed error, and an answer of nothing."""
+    params = SamplingParams(temperature=1.0, logit_bias=dict.fromkeys(range(5), -math.inf))
+    with pytest.raises(AllForbidden):
+        forbidden_rig("draft-simple")[0].answer((0, 1), params, RandomChooser(0), 3)

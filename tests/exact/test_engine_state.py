@@ -11,20 +11,26 @@ from specllama.base.errors import BackendError, Interrupted, RollbackRefused
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Cancel
+from specllama.core.types import Cancel, Chooser
 from specllama.drafters.model import ModelDrafter
+from tests.enumeration import law_of
 from tests.exact.harness import (
     GREEDY,
     N_VOCAB,
     PLAIN,
     PROMPT,
+    REPEAT,
     Certain,
+    Pair,
     Rig,
     agreeing,
     assert_answers_like_new,
+    assert_same_law,
     good_pair,
     plain_greedy,
+    random_pair,
 )
+from tests.exact.reference import Answer
 from tests.fakes import FakeModel, RandomTable
 
 N_TOKENS = 12
@@ -98,9 +104,6 @@ def test_a_paused_drafter_is_back_at_once_and_catches_up_in_one_go() -> None:
     spec_steps = [step for step in rig.steps if step.drafted]
     assert all(step.accepted == len(step.drafted) for step in spec_steps)
     assert len(spec_steps) == 5
-
-
-# -------------------------------------------------------------------------------------- ended in every possible place
 
 
 @pytest.mark.parametrize("at", range(24))
@@ -220,3 +223,56 @@ def test_two_engines_on_one_model_do_not_trust_each_others_leavings(seed: int) -
     first = answer(a, [1, 2, 3, 4])
     answer(b, [4, 3, 2, 1])
     assert answer(a, [1, 2, 3, 4]) == first == answer(Engine(model()), [1, 2, 3, 4])
+
+
+def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: SamplingParams) -> dict[Answer, float]:
+    """The law of `n_tokens` in two answers: the first one ends at event or model call number `at`."""
+
+    def run(choose: Chooser) -> Answer:
+        rig, cancel = pair.rig(), Cancel()
+        n_calls = 0
+
+        def count_call(n_call: int, name: str) -> None:
+            nonlocal n_calls
+            if name in ("feed", "eval"):  # only these can be interrupted, and before anything was decided
+                n_calls += 1
+                if n_calls == at + 1:
+                    cancel.set()
+                    raise Interrupted("stopped by the test")
+
+        if how == "target call":
+            rig.target.hook = count_call
+        elif how == "draft call":
+            assert rig.draft is not None
+            rig.draft.hook = count_call
+        with closing(rig.run(PROMPT, params, choose, n_tokens, cancel=cancel)) as run:
+            for n_events, _ in enumerate(run):
+                if n_events == at and how == "cancel":
+                    cancel.set()
+                elif n_events == at and how == "close":
+                    break
+        if isinstance(rig.events[-1], Finished) and rig.finished.reason != "cancelled":
+            return rig.emitted, rig.finished.reason
+        before = rig.emitted
+        after, reason = rig.answer((*PROMPT, *before), params, choose, n_tokens - len(before))
+        return (*before, *after), reason
+
+    return law_of(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
+def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:
+    """A cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
+    pair = random_pair(29, n_vocab=2, n_max=2)
+    found = interrupted_law(pair, how, at, 4, REPEAT)
+    assert_same_law(without_reasons(found), without_reasons(pair.plain_law(REPEAT, 4)))
+
+
+def without_reasons(law: dict[Answer, float]) -> dict[Answer, float]:
+    """An interruption after the last token may change the reason."""
+    merged: dict[Answer, float] = {}
+    for (tokens, _), weight in law.items():
+        merged[tokens, ""] = merged.get((tokens, ""), 0.0) + weight
+    return merged
