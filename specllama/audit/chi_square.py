@@ -1,4 +1,4 @@
-"""The chi-square test: how surprising counts are, and which bias would have been seen. Standard library only."""
+"""The chi-square test: p-values of counts, and the bias that would have been detected. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeVar
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
-LEAST_EXPECTED = 8.0  # outcomes that are expected less often share one bin: below, the law of the statistic is another
-SURPRISE = 1e-6  # a statistic with a smaller p-value is no accident
-POWER = 0.95  # the chance with which a bias is called visible
-_STEPS = 10_000  # of series and fractions; they end long before
+LEAST_EXPECTED = 8.0  # outcomes expected less often share one bin: with fewer, the statistic is not chi-square
+SURPRISE = 1e-6  # a smaller p-value fails the test
+POWER = 0.95  # chance of detection of a bias that counts as visible
+_STEPS = 10_000  # limit of series and fractions, which end long before
 _EPSILON = 1e-15
 
 
@@ -53,7 +53,7 @@ def survival(statistic: float, n_free: int) -> float:
 
 
 def _bisected(function: Callable[[float], float], value: float, *, high: float, falling: bool) -> float:
-    """Where a monotone function on 0 to `high` takes `value`."""
+    """The argument between 0 and `high` at which a monotone function has `value`."""
     low = 0.0
     for _ in range(80):
         middle = (low + high) / 2.0
@@ -65,12 +65,12 @@ def _bisected(function: Callable[[float], float], value: float, *, high: float, 
 
 
 def critical(n_free: int) -> float:
-    """The statistic that is exceeded with a chance of SURPRISE."""
+    """The statistic whose p-value is SURPRISE."""
     return _bisected(lambda x: survival(x, n_free), SURPRISE, high=10.0 * n_free + 1000.0, falling=True)
 
 
 def _noncentral_survival(statistic: float, n_free: int, shift: float) -> float:
-    """The same where the counts are biased: a Poisson mixture of central laws with mean `shift` / 2."""
+    """`survival` of the non-central chi-square: a Poisson mixture of central ones with mean `shift` / 2."""
     mean = shift / 2.0
     first = max(0, int(mean - 12.0 * math.sqrt(mean + 1.0)))
     last = int(mean + 12.0 * math.sqrt(mean + 1.0)) + 10
@@ -82,14 +82,14 @@ def _noncentral_survival(statistic: float, n_free: int, shift: float) -> float:
 
 
 def visible_shift(n_free: int) -> float:
-    """The non-centrality that is seen with a chance of POWER by a test at SURPRISE."""
+    """The non-centrality that a test at SURPRISE detects with a chance of POWER."""
     bound = critical(n_free)
     return _bisected(lambda x: _noncentral_survival(bound, n_free, x), POWER, high=4.0 * bound + 200.0, falling=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ChiSquare:
-    """A statistic, alone or summed over independent samples."""
+    """A statistic, summed over independent samples."""
 
     n_draws: int = 0
     statistic: float = 0.0
@@ -100,14 +100,14 @@ class ChiSquare:
 
     @property
     def p_value(self) -> float | None:
-        """The chance of such counts or stranger ones if nothing is biased; None where nothing could vary."""
+        """None if nothing can vary."""
         return survival(self.statistic, self.n_free) if self.n_free else None
 
     @property
     def visible_tv(self) -> float | None:
-        """A bias of this total variation in every sample would have been seen with a chance of POWER or more.
+        """A bias of this total variation in every sample is detected with a chance of at least POWER.
 
-        Over the bins sum (r - p)^2 / p is at least (2 TV)^2, by Cauchy and Schwarz, whatever the bias looks like.
+        The sum of (r - p)^2 / p over the bins is at least (2 TV)^2 for every bias (Cauchy-Schwarz).
         """
         if not self.n_free:
             return None
@@ -116,21 +116,17 @@ class ChiSquare:
 
     @property
     def surprising(self) -> bool:
-        """True where this is no accident."""
         return self.p_value is not None and self.p_value < SURPRISE
 
 
 def of_counts(counts: Sequence[float], expected: Sequence[float]) -> ChiSquare:
-    """The statistic of counts against what is expected of each; both sums are the number of draws."""
+    """The statistic of counts against expected counts; both sum to the number of draws."""
     statistic = math.fsum((seen - wanted) ** 2 / wanted for seen, wanted in zip(counts, expected, strict=True))
     return ChiSquare(round(math.fsum(counts)), statistic, len(counts) - 1)
 
 
 def of_law(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> ChiSquare:
-    """The statistic of counted outcomes against their law; rare and unlisted outcomes share one bin.
-
-    `law` may leave out outcomes, whose counts and mass go into that bin.
-    """
+    """The statistic of counted outcomes against `law`; rare outcomes and those missing in `law` share one bin."""
     n_draws = sum(counts.values())
     common = [key for key, prob in law.items() if n_draws * prob >= LEAST_EXPECTED]
     seen: list[float] = [counts.get(key, 0) for key in common]

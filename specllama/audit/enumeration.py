@@ -1,7 +1,6 @@
-"""The exact law of whatever is decided through a `Chooser`: every branch is taken, and its weights are multiplied.
+"""Exact laws by enumeration: `law_of` runs a function of a `Chooser` once per branch of its random decisions.
 
-`law_of` turns any function of a chooser into the law of its outcome: it replays the function once per branch of its
-decisions. Nothing is sampled, so a bias of 1e-12 is as visible as one of 0.1.
+The weight of a branch is the product of its probabilities. Nothing is sampled, so a bias of 1e-12 is visible.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from specllama.core.types import Chooser
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
-MASS_ERROR = 1e-12  # the weights of all branches must sum to 1 within this
+MASS_ERROR = 1e-12  # allowed error of the sum of all weights
 
 
 class ContractBroken(AssertionError):
-    """Something was used, or decided, in a way that its protocol forbids."""
+    """A protocol was violated."""
 
 
 @dataclass(slots=True)
 class _Decision:
-    """One decision of a run: the weight of every branch, and the branch taken now."""
+    """The weights of all branches, and the current branch."""
 
     weights: tuple[float, ...]
     branch: int = 0
 
 
 class EnumeratingChooser:
-    """Replays a run once per branch, depth first. `weight` is the probability of the present branch.
+    """Replays a run once per branch, depth first. `weight` is the probability of the current branch.
 
-    `closed=True` stands for a generator that compares with `<=`: a uniform draw of exactly 0 lets even the
-    impossible happen. Such branches have weight 0, but their outcomes show in the law.
+    `closed=True` stands for a generator that compares with `<=`: a uniform draw of exactly 0 accepts an impossible
+    event. Such branches have weight 0, but their outcomes appear in the law.
     """
 
     def __init__(self, *, closed: bool = False) -> None:
@@ -44,7 +43,6 @@ class EnumeratingChooser:
         self._at = 0
 
     def flip(self, prob: float) -> bool:
-        """Two branches where both can happen, else one."""
         if math.isnan(prob):
             raise ContractBroken("flip(nan)")
         prob = min(1.0, max(0.0, float(prob)))
@@ -61,17 +59,15 @@ class EnumeratingChooser:
 
     @property
     def weight(self) -> float:
-        """Product of the weights of the branches taken so far in this replay."""
         return math.prod(decision.weights[decision.branch] for decision in self._decisions[: self._at])
 
     def restart(self) -> None:
-        """Begin a replay."""
         self._at = 0
 
     def advance(self) -> bool:
-        """Move to the next branch; False when all were taken."""
+        """Moves to the next branch; False if there is none."""
         if self._at != len(self._decisions):
-            raise ContractBroken("a replay ended before its recorded decisions did: it is no function of its choices")
+            raise ContractBroken("a replay ended earlier than the last one (expected a function of the choices alone)")
         while self._decisions:
             last = self._decisions[-1]
             if last.branch + 1 < len(last.weights):
@@ -81,26 +77,26 @@ class EnumeratingChooser:
         return False
 
     def _branch(self, weights: tuple[float, ...]) -> int:
-        """The branch to take at this decision: as recorded, or the first one of a decision not met before."""
+        """The recorded branch, or the first one of a new decision."""
         if self._at == len(self._decisions):
             self._decisions.append(_Decision(weights))
         decision = self._decisions[self._at]
         if decision.weights != weights:
-            raise ContractBroken("a replay met another decision than before: it is no function of its choices")
+            raise ContractBroken("a replay differs from the last one (expected a function of the choices alone)")
         self._at += 1
         return decision.branch
 
 
 class TooManyBranches(Exception):
-    """An enumeration was given up."""
+    """An enumeration exceeded its limit."""
 
 
 def law_of(
     run: Callable[[Chooser], Outcome], *, closed: bool = False, most_branches: int | None = None
 ) -> dict[Outcome, float]:
-    """The exact law of what `run` returns, over everything its chooser can answer.
+    """The exact law of the result of `run`.
 
-    Raises what `run` raises, and TooManyBranches where there are more than `most_branches`.
+    Raises the errors of `run`, and TooManyBranches if there are more than `most_branches`.
     """
     chooser = EnumeratingChooser(closed=closed)
     weights: dict[Outcome, list[float]] = {}
@@ -116,7 +112,7 @@ def law_of(
             raise TooManyBranches
     law = {outcome: math.fsum(parts) for outcome, parts in weights.items()}
     if abs(math.fsum(law.values()) - 1.0) > MASS_ERROR:
-        raise ContractBroken(f"all branches together weigh {math.fsum(law.values())!r}")
+        raise ContractBroken(f"the weights of all branches sum to {math.fsum(law.values())!r} (expected 1)")
     return law
 
 

@@ -1,4 +1,4 @@
-"""Rules broken on purpose, one by one: an audit that does not notice them proves nothing."""
+"""Deliberate faults for the self-test: an audit that does not catch them proves nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TooStrict(TokenVerifier):
 
 
 class CorrectionFromTarget(TokenVerifier):
-    """Instead of the residual: after a rejection in the first row, or in a later one."""
+    """Takes p for the residual, after a rejection in the first row or in a later one."""
 
     def __init__(self, *, first_row: bool) -> None:
         self._first_row = first_row
@@ -48,14 +48,14 @@ class CorrectionFromTarget(TokenVerifier):
 
 
 class ResidualWithoutToken(TokenVerifier):
-    """p with the rejected token taken out: right for a point mass only."""
+    """Removes only the rejected token from p, which is correct for a point mass."""
 
     def residual(self, p: Probs, q: Probs, token: int, depth: int) -> Probs:
         return normalised({other: prob for other, prob in p.items() if other != token}, p)
 
 
 class ReusedAcceptanceUniform(TokenVerifier):
-    """The uniform that rejected, u >= p/q, also draws the correction, by inversion."""
+    """Draws the correction by inversion from the uniform that rejected, u >= p/q."""
 
     def __init__(self) -> None:
         self._rejected_at = 0.0
@@ -74,7 +74,7 @@ class ReusedAcceptanceUniform(TokenVerifier):
 
 
 class ReusedProposalUniform(TokenVerifier):
-    """The uniform that drew the token from q, by inversion, also decides on it."""
+    """Verifies a token with the uniform that drew it from q by inversion."""
 
     def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
         low = math.fsum(prob for other, prob in q.items() if other < token)
@@ -101,21 +101,21 @@ class BlockStopsAtFirstFailure(BlockVerifier):
 
 
 class TokenRatioInBlocks(BlockVerifier):
-    """Passes a prefix by its weight, without looking at what the next row has to spare."""
+    """Accepts a prefix with its weight, without the excess of the next row."""
 
     def pass_prob(self, weight: float, p: Probs, q: Probs) -> float:
         return weight
 
 
 class MatchRedraws(MatchVerifier):
-    """Throws away the draw that differed and draws another."""
+    """Draws a second token after a mismatch."""
 
     def redraw(self, drawn: int, p: Distribution, choose: Chooser) -> int:
         return choose.pick(p)
 
 
 def engine_with(verifier: TokenVerifier) -> type[Engine]:
-    """The engine, with another verification."""
+    """The engine with another verification."""
 
     class Broken(Engine):
         _verify: Any = staticmethod(verifier)
@@ -124,7 +124,7 @@ def engine_with(verifier: TokenVerifier) -> type[Engine]:
 
 
 class BrokenDrafter(Watching):
-    """A drafter whose drafts pass through `change` on their way to the engine."""
+    """A drafter whose drafts are changed by `change`."""
 
     def __init__(self, drafter: Drafter, change: Callable[[Draft], Draft]) -> None:
         super().__init__(drafter, lambda seen: None)
@@ -135,7 +135,7 @@ class BrokenDrafter(Watching):
 
 
 def drops_unlikely(draft: Draft) -> Draft:
-    """Cuts before the first drawn token that is not q's likeliest: the length is decided after the draw."""
+    """Cuts the draft before the first token that is not the most likely of q: its length depends on the draw."""
     if draft.probs is None:
         return draft
     n = next((i for i, q in enumerate(draft.probs) if q.prob(draft.tokens[i]) < q.peak()), len(draft.tokens))
@@ -143,7 +143,7 @@ def drops_unlikely(draft: Draft) -> Draft:
 
 
 def claims_another_law(draft: Draft) -> Draft:
-    """Hands over a flat law instead of the one that the token was drawn from."""
+    """Reports a flat law instead of the one that the token was drawn from."""
     if draft.probs is None:
         return draft
     flat = []
@@ -154,28 +154,25 @@ def claims_another_law(draft: Draft) -> Draft:
 
 
 class OneNumberForAll:
-    """A generator that judges a drafted token with the very number that drew it."""
+    """A generator that verifies a drafted token with the number that drew it."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._last = float(self._random.random())
 
     def flip(self, prob: float) -> bool:
-        """Uses the last number once more."""
         return self._last < prob
 
     def pick(self, law: Distribution) -> int:
-        """A fresh number, by inversion."""
         self._last = float(self._random.random())
         ids, probs = law.items()
         return int(ids[min(int(np.searchsorted(probs.cumsum(), self._last, side="right")), len(ids) - 1)])
 
 
 class BrokenModel(Passing):
-    """A model that passes everything on; the parts below break one thing each."""
+    """Keeps the beginning of a chain with its own `truncate`, which the faults below may break."""
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the KV up to the pending token and the first nodes of a chain, by cutting as this model cuts."""
         self.truncate(length + len(path))
 
 
@@ -183,13 +180,12 @@ class ShiftedRows(BrokenModel):
     """Takes row i for row i + 1 of a block."""
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        """The rows, all but the first shifted by one."""
         rows = self.model.eval(tokens, parents)
         return np.stack([rows[max(i - 1, 0)] for i in range(len(rows))])
 
 
 class Leftover(BrokenModel):
-    """Leaves the first of the tokens that it is told to drop, and says that it dropped them all."""
+    """Keeps the first of the tokens that it should drop, but reports the shorter length."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
@@ -197,11 +193,9 @@ class Leftover(BrokenModel):
 
     @property
     def length(self) -> int:
-        """What it claims."""
         return self.model.length - self._n_left
 
     def truncate(self, length: int) -> None:
-        """Drops all but one; everything where nothing is to stay."""
         if length >= self.length:
             return
         self._n_left = 0 if length == 0 else self._n_left + 1
@@ -209,15 +203,14 @@ class Leftover(BrokenModel):
 
 
 class KeepsOneMore(BrokenModel):
-    """Is told to keep one token more of a block than was accepted."""
+    """Keeps the first rejected token of a block."""
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the first rejected node, too."""
         self.truncate(min(length + len(path) + 1, self.length))
 
 
 class Miscounting(Engine):
-    """The engine, counting wrongly what it keeps."""
+    """The engine with a target that keeps one token too many."""
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
         super().__init__(KeepsOneMore(target), drafter, rule=rule)
@@ -225,15 +218,15 @@ class Miscounting(Engine):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing broken, and the section of the audit that has to notice. The exactness tests break the same things."""
+    """A broken part, and the section of the audit that must catch it. The exactness tests use the same faults."""
 
     name: str
     section: Section
     parts: Parts
-    strategy: str = "draft-simple"  # with what to draft; where the pair has no draft model, with lookups
+    strategy: str = "draft-simple"  # `lookup` without a draft model
     rule: Rule = Rule.TOKEN
-    needs_draft: bool = False  # lookups, which are point masses and come seldom, would not show it everywhere
-    verifier: TokenVerifier | None = None  # what `parts` verify with, where that is what is broken
+    needs_draft: bool = False  # lookups are rare point masses, which do not always show the fault
+    verifier: TokenVerifier | None = None  # the broken verifier of `parts`
 
 
 def _rule(
@@ -261,9 +254,9 @@ FAULTS = (
         CorrectionFromTarget(first_row=False),
         needs_draft=True,
     ),
-    _rule("the residual takes off the rejected token only", ResidualWithoutToken(), needs_draft=True),
+    _rule("the residual removes only the rejected token", ResidualWithoutToken(), needs_draft=True),
     _rule("the number that rejects a token draws the correction", ReusedAcceptanceUniform(), needs_draft=True),
-    _rule("the number that drafts a token judges it", ReusedProposalUniform(), needs_draft=True),
+    _rule("the number that drafts a token verifies it", ReusedProposalUniform(), needs_draft=True),
     _rule("the bonus token comes from the row before", BonusFromTheRowBefore()),
     _block("block: weights above 1", UnclippedWeight()),
     _block("block: the residual is not weighted", UnweightedResidual()),
@@ -272,7 +265,7 @@ FAULTS = (
     _rule("match: draws again after a mismatch", MatchRedraws(), rule=Rule.MATCH),
     _drafts("a drawn token is dropped because it is unlikely", drops_unlikely),
     _drafts("q is not the law that was drawn from", claims_another_law),
-    Fault("one random number for a draft and its verdict", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
+    Fault("one random number drafts and verifies a token", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
     _rule("greedy: every drafted token is accepted", AcceptsEverything(), section="greedy"),
     Fault("greedy: row i is taken for row i+1", "greedy", Parts(target=ShiftedRows), needs_draft=True),
     Fault("a rejected token stays in the target's KV", "kv", Parts(target=Leftover)),

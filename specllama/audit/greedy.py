@@ -1,8 +1,8 @@
-"""Greedy answers with and without drafts; where they part, a control without any draft tells a near-tie from a bug.
+"""Compares greedy answers with and without drafts; a control without a draft tells near-ties from bugs.
 
-On some builds llama.cpp computes slightly different logits for one row than for several. The control therefore reads
-the same text once token by token and once in blocks. If that moves the two logits against each other by as much as
-they are apart, it is a near-tie of this build; anything else is a bug.
+On some builds llama.cpp computes slightly different logits for one row than for several. The control reads the same
+text token by token and in blocks. If this moves the gap of the two logits by at least half of it, the difference is a
+near-tie of the build; anything else is a bug.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTHS = range(2, 10)  # of the control's blocks
 
 @dataclass(frozen=True, slots=True)
 class GreedyAnswer:
-    """A greedy answer; `ended`: by an end token, which is not among its tokens."""
+    """A greedy answer; `ended`: with an end token, which is not in `tokens`."""
 
     tokens: tuple[int, ...]
     ended: bool
@@ -40,7 +40,7 @@ class GreedyAnswer:
 def answer(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, n_tokens: int, cancel: Cancel | None = None
 ) -> GreedyAnswer:
-    """The greedy answer of `n_tokens` at most. Raises Interrupted."""
+    """A greedy answer of at most `n_tokens`. Raises Interrupted."""
     tokens: list[int] = []
     for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens, cancel=cancel):
         if isinstance(event, TokenEvent):
@@ -49,29 +49,29 @@ def answer(
             if event.reason == "cancelled":
                 break
             return GreedyAnswer(tuple(tokens), event.reason == "stop", event.stats)
-    raise Interrupted("cancelled in the middle of a greedy answer")
+    raise Interrupted("cancelled during a greedy answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """How the target itself reads a text, without any draft: one by one, and in blocks of several widths.  both (V,)"""
+    """Logits of the target after a text, read token by token and in blocks of several widths.  each (V,)"""
 
     alone: FloatArray
     blocks: tuple[FloatArray, ...]
 
     def gap(self, a: int, b: int) -> float:
-        """Logits between two tokens, read one by one."""
+        """Difference of two logits, read token by token."""
         return float(self.alone[a]) - float(self.alone[b])
 
     def moved(self, a: int, b: int) -> float:
-        """Most that reading in blocks moves that gap."""
+        """Largest change of that gap when the text is read in blocks."""
         return max(abs(self.gap(a, b) - (float(row[a]) - float(row[b]))) for row in self.blocks)
 
 
 def control(model: LanguageModel, prompt: Sequence[int], said: Sequence[int]) -> Control:
-    """Read prompt + `said` in blocks of every width, as a verifier may have read it; leaves the model with the prompt.
+    """Reads prompt + `said` in blocks of every width, as a verifier may have read it.
 
-    The prompt is read as the first answer to it reads it, its last token again as the others do.
+    The prompt is read as in the first answer, its last token again as in the later ones.
     """
     model.truncate(0)
     model.feed(prompt[:-1])
@@ -90,46 +90,33 @@ def control(model: LanguageModel, prompt: Sequence[int], said: Sequence[int]) ->
 
 
 def first_difference(plain: GreedyAnswer, ours: GreedyAnswer) -> int | None:
-    """The place of the first token in which two answers differ; an end token counts as one."""
+    """The position of the first token that differs; an end token counts as a token."""
     if (plain.tokens, plain.ended) == (ours.tokens, ours.ended):
         return None
     both = min(len(plain.tokens), len(ours.tokens))
     return next((i for i in range(both) if plain.tokens[i] != ours.tokens[i]), both)
 
 
-@dataclass(slots=True)
 class GreedyComparison:
-    """Greedy answers to one prompt, compared with the plain one."""
+    """Greedy answers to one prompt, compared with plain decoding."""
 
-    subject: AuditSubject
-    prompt: AuditPrompt
-    n_tokens: int
-    _controls: dict[int, Control] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.params = replace(self.subject.params, temperature=0.0)
-        self.target = Recorded(self.subject.parts.target(self.subject.target))
-        self.engine = self.subject.parts.engine(self.target)
-        self._fresh()
-
-    params: SamplingParams = field(init=False)
-    target: Recorded = field(init=False)
-    engine: Engine = field(init=False)
-    plain: GreedyAnswer = field(init=False)
-    _reading: list[Op] = field(init=False)  # of the prompt
-
-    def _fresh(self) -> None:
-        """The plain answer; every answer finds the prompt in the KV, as the first one read it."""
+    def __init__(self, subject: AuditSubject, prompt: AuditPrompt, n_tokens: int) -> None:
+        self.subject, self.prompt, self.n_tokens = subject, prompt, n_tokens
+        self.params = replace(subject.params, temperature=0.0)
+        self.target = Recorded(subject.parts.target(subject.target))
+        self.engine = subject.parts.engine(self.target)
+        self._controls: dict[int, Control] = {}
+        # Every answer finds the prompt in the KV cache, as the first answer read it.
         self.target.empty()
         self._answer(1)
-        self._reading = list(self.target.ops)
-        self.plain = self._answer(self.n_tokens)
+        self._reading: list[Op] = list(self.target.ops)
+        self.plain = self._answer(n_tokens)
 
     def _answer(self, n_tokens: int) -> GreedyAnswer:
         return answer(self.engine, self.prompt.tokens, self.params, n_tokens, self.subject.cancel)
 
     def run(self, combination: Combination, n_max: int) -> GreedyRun:
-        """An answer with drafts of up to `n_max` tokens."""
+        """Compares an answer with drafts of up to `n_max` tokens."""
         draft = self.subject.draft
         draft = None if draft is None else self.subject.parts.draft(draft)
         drafter = self.subject.drafter(combination.strategy, draft, n_max)
@@ -153,13 +140,13 @@ class GreedyComparison:
         )
 
     def _reread(self, ops: Sequence[Op], line: Sequence[int]) -> FloatArray | None:
-        """The row behind `line`, read in the very blocks of our answer, but with other tokens for drafts.
+        """The row after `line`, read in the blocks of our answer, but with other tokens for the drafts.
 
-        None where our answer did not read `line`: then the blocks are no excuse.
+        None if our answer did not read `line`: then the blocks do not explain the difference.
         """
         n_vocab, at = self.target.vocab_size, len(line) - 1
         deciding = [i for i, op in enumerate(ops) if op.kind == "eval" and op.at <= at < op.at + len(op.tokens)]
-        # What came later may have taken the row back, as the end of an answer does.
+        # Later calls may have cut off the row, as at the end of an answer.
         ops = ops[: deciding[-1] + 1] if deciding else ()
         if held(ops)[: len(line)] != tuple(line):
             return None
@@ -172,7 +159,6 @@ class GreedyComparison:
         )
 
     def _difference(self, ours: GreedyAnswer, at: int) -> TextDifference:
-        """What the control says of the place where two answers part."""
         ops, said = list(self.target.ops), self.plain.tokens[:at]
         target, prompt = self.subject.target, self.prompt.tokens
         line = (*prompt, *said)
@@ -184,7 +170,7 @@ class GreedyComparison:
             )
         here = self._controls[at]
         reread = self._reread(ops, line)
-        # Whatever comes next finds the prompt as it was.
+        # The next answer must find the prompt in the KV cache.
         again(target, self._reading, stale=lambda _, token: token)
         a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))
         top = np.partition(here.alone, len(here.alone) - 2)[-2:]
@@ -203,14 +189,14 @@ class GreedyComparison:
 
 
 def _token_at(said: GreedyAnswer, at: int, row: FloatArray, end_tokens: frozenset[int]) -> int:
-    """The token of an answer at `at`; of an answer that ended there, the likeliest end token."""
+    """The token of an answer at `at`; the most likely end token if the answer ended there."""
     if at < len(said.tokens):
         return said.tokens[at]
     return max(end_tokens, key=lambda token: float(row[token]), default=0)
 
 
 def compare(subject: AuditSubject, effort: AuditEffort) -> Iterator[GreedyRun]:
-    """Every prompt with K = 1 to the longest; strategies and rules take turns."""
+    """Every prompt with every K up to the longest; strategies and rules take turns."""
     turn = 0
     for prompt in subject.prompts[: effort.n_prompts]:
         comparison = GreedyComparison(subject, prompt, effort.n_tokens)

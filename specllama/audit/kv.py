@@ -1,4 +1,4 @@
-"""The KV after random accept and reject patterns, and the draws along the answers that made them."""
+"""Checks the KV cache after random accept and reject patterns, and the draws along these answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_counts
 from specllama.audit.models import Change, Recorded, again, held, n_dropped
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Watching
-from specllama.audit.report import KV_BOUND as KV_BOUND
 from specllama.audit.report import DrawRow, KvRow
 from specllama.base.errors import ContextFull, Interrupted
 from specllama.core.arrays import FloatArray
@@ -28,10 +27,10 @@ N_PROBED = 3  # tokens whose logits are compared
 
 @dataclass(slots=True)
 class Along:
-    """Where every emitted token lies in its law: uniform on [0, 1) if it was drawn from it, and independent.
+    """The place of every emitted token in its cumulative law: uniform on [0, 1) and independent if drawn from it.
 
-    A token that covers [low, high) of the cumulated law is put at random into it. Tokens are cumulated in the order of
-    q / p where q is known, so that whatever leans towards the draft's wishes leans towards 0.
+    A token that covers [low, high) gets a random place in this range. The order is that of q / p if q is known, so that
+    a bias towards the draft is a bias towards 0.
     """
 
     end_tokens: frozenset[int]
@@ -40,7 +39,6 @@ class Along:
     impossible: int = 0
 
     def see(self, seen: Observation) -> None:
-        """Place the tokens of one block."""
         assert seen.laws is not None
         draft, path = seen.draft, seen.verdict.path
         block = (*(draft.tokens[node] for node in path), seen.verdict.next_token)
@@ -48,7 +46,7 @@ class Along:
             known = draft.probs is not None and draft.parents is None and row < len(draft.tokens)
             self._place(seen.laws[row], draft.probs[row] if known and draft.probs else None, token)
             if token in self.end_tokens:
-                break  # what lies behind was not emitted
+                break  # later tokens are not emitted
 
     def _place(self, p: Distribution, q: Distribution | None, token: int) -> None:
         ids, probs = p.items()
@@ -62,32 +60,33 @@ class Along:
         self.places.append(before + float(self.random.random()) * p.prob(token))
 
     def test(self) -> ChiSquare:
-        """Are they uniform?"""
+        """The test that the places are uniform."""
         n_bins = min(int(len(self.places) / LEAST_EXPECTED), MOST_BINS)
         if n_bins < 2:
             return ChiSquare(len(self.places))
         counts, _ = np.histogram(np.minimum(self.places, 1.0), bins=n_bins, range=(0.0, 1.0))
         return of_counts(counts.tolist(), [len(self.places) / n_bins] * n_bins)
 
+    def row(self) -> DrawRow:
+        failure = f"{self.impossible} tokens with probability 0 under p were emitted" if self.impossible else ""
+        return DrawRow("all", "all", self.test(), failure)
+
 
 def _probed(model: LanguageModel, tokens: Sequence[int]) -> FloatArray:
-    """The logits of some tokens behind what the KV holds, read one by one.  (n, V)"""
-    rows = []
-    for token in tokens:
-        rows.append(np.array(model.eval((token,))[0]))
-    return np.stack(rows)
+    """The logits after each of `tokens`, read one by one.  (n, V)"""
+    return np.stack([np.array(model.eval((token,))[0]) for token in tokens])
 
 
 def _apart(a: FloatArray, b: FloatArray) -> float:
-    """The largest difference of logits, a finite number; what both mask is no difference.  (n, V)"""
+    """The largest difference of logits, as a finite number; 0 where both are masked.  (n, V)"""
     differences: FloatArray = np.zeros(a.shape)
     np.subtract(a, b, out=differences, where=a != b)
-    most = float(np.finfo(float).max)  # NaN and infinity are no JSON
+    most = float(np.finfo(float).max)  # JSON has no NaN and infinity
     return float(np.nan_to_num(np.abs(differences), nan=most, posinf=most).max())
 
 
 def _n_foreign(found: Sequence[int], said: Sequence[int], *, whole: bool) -> int:
-    """Tokens in a KV that are not those said, place by place; `whole`: and those that it lacks."""
+    """Number of positions at which a KV cache differs from the answer; missing tokens count if `whole`."""
     n_wrong = sum(a != b for a, b in zip(found, said, strict=False))
     return n_wrong + max(len(found) - len(said), 0) + (max(len(said) - len(found), 0) if whole else 0)
 
@@ -95,9 +94,10 @@ def _n_foreign(found: Sequence[int], said: Sequence[int], *, whole: bool) -> int
 def check_kv(
     strategy: str, name: str, model: Recorded, n_steps: int, after: Sequence[int], said: Sequence[int]
 ) -> KvRow:
-    """Compare the KV of a recorded model with others that came about without what was rejected.
+    """Compares the KV cache of a recorded model with caches that never contained the rejected tokens.
 
-    `said`: prompt and answer without the pending token. The target's KV must hold it, the draft's no more than it.
+    `said`: prompt and answer without the pending token. The target's cache must be equal to it, the draft's a beginning
+    of it.
     """
     ops, raw, n_vocab = list(model.ops), model.model, model.vocab_size
     facts = (strategy, name, n_steps, n_dropped(ops), _n_foreign(held(ops), said, whole=name == "target"))
@@ -106,21 +106,16 @@ def check_kv(
     middle = max(model.length // 2, 0)
     found = _probed(raw, after)
 
-    def reread(*, stale: Change | None, wrong_at: int = -1) -> float:
-        again(
-            raw,
-            ops,
-            stale=stale,
-            kept=lambda position, token: (token + 1) % n_vocab if position == wrong_at else token,
-        )
-        return _apart(_probed(raw, after), found)
-
     def other(_position: int, token: int) -> int:
         return (token + 1) % n_vocab
 
+    def reread(*, stale: Change | None, wrong_at: int = -1) -> float:
+        again(raw, ops, stale=stale, kept=lambda at, token: other(at, token) if at == wrong_at else token)
+        return _apart(_probed(raw, after), found)
+
     try:
         return KvRow(*facts, reread(stale=other), reread(stale=None), reread(stale=other, wrong_at=middle))
-    except ContextFull:  # other tokens may be spelled with more cells
+    except ContextFull:  # other tokens may take more cells
         return KvRow(*facts, 0.0, 0.0, 0.0, full=True)
 
 
@@ -134,8 +129,9 @@ def _run(
     seed: int,
     n_steps: int,
 ) -> tuple[int, tuple[int, ...]]:
-    """Steps of a sampled answer with drafts of a random length; returns how many, and prompt and answer without the
-    pending token. The models stay as they are then.
+    """Runs `n_steps` of a sampled answer with a random draft length, and leaves the models as they are.
+
+    Returns the number of steps, and prompt and answer without the pending token.
     """
     target, draft = models
     random = np.random.default_rng([subject.seed, seed])
@@ -144,7 +140,7 @@ def _run(
         draft.empty()
     n_max = int(random.integers(2, AUDIT_KV + 1))
     choose = subject.parts.choose(int(random.integers(2**32)))
-    # An answer that ends would leave a short pattern.
+    # Without end tokens, so that the answer does not stop early.
     endless = {**subject.params.logit_bias, **dict.fromkeys(target.end_tokens, -math.inf)}
     params = replace(subject.params, logit_bias=endless)
     n_done, said = 0, list(prompt.tokens)
@@ -162,12 +158,12 @@ def _run(
                 if n_done == n_steps:
                     break
             elif isinstance(event, Finished) and event.reason == "cancelled":
-                raise Interrupted("cancelled in the middle of an answer")
+                raise Interrupted("cancelled during an answer")
     return n_done, tuple(said[:-1])
 
 
 def check(subject: AuditSubject, effort: AuditEffort, along: Along) -> Iterator[list[KvRow]]:
-    """One run after the other, the combinations taking turns; the rows of both models. `along` sees what is drawn."""
+    """The rows of both models, run by run; the combinations take turns. `along` collects the draws."""
     target = Recorded(subject.parts.target(subject.target))
     draft = None if subject.draft is None else Recorded(subject.parts.draft(subject.draft))
     combinations = subject.combinations
@@ -180,9 +176,3 @@ def check(subject: AuditSubject, effort: AuditEffort, along: Along) -> Iterator[
         if draft is not None and draft.length:
             rows.append(check_kv(combination.strategy, "draft", draft, n_steps, after, said))
         yield rows
-
-
-def along_row(along: Along) -> DrawRow:
-    """What the places of all drawn tokens say."""
-    failure = f"{along.impossible} tokens that p excludes were emitted" if along.impossible else ""
-    return DrawRow("all", "all", along.test(), failure)

@@ -1,10 +1,10 @@
-"""The exact law of what the engine emits after a context, and how far it is from the chain of the target's laws."""
+"""The exact law of the block that the engine emits after a context, and its distance from the target's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypeAlias, cast
 
 from specllama.audit.enumeration import law_of
@@ -14,36 +14,28 @@ from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, Chooser
 
-END = -1  # stands for every end token: the engine emits none of them
-Block: TypeAlias = tuple[int, ...]  # what one step emits; END last where it ends the answer
-LawAt: TypeAlias = Callable[[Block], Mapping[int, float]]  # of the token behind context + block
+END = -1  # stands for every end token: the engine does not emit them
+Block: TypeAlias = tuple[int, ...]  # tokens of one step; the last is END if the answer ends
+LawAt: TypeAlias = Callable[[Block], Mapping[int, float]]  # the target's law after context + block
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far the law of a block is from p."""
+    """Distance of the law of a block from p."""
 
-    first_error: float  # of the first token's probabilities, the largest
-    first_tv: float
-    error: float  # over every beginning of every block
-    tv: float  # of the text as long as the longest block
+    first_error: float = 0.0  # largest error of a probability of the first token
+    first_tv: float = 0.0
+    error: float = 0.0  # the same over every beginning of every block
+    tv: float = 0.0  # of texts as long as the longest block
 
     def worse(self, other: Distance) -> Distance:
-        """The larger of each."""
-        return Distance(
-            max(self.first_error, other.first_error),
-            max(self.first_tv, other.first_tv),
-            max(self.error, other.error),
-            max(self.tv, other.tv),
-        )
-
-
-NONE = Distance(0.0, 0.0, 0.0, 0.0)
+        """The maximum of each field."""
+        return Distance(*map(max, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLaw:
-    """The law of what the first step emits."""
+    """The law of the tokens of one step."""
 
     law: Mapping[Block, float]
     n_branches: int
@@ -53,7 +45,7 @@ class BlockLaw:
 def block_law(
     engine: Engine, context: Sequence[int], params: SamplingParams, *, n_max: int, cancel: Cancel, most: int
 ) -> BlockLaw:
-    """Every branch of the engine's first step behind `context`, the draws of the drafter among them.
+    """Enumerates the engine's first step after `context`, draws of the drafter included.
 
     Raises TooManyBranches, Interrupted, and what the engine raises.
     """
@@ -70,24 +62,24 @@ def block_law(
                     emitted.append(event.token)
                 elif isinstance(event, StepEvent):
                     n_drafted = max(n_drafted, len(event.drafted))
-                    # An end token is seen but not emitted: then there is no token beside the accepted ones.
+                    # An end token is not emitted: then the only tokens are the accepted ones.
                     return (*emitted, END) if len(emitted) <= event.accepted else tuple(emitted)
                 elif isinstance(event, Finished):
                     break
-        raise Interrupted("cancelled while branches were taken")
+        raise Interrupted("cancelled during an enumeration")
 
     return BlockLaw(law_of(run, most_branches=most), n_branches, n_drafted)
 
 
 def distance(found: Mapping[Block, float], law_at: LawAt) -> Distance:
-    """How far `found` is from the chain of laws that `law_at` gives.
+    """The distance of `found` from the product of the laws of `law_at`.
 
-    What follows a block follows p by the next step's own exactness, so a text s has the mass of the sum over all blocks
-    b that it begins with of found(b) * P(s) / P(b). That must be P(s): the sum of found(b) / P(b) is 1. Only rows
-    inside of blocks are needed, and those the engine has read.
+    The tokens after a block follow p, because the next step is exact. So a text s has the mass of found(b) * P(s) /
+    P(b), summed over all blocks b that it starts with. This must be P(s): the sum of found(b) / P(b) must be 1. Only
+    rows inside of blocks are needed, which the engine has read.
     """
-    inside: dict[Block, set[int]] = {}  # what follows a beginning in some block
-    starting: dict[Block, float] = {}  # mass of the blocks that begin so
+    inside: dict[Block, set[int]] = {}  # tokens that follow a beginning in some block
+    starting: dict[Block, float] = {}  # mass of the blocks with this beginning
     for block, mass in found.items():
         for n in range(len(block)):
             inside.setdefault(block[:n], set()).add(block[n])
@@ -98,7 +90,7 @@ def distance(found: Mapping[Block, float], law_at: LawAt) -> Distance:
     apart: list[float] = []  # twice the parts of the TV
 
     def visit(node: Block, prob: float, ratio: float) -> None:
-        """`ratio`: the sum of found(b) / P(b) over the blocks that `node` begins with."""
+        """`ratio`: the sum of found(b) / P(b) over the blocks that `node` starts with."""
         nonlocal error
         law = law_at(node) if prob > 0.0 else {}
         for token in {*law, *inside[node]}:

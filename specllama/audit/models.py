@@ -1,4 +1,4 @@
-"""Models as the audit needs them: one that remembers its rows, and one whose use is on record and can be done again."""
+"""Wrappers of a model: one that caches its rows, and one that records its calls so that they can be repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specllama.core.types import LanguageModel, Spelling, common_prefix, room_af
 
 
 class Passing:
-    """A model that passes everything on."""
+    """A model that forwards every call."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -31,7 +31,6 @@ class Passing:
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls."""
         return self.model.busy_s
 
     def room_after(self, tokens: Sequence[int]) -> int:
@@ -51,25 +50,24 @@ class Passing:
 
 
 class Remembered(Passing):
-    """A model that computes the row behind a text once, and then always gives the same: a function of the text alone.
+    """A model that computes the logits after a text once: they are a function of the text alone.
 
-    So an enumeration may read the same text thousands of times, and what it finds is exact, whatever the last bits of
-    llama.cpp's logits depend on. `forget` frees the rows.
+    An enumeration can then read a text thousands of times, and its result is exact although the last bits of
+    llama.cpp's logits depend on the block size. `forget` frees the rows.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self._tokens: list[int] = []
-        self._held: list[int] = []  # what the model itself holds
+        self._held: list[int] = []  # tokens in the KV of the wrapped model
         self._rows: dict[tuple[int, ...], FloatArray] = {}
 
     @property
     def length(self) -> int:
-        """Tokens now in the KV, as its user sees it."""
         return len(self._tokens)
 
     def room_after(self, tokens: Sequence[int]) -> int:
-        """As the model itself has it behind the same text; see `types.Spelling`."""
+        """The room of the wrapped model after the same text; see `types.Spelling`."""
         if not isinstance(self.model, Spelling):
             return self.n_ctx - self.length - len(tokens)
         text = (*self._tokens, *tokens)
@@ -77,7 +75,7 @@ class Remembered(Passing):
         return self.model.room_after(text[len(self._held) :])
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens; the model reads them when a row behind them is asked for."""
+        """Appends tokens; the wrapped model reads them when a later row is needed."""
         self._tokens.extend(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
@@ -94,15 +92,14 @@ class Remembered(Passing):
         del self._tokens[length + len(path) :]
 
     def row(self, text: Sequence[int]) -> FloatArray:
-        """The logits behind `text`.  (V,)"""
+        """The logits after `text`.  (V,)"""
         return self._behind(tuple(text), len(text) - 1)[0]
 
     def forget(self) -> None:
-        """Drop all rows."""
         self._rows.clear()
 
     def _behind(self, text: tuple[int, ...], n_before: int) -> list[FloatArray]:
-        """The rows of `text` without its first `n_before` tokens; from the first unknown one on, they are read."""
+        """The rows of `text` without its first `n_before` tokens; reads `text` from the first unknown row on."""
         prefixes = [text[: n + 1] for n in range(n_before, len(text))]
         for i, prefix in enumerate(prefixes):
             if prefix not in self._rows:
@@ -111,12 +108,11 @@ class Remembered(Passing):
         return [self._rows[prefix] for prefix in prefixes]
 
     def _cut(self, length: int) -> None:
-        """Let the model itself drop every token from `length` on."""
         self.model.truncate(length)
         del self._held[length:]
 
     def _read(self, text: tuple[int, ...], n_known: int) -> None:
-        """Let the model read `text`, and remember its rows from the first behind `n_known` tokens on."""
+        """Reads `text` and stores its rows after the first `n_known` tokens."""
         n_kept = min(common_prefix(self._held, text), n_known)
         self._cut(n_kept)
         self.model.feed(text[n_kept:n_known])
@@ -130,7 +126,7 @@ class Remembered(Passing):
 
 
 class Heard(Passing):
-    """A model that says when it has computed something."""
+    """A model that calls `beat` after every pass."""
 
     def __init__(self, model: LanguageModel, beat: Callable[[], None]) -> None:
         super().__init__(model)
@@ -148,7 +144,7 @@ class Heard(Passing):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call that changed a KV: tokens appended at `at`, or everything from `at` on cut off."""
+    """A call that changed a KV cache: appended tokens at `at`, or cut off everything from `at` on."""
 
     kind: Literal["feed", "eval", "cut"]
     at: int
@@ -156,14 +152,14 @@ class Op:
 
 
 class Recorded(Passing):
-    """A model whose KV is on record: how it came about."""
+    """A model that records the calls that made its KV cache."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self.ops: list[Op] = []
 
     def empty(self) -> None:
-        """Begin anew, the record as well."""
+        """Clears the KV cache and the record."""
         self.model.truncate(0)
         self.ops.clear()
 
@@ -185,7 +181,7 @@ class Recorded(Passing):
 
 
 def _owners(ops: Sequence[Op]) -> list[tuple[int, int]]:
-    """(op, index) of the token at each position of the KV at the end."""
+    """(op, index) of the token at each position of the final KV cache."""
     owners: list[tuple[int, int]] = []
     for i, op in enumerate(ops):
         del owners[op.at :]
@@ -194,7 +190,7 @@ def _owners(ops: Sequence[Op]) -> list[tuple[int, int]]:
 
 
 def _kept(ops: Sequence[Op]) -> list[list[bool]]:
-    """Of the tokens of every op: which are in the KV at the end?"""
+    """For every token of every op: is it in the final KV cache?"""
     kept = [[False] * len(op.tokens) for op in ops]
     for i, j in _owners(ops):
         kept[i][j] = True
@@ -202,12 +198,12 @@ def _kept(ops: Sequence[Op]) -> list[list[bool]]:
 
 
 def held(ops: Sequence[Op]) -> tuple[int, ...]:
-    """The tokens that these calls leave in the KV."""
+    """The tokens that these calls leave in the KV cache."""
     return tuple(ops[i].tokens[j] for i, j in _owners(ops))
 
 
 def n_dropped(ops: Sequence[Op]) -> int:
-    """Tokens that were read and taken back."""
+    """Number of tokens that were read and cut off."""
     return sum(not here for each in _kept(ops) for here in each)
 
 
@@ -222,10 +218,10 @@ def again(
     kept: Change = lambda position, token: token,
     want: int | None = None,
 ) -> FloatArray | None:
-    """Fill the KV of `model`, emptied first, by the same calls, without a draft; returns the row at position `want`.
+    """Clears `model` and repeats the calls, without a draft; returns the row at position `want`.
 
-    Tokens that were taken back again are replaced by what `stale` says, in blocks as wide as they were: right rollback
-    leaves no trace of them. Where it is None they are not read at all. `kept` may change the others.
+    `stale` replaces the tokens that were cut off, in blocks of the same width: a correct rollback leaves no trace of
+    them. Without `stale` they are not read. `kept` may change the other tokens.
     """
     model.truncate(0)
     found = None

@@ -1,4 +1,4 @@
-"""What the audit works with: the pair, the settings, the amount of work, and the parts that the self-test breaks."""
+"""Input of the audit: the pair, the settings, the amount of work, and the parts that the self-test replaces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, L
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.length import DraftLength
 
-PieceOf = Callable[[int], bytes]  # what a token shows
-
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One way to draft and one to accept."""
+    """A strategy and a rule."""
 
     strategy: str
     rule: Rule
@@ -30,16 +28,16 @@ class Combination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEffort:
-    """How much of everything."""
+    """The amount of work of every section."""
 
-    n_prompts: int  # for greedy answers
-    n_tokens: int  # of each
+    n_prompts: int  # of greedy answers
+    n_tokens: int  # of each answer
     n_contexts: int  # whose exact laws are computed
     most_branches: int  # of one enumeration
-    n_enumerated: int  # longest draft of an enumerated block: branches multiply with every token
+    n_enumerated: int  # longest draft of an enumerated block: every token multiplies the branches
     n_draws: int  # from each context, for each combination
-    n_runs: int  # with random accept and reject patterns
-    n_steps: int  # of each
+    n_runs: int  # of the KV section
+    n_steps: int  # of each run
 
 
 FULL = AuditEffort(
@@ -52,7 +50,7 @@ QUICK = AuditEffort(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the program that decide what is emitted; the self-test puts a broken one in the place of one."""
+    """The parts of the program that decide on the output; the self-test replaces one by a broken one."""
 
     engine: type[Engine] = Engine
     drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter
@@ -63,7 +61,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSubject:
-    """What is audited."""
+    """The pair and the settings that are audited."""
 
     target: LanguageModel
     draft: LanguageModel | None
@@ -71,15 +69,15 @@ class AuditSubject:
     params: SamplingParams
     strategies: tuple[str, ...]
     rules: tuple[Rule, ...]
-    drafting: DraftSettings  # n_max is the longest draft of greedy answers
+    drafting: DraftSettings  # `length` is the longest draft of greedy answers
     seed: int
-    piece: PieceOf
+    piece: Callable[[int], bytes]  # the text of a token
     cancel: Cancel = field(default_factory=Cancel)
     parts: Parts = field(default_factory=Parts)
 
     @property
     def combinations(self) -> list[Combination]:
-        """Every strategy under every rule; plain decoding knows no rule."""
+        """Every strategy with every rule; plain decoding has no rule."""
         return [
             Combination(strategy, rule)
             for strategy in self.strategies
@@ -87,29 +85,28 @@ class AuditSubject:
         ]
 
     def drafter(self, strategy: str, draft: LanguageModel | None, n_max: int) -> Drafter:
-        """The strategy at work for this target."""
-        # Drafting from the first step on, which elsewhere goes without a draft: it is the one whose law is enumerated.
+        # It drafts in the first step, which elsewhere has no draft: the law of that step is enumerated.
         settings = replace(
             self.drafting, length=DraftLength(n_max), vocab_size=self.target.vocab_size, n_at_once=sys.maxsize
         )
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))
 
     def require_going(self) -> None:
-        """Raises Interrupted where somebody asked to stop."""
+        """Raises Interrupted if `cancel` is set."""
         if self.cancel.is_set():
             raise Interrupted("the audit was stopped")
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPrompt:
-    """A prompt in tokens that both models know."""
+    """A text in tokens that both models know."""
 
     name: str
     tokens: tuple[int, ...]
 
 
 class Watching:
-    """A drafter that lets somebody see what was verified."""
+    """A drafter that passes every verification to `see`."""
 
     def __init__(self, drafter: Drafter, see: Callable[[Observation], None]) -> None:
         self.drafter = drafter

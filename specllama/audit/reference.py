@@ -1,4 +1,4 @@
-"""p from its definition, written anew for the audit: it shares nothing with the sampler that it judges."""
+"""A second implementation of p, for the audit: it shares no code with the sampler that it checks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams)
 
 
 def target_law(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> dict[int, float]:
-    """The law of the token behind `history`: bias, penalties, top-k, top-p, min-p, temperature; ties to the lowest ids.
+    """The law of the token after `history`: bias, penalties, top-k, top-p, min-p, temperature; ties to the lowest ids.
 
-    Needs a top-k, or a vocabulary that is small: it sorts every token that top-k leaves.
+    Sorts all tokens that top-k leaves: slow without a top-k.
     """
     row = adjusted(logits, history, params)
     if params.temperature <= GREEDY_BELOW:

@@ -1,4 +1,4 @@
-"""The audit's report as data: frozen rows, sections and a verdict."""
+"""The audit's report as data: the rows of every section, and what they prove."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ SCHEMA = {
     "units": "tv, errors and chances are fractions of 1, gaps and differences are logits, *_s are seconds",
 }
 
-# What an enumerated law may differ from p by: rounding gives about 1e-15, and nobody sees a bias of 1e-9.
+# Allowed distance of an enumerated law from p. Rounding gives about 1e-15.
 LAW_BOUND = 1e-9
-# What logits behind a KV with rollbacks may differ by from one that read the same blocks: 0 where arithmetic repeats.
+# Allowed difference of logits after rollbacks from those of a KV cache that read the same blocks; usually 0.
 KV_BOUND = 1e-3
-# The deciding block lay somewhere in the answer, so it need not be among the blocks of the control: half of the gap is
-# what they must at least be able to move.
+# The blocks of the control are not those of the answer: it is enough if they move the logits by half of the gap.
 NEAR_TIE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class TextDifference:
-    """Where a greedy answer parts from plain decoding, and what the control without any draft says."""
+    """The first difference of a greedy answer from plain decoding, and the logits of the control without a draft."""
 
-    at: int  # tokens of the answer before it
+    at: int  # position in the answer
     plain: int  # token
     ours: int
     plain_text: str
     our_text: str
-    gap: float  # of the two logits, read one by one
+    gap: float  # of the two logits, read token by token
     top_gap: float  # of the two largest logits there
-    moved: float  # most that reading the same text in blocks moves that gap
-    reread: float  # the gap in the very blocks of our answer, read again without a draft
+    moved: float  # largest change of that gap when the same text is read in blocks
+    reread: float  # the gap in the blocks of our answer, read again without a draft
 
     @property
     def near_tie(self) -> bool:
-        """True where reading in blocks, without any draft, can turn the two around."""
+        """True if reading in blocks, without a draft, can reverse the two tokens."""
         return 0.0 <= self.gap <= NEAR_TIE * self.moved
 
 
 @dataclass(frozen=True, slots=True)
 class GreedyRun:
-    """One answer with drafts, beside the plain one."""
+    """One greedy answer with drafts, compared with plain decoding."""
 
     prompt: str
     strategy: str
@@ -59,28 +58,41 @@ class GreedyRun:
 
 @dataclass(frozen=True, slots=True)
 class LawRow:
-    """Exact laws of blocks: one combination over many contexts."""
+    """Exact laws of one combination over many contexts."""
 
     strategy: str
     rule: str
     n_contexts: int  # measured
-    n_wide: int  # contexts left out: too many branches to take them all
+    n_wide: int  # contexts with too many branches, which are left out
     n_drafted_in: int  # contexts with a draft
     n_open: int  # contexts in which p has more than one token
     longest: int  # draft
     n_branches: int
     distance: Distance
-    failure: str = ""  # what was raised instead of a law
+    failure: str = ""  # the error that was raised instead
 
     @property
     def sound(self) -> bool:
-        """True where the law is p."""
         return not self.failure and self.distance.tv <= LAW_BOUND and self.distance.error <= LAW_BOUND
+
+    def __add__(self, other: LawRow) -> LawRow:
+        return LawRow(
+            strategy=self.strategy,
+            rule=self.rule,
+            n_contexts=self.n_contexts + other.n_contexts,
+            n_wide=self.n_wide + other.n_wide,
+            n_drafted_in=self.n_drafted_in + other.n_drafted_in,
+            n_open=self.n_open + other.n_open,
+            longest=max(self.longest, other.longest),
+            n_branches=self.n_branches + other.n_branches,
+            distance=self.distance.worse(other.distance),
+            failure=self.failure or other.failure,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DrawRow:
-    """Real draws, counted: one combination over many contexts or answers."""
+    """Counts of real draws of one combination, over many contexts or answers."""
 
     strategy: str
     rule: str
@@ -89,33 +101,34 @@ class DrawRow:
 
     @property
     def sound(self) -> bool:
-        """True where the counts are no surprise."""
         return not self.failure and not self.test.surprising
+
+    def __add__(self, other: DrawRow) -> DrawRow:
+        return DrawRow(self.strategy, self.rule, self.test + other.test, self.failure or other.failure)
 
 
 @dataclass(frozen=True, slots=True)
 class KvRow:
-    """The KV of one model after steps with accepted and rejected tokens."""
+    """The KV cache of one model after steps with accepted and rejected tokens."""
 
     strategy: str
     model: str  # target or draft
     n_steps: int
-    n_dropped: int  # tokens read and taken back
-    n_foreign: int  # tokens in the KV that were not said at that place
-    difference: float  # of logits, from a KV that read the same blocks with other tokens in the dropped places
-    narrow: float  # from one that only ever read what was kept: what the width of blocks is worth on this build
-    wrong: float  # from one with a single wrong token: what a fault would look like
-    full: bool = False  # so full that nothing could be read behind it: only its tokens were compared, the figures are 0
+    n_dropped: int  # tokens read and cut off
+    n_foreign: int  # tokens in the cache that are not those of the answer
+    difference: float  # of logits, from a cache that read the same blocks with other tokens in the dropped places
+    narrow: float  # from a cache that read only the kept tokens: the effect of the block width on this build
+    wrong: float  # from a cache with a single wrong token: the size of a real fault
+    full: bool = False  # the context is full: only tokens were compared, the three differences are 0
 
     @property
     def sound(self) -> bool:
-        """True where the KV holds what was said, and what was dropped left no trace."""
         return self.n_foreign == 0 and self.difference <= KV_BOUND
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """A rule broken on purpose, and what noticed."""
+    """A deliberate fault, and the section that must catch it."""
 
     fault: str
     section: str
@@ -123,12 +136,11 @@ class FaultRow:
     caught: bool
 
 
-# What rows work out of their fields and the report says beside them.
-_WORKED_OUT = ("near_tie", "p_value", "visible_tv", "sound")
+_COMPUTED = ("near_tie", "p_value", "visible_tv", "sound")  # properties that the JSON contains
 
 
 def _plain(value: object) -> object:
-    """A row as plain data, `test` spread out within it."""
+    """A row as plain data, with the fields of `test` beside its own."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if not is_dataclass(value):
@@ -137,86 +149,80 @@ def _plain(value: object) -> object:
     for each in fields(value):
         inner = _plain(getattr(value, each.name))
         found.update(inner if each.name == "test" and isinstance(inner, dict) else {each.name: inner})
-    return {**found, **{name: getattr(value, name) for name in _WORKED_OUT if hasattr(value, name)}}
+    return {**found, **{name: getattr(value, name) for name in _COMPUTED if hasattr(value, name)}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What was found. A section that was not reached is empty, and then the report is partial."""
+    """The result of an audit. Sections that were not reached are empty; then the report is partial."""
 
-    about: Mapping[str, object]  # versions, models, machine, settings: whatever decides the result
+    about: Mapping[str, object]  # versions, models, machine, settings
     greedy: tuple[GreedyRun, ...] = ()
     laws: tuple[LawRow, ...] = ()
-    draws: tuple[DrawRow, ...] = ()  # from contexts, many times from each
-    along: tuple[DrawRow, ...] = ()  # along answers, once at every place
+    draws: tuple[DrawRow, ...] = ()  # many from each context
+    along: tuple[DrawRow, ...] = ()  # one at every position of the answers
     kv: tuple[KvRow, ...] = ()
-    faults: tuple[FaultRow, ...] | None = None  # of the self-test; None = it was not asked for
+    faults: tuple[FaultRow, ...] | None = None  # of the self-test; None = not requested
     partial: bool = False
     wall_s: float = 0.0
 
     @property
     def bugs(self) -> list[str]:
-        """Everything that is wrong, one sentence each."""
+        """Every error that was found, as a sentence."""
         found = [
-            f"greedy: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max} parts from plain decoding at token "
-            f"{run.difference.at} although the two tokens are {run.difference.gap:.3g} logits apart and reading in "
-            f"blocks moves that by {run.difference.moved:.3g}"
+            f"greedy: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max} differs from plain decoding at token "
+            f"{run.difference.at}: the two logits are {run.difference.gap:.3g} apart, and blocks move them by only "
+            f"{run.difference.moved:.3g}"
             for run in self.greedy
             if run.difference and not run.difference.near_tie
         ]
         for law in self.laws:
-            if law.failure:
-                found.append(f"law: {law.strategy}, {law.rule}: {law.failure}")
-            elif not law.sound:
-                found.append(f"law: {law.strategy}, {law.rule} is not the target's: TV {law.distance.tv:.3g}")
+            if not law.sound:
+                reason = law.failure or f"the distribution differs from the target's, TV {law.distance.tv:.3g}"
+                found.append(f"law: {law.strategy}, {law.rule}: {reason}")
         for draw in (*self.draws, *self.along):
-            if draw.failure:
-                found.append(f"draws: {draw.strategy}, {draw.rule}: {draw.failure}")
-            elif not draw.sound:
-                found.append(f"draws: {draw.strategy}, {draw.rule} do not follow p: p-value {draw.test.p_value:.3g}")
+            if not draw.sound:
+                reason = draw.failure or f"the draws do not follow p, p-value {draw.test.p_value:.3g}"
+                found.append(f"draws: {draw.strategy}, {draw.rule}: {reason}")
         for row in self.kv:
             if row.n_foreign:
-                found.append(
-                    f"kv: {row.model}, {row.strategy}: {row.n_foreign} tokens in it are not those that were said"
-                )
+                found.append(f"kv: {row.model}, {row.strategy}: {row.n_foreign} tokens are not those of the answer")
             elif not row.sound:
                 found.append(
-                    f"kv: {row.model}, {row.strategy}: what was rejected left a trace of {row.difference:.3g} logits"
+                    f"kv: {row.model}, {row.strategy}: rejected tokens change the logits by {row.difference:.3g}"
                 )
         found += [f"self-test: not caught: {fault.fault}" for fault in self.faults or () if not fault.caught]
         return found
 
     @property
     def gaps(self) -> list[str]:
-        """What was looked at and could not show anything, one sentence each: no bug, and no proof either."""
+        """What could not be shown, as sentences: neither an error nor a proof."""
         found = []
         for row in self.laws:
             if row.failure:
                 continue
             if not row.n_contexts:
-                found.append(f"{row.strategy}, {row.rule}: every context has too many branches; try a smaller --top-k")
+                found.append(f"{row.strategy}, {row.rule}: every context has too many branches; use a smaller --top-k")
             elif not row.n_drafted_in and row.strategy != "none":
                 found.append(f"{row.strategy}, {row.rule}: nothing was drafted in any context")
-        sections = {"greedy answers": self.greedy, "exact laws": self.laws, "draws": self.draws, "the KV": self.kv}
         for model in ("target", "draft"):
             runs = [row for row in self.kv if row.model == model]
             if full := [row for row in runs if row.full]:
                 strategies = ", ".join(dict.fromkeys(row.strategy for row in full))
                 found.append(
-                    f"the KV of the {model}, {strategies}: it was full after {len(full)} of {len(runs)} runs, so that "
-                    "its logits were not compared"
+                    f"KV cache of the {model}, {strategies}: full after {len(full)} of {len(runs)} runs, logits were "
+                    "not compared"
                 )
+        sections = {"greedy answers": self.greedy, "exact laws": self.laws, "draws": self.draws, "KV cache": self.kv}
         if not self.partial:
-            found += [f"{name}: nothing was looked at" for name, rows in sections.items() if not rows]
+            found += [f"{name}: nothing was measured" for name, rows in sections.items() if not rows]
         return found
 
     @property
     def passed(self) -> bool:
-        """True where nothing is wrong, as far as the audit came."""
         return not self.bugs
 
     def to_json(self) -> dict[str, object]:
-        """Plain data."""
         return {
             "schema": SCHEMA,
             **self.about,

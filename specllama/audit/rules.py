@@ -1,6 +1,6 @@
-"""The rules of verification once more, from the papers and in plain Python: one rule a method, for faults to break.
+"""A second implementation of the verification rules, from the papers and in plain Python, one rule per method.
 
-Unbroken, they are a second opinion on `specllama.core.verification`: same drafts, same law of verdicts. Laws are
+It gives the same law of verdicts as `specllama.core.verification`; faults override single methods. Laws are
 dictionaries over their support, with ascending ids.
 """
 
@@ -16,7 +16,7 @@ Probs: TypeAlias = Mapping[int, float]
 
 
 def probs_of(law: Distribution) -> Probs:
-    """`law` over its support."""
+    """The support of `law`, with probabilities."""
     ids, probs = law.items()
     return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
@@ -27,7 +27,7 @@ def law_of_probs(probs: Probs) -> Distribution:
 
 
 def normalised(weights: Mapping[int, float], otherwise: Probs) -> Probs:
-    """`weights` as a law; `otherwise` where they have no mass."""
+    """`weights` divided by their sum; `otherwise` if the sum is 0."""
     total = sum(weights.values())
     return {token: weight / total for token, weight in weights.items() if weight > 0.0} if total > 0.0 else otherwise
 
@@ -36,31 +36,27 @@ class TokenVerifier:
     """Token by token, chains and trees. Leviathan et al., arXiv 2211.17192; siblings: Jeon et al., arXiv 2402.14160."""
 
     def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
-        """Probability that a drafted token is accepted."""
         return min(1.0, p.get(token, 0.0) / q[token])
 
     def residual(self, p: Probs, q: Probs, token: int, depth: int) -> Probs:
-        """What is left of p after the rejected token."""
         return normalised({other: max(prob - q.get(other, 0.0), 0.0) for other, prob in p.items()}, p)
 
     def correct(self, p: Probs, q: Probs, token: int, choose: Chooser) -> int:
-        """The token after a rejection; `p` is the residual, `q` and `token` those of the last rejected node."""
+        """The token after a rejection; `p` is the residual, `q` and `token` belong to the last rejected node."""
         return choose.pick(law_of_probs(p))
 
     def next_sibling_law(self, q: Probs, rejected: int) -> Probs:
-        """q of the next sibling: drawn without replacement."""
+        """q of the next sibling: siblings are drawn without replacement."""
         return normalised({token: prob for token, prob in q.items() if token != rejected}, q)
 
     def next_sibling_target(self, before: Probs, residual: Probs) -> Probs:
-        """p of the next sibling."""
         return residual
 
     def bonus(self, p: Sequence[Distribution], row: int, choose: Chooser) -> int:
-        """The token after a draft that was accepted whole."""
+        """The token after a fully accepted draft."""
         return choose.pick(p[row])
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        """The verdict."""
         parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
         path: list[int] = []
         node = -1
@@ -84,34 +80,30 @@ class TokenVerifier:
         return Verdict(tuple(path), self.bonus(p, node + 1, choose))
 
     def law_of(self, draft: Draft, node: int) -> Probs:
-        """q of a node."""
         return {draft.tokens[node]: 1.0} if draft.probs is None else probs_of(draft.probs[node])
 
 
 class BlockVerifier(TokenVerifier):
-    """The longest prefix that the joint law allows, of chains. Sun et al., arXiv 2403.10444."""
+    """Block verification of chains. Sun et al., arXiv 2403.10444."""
 
     stops_at_first_failure = False
 
     def weight(self, before: float, p: Probs, q: Probs, token: int) -> float:
-        """w of one token more."""
         return min(1.0, before * p.get(token, 0.0) / q[token])
 
     def spare(self, weight: float, p: Probs, q: Probs) -> dict[int, float]:
-        """What the weighted row has more than q."""
+        """The excess of the weighted p over q."""
         return {token: max(weight * prob - q.get(token, 0.0), 0.0) for token, prob in p.items()}
 
     def pass_prob(self, weight: float, p: Probs, q: Probs) -> float:
-        """h of a prefix that is not the whole draft; `p` and `q` are those of the token after it."""
+        """h of a prefix that is not the whole draft; `p` and `q` belong to the token after it."""
         spare = sum(self.spare(weight, p, q).values())
         return spare / (spare + 1.0 - weight) if spare + 1.0 - weight > 0.0 else 1.0
 
     def weighted_residual(self, weight: float, p: Probs, q: Probs) -> Probs:
-        """The law of the correction."""
         return normalised(self.spare(weight, p, q), p)
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        """The verdict."""
         n = len(draft.tokens)
         targets = [probs_of(p[row]) for row in range(n + 1)]
         laws = [self.law_of(draft, node) for node in range(n)]
@@ -133,14 +125,13 @@ class BlockVerifier(TokenVerifier):
 
 
 class MatchVerifier(TokenVerifier):
-    """Draw from p and go on while the draw equals the draft; of chains."""
+    """Draws from p and continues while the draw equals the draft; for chains."""
 
     def redraw(self, drawn: int, p: Distribution, choose: Chooser) -> int:
         """The token after a mismatch: the draw itself."""
         return drawn
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        """The verdict."""
         for node, token in enumerate(draft.tokens):
             drawn = choose.pick(p[node])
             if drawn != token:

@@ -1,16 +1,17 @@
-"""Sampling: for many contexts of the real pair, the exact law of what the engine emits, and real draws, against p."""
+"""Sampling: the exact law of the engine's output, and counts of real draws, compared with p after many contexts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from specllama.audit.chi_square import LEAST_EXPECTED, ChiSquare, of_law
 from specllama.audit.enumeration import ContractBroken, TooManyBranches
-from specllama.audit.law import END, NONE, Block, block_law, distance
+from specllama.audit.law import END, Block, Distance, block_law, distance
 from specllama.audit.models import Remembered
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Watching
 from specllama.audit.reference import target_law
@@ -20,30 +21,24 @@ from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser
-from specllama.core.types import Drafter, Observation
+from specllama.core.types import Observation
 
-WIDEST = 4  # a draft of one token may have so many times the branches of longer ones, or there would be none
+Row = TypeVar("Row", LawRow, DrawRow)
+
+WIDEST = 4  # a draft of one token may have so many times the branches of longer drafts
 N_COUNTED = 2  # tokens of a drawn answer that are compared
-N_DRAFTED = 2  # tokens drafted for it
-N_LOOKED_AT = 24  # tokens of an answer among which places for contexts are sought
-ECHO, BEFORE_ECHO = 8, 6  # tokens that are repeated, and of the answer between the two places
+N_DRAFTED = 2  # longest draft of a drawn answer
+N_LOOKED_AT = 24  # tokens of an answer in which contexts may end
+ECHO, BEFORE_ECHO = 8, 6  # tokens that are repeated, and tokens before the repetition
 
-# What a broken part may raise; whatever else is raised is nobody's finding.
+# Errors that count as a result of the audit; others are not caught.
 BROKEN = (SpecllamaError, ContractBroken, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A text behind which laws are compared."""
-
-    name: str
-    tokens: tuple[int, ...]
-
-
 def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, ...], list[int]]:
-    """A sampled plain answer, and its places: first where the target is of two minds about the next token.
+    """A sampled plain answer and its positions, those first whose most likely token has a probability close to 0.5.
 
-    Where it is of many, there are too many branches for more than one drafted token; where it is sure, nothing shows.
+    A flatter law has too many branches for more than one drafted token; a certain one shows nothing.
     """
     peaks: list[float] = []
 
@@ -52,7 +47,7 @@ def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, .
         peaks.append(seen.laws[0].peak())
 
     tokens: list[int] = []
-    subject.target.truncate(0)  # whoever used it last left nothing that an engine may trust
+    subject.target.truncate(0)  # the engine must not reuse the cache of an earlier section
     engine = Engine(subject.target, Watching(NoDrafter(), see))
     events = engine.generate(
         prompt.tokens, subject.params, RandomChooser(subject.seed), max_tokens=N_LOOKED_AT, cancel=subject.cancel
@@ -64,11 +59,8 @@ def _uncertain(subject: AuditSubject, prompt: AuditPrompt) -> tuple[tuple[int, .
     return tuple(tokens), sorted(range(len(peaks)), key=lambda place: abs(peaks[place] - 0.5))
 
 
-def contexts(subject: AuditSubject, effort: AuditEffort) -> Iterator[Context]:
-    """Texts at whose end the target is undecided: answers cut there, and every second one with a passage said again.
-
-    Said again, so that lookups find something.
-    """
+def contexts(subject: AuditSubject, effort: AuditEffort) -> Iterator[AuditPrompt]:
+    """Answers cut where the target is undecided; in every second one a passage is repeated, for the lookups."""
     n_room = subject.target.n_ctx if subject.draft is None else min(subject.target.n_ctx, subject.draft.n_ctx)
     known = subject.target.vocab_size if subject.draft is None else subject.draft.vocab_size
     n_made = 0
@@ -82,21 +74,21 @@ def contexts(subject: AuditSubject, effort: AuditEffort) -> Iterator[Context]:
             for name, text in ((f"{prompt.name}+{place}", line[:at]), (f"{prompt.name}+{place}, again", echo)):
                 if n_made < effort.n_contexts and len(text) + N_LOOKED_AT < n_room and max(text) < known:
                     n_made += 1
-                    yield Context(name, text)
+                    yield AuditPrompt(name, text)
 
 
 @dataclass(slots=True)
 class AuditedContext:
-    """One context, with models that remember what they computed for it, and p behind every continuation."""
+    """One context with models that cache their rows, and p after every continuation."""
 
     subject: AuditSubject
-    context: Context
+    context: AuditPrompt
     target: Remembered
     draft: Remembered | None
     _laws: dict[Block, Mapping[int, float]] = field(default_factory=dict)
 
     def law_at(self, block: Block) -> Mapping[int, float]:
-        """p behind the context and `block`, all end tokens as one."""
+        """p after the context and `block`, with all end tokens as one outcome."""
         if block not in self._laws:
             line = (*self.context.tokens, *block)
             law: dict[int, float] = {}
@@ -107,14 +99,13 @@ class AuditedContext:
         return self._laws[block]
 
     def engine(self, combination: Combination, n_max: int) -> Engine:
-        """An engine that drafts from its first step on."""
-        subject = self.subject
-        drafter: Drafter = subject.drafter(combination.strategy, self.draft, n_max)
-        return subject.parts.engine(subject.parts.target(self.target), drafter, rule=combination.rule)
+        drafter = self.subject.drafter(combination.strategy, self.draft, n_max)
+        parts = self.subject.parts
+        return parts.engine(parts.target(self.target), drafter, rule=combination.rule)
 
     def measure(self, combination: Combination, effort: AuditEffort) -> LawRow:
-        """The exact law of the engine's block with drafts of every length that is feasible."""
-        found, n_branches, n_drafted, failure = NONE, 0, 0, ""
+        """The exact law of the engine's block with drafts of up to the longest length that can be enumerated."""
+        found, n_branches, n_drafted, failure = Distance(), 0, 0, ""
         for n_max in range(1, effort.n_enumerated + 1):
             try:
                 block = block_law(
@@ -136,7 +127,7 @@ class AuditedContext:
             n_branches += block.n_branches
             n_drafted = max(n_drafted, block.n_drafted)
             if block.n_drafted < n_max:
-                break  # the strategy has no more to say here
+                break  # the strategy drafts no more here
         return LawRow(
             strategy=combination.strategy,
             rule=combination.rule.value,
@@ -151,7 +142,7 @@ class AuditedContext:
         )
 
     def _counted_law(self, n_draws: int) -> dict[Block, float]:
-        """p of the first tokens; beginnings that are too rare to be counted are left out."""
+        """p of the first N_COUNTED tokens, without beginnings that are too rare to count."""
         law: dict[Block, float] = {}
 
         def extend(block: Block, prob: float) -> None:
@@ -166,7 +157,7 @@ class AuditedContext:
         return law
 
     def draw(self, combination: Combination, n_draws: int, seed: int) -> DrawRow:
-        """Real draws: the first tokens of many answers, counted."""
+        """Counts the first tokens of many sampled answers."""
         engine = self.engine(combination, N_DRAFTED)
         counts: Counter[Block] = Counter()
         try:
@@ -176,19 +167,18 @@ class AuditedContext:
         except Interrupted:
             raise
         except BROKEN as error:
-            told = f"{type(error).__name__}: {error}"
-            return DrawRow(combination.strategy, combination.rule.value, ChiSquare(), told)
-        excluded = sum(n for block, n in counts.items() if self._excluded(block))
-        failure = f"{excluded} answers that p excludes were drawn" if excluded else ""
+            failure = f"{type(error).__name__}: {error}"
+            return DrawRow(combination.strategy, combination.rule.value, ChiSquare(), failure)
+
+        def possible(block: Block) -> bool:
+            return all(block[i] in self.law_at(block[:i]) for i in range(len(block)))
+
+        excluded = sum(n for block, n in counts.items() if not possible(block))
+        failure = f"{excluded} answers with probability 0 under p were drawn" if excluded else ""
         test = of_law(counts, self._counted_law(n_draws))
         return DrawRow(combination.strategy, combination.rule.value, test, failure)
 
-    def _excluded(self, block: Block) -> bool:
-        """True where p gives some token of the block no chance."""
-        return any(block[i] not in self.law_at(block[:i]) for i in range(len(block)))
-
     def _drawn(self, engine: Engine, seed: int) -> Block:
-        """The first tokens of one answer."""
         said: list[int] = []
         choose = self.subject.parts.choose(seed)
         for event in engine.generate(
@@ -198,49 +188,23 @@ class AuditedContext:
                 said.append(event.token)
             elif isinstance(event, Finished):
                 if event.reason == "cancelled":
-                    raise Interrupted("cancelled in the middle of a draw")
+                    raise Interrupted("cancelled during a draw")
                 if event.reason == "stop":
                     said.append(END)
         return tuple(said[:N_COUNTED])
 
 
-def merged_laws(rows: Sequence[LawRow]) -> tuple[LawRow, ...]:
-    """One row for each combination."""
-    found: dict[tuple[str, str], LawRow] = {}
+def merged(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The sum of the rows of each combination."""
+    found: dict[tuple[str, str], Row] = {}
     for row in rows:
-        before = found.get((row.strategy, row.rule))
-        found[row.strategy, row.rule] = row if before is None else _both(before, row)
-    return tuple(found.values())
-
-
-def _both(a: LawRow, b: LawRow) -> LawRow:
-    return LawRow(
-        strategy=a.strategy,
-        rule=a.rule,
-        n_contexts=a.n_contexts + b.n_contexts,
-        n_wide=a.n_wide + b.n_wide,
-        n_drafted_in=a.n_drafted_in + b.n_drafted_in,
-        n_open=a.n_open + b.n_open,
-        longest=max(a.longest, b.longest),
-        n_branches=a.n_branches + b.n_branches,
-        distance=a.distance.worse(b.distance),
-        failure=a.failure or b.failure,
-    )
-
-
-def merged_draws(rows: Sequence[DrawRow]) -> tuple[DrawRow, ...]:
-    """One row for each combination; the statistics of independent samples add up."""
-    found: dict[tuple[str, str], DrawRow] = {}
-    for row in rows:
-        before = found.get((row.strategy, row.rule))
-        if before is not None:
-            row = DrawRow(row.strategy, row.rule, before.test + row.test, before.failure or row.failure)
-        found[row.strategy, row.rule] = row
+        key = (row.strategy, row.rule)
+        found[key] = found[key] + row if key in found else row
     return tuple(found.values())
 
 
 def measure(subject: AuditSubject, effort: AuditEffort) -> Iterator[tuple[list[LawRow], list[DrawRow]]]:
-    """Context after context: the exact laws of every combination, and draws."""
+    """The exact laws of every combination and the draws, context by context."""
     target = Remembered(subject.target)
     draft = None if subject.draft is None else Remembered(subject.parts.draft(subject.draft))
     seeds = np.random.default_rng(subject.seed)

@@ -1,9 +1,9 @@
-"""The self-test of the audit: every broken rule goes through the section that has to notice it."""
+"""The self-test of the audit: runs every fault through the section that must catch it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,56 +20,49 @@ from specllama.base.errors import Interrupted
 MINIMAL = AuditEffort(
     n_prompts=1, n_tokens=8, n_contexts=8, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=6
 )
-LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in every second context, and not always what is possible
-N_DRAWN_IN = 2  # contexts that are drawn in
-NARROW = 3  # tokens in a law: few branches, so that drafts of two tokens are feasible everywhere
+LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in only about every second context
+N_DRAWN_IN = 2  # contexts for draws
+NARROW = 3  # tokens in a law: with few branches every context can have drafts of two tokens
 
 
 def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
-    """The faults that this pair can show: lookups have no law of their own, so without a draft there are fewer."""
+    """The faults that this pair can show; fewer without a draft model."""
     if subject.draft is not None:
         return FAULTS
     return tuple(replace(fault, strategy="lookup") for fault in FAULTS if not fault.needs_draft)
 
 
-@dataclass(slots=True)
 class _FaultBench:
-    """The pair, with contexts that all faults share; their rows are computed once."""
+    """The pair and the contexts, whose rows are computed once for all faults."""
 
-    subject: AuditSubject
-    effort: AuditEffort
-    places: list[AuditedContext] = field(default_factory=list)
-
-    def prepare(self) -> None:
-        """Choose the contexts."""
-        target = Remembered(self.subject.target)
-        draft = None if self.subject.draft is None else Remembered(self.subject.draft)
-        for context in list(audit_sampling.contexts(self.subject, self.effort)):
-            self.places.append(AuditedContext(self.subject, context, target, draft))
+    def __init__(self, subject: AuditSubject, effort: AuditEffort) -> None:
+        self.subject, self.effort = subject, effort
+        target = Remembered(subject.target)
+        draft = None if subject.draft is None else Remembered(subject.draft)
+        contexts = list(audit_sampling.contexts(subject, effort))
+        self.places = [AuditedContext(subject, context, target, draft) for context in contexts]
 
     def by_law(self, broken: AuditSubject) -> tuple[str, bool]:
-        """The largest distance over the contexts, up to the first that shows the fault: not every one can."""
+        """Goes through the contexts until one shows the fault: not every context can."""
         rows: list[LawRow] = []
         for place in self.places:
             rows.append(replace(place, subject=broken).measure(broken.combinations[0], self.effort))
             if not rows[-1].sound:
                 break
-        (row,) = audit_sampling.merged_laws(rows)
+        (row,) = audit_sampling.merged(rows)
         return row.failure or f"TV {row.distance.tv:.2g}", not row.sound
 
     def by_draws(self, broken: AuditSubject) -> tuple[str, bool]:
-        """The statistic over the contexts."""
         rows = []
         for i, place in enumerate(self.places[:N_DRAWN_IN]):
             here = replace(place, subject=broken)
             rows.append(here.draw(broken.combinations[0], self.effort.n_draws, broken.seed + i * self.effort.n_draws))
-        (row,) = audit_sampling.merged_draws(rows)
+        (row,) = audit_sampling.merged(rows)
         value = row.test.p_value
-        told = "nothing varied" if value is None else f"p-value {value:.2g} over {row.test.n_draws} draws"
-        return row.failure or told, not row.sound
+        figure = "no variation" if value is None else f"p-value {value:.2g} over {row.test.n_draws} draws"
+        return row.failure or figure, not row.sound
 
     def by_greedy(self, broken: AuditSubject) -> tuple[str, bool]:
-        """The first answer that parts from the plain one for no reason of arithmetic."""
         for run in audit_greedy.compare(broken, self.effort):
             if run.difference and not run.difference.near_tie:
                 found = run.difference
@@ -77,17 +70,15 @@ class _FaultBench:
         return "the same text", False
 
     def by_kv(self, broken: AuditSubject) -> tuple[str, bool]:
-        """The difference that what was dropped made."""
         along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
         found = [row for rows in audit_kv.check(broken, self.effort, along) for row in rows]
         caught = any(not row.sound for row in found)
         if n_foreign := max(row.n_foreign for row in found):
-            return f"{n_foreign} tokens were not said", caught
+            return f"{n_foreign} tokens are not those of the answer", caught
         return f"logits differ by {max(row.difference for row in found):.2g}", caught
 
 
 def _catch(bench: _FaultBench, fault: Fault) -> FaultRow:
-    """Run the section that has to notice `fault` on the broken program."""
     broken = replace(bench.subject, parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
     sections = {"law": bench.by_law, "draws": bench.by_draws, "greedy": bench.by_greedy, "kv": bench.by_kv}
     try:
@@ -100,11 +91,10 @@ def _catch(bench: _FaultBench, fault: Fault) -> FaultRow:
 
 
 def catch_all(subject: AuditSubject, faults: Sequence[Fault]) -> Iterator[FaultRow]:
-    """Every fault, and what noticed it. Those that use the models' rows come first: they trust what the models hold."""
+    """A row for every fault. The sections that cache rows come first: they rely on the KV caches of the models."""
     top_k = min(subject.params.top_k or NARROW, NARROW)
     subject = replace(subject, params=replace(subject.params, top_k=top_k))
     bench = _FaultBench(subject, MINIMAL if subject.draft is not None else LOOKUPS)
-    bench.prepare()
     for fault in sorted(faults, key=lambda fault: fault.section not in ("law", "draws")):
         subject.require_going()
         yield _catch(bench, fault)

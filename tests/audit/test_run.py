@@ -147,7 +147,7 @@ def test_what_could_not_be_measured_is_said() -> None:
     report = report_of(one, replace(LEAST, most_branches=1))
     assert report.passed
     assert [row.n_wide for row in report.laws] == [2]
-    assert report.gaps == ["draft-simple, token: every context has too many branches; try a smaller --top-k"]
+    assert report.gaps == ["draft-simple, token: every context has too many branches; use a smaller --top-k"]
     silent = subject(
         strategies=("lookup",), rules=(Rule.MATCH,), drafting=DraftSettings(length=DraftLength(2), p_min=1.0)
     )

@@ -135,7 +135,7 @@ def test_ctrl_c_reports_what_was_done(terminal: Callable[..., Terminal], short_p
     started = terminal(
         "audit", *short_pair.options, "--quick", "--self-test", "--top-k", "4", "-o", file, "--format", "json"
     )
-    started.wait_for(lambda t: any(after in t.text for after in ("exact laws", "the KV", "self-test")))
+    started.wait_for(lambda t: any(after in t.text for after in ("exact laws", "KV cache", "self-test")))
     started.interrupt()
     assert started.finish() == 130
     assert "Traceback" not in started.text
