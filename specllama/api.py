@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 from weakref import WeakSet
 
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 OnNote: TypeAlias = Callable[[str], None]
-OnProgress: TypeAlias = Callable[[str, float], None]  # what is being done, and the share of it that is done
+OnProgress: TypeAlias = Callable[[str, float], None]  # the activity, and the share of it that is done
 Events: TypeAlias = Generator[Event, None, None]
 Texts: TypeAlias = Generator[str, None, None]
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]]  # a text, or messages with "role" and "content"
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The fields of `SamplingParams`, which has the defaults."""
+    """The fields of `SamplingParams`, with its defaults."""
 
     temperature: float
     top_k: int
@@ -53,14 +52,14 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
-    """How one answer is made, besides the sampling."""
+    """The keywords of one answer."""
 
     system: str  # system prompt
     raw: bool  # True = no chat template: the model continues the text of the prompt
     seed: int  # of the random draws; -1 = a new one
     max_tokens: int  # -1 = until the answer ends or the context is full
     stop: str | Sequence[str]  # texts that end the answer and are not part of it
-    drafts: bool  # False = plain decoding, to compare with
+    drafts: bool  # False = plain decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Answer:
     text: str
     tokens: tuple[int, ...]  # without the end token
     reason: Reason  # why it ended: "stop", "length" or "cancelled"
-    seed: int  # -1 = nothing was drawn that is kept: a chat's answer that was stopped before its first word
+    seed: int  # -1 = a chat's answer that was cancelled before its first word
     stats: SpecStats
 
     def __str__(self) -> str:
@@ -95,35 +94,36 @@ def load(
     on_note: OnNote | None = None,
     on_progress: OnProgress | None = None,
 ) -> Pair:
-    """Load a target and a draft as `specllama run` does; what is not on this machine is fetched.
+    """Load a target and a draft as `specllama run` does. Models that are not on this machine are fetched.
 
     Args:
-        pair: name of a pair; `specllama models list` shows them. Nothing at all = the default pair.
-        target, draft: in place of `pair`, a file, a model's name, or "user/repo[:quant]" of the Hugging Face Hub.
+        pair: name of a pair; `specllama models list` shows them. Without any name: the default pair.
+        target, draft: instead of `pair`, a file, a model's name, or "user/repo[:quant]" of the Hugging Face Hub.
             A target alone decodes plainly, or with spec_type "lookup".
         spec_type: strategies that may draft: "auto", or names such as "draft-simple,lookup".
-        n_max: longest draft; "auto" follows the profile that `specllama tune` made, else the pair's own, else 4.
-        p_min: stop drafting where the draft's likeliest token is less likely than this.
+        n_max: longest draft; "auto" = by the profile of `specllama tune`, else the pair's value, else 4.
+        p_min: stop drafting when the draft's likeliest token is less likely than this.
         draft_temperature: temperature of the draft; None = that of the answer.
         rule: how drafted tokens are accepted: "block", "token" or "match". None of them changes the distribution.
-        n_ctx: tokens of context; 0 = what the target was trained for, None = the pair's, or 4096.
-        n_threads, n_gpu_layers: as in `Hardware`, over which they go.
-        hardware: everything else about loading.
+        n_ctx: tokens of context; 0 = the target's training context, as far as memory allows; None = the pair's, or
+            4096.
+        n_threads, n_gpu_layers: override the fields of `hardware`.
+        hardware: the other settings of loading.
         offline: use only what is on this machine.
-        on_note: called with sentences that a user should read.
-        on_progress: called with what is being done and the share of it that is done, 0 to 1.
+        on_note: called with messages for the user.
+        on_progress: called with the activity and the share of it that is done, 0 to 1.
 
     Raises:
-        SpecllamaError, whose `hint` says what to do: UsageError, ConfigError, DownloadError, ModelFileError,
-        PairError where the draft does not fit, MemoryShort, UnsupportedModel and BackendError.
+        SpecllamaError, with a `hint`: UsageError, ConfigError, DownloadError, ModelFileError, PairError if the draft
+        does not fit, MemoryShort, UnsupportedModel and BackendError.
     """
     if pair is not None and (target or draft):
-        raise UsageError("a pair and a target or draft are given, expected one of them", hint="leave the pair out")
+        raise UsageError("a pair and a target or draft are given (expected one of them)", hint="leave the pair out")
     strategies = [AUTO] if spec_type == AUTO else [strategy("spec_type", name) for name in spec_type.split(",")]
     given = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     ask = Ask(
-        names=Names(pair=pair, target=_word(target), draft=_word(draft), offline=offline),
+        names=Names(pair=pair, target=_name(target), draft=_name(draft), offline=offline),
         drafting=Drafting(
             spec_type=",".join(strategies),
             length=DraftLength.check("n_max", n_max),
@@ -133,32 +133,28 @@ def load(
         ),
         hardware=replace(hardware or Hardware(), **changes),
     )
-    listener = _Callbacks(on_note or _ignore, on_progress or _ignore)
+    listener = _Callbacks(on_note or (lambda _text: None), on_progress or (lambda _what, _share: None))
     setup = prepare(choose(ask, listener), listener)
     require_fit(setup, listener)
     return Pair(load_models(setup, listener, Cancel()), setup, ask.drafting, listener.on_note)
 
 
-def _word(name: str | Path | None) -> str | None:
-    """A name as the command line takes it; a `Path` is never anything but a file."""
-    return str(name.absolute()) if isinstance(name, Path) else name
-
-
-def _ignore(*_told: object) -> None:
-    pass
+def _name(model: str | Path | None) -> str | None:
+    """An absolute path is never taken for a name of the catalog."""
+    return str(model.absolute()) if isinstance(model, Path) else model
 
 
 class _Callbacks(Listener):
-    """Passes on what a caller of `load` wants to hear. Also a `FetchWatch`."""
+    """Calls the callbacks of `load`. Also a `FetchWatch`."""
 
     def __init__(self, on_note: OnNote, on_progress: OnProgress) -> None:
         self.on_note = on_note
         self.on_progress = on_progress
-        self._work: list[tuple[str, int | None]] = []  # begun and not ended: what, bytes
+        self._work: list[tuple[str, int | None]] = []  # in progress: the activity and its bytes
         self._n_done = 0
 
     def note(self, text: str) -> None:
-        self.on_note(text.removeprefix("note: "))  # the command line's word for it
+        self.on_note(text.removeprefix("note: "))
 
     def warn(self, text: str, hint: str = "") -> None:
         self.on_note(f"{text}; {hint}" if hint else text)
@@ -186,11 +182,10 @@ class _Callbacks(Listener):
 
 
 class Pair:
-    """A loaded target with what drafts for it, from `load`. A context manager; `close` frees the models.
+    """A loaded target and draft, from `load`. A context manager; `close` frees the models.
 
-    One answer at a time: while one is not finished, another raises ModelBusy. An answer ends when its iterator is used
-    up, closed or dropped, and when an exception such as KeyboardInterrupt leaves it; the next one may follow at once.
-    Not for two threads at once, except for `cancel`.
+    One answer at a time: during an answer, another raises ModelBusy. An answer ends when its iterator is exhausted,
+    closed or deleted, or raises an exception such as KeyboardInterrupt. Not thread-safe, except `cancel`.
     """
 
     def __init__(self, models: Models, setup: Setup, drafting: Drafting, on_note: OnNote) -> None:
@@ -198,15 +193,13 @@ class Pair:
         self._setup = setup
         self._drafting = drafting
         self._on_note = on_note
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self._cancel = Cancel()
-        self._answers: WeakSet[Events] = WeakSet()  # begun and perhaps not finished
-        self._drafters: dict[bool, Drafter] = {}  # by whether the answer is greedy; they keep what they learned
+        self._answers: WeakSet[Events] = WeakSet()  # those that may be in progress
+        self._drafters: dict[bool, Drafter] = {}  # for greedy and other answers; they keep what they learned
         self._stats = SpecStats()
         self._closed = False
         models.watch(self._cancel)
-
-    # ---------------------------------------------------------------------------------------------------------- facts
 
     @property
     def target(self) -> Path:
@@ -225,15 +218,13 @@ class Pair:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context, prompt and answer together."""
+        """Tokens of context, for prompt and answer together."""
         return self._models.target.n_ctx
 
     @property
     def stats(self) -> SpecStats:
         """Counters and times of the last answer that was read to its end; zeros before the first."""
         return self._stats
-
-    # -------------------------------------------------------------------------------------------------------- answers
 
     def stream(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Texts:
         """The answer's text as it comes. Raises as `events` does."""
@@ -247,10 +238,10 @@ class Pair:
         return self._answered(self.events(prompt, **options), text, seed)
 
     def events(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Events:
-        """What the engine does, event by event: the tokens with where they came from, the steps, the end.
+        """The engine's events: the tokens and their origin, the steps, the end.
 
-        Raises UsageError, PromptError and TemplateError at once; ModelBusy, NumericsError and BackendError when the
-        events are read.
+        Raises UsageError, PromptError and TemplateError in this call; ModelBusy, NumericsError and BackendError when
+        the events are read.
         """
         return self._events(prompt, **options)
 
@@ -289,9 +280,9 @@ class Pair:
         think: bool | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Chat:
-        """A conversation of several turns, of which the models read only what is new.
+        """A conversation of several turns. Each turn reads only the new tokens.
 
-        `think` sets the switch of templates that have one; None = as the template has it.
+        `think` sets the template's switch for thinking, if it has one; None = the template's default.
         """
         self._require_open()
         params = SamplingParams(**sampling)
@@ -308,15 +299,15 @@ class Pair:
         return Chat(self, ChatSession(self._models.target, self._models.draft, settings, system))
 
     def cancel(self) -> None:
-        """End the answer in progress after the current step, with reason "cancelled"; from any thread."""
+        """End the answer in progress after the current step, with reason "cancelled". Thread-safe."""
         self._cancel.set()
 
     def close(self) -> None:
-        """Free the models; an answer in progress ends. Closing twice does nothing."""
+        """Free the models and end an answer in progress. A second call does nothing."""
         self._closed = True
         self._cancel.set()
         for answer in list(self._answers):
-            with suppress(ValueError):  # it is being read in another thread, where the cancel flag ends it
+            with suppress(ValueError):  # another thread reads it; there the cancel flag ends it
                 answer.close()
         for drafter in self._drafters.values():
             drafter.close()
@@ -326,12 +317,8 @@ class Pair:
     def __enter__(self) -> Pair:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
-
-    # ---------------------------------------------------------------------------------------------------------- parts
 
     def _require_open(self) -> None:
         if self._closed:
@@ -345,7 +332,9 @@ class Pair:
         self._require_open()
         if raw:
             if system or not isinstance(prompt, str):
-                raise UsageError("a raw prompt is one text", hint="leave raw out: roles need the chat template")
+                raise UsageError(
+                    "a raw prompt has a system prompt or messages (expected one text)", hint="leave raw out"
+                )
             return raw_tokens(self._models.target.vocab, prompt)
         messages = [Message("system", system)] if system else []
         if isinstance(prompt, str):
@@ -356,12 +345,12 @@ class Pair:
         if self._conversation.notice:
             self._note_once(self._conversation.notice)
         if self._conversation.system_merged:
-            self._note_once("the template has no system prompt: it is put in front of the first message")
+            self._note_once("the template has no system prompt: it is put before the first message")
         return tokens
 
     def _note_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             self._on_note(text)
 
     def _drafter(self, params: SamplingParams) -> Drafter:
@@ -371,7 +360,7 @@ class Pair:
         return self._drafters[params.greedy]
 
     def _followed(self, events: Iterator[Event]) -> Events:
-        """`events`, which `close` can end, and whose figures are kept."""
+        """`events`, registered for `close`; keeps the stats and passes notices on."""
         answer = self._reading(events)
         self._answers.add(answer)
         return answer
@@ -404,7 +393,7 @@ class Pair:
 
 
 class Chat:
-    """A conversation with a pair, from `Pair.chat`. The history is text, and read again only as far as it is new."""
+    """A conversation with a pair, from `Pair.chat`. The history is text."""
 
     def __init__(self, pair: Pair, session: ChatSession) -> None:
         self._pair = pair
@@ -412,31 +401,31 @@ class Chat:
 
     @property
     def messages(self) -> list[Message]:
-        """What was said so far, the system prompt included."""
+        """The history, with the system prompt."""
         return self._session.messages
 
     def stream(self, text: str) -> Texts:
-        """Say `text`; the answer's text as it comes. What came of it belongs to the conversation when it ends."""
+        """Send `text`; the answer's text as it comes. The turn joins the history when the answer ends."""
         return self._pair._texts(self.events(text), self._text())
 
     def send(self, text: str) -> Answer:
-        """Say `text`; the whole answer."""
+        """Send `text`; the whole answer."""
         before = self._session.turns
         answer = self._pair._answered(self.events(text), self._text(), -1)
         kept = self._session.turns is not before
         return replace(answer, seed=self._session.turns[-1].seed) if kept else answer
 
     def events(self, text: str) -> Events:
-        """Say `text`; what the engine does, event by event. Raises as `Pair.events` does, when the events are read."""
+        """Send `text`; the engine's events. Raises as `Pair.events`, when the events are read."""
         self._pair._require_open()
         return self._pair._followed(self._session.ask(text, self._pair._cancel))
 
     def undo(self) -> None:
-        """Take the last message and its answer back. Raises UsageError where there is none."""
+        """Remove the last message and its answer. Raises UsageError if there is none."""
         self._session.undo()
 
     def clear(self) -> None:
-        """Forget everything but the system prompt."""
+        """Remove everything except the system prompt."""
         self._session.clear()
 
     def _text(self) -> TextStream:

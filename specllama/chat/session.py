@@ -299,7 +299,7 @@ class ChatSession:
         if len(tokens) > n_ctx:
             raise PromptError(
                 f"the message has {len(tokens)} tokens, the context holds {n_ctx}",
-                hint=f"shorten it, or start with --ctx-size {len(tokens) + ROOM_FOR_ANSWER} or more",
+                hint=f"shorten it, or use a context of at least {len(tokens) + ROOM_FOR_ANSWER} tokens (--ctx-size)",
             )
         return tokens, first
 
@@ -310,7 +310,7 @@ class ChatSession:
         begins = " ".join(gone[0].user.split())[:40]
         return (
             f"the context of {self._target.n_ctx} tokens is full: {turns} (from "
-            f'"{begins}" on) left the prompt; /save still has them'
+            f'"{begins}" on) left the prompt; the conversation keeps them'
         )
 
     def _reuse(self, tokens: Sequence[int]) -> Reuse:

@@ -1,4 +1,4 @@
-"""Make a cheaper draft out of a model that is here: fewer tokens, fewer layers, coarser weights."""
+"""Derive a draft from a model: fewer tokens, fewer layers, coarser weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from specllama import llama
-from specllama.base import child as children
-from specllama.base import disk as storage
+from specllama.base import child, disk
 from specllama.base.child import Tell
-from specllama.base.disk import size_text
 from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageError
 from specllama.derive.layers import check_dropped, without_layers
 from specllama.derive.vocab import MULTIPLE, kept_tokens, with_vocabulary
@@ -26,14 +24,14 @@ _HEADER_ROOM = 32 << 20  # more than any header
 
 
 def checked(parent: Header, recipe: Recipe) -> Recipe:
-    """The recipe in its one form, if it can be meant for this parent. Raises UsageError and UnsupportedModel."""
+    """The recipe in normal form. Raises UsageError and UnsupportedModel if it does not suit the parent."""
     refuse_architecture(parent)
     if recipe == Recipe():
-        raise UsageError("nothing is to be done to the model", hint="say --quant, --vocab or --drop-layers")
+        raise UsageError("the recipe changes nothing", hint="add --quant, --vocab or --drop-layers")
     if VOCAB_MAP in parent.gguf.entries and recipe.n_vocab:
-        raise UsageError(f"the vocabulary of {parent.path.name} was cut already", hint="derive from its parent")
+        raise UsageError(f"the vocabulary of {parent.path.name} was already cut", hint="derive from its parent")
     if recipe.n_vocab < 0:
-        raise UsageError(f"a vocabulary of {recipe.n_vocab} tokens cannot be meant")
+        raise UsageError(f"the vocabulary is {recipe.n_vocab} tokens (expected at least 1)")
     return Recipe(
         n_vocab=recipe.n_vocab + -recipe.n_vocab % MULTIPLE,
         dropped=check_dropped(parent, recipe.dropped) if recipe.dropped else (),
@@ -42,77 +40,65 @@ def checked(parent: Header, recipe: Recipe) -> Recipe:
 
 
 def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
-    """Write the derived model in a child process, in one step: nothing is at `destination` before it is whole.
+    """Write the derived model in a child process. `destination` never holds a part of it.
 
     Raises UsageError, UnsupportedModel, ModelFileError, DiskFull and BackendError.
     """
     recipe = checked(parent, recipe)
     folder = destination.with_name(f".{destination.name}.making")
-    shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed process
     try:
-        with storage.named_disk_full(destination.name, MAKE_ROOM):
+        with disk.named_disk_full(destination.name, MAKE_ROOM):
             folder.mkdir(parents=True)
     except OSError as error:
         raise ModelFileError(
             f"{destination.parent} cannot be written: {error.strerror}", hint="write elsewhere with -o FILE"
         ) from None
     try:
-        _make(parent, recipe, destination, folder, tell)
+        disk.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
+        whole = child.run(partial(_build, parent.path, recipe, folder), tell)
+        llama.read_header(whole)
+        disk.forget_checksum(destination)
+        whole.replace(destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make(parent: Header, recipe: Recipe, destination: Path, folder: Path, tell: Tell) -> None:
-    """The same, with a folder to work in."""
-    storage.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
-    whole = children.run(partial(build, parent.path, recipe, folder), tell)
-    llama.read_header(whole)
-    storage.forget_checksum(destination)
-    whole.replace(destination)
-
-
 def _most_bytes(parent: Header, recipe: Recipe) -> int:
-    """Room for the file and, where it is made in two steps, for the one between."""
+    """Room for the file and the intermediate one."""
     n_bytes = parent.n_file_bytes if recipe.n_vocab or recipe.dropped else 0
     if recipe.quant:
         n_bytes += int(parent.n_params * QUANTS[recipe.quant].bits / 8) + _HEADER_ROOM
     return n_bytes
 
 
-def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
+def _build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
     """Write the derived model into `folder`; returns its path. llama.cpp may end the process."""
     header, source = llama.read_header(parent), parent
     if recipe.n_vocab or recipe.dropped:
         source = folder / "cut.gguf"
-        with storage.named_disk_full(source.name, MAKE_ROOM):
+        with disk.named_disk_full(source.name, MAKE_ROOM):
             cut(header, recipe, source, lambda share: tell("cutting", share))
     if not recipe.quant:
         return source
-    destination = folder / "quantised.gguf"
+    destination = folder / "quantized.gguf"
 
-    def told(share: float) -> bool:
+    def progress(share: float) -> bool:
         tell(f"storing as {recipe.quant}", share)
         return True
 
     try:
-        llama.requantize(source, destination, recipe.quant, progress=told)
-    except BackendError as error:
-        raise _or_disk_full(error, folder) from None
+        llama.requantize(source, destination, recipe.quant, progress=progress)
+    except BackendError:  # llama.cpp does not say that the disk is full
+        with suppress(OSError):
+            free = shutil.disk_usage(folder).free
+            if free < _HEADER_ROOM:
+                left = f"the disk of {folder.parent} has {disk.size_text(free)} left"
+                raise DiskFull(f"no room left while writing the draft: {left}", hint=MAKE_ROOM) from None
+        raise
     if source != parent:
         source.unlink()
     return destination
-
-
-def _or_disk_full(error: BackendError, folder: Path) -> BackendError | DiskFull:
-    """llama.cpp says that it cannot write, but not why."""
-    with suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        if free < _HEADER_ROOM:
-            return DiskFull(
-                f"no room left while writing the draft: the disk of {folder.parent} has {size_text(free)} left",
-                hint=MAKE_ROOM,
-            )
-    return error
 
 
 def cut(parent: Header, recipe: Recipe, destination: Path, tell: gguf_rewrite.TellShare | None = None) -> None:

@@ -1,18 +1,18 @@
-"""Which draft derived from a model is fastest here? Candidates are made, measured and judged one after the other."""
+"""Search for the fastest draft that can be derived from a model: make, measure and compare candidates."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from specllama import llama
-from specllama.base import child as children
+from specllama.base import child
 from specllama.base.child import Tell
 from specllama.base.disk import checksum
 from specllama.base.errors import ConfigError, SpecllamaError
@@ -27,15 +27,14 @@ from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import traces
 from specllama.tuning.child import Measured, MeasureJob, RunMeasureJob, Way, load, open_draft, run_child
 from specllama.tuning.traces import Trace, TracedAnswer
-from specllama.tuning.tune import PATH_MARGIN, Findings, TuneEffort, figures, judged
+from specllama.tuning.tune import PATH_MARGIN, Findings, Judged, TuneEffort, figures, judged
 
-# What is tried where nothing is asked for: types with quick kernels everywhere, from coarse to fine, and a vocabulary
-# that covers nearly all of what is said. A vocabulary that is small already is not worth cutting.
+# Tried by default: types with fast kernels on all CPUs, and a vocabulary that covers nearly all of a text.
 QUANTS = ("Q4_0", "Q4_K_S", "Q2_K")
 N_VOCAB = 32_000
-LARGE_VOCAB = 64_000
-SHARES_DROPPED = (1 / 8, 1 / 4, 3 / 8)  # of the layers
-N_RANKED = 24  # tokens of every answer by which layers are ranked
+_LARGE_VOCAB = 64_000  # a smaller vocabulary is not cut
+_SHARES_DROPPED = (1 / 8, 1 / 4, 3 / 8)  # of the layers
+_N_RANKED = 24  # tokens of each answer that rank the layers
 
 SEARCH = TuneEffort(seconds=6.0, n_visits=1, n_tokens=48)
 QUICK = TuneEffort(seconds=2.0, n_visits=1, n_tokens=16)
@@ -43,70 +42,73 @@ QUICK = TuneEffort(seconds=2.0, n_visits=1, n_tokens=16)
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be tried, alone and together."""
+    """The changes to try, alone and combined."""
 
     quants: tuple[str, ...] = ()
     n_vocab: int = 0
     dropped: tuple[int, ...] = ()
-    finds_layers: bool = False  # and find out which ones to leave out
+    finds_layers: bool = False  # search for the layers to leave out
 
     @property
     def recipe(self) -> Recipe | None:
-        """The one recipe that is meant, if there is only one."""
+        """The only recipe of the space; None if there are several."""
         if self.finds_layers or len(self.quants) > 1 or self == Space():
             return None
         return Recipe(quant="".join(self.quants), n_vocab=self.n_vocab, dropped=self.dropped)
 
 
 def everything(parent: Header) -> Space:
-    """All that can be tried with this parent."""
-    n_vocab = N_VOCAB if parent.n_vocab >= LARGE_VOCAB and read_tokenizer(parent).kind in ("bpe", "spm") else 0
+    """All changes that suit this parent."""
+    n_vocab = N_VOCAB if parent.n_vocab >= _LARGE_VOCAB and read_tokenizer(parent).kind in ("bpe", "spm") else 0
     return Space(QUANTS, n_vocab, finds_layers=parent.architecture in ALIKE and not parent.n_swa)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate, and what it promises."""
+    """One candidate and its figures."""
 
     recipe: Recipe
     path: Path
     n_bytes: int
     costs: CostProfile
     traces: tuple[Trace, ...]
-    derived: Derived | None = None  # None: the parent itself
-    noise: float = 0.0  # of the times behind the costs, see `Measured`
+    derived: Derived | None = None  # None = the parent itself
+    noise: float = 0.0  # see `Measured`
 
     @property
     def speed(self) -> float:
-        """Over plain decoding with drafts of the best length from 1 on: the geometric mean of the classes' speeds."""
+        """Over plain decoding, with the best draft length from 1 on: the geometric mean over the classes."""
         kinds = dict.fromkeys((trace.name, trace.greedy) for trace in self.traces)
         seen = [[trace for trace in self.traces if (trace.name, trace.greedy) == kind] for kind in kinds]
         return exp(fmean(log(traces.best_drafted(each, self.costs)[1]) for each in seen))
 
     @property
+    def cost(self) -> float:
+        """Of one drafted token, in T(1)."""
+        return self.costs.draft_cost()
+
+    @property
     def classes(self) -> tuple[ClassFigures, ...]:
-        """What to expect of each class of prompts."""
         return figures(self.traces, self.costs)
 
     @property
     def acceptance(self) -> float:
-        """Of a drafted token, all classes together."""
+        """Of a drafted token, over all classes."""
         return traces.acceptance(self.traces)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What the search found."""
+    """The candidates that were tried."""
 
     parent: Trial
     trials: tuple[Trial, ...]  # without the parent
     failures: tuple[str, ...]  # candidates that could not be made or measured, and why
     step_s: float
-    asked: Recipe | None = None  # the one that was to be made whatever it is worth
+    asked: Recipe | None = None  # a recipe that is kept at any speed
 
     @property
     def kept(self) -> Derived | None:
-        """What stays."""
         if self.asked is None:
             return None if self.best is None else self.best.derived
         return next((trial.derived for trial in self.trials if trial.recipe == self.asked), None)
@@ -118,12 +120,12 @@ class SearchOutcome:
 
     @property
     def fastest(self) -> Trial:
-        """The best of all, the parent included."""
+        """The fastest of all, with the parent."""
         return max((self.parent, *self.trials), key=lambda trial: trial.speed)
 
     @property
     def best(self) -> Trial | None:
-        """The derived draft worth keeping; None where none is clearly faster than its parent."""
+        """The fastest derived draft; None if none is clearly faster than its parent."""
         fastest = self.fastest
         return fastest if fastest.speed > PATH_MARGIN * self.parent.speed else None
 
@@ -142,14 +144,14 @@ class _Search:
     made: list[Path] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    errors: list[SpecllamaError] = field(default_factory=list)  # behind them
+    errors: list[SpecllamaError] = field(default_factory=list)  # of the failures
     verify: Points = ()
     answers: tuple[TracedAnswer, ...] = ()
     first: Measured | None = None
     n_done: int = 0
 
     def step(self, name: str) -> Tell:
-        """Progress within one step of the whole."""
+        """Progress of one step, as a share of the whole."""
         before = self.n_done
         self.n_done += 1
 
@@ -159,23 +161,23 @@ class _Search:
         return told
 
     def look_at_parent(self) -> Trial:
-        """Measure the parent, and the target with it."""
+        """Measure the parent and the target."""
         job = MeasureJob(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)
         found = self.first = self.run(job, self.step("the draft as it is"))
-        assert found.verify is not None, "nothing is out beforehand"
+        assert found.verify is not None, "the first job measures the target"
         self.verify = tuple((n, cost / found.verify[0][1]) for n, cost in found.verify)
         self.answers = found.answers
         return self._trial(Recipe(), self.parent.path, found, None)
 
     def _trial(self, recipe: Recipe, path: Path, found: Measured, derived: Derived | None) -> Trial:
-        """What was measured, in units of T(1) in the same rounds."""
+        """Costs are in units of T(1), measured in the same rounds."""
         assert found.verify is not None
         unit = found.verify[0][1]
         costs = CostProfile(verify=self.verify, draft=tuple((n, cost / unit) for n, cost in found.draft))
         return Trial(recipe, path, path.stat().st_size, costs, found.traces, derived, found.noise)
 
     def attempt(self, recipe: Recipe) -> Trial | None:
-        """Make and measure a candidate; None where that is not possible, which is told at the end."""
+        """Make and measure a candidate; None if it fails (see `failures`)."""
         tell = self.step(recipe.name)
         try:
             recipe = derive.checked(self.parent, recipe)
@@ -204,20 +206,20 @@ class _Search:
         )
 
     def ranked_layers(self, base: Path) -> list[int]:
-        """All layers, those first without which most is accepted."""
+        """All layers, sorted by the acceptance rate without them, highest first."""
         folder = drafts.folder() / f".{base.name}.layers"
         layers = range(self.parent.n_layer)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             work = partial(judge_without, self._job(base), tuple(layers), folder)
-            accepted = children.run(work, self.step("layers"))
+            accepted = child.run(work, self.step("layers"))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return sorted(layers, key=lambda layer: -accepted[layer])
 
 
 def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Tell) -> list[float]:
-    """How much of the draft is accepted without each of `layers`; for a child process.  (len(layers),)"""
+    """The acceptance rate without each of `layers`. Runs in a child process.  (len(layers),)"""
     assert job.subject.draft is not None
     bench, base, path = load(replace(job, subject=replace(job.subject, draft=None))), job.subject.draft, folder / "one"
     found = []
@@ -226,30 +228,19 @@ def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Te
         derive.cut(llama.read_header(base), Recipe(dropped=(layer,)), path)
         with open_draft(job, path) as own:
             bench.put(own)
-            found.append(traces.acceptance([t for by in job.answers for t in bench.judge(traces.head(by, N_RANKED))]))
+            found.append(traces.acceptance([t for by in job.answers for t in bench.judge(traces.head(by, _N_RANKED))]))
     return found
 
 
 def ready(parent: Header, recipe: Recipe) -> Derived | None:
-    """The draft of this recipe, if it was made before and is still true."""
+    """The draft of this recipe, if it exists and is not stale."""
     path = drafts.place(parent.path, recipe)
     try:
         derived = drafts.read(path) if path.is_file() else None
-    except ConfigError:  # what is damaged is made again
+    except ConfigError:  # a damaged one is made again
         return None
     true = derived is not None and derived.parent.path == parent.path.resolve() and not drafts.stale(derived)
     return derived if true else None
-
-
-@contextmanager
-def _tidy(search: _Search) -> Iterator[None]:
-    """Of what the search makes only the best stays; nothing where it is interrupted."""
-    try:
-        yield
-    except BaseException:
-        for path in search.made:
-            drafts.discard(path)
-        raise
 
 
 def search(
@@ -263,16 +254,16 @@ def search(
     only: Recipe | None = None,
     run: RunMeasureJob = run_child,
 ) -> SearchOutcome:
-    """Look for the best draft within `space`; the best one and what was there before stay, the others go.
+    """Search `space` for the fastest draft. The best one and older drafts stay, the other candidates are removed.
 
-    Each kind of change is tried on the best of what came before: quantisation, vocabulary, layers. `only`: measure this
-    one and keep it, whatever it is worth. Raises what measuring the parent raises.
+    Each kind of change is tried on the best so far: quantization, vocabulary, layers. `only`: measure this recipe and
+    keep it at any speed. Raises what measuring the parent raises.
     """
     if only is not None:
         space = Space()
-    recipes = len(space.quants) + bool(space.n_vocab) + (1 + len(SHARES_DROPPED)) * space.finds_layers
+    recipes = len(space.quants) + bool(space.n_vocab) + (1 + len(_SHARES_DROPPED)) * space.finds_layers
     state = _Search(parent, subject, way, effort, tell, run, n_steps=1 + recipes + bool(space.dropped) + bool(only))
-    with _tidy(state):
+    try:
         best = first = state.look_at_parent()
         if only is not None and state.attempt(only) is None:
             raise state.errors[-1]
@@ -284,20 +275,21 @@ def search(
             best = _better(best, state.attempt(replace(best.recipe, dropped=space.dropped)))
         if space.finds_layers:
             best = _without_layers(state, best)
-        outcome = SearchOutcome(first, tuple(state.trials), tuple(state.failures), _step_s(state), only)
+    except BaseException:
+        for path in state.made:
+            drafts.discard(path)
+        raise
+    assert state.first is not None
+    outcome = SearchOutcome(first, tuple(state.trials), tuple(state.failures), state.first.step_s, only)
     kept = outcome.kept
     for path in state.made:
         if kept is None or path != kept.path:
             drafts.discard(path)
     for trial in outcome.trials:
         if trial.derived is not None and trial.derived is kept:
-            drafts.measured(trial.derived, measurement(subject, outcome, trial))
+            kept_figures = _measurement(subject, trial, first, made=drafts.now(), step_s=outcome.step_s, by=drafts.MAKE)
+            drafts.measured(trial.derived, kept_figures)
     return outcome
-
-
-def _step_s(state: _Search) -> float:
-    assert state.first is not None
-    return state.first.step_s
 
 
 def _better(best: Trial, other: Trial | None) -> Trial:
@@ -305,13 +297,13 @@ def _better(best: Trial, other: Trial | None) -> Trial:
 
 
 def _without_layers(state: _Search, best: Trial) -> Trial:
-    """Leave out more and more layers as long as that pays."""
+    """Leave out more layers as long as that is faster."""
     try:
         order = state.ranked_layers(best.path)
     except SpecllamaError as error:
         state.failures.append(f"leaving out layers: {error}")
         return best
-    for share in SHARES_DROPPED:
+    for share in _SHARES_DROPPED:
         n_dropped = max(int(share * state.parent.n_layer), 1)
         trial = state.attempt(replace(best.recipe, dropped=tuple(sorted(order[:n_dropped]))))
         if _better(best, trial) is best:
@@ -320,44 +312,37 @@ def _without_layers(state: _Search, best: Trial) -> Trial:
     return best
 
 
-def measurement(subject: ProfileKey, outcome: SearchOutcome, trial: Trial) -> Measurement:
-    """What is kept of a trial."""
+def _measurement(
+    subject: ProfileKey,
+    draft: Trial | Judged,
+    parent: Trial | Judged | None,
+    *,
+    made: str,
+    step_s: float,
+    by: Literal["make", "tune"],
+) -> Measurement:
     return Measurement(
         target=subject.target.name,
         target_sha256=checksum(subject.target),
         cpu=drafts.cpu_here(),
-        made=drafts.now(),
-        step_s=outcome.step_s,
-        cost=trial.costs.draft_cost(),
-        speed=trial.speed,
-        parent_cost=outcome.parent.costs.draft_cost(),
-        parent_speed=outcome.parent.speed,
-        classes=trial.classes,
+        made=made,
+        step_s=step_s,
+        cost=draft.cost,
+        speed=draft.speed,
+        parent_cost=None if parent is None else parent.cost,
+        parent_speed=None if parent is None else parent.speed,
+        classes=draft.classes,
+        by=by,
     )
 
 
 def keep_tuned(subject: ProfileKey, found: Findings, profile: Profile) -> None:
-    """Keep what a tuning found each derived draft worth; one that was removed meanwhile is skipped.
-
-    Raises ConfigError and DiskFull.
-    """
+    """Keep a tuning's figures of the derived drafts that still exist. Raises ConfigError and DiskFull."""
     own, *others = judged(found, profile)
     for each in others:
         derived = None if each.path is None or not each.path.is_file() else drafts.read(each.path)
         if derived is None:
             continue
         has_own = subject.draft is not None and derived.parent.path == subject.draft.resolve()
-        measurement = Measurement(
-            target=subject.target.name,
-            target_sha256=checksum(subject.target),
-            cpu=drafts.cpu_here(),
-            made=profile.made,
-            step_s=profile.step_s,
-            cost=each.cost,
-            speed=each.speed,
-            parent_cost=own.cost if has_own else None,
-            parent_speed=own.speed if has_own else None,
-            classes=each.classes,
-            by=drafts.TUNE,
-        )
-        drafts.measured(derived, measurement)
+        parent, made, step_s = own if has_own else None, profile.made, profile.step_s
+        drafts.measured(derived, _measurement(subject, each, parent, made=made, step_s=step_s, by=drafts.TUNE))

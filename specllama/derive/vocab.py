@@ -1,7 +1,7 @@
-"""Cut a model's vocabulary to its most frequent tokens (FR-Spec, VocabTrim): which stay, and what of its file changes.
+"""Cut a model's vocabulary to its most frequent tokens (FR-Spec, VocabTrim).
 
-The head of a small model is a large part of what a draft step reads, and most of its rows are for tokens that hardly
-ever come. The ids that stay are numbered anew; the file says what they were called before.
+The head is a large part of what a draft step of a small model reads, and most of its rows are for rare tokens. Kept
+tokens get new ids; the file holds the parent's ids.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from specllama.llama.header import Header
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from specllama.pairs.tokenizer import BYTE, CONTROL, MERGES, UNKNOWN, USER_DEFINED, Tokenizer
 
-MULTIPLE = 64  # kernels take head matrices whose rows are a multiple of up to this only
-LEAST_TOKENS = 512
+MULTIPLE = 64  # some kernels need a head matrix with a multiple of this many rows
+_LEAST_TOKENS = 512
 
 _TOKENIZER = "tokenizer.ggml."
 _ID_ENDINGS = ("_token_id", "_token_ids", "suppress_tokens")
 _PER_TOKEN = ("token_embd.weight", "output.weight", "output.bias")  # tensors with a row for each token
 _KINDS = ("bpe", "spm")
+_OTHER_RECIPES = "derive a draft with --quant or --drop-layers"
 
 
 def kept_tokens(source: SourceFile, tokenizer: Tokenizer, n_tokens: int) -> IntArray:
-    """The ids that stay, ascending: all that are special, all single bytes, and the lowest of the others.
+    """The ids to keep, ascending: special tokens, single bytes, and the lowest of the others.
 
-    Vocabularies of the kinds that are taken here are numbered by frequency: the lowest ids are the first merges. With
-    the bytes, what has no token any more can still be spelled.  (n_tokens or some more, a multiple of MULTIPLE)
+    The lowest ids of a BPE or SPM vocabulary are the first merges, so the most frequent. Single bytes spell the tokens
+    that are cut.  (n_tokens, rounded up to a multiple of MULTIPLE)
     """
     if tokenizer.kind not in _KINDS:
         raise UnsupportedModel(
             f"a vocabulary of the kind {tokenizer.kind} cannot be cut: its tokens may not be ordered by frequency",
-            hint="derive a draft with --quant or --drop-layers",
+            hint=_OTHER_RECIPES,
         )
     special = _special(source, tokenizer)
     wanted = n_tokens + -n_tokens % MULTIPLE
     if wanted >= tokenizer.size:
         raise UsageError(f"a vocabulary of {n_tokens:,} tokens is no smaller than the model's own, {tokenizer.size:,}")
-    if wanted < max(len(special), LEAST_TOKENS):
+    least = max(len(special), _LEAST_TOKENS)
+    if wanted < least:
         raise UsageError(
-            f"a vocabulary of {n_tokens:,} tokens is too small: {len(special):,} are special tokens and single bytes, "
-            f"and {LEAST_TOKENS} is the least"
+            f"a vocabulary of {n_tokens:,} tokens is too small (expected at least {least:,}; {len(special):,} are "
+            "special tokens and single bytes)"
         )
-    others = (token for token in range(tokenizer.size) if token not in special)
-    kept = [*special, *(token for token, _ in zip(others, range(wanted - len(special)), strict=False))]
-    return np.array(sorted(kept))
+    others = [token for token in range(tokenizer.size) if token not in special]
+    return np.array(sorted([*special, *others[: wanted - len(special)]]))
 
 
 def _special(source: SourceFile, tokenizer: Tokenizer) -> set[int]:
-    """What must stay whatever its id is: tokens that steer, single bytes, and all that the metadata names."""
-    steering = {UNKNOWN, CONTROL, USER_DEFINED, BYTE}
-    found = {token for token, kind in enumerate(tokenizer.types) if kind in steering}
+    """Control tokens, single bytes, and the tokens that the metadata names."""
+    control = {UNKNOWN, CONTROL, USER_DEFINED, BYTE}
+    found = {token for token, kind in enumerate(tokenizer.types) if kind in control}
     single = [token for token, piece in enumerate(tokenizer.spellings) if len(piece) == 1]
     found |= set(single)
     known = {tokenizer.spellings[token][0] for token in single}
@@ -64,9 +65,9 @@ def _special(source: SourceFile, tokenizer: Tokenizer) -> set[int]:
     missing = {byte for piece in others for byte in piece} - known
     if missing:
         raise UnsupportedModel(
-            f"{source.header.path.name} has tokens with bytes for which it has no token ({len(missing)} of 256), "
-            "so a smaller vocabulary could not spell them",
-            hint="derive a draft with --quant or --drop-layers",
+            f"{source.header.path.name} has no token for some single bytes that its tokens contain ({len(missing)} of "
+            "256): a smaller vocabulary could not spell them",
+            hint=_OTHER_RECIPES,
         )
     named = (source.header.value(key) for key in source.header.entries if _is_id(key))
     found |= {token for token in named if isinstance(token, int) and 0 <= token < tokenizer.size}
@@ -80,24 +81,22 @@ def _is_id(key: str) -> bool:
 def with_vocabulary(
     source: SourceFile, header: Header, tensors: Sequence[SourceTensor], kept: IntArray
 ) -> tuple[Mapping[str, bytes | None], list[SourceTensor]]:
-    """(metadata that changes, tensors with the rows of `kept` alone). Raises UnsupportedModel.  kept: (n,)"""
+    """(changed metadata, tensors with the rows of `kept`). Raises UnsupportedModel.  kept: (n,)"""
     n_before = source.header.count(f"{_TOKENIZER}tokens")
     rows = [tensor for tensor in tensors if tensor.name in _PER_TOKEN]
     if n_before is None or not rows or any(tensor.n_rows != n_before for tensor in rows):
-        raise UnsupportedModel(
-            f"{header.path.name} has not one row in its matrices for each token of its vocabulary, so it cannot be cut"
-        )
+        raise UnsupportedModel(f"{header.path.name} cannot be cut: its matrices do not have one row per token")
     outside = [tensor for tensor in tensors if not tensor.name.startswith("blk.") and tensor.name not in _PER_TOKEN]
     if any(tensor.n_rows == n_before for tensor in outside):
         raise UnsupportedModel(
-            f"{header.path.name} ({header.architecture}) has matrices with a row for each token that are not known here"
+            f"{header.path.name} ({header.architecture}) cannot be cut: it has unknown matrices with one row per token"
         )
     left = [replace(tensor, rows=kept) if tensor.name in _PER_TOKEN else tensor for tensor in tensors]
     return {**_tokenizer_values(source, header, kept, n_before), VOCAB_MAP: gguf_rewrite.integers(kept)}, left
 
 
 def _tokenizer_values(source: SourceFile, header: Header, kept: IntArray, n_before: int) -> dict[str, bytes | None]:
-    """The tokenizer's part of the metadata, for the tokens that stay."""
+    """The tokenizer's metadata for the kept tokens."""
     gguf, values = source.header, dict[str, bytes | None]()
     for key in gguf.entries:
         if key.startswith(_TOKENIZER) and source.header.count(key) == n_before:
@@ -111,7 +110,7 @@ def _tokenizer_values(source: SourceFile, header: Header, kept: IntArray, n_befo
             old = gguf.numbers(key)
             new = [] if old is None else [number[int(token)] for token in old.tolist() if int(token) in number]
             values[key] = gguf_rewrite.integers(np.array(new)) if new else None
-        else:  # an id that is not there (-1 as a large number) is not there in the copy either
+        else:  # -1, stored as a large number, means no such token
             token = number.get(gguf.integer(key, -1, 2**32 - 1))
             values[key] = None if token is None else gguf_rewrite.u32(token)
     if f"{header.architecture}.vocab_size" in gguf.entries:
@@ -120,7 +119,7 @@ def _tokenizer_values(source: SourceFile, header: Header, kept: IntArray, n_befo
 
 
 def _merges_within(merges: Sequence[bytes], texts: set[bytes]) -> list[bytes]:
-    """Merges of tokens that stay into one that stays. Those without the space between are of no known form and go."""
+    """The merges whose parts and result are all kept. Entries without a space have an unknown form and are dropped."""
     found = []
     for merge in merges:
         left, space, right = merge.partition(b" ")

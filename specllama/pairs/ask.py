@@ -1,4 +1,4 @@
-"""What is asked for: which models, how to draft, how to load. The command line and the library build the same `Ask`."""
+"""What the user asks for: which models, how to draft, how to load. The command line and the library build an `Ask`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specllama.drafters.length import AUTO_LENGTH, DraftLength
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Which models, in the user's words; nothing at all means the default pair."""
+    """Which models, in the user's words. Without any name: the default pair."""
 
     pair: str | None = None
     target: str | None = None  # a file, a model or pair, or user/repo[:quant]
-    draft: str | None = None  # the same, or a derived draft
+    draft: str | None = None  # as `target`, or a derived draft
     target_repo: str | None = None  # user/repo[:quant], never a file or a name
     draft_repo: str | None = None
     offline: bool = False  # use only what is on this machine
@@ -27,8 +27,8 @@ class Drafting:
     """How tokens are drafted and accepted."""
 
     spec_type: str = AUTO  # names of `drafters.REGISTRY`, separated by commas
-    length: DraftLength = AUTO_LENGTH  # auto = by the pair's profile, else the pair's own longest draft, else UNTUNED
-    p_min: float = 0.0  # confidence below which drafting stops
+    length: DraftLength = AUTO_LENGTH  # auto = by the pair's profile, else the catalog's value, else UNTUNED
+    p_min: float = 0.0  # drafting stops below this confidence
     temperature: float | None = None  # of the draft; None = the target's
     rule: Rule = Rule.BLOCK
 
@@ -37,23 +37,23 @@ class Drafting:
 class Hardware:
     """How models are loaded."""
 
-    n_ctx: int | None = None  # tokens; 0 = what the target was trained for, None = the pair's, or 4096
+    n_ctx: int | None = None  # tokens; 0 = the training context as far as memory allows, None = the pair's, or 4096
     n_threads: int | None = None  # None = the physical cores
-    n_threads_batch: int | None = None  # for several tokens at once; None = as `n_threads`
+    n_threads_batch: int | None = None  # for passes over several tokens; None = as `n_threads`
     n_threads_draft: int | None = None  # None = as `n_threads`
     n_threads_batch_draft: int | None = None
     n_gpu_layers: int | Literal["auto", "all"] = "auto"
     n_gpu_layers_draft: int | Literal["auto", "all"] = "auto"
     type_k: str = "f16"  # of the KV cache
     type_v: str = "f16"
-    type_k_draft: str = "f16"  # a coarser one drafts badly
+    type_k_draft: str = "f16"  # a coarser type lowers the acceptance rate
     type_v_draft: str = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Models, drafting and hardware; nothing is looked up yet."""
+    """Models, drafting and hardware. Nothing has been looked up yet."""
 
     names: Names = field(default_factory=Names)
     drafting: Drafting = field(default_factory=Drafting)

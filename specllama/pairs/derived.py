@@ -1,4 +1,4 @@
-"""The derived drafts that are kept here: where they lie, what they were made of, and whether that is still true."""
+"""The store of derived drafts: their files, their provenance, and whether the provenance still holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from platformdirs import user_cache_path
 
-from specllama.base import disk as storage
+from specllama.base import disk
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
@@ -24,23 +24,24 @@ from specllama.pairs.profile import ClassFigures
 MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
 
 _VERSION = 1  # of the record
-_N_LISTED = 4  # layers that a name lists; more become a number and a checksum
+_N_LISTED = 4  # layers in a name; more become a number and a checksum
 _MODEL, _RECORD = ".gguf", ".json"
+_MAKE_AGAIN = "make the draft again: specllama draft make"
 MAKE: Final = "make"
 TUNE: Final = "tune"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What is done to the parent, in this order; nothing of it is the parent itself."""
+    """The changes to the parent, in this order. No change = the parent itself."""
 
-    n_vocab: int = 0  # tokens that stay; 0 = all
+    n_vocab: int = 0  # tokens kept; 0 = all
     dropped: tuple[int, ...] = ()  # layers left out
-    quant: str = ""  # a name in QUANTS; empty = weights as they are
+    quant: str = ""  # a name in QUANTS; empty = weights as in the parent
 
     @property
     def name(self) -> str:
-        """Short, for file names: "q4_0+v32000+drop4.7"; empty where nothing is done."""
+        """For file names: "q4_0+v32000+drop4.7"."""
         parts = [self.quant.lower()] if self.quant else []
         parts += [f"v{self.n_vocab}"] if self.n_vocab else []
         if self.dropped:
@@ -51,7 +52,6 @@ class Recipe:
 
     @property
     def summary(self) -> str:
-        """For people."""
         parts = [f"weights in {self.quant}"] if self.quant else []
         parts += [f"{self.n_vocab:,} tokens"] if self.n_vocab else []
         parts += [f"without layers {', '.join(map(str, self.dropped))}"] if self.dropped else []
@@ -64,18 +64,18 @@ class Parent:
 
     path: Path
     sha256: str
-    stamp: tuple[int, ...] = ()  # size and time of change (ns) when the sum was computed; empty in older records
+    stamp: tuple[int, ...] = ()  # `stamp_of` when the sum was computed; empty in older records
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when the file does, in all likelihood."""
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Size and time of change (ns)."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a draft was worth for one target on one machine."""
+    """The figures of a draft for one target on one machine."""
 
     target: str  # the file's name
     target_sha256: str
@@ -83,18 +83,16 @@ class Measurement:
     made: str  # UTC, ISO 8601
     step_s: float  # T(1) of the target
     cost: float  # c, of one drafted token, in T(1)
-    speed: (
-        float  # predicted, over plain decoding; by MAKE with drafts everywhere, by TUNE with some only where they pay
-    )
-    parent_cost: float | None  # the same two of the parent; None where it was not measured
+    speed: float  # predicted, over plain decoding; MAKE drafts in every class of prompts, TUNE only where it pays
+    parent_cost: float | None  # of the parent; None = not measured
     parent_speed: float | None
     classes: tuple[ClassFigures, ...]
-    by: Literal["make", "tune"] = MAKE  # which command measured, each in its own way (see docs/drafts.md)
+    by: Literal["make", "tune"] = MAKE  # the command that measured (see docs/drafts.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """A derived draft and its provenance, which lies beside it as JSON."""
+    """A derived draft and its provenance, which is kept beside it as JSON."""
 
     path: Path
     recipe: Recipe
@@ -111,16 +109,15 @@ class Derived:
 
     @property
     def name(self) -> str:
-        """What `-md` takes."""
         return self.path.stem
 
     @property
     def spoken(self) -> str:
-        """The same where it lies in the folder; else the path, which `-md` takes as well."""
+        """What `-md` takes: the name in the folder, the path elsewhere."""
         return self.name if self.path.parent == folder() else str(self.path)
 
     def to_json(self) -> dict[str, object]:
-        """Plain data; the file's folder is not part of it."""
+        """Plain data without the path."""
         facts = to_plain(self)
         facts.pop("path")
         return {"version": _VERSION, **facts}
@@ -130,35 +127,32 @@ class Derived:
         """The inverse of `to_json`. Raises ConfigError."""
         record = path.with_suffix(_RECORD)
         if not isinstance(data, dict) or data.get("version") != _VERSION:
-            raise ConfigError(f"{record} is of another version of specllama", hint=_MAKE_AGAIN)
+            raise ConfigError(f"{record} was written by another version of specllama", hint=_MAKE_AGAIN)
         try:
             return from_plain(cls, {**data, "path": str(path)}, "the record")
         except ReportError as error:
             raise ConfigError(f"{record} cannot be read: {error}", hint=_MAKE_AGAIN) from None
 
 
-_MAKE_AGAIN = "make the draft again: specllama draft make"
-
-
 def folder() -> Path:
-    """Where derived drafts lie unless they were wanted elsewhere: they can be made again, so it is a cache."""
+    """The default folder. It is a cache: derived drafts can be made again."""
     return user_cache_path("specllama") / "drafts"
 
 
 def place(parent: Path, recipe: Recipe) -> Path:
-    """Where the draft of this recipe belongs."""
+    """The draft's path in the folder."""
     return folder() / f"{parent.stem}+{recipe.name}{_MODEL}"
 
 
 def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
-    """Write down what the file at `path` was just made of. Computes the checksums."""
+    """Keep the provenance of the draft that was just made at `path`. Computes the checksums."""
     build = build_info()
     derived = Derived(
         path=path,
         recipe=recipe,
-        parent=Parent(parent.resolve(), storage.checksum(parent), _stamp(parent)),
+        parent=Parent(parent.resolve(), disk.checksum(parent), stamp_of(parent)),
         n_bytes=path.stat().st_size,
-        sha256=storage.checksum(path),
+        sha256=disk.checksum(path),
         build=f"llama-cpp-python {build.bindings}, llama.cpp {build.llama_cpp}, {build.fingerprint}",
         made=now(),
     )
@@ -167,7 +161,7 @@ def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
 
 
 def cpu_here() -> str:
-    """What a measurement calls this machine."""
+    """This machine, as measurements name it."""
     cpu = this_cpu()
     return f"{cpu.model} {cpu.fingerprint}"
 
@@ -178,7 +172,7 @@ def now() -> str:
 
 
 def measured(derived: Derived, measurement: Measurement) -> Derived:
-    """Keep a measurement with the draft, the last; one of the same kind for the same target and CPU goes."""
+    """Append a measurement. It replaces one by the same command for the same target and CPU."""
 
     def kind(each: Measurement) -> tuple[str, str, str]:
         return each.by, each.target_sha256, each.cpu
@@ -190,12 +184,12 @@ def measured(derived: Derived, measurement: Measurement) -> Derived:
 
 
 def _save(derived: Derived) -> None:
-    with storage.named_disk_full(derived.path.name, MAKE_ROOM):
-        storage.write_text(derived.path.with_suffix(_RECORD), json.dumps(derived.to_json(), indent=1) + "\n")
+    with disk.named_disk_full(derived.path.name, MAKE_ROOM):
+        disk.write_text(derived.path.with_suffix(_RECORD), json.dumps(derived.to_json(), indent=1) + "\n")
 
 
 def read(path: Path) -> Derived | None:
-    """The provenance of a draft; None where there is none beside it. Raises ConfigError where it is damaged."""
+    """The provenance of a draft; None if the file has none beside it. Raises ConfigError if it is damaged."""
     try:
         return Derived.from_json(parsed(path.with_suffix(_RECORD).read_text(encoding="utf-8")), path)
     except FileNotFoundError:
@@ -205,41 +199,40 @@ def read(path: Path) -> Derived | None:
 
 
 def paths() -> Iterator[Path]:
-    """The drafts in the folder, by name."""
-    there = folder()
-    if there.is_dir():
-        yield from sorted(path for path in there.glob(f"*{_MODEL}") if path.is_file() and path.name[0] != ".")
+    """The drafts in the folder, sorted by name."""
+    if folder().is_dir():
+        yield from sorted(path for path in folder().glob(f"*{_MODEL}") if path.is_file() and path.name[0] != ".")
 
 
 def named(name: str) -> Path | None:
-    """The draft of that name; None where there is none."""
+    """The draft of that name in the folder."""
     if "/" in name or "\\" in name:
         return None
     path = folder() / f"{name.removesuffix(_MODEL)}{_MODEL}"
     try:
         return path if path.is_file() else None
-    except OSError:  # longer than any file's name
+    except OSError:  # the name is too long
         return None
 
 
 def remove(path: Path) -> int:
-    """Remove a draft and its record. Returns how many bytes are free now."""
+    """Remove a draft and its record. Returns the draft's size in bytes."""
     n_bytes = path.stat().st_size
-    storage.forget_checksum(path)
+    disk.forget_checksum(path)
     path.unlink()
     path.with_suffix(_RECORD).unlink(missing_ok=True)
     return n_bytes
 
 
 def moved(derived: Derived, path: Path) -> Derived:
-    """The draft at another place, perhaps on another disk, its record with it; in one step. Raises DiskFull."""
+    """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises DiskFull."""
     latest = read(derived.path) or derived
     temporary = path.with_name(f".{path.name}.moving")
     try:
-        with storage.named_disk_full(path.name, MAKE_ROOM):
+        with disk.named_disk_full(path.name, MAKE_ROOM):
             shutil.move(derived.path, temporary)
-        storage.forget_checksum(path)
-        storage.move(temporary, path)
+        disk.forget_checksum(path)
+        disk.move(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
@@ -249,49 +242,44 @@ def moved(derived: Derived, path: Path) -> Derived:
 
 
 def sweep() -> None:
-    """Remove what somebody who was killed left unfinished in the folder. Only for who alone makes drafts now."""
+    """Remove what a killed process left in the folder. The caller must hold the lock for making drafts."""
     for pattern in (".*.making", ".*.layers"):
         for path in folder().glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(path: Path) -> None:
-    """Remove a draft, whole or not, if it is there."""
+    """Remove a draft if it exists, even an incomplete one."""
     with suppress(FileNotFoundError):
         remove(path)
 
 
 def stale(derived: Derived, *, at_once: bool = False) -> str:
-    """Why the draft is no longer what its record says, in one sentence; empty where it is.
+    """Why the draft's record no longer holds; empty if it does.
 
-    `at_once`: without reading the parent, of which then size and time must tell; a record may name any file there is.
+    `at_once`: compare the parent by size and time, without reading gigabytes.
     """
+    parent = derived.parent
     try:
-        return _changed(derived, at_once=at_once)
+        if derived.path.stat().st_size != derived.n_bytes:
+            return "the file is not the one that was made"
+        if not parent.path.is_file():
+            return f"its parent {parent.path.name} is gone"
+        now = stamp_of(parent.path)
+        if now == parent.stamp:
+            return ""
+        known = disk.known_checksum(parent.path)
+        if known is None and not at_once:
+            known = disk.checksum(parent.path)
     except OSError as error:
         return f"it cannot be compared with its parent: {error.strerror}"
-
-
-def _changed(derived: Derived, *, at_once: bool) -> str:
-    parent = derived.parent
-    if derived.path.stat().st_size != derived.n_bytes:
-        return "the file is not the one that was made"
-    if not parent.path.is_file():
-        return f"its parent {parent.path.name} is gone"
-    now = _stamp(parent.path)
-    if now == parent.stamp:
-        return ""
-    known = storage.known_checksum(parent.path)
-    if known is None and not at_once:
-        known = storage.checksum(parent.path)
-    # Another size is another file; another time alone is none, as of one that was copied.
-    if known != parent.sha256 if known else parent.stamp and now[:1] != parent.stamp[:1]:
-        return f"its parent {parent.path.name} has changed since"
-    return ""
+    # Without a checksum: another size is another file, another time alone may be a copy.
+    changed = known != parent.sha256 if known else parent.stamp and now[:1] != parent.stamp[:1]
+    return f"its parent {parent.path.name} has changed since" if changed else ""
 
 
 def children_of(parent: Path) -> list[Derived]:
-    """The drafts here that were made of the file and are still true."""
+    """The drafts in the folder that were made of this file and are not stale."""
     found = []
     for path in paths():
         try:

@@ -1,4 +1,4 @@
-"""A loaded draft as its target needs it: in the target's token ids, whatever vocabulary its own file has."""
+"""Adapt a loaded draft with another vocabulary to the target's token ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from specllama.base import disk as storage
+from specllama.base import disk
 from specllama.base.errors import ModelFileError, PairError
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
@@ -15,23 +15,20 @@ from specllama.drafters.translated import TranslatedModel
 from specllama.files.gguf_header import TOKENS
 from specllama.llama import LlamaModel, build_info
 from specllama.llama.header import Header
+from specllama.pairs.report import OWN_FAMILY
 
-# In the file of a draft whose vocabulary was trimmed: an array of numbers, for each of its tokens the id that its
-# parent has for it. The parent's id is the target's, or the pair does not fit.
+# In the file of a trimmed draft: for each of its tokens the parent's id of it. These must be the target's ids.
 VOCAB_MAP = "specllama.vocab_map"
 
 _TEXT_MAP = "text maps"
-_VERSION = 1  # of what a map by text is; another one makes what was remembered worthless
+_VERSION = 1  # of a map by text; remembered maps of other versions are not used
 _MOST_ID = 2**31 - 1  # token ids are 32-bit in llama.cpp
 
 DraftModel: TypeAlias = LlamaModel | TranslatedModel
 
 
 def read_vocab_map(header: Header) -> IntArray | None:
-    """The map that a trimmed draft's file holds, (its vocabulary's size,); None where there is none.
-
-    Raises ModelFileError where it is damaged: not one id of its own for every token.
-    """
+    """The map in a trimmed draft's file; None without one. Raises ModelFileError if it is damaged.  (n_vocab,)"""
     numbers, n_tokens = header.gguf.numbers(VOCAB_MAP), header.gguf.count(TOKENS) or 0
     if numbers is None:
         return None
@@ -42,14 +39,14 @@ def read_vocab_map(header: Header) -> IntArray | None:
         or np.unique(numbers).size != numbers.size
     ):
         raise ModelFileError(
-            f"{header.path} is damaged: {VOCAB_MAP} does not give an id of its own to each of its {n_tokens:,} tokens",
-            hint="make the draft again",
+            f"{header.path} is damaged: {VOCAB_MAP} does not hold {n_tokens:,} different token ids",
+            hint="make the draft again: specllama draft make",
         )
     return numbers.astype(np.int64)
 
 
 def _remembered(known: object, stamp: list[object], n_target: int, n_draft: int) -> IntArray | None:
-    """A map that was remembered; None where it is another's, or none at all: anybody may have written that file."""
+    """A remembered map; None if it is not valid for this pair. The file that holds it is not trusted."""
     if not isinstance(known, dict) or known.get("stamp") != stamp:
         return None
     try:
@@ -62,22 +59,22 @@ def _remembered(known: object, stamp: list[object], n_target: int, n_draft: int)
 
 
 def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
-    """`map_by_text`, remembered until one of the files changes: asking for 200,000 texts takes about a second."""
+    """`map_by_text`, remembered until one of the files changes: comparing 200,000 texts takes about a second."""
     stamp = [_VERSION, build_info().fingerprint]
-    known = _remembered(storage.recall(_TEXT_MAP, target.path, draft.path), stamp, target.vocab_size, draft.vocab_size)
+    known = _remembered(disk.recall(_TEXT_MAP, target.path, draft.path), stamp, target.vocab_size, draft.vocab_size)
     if known is not None:
         return known
     found = map_by_text(target.vocab, draft.vocab)
-    storage.remember(_TEXT_MAP, {"stamp": stamp, "map": found.tolist()}, target.path, draft.path)
+    disk.remember(_TEXT_MAP, {"stamp": stamp, "map": found.tolist()}, target.path, draft.path)
     return found
 
 
 def in_target_ids(target: LlamaModel, draft: LlamaModel, *, strategy: str = SIMPLE) -> DraftModel:
-    """`draft` as `target` understands it. Closing what is returned closes `draft`, and has to come first.
+    """`draft` in the token ids of `target`. Close the result before `draft`; that closes `draft` as well.
 
-    With TRANSLATED it is translated by the texts of the tokens that both have (drafting over the intersection of two
-    vocabularies). Else by the map in its file; where there is none, its ids are the target's. Raises ModelFileError for
-    a damaged map, and PairError where the two have no token in common.
+    TRANSLATED maps the tokens with equal texts (drafting over the intersection of two vocabularies). Otherwise the map
+    in the draft's file is used; without one, the ids are the target's. Raises ModelFileError for a damaged map, and
+    PairError if the two have no token in common.
     """
     if strategy == TRANSLATED:
         to_target = _text_map(target, draft)
@@ -86,9 +83,6 @@ def in_target_ids(target: LlamaModel, draft: LlamaModel, *, strategy: str = SIMP
     else:
         return draft
     if (to_target == NO_TOKEN).all():
-        raise PairError(
-            f"{draft.path.name} and {target.path.name} have no token in common",
-            hint="take a draft of the target's own family; `specllama models list` shows pairs that fit",
-        )
+        raise PairError(f"{draft.path.name} and {target.path.name} have no token in common", hint=OWN_FAMILY)
     spell = Speller(target.vocab, draft.vocab, to_target)
     return TranslatedModel(draft, to_target, spell, vocab_size=target.vocab_size)

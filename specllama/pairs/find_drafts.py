@@ -1,4 +1,4 @@
-"""Look for drafts of a target among files or repositories: which fit, which do not and why, best first."""
+"""Search files or repositories for drafts of a target and rank them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama import llama
-from specllama.base import disk as storage
-from specllama.base.disk import FetchWatch
+from specllama.base.disk import FetchWatch, models_dir
 from specllama.base.errors import SpecllamaError
 from specllama.files import hub, hub_cache
 from specllama.files.hub_headers import header_only
@@ -22,14 +21,14 @@ from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, MachineMemory, fami
 from specllama.pairs.naming import Wanted
 from specllama.pairs.report import CompatReport
 
-_N_REPOS = 12  # looked at on the Hub; each costs some megabytes
+_N_REPOS = 12  # read from the Hub; each costs some megabytes
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 _DRAFT = LoadOptions(max_block=1)
 
 
 @contextmanager
 def look_at(wanted: Wanted, *, offline: bool = False, watch: FetchWatch | None = None) -> Iterator[Path]:
-    """The model's file on this disk, or its header from the Hub. Raises DownloadError and UsageError."""
+    """The model's file on this disk, else its header from the Hub. Raises DownloadError and UsageError."""
     if isinstance(wanted, Path):
         yield wanted
         return
@@ -43,18 +42,18 @@ def look_at(wanted: Wanted, *, offline: bool = False, watch: FetchWatch | None =
 
 @dataclass(frozen=True, slots=True)
 class FoundDraft:
-    """A possible draft: in or out, and why."""
+    """A possible draft, and whether it fits."""
 
     name: str
     fits: bool
-    reason: str  # in one sentence; empty where there is nothing against it
+    reason: str  # empty = no failure and no warning
     n_bytes: int | None = None  # of its weights
-    ratio: float | None = None  # of the target's
+    ratio: float | None = None  # to the target's weights
     n_warnings: int = 0
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Best first: what fits, is neither too large nor too small, and has least against it; then the smallest."""
+        """Best first: those that fit, of the right size, with few warnings, and small."""
         off_size = self.ratio is None or not TOO_SMALL <= self.ratio <= TOO_LARGE
         return not self.fits, off_size, self.n_warnings, self.n_bytes or 0, self.name
 
@@ -63,13 +62,11 @@ OpenHeader = Callable[[], AbstractContextManager[Path]]  # opens a file, or its 
 
 
 def rank(target: Candidate, looks: Iterable[tuple[str, OpenHeader]], machine: MachineMemory) -> list[FoundDraft]:
-    """Every candidate with its reason, best first; none of them stops the search."""
-    found = [judge(target, name, look, machine) for name, look in looks]
-    return sorted(found, key=lambda each: each.order)
+    """All candidates, best first. A candidate that cannot be read stops nothing."""
+    return sorted((_judge(target, name, look, machine) for name, look in looks), key=lambda each: each.order)
 
 
-def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory) -> FoundDraft:
-    """One candidate."""
+def _judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory) -> FoundDraft:
     try:
         with look() as path:
             header = llama.read_header(path)
@@ -83,17 +80,13 @@ def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory
 
 
 def _reason(report: CompatReport) -> str:
-    """The first failure, or in short what may not pay."""
     if report.failures:
         return report.failures[0].reason
     return f"see: {', '.join(row.test for row in report.warnings)}" if report.warnings else ""
 
 
-# ------------------------------------------------------------------------------------------------- where to look
-
-
 def files_in(folder: Path, target: Header) -> Iterator[Path]:
-    """The models below a folder, each file once; of split ones the first part, and never the target itself."""
+    """The models below a folder except the target, each file once; of split models the first part."""
     seen = {part.resolve() for part in target.parts}
     for path in sorted(folder.rglob("*.gguf")):
         if model_files([path.name]) and path.is_file() and path.resolve() not in seen:
@@ -102,18 +95,18 @@ def files_in(folder: Path, target: Header) -> Iterator[Path]:
 
 
 def folders_here() -> Sequence[Path]:
-    """Where models lie on this machine: specllama's own folder and the cache of all Hub tools."""
-    return [folder for folder in (storage.models_dir(), hub_cache.cache_dir()) if folder.is_dir()]
+    """The folders with models: specllama's own and the cache of the Hub tools."""
+    return [folder for folder in (models_dir(), hub_cache.cache_dir()) if folder.is_dir()]
 
 
 def repos_for(target: Header, n_params: int, watch: FetchWatch) -> list[str]:
-    """Repositories of the target's family whose names promise a smaller model. Raises SourceUnavailable."""
+    """Repositories of the target's family with a smaller size in their names. Raises SourceUnavailable."""
     names = hub.search(family(target), 10 * _N_REPOS, watch)
     sizes = {name: size for name in names if (size := size_in_name(name)) is not None and size < n_params / 2}
     return sorted(sizes, key=lambda name: (sizes[name], names.index(name)))[:_N_REPOS]
 
 
 def size_in_name(name: str) -> float | None:
-    """How many parameters a model's name promises: "Qwen2.5-0.5B-Instruct-GGUF" 5e8; None where it says nothing."""
+    """The number of parameters in a model's name: 5e8 for "Qwen2.5-0.5B-Instruct-GGUF"."""
     match = _SIZE_IN_NAME.search(name)
     return float(match[1]) * (1e9 if match[2] in "bB" else 1e6) if match else None

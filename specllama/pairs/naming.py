@@ -1,4 +1,4 @@
-"""What a person means by one word: a file, a model or pair of the catalog, a derived draft, or a repository."""
+"""Resolve a name: a file, a model or pair of the catalog, a derived draft, or a repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BEGINS_A_PATH = ("/", "./", "../", "~")
 
 
 def _is_path(text: str) -> bool:
-    """True for what is a file here, or can be nothing but the name of one."""
+    """True if `text` is an existing file or can only be the name of one."""
     return (
         meant(text).is_file()
         or text.startswith(_BEGINS_A_PATH)
@@ -29,7 +29,7 @@ def _is_path(text: str) -> bool:
 def named(text: str, *, draft: bool = False) -> Wanted:
     """The model that `text` names; of a pair its target, or its `draft`. Raises ConfigError.
 
-    A file that is here goes before a name, and a draft that was derived here before both.
+    The order is: a derived draft, an existing file, a name of the catalog, a repository.
     """
     if draft and (path := derived.named(text)) is not None:
         return path
@@ -41,7 +41,7 @@ def named(text: str, *, draft: bool = False) -> Wanted:
     except ConfigError as error:
         if "/" in text:
             return text
-        if meant(text).exists():  # a folder: the loader says so
+        if meant(text).exists():  # a folder: reading its header raises the error
             return meant(text)
         what = "file, pair, model or derived draft" if draft else "file, pair or model"
         raise ConfigError(f"there is no {what} named {text!r}", hint=error.hint) from None

@@ -1,16 +1,15 @@
-"""Profiles: what `specllama tune` found out about a pair on this machine, kept until something of it changes."""
+"""Profiles: what `specllama tune` measured of a pair on this machine, valid until a part of it changes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_state_path
 
-from specllama.base import disk as storage
+from specllama.base import disk
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
@@ -21,38 +20,38 @@ from specllama.llama import LoadOptions, build_info
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.load_plan import physical_cores
 
-VERSION = 3  # of the file; another one is not read
+VERSION = 3  # of the file; other versions are not read
 
-LOOKUP_ALONE = "lookup"  # the strategy where there is no draft model
+LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 
-# Of the load options, those that change what a pass costs. The kernel path is not among them: it is what tuning finds.
+# The load options that change the cost of a pass. The kernel path is missing: tuning chooses it.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
 
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """What to expect of one class of prompts."""
+    """The expected figures for one class of prompts."""
 
     name: str
     greedy: bool  # at temperature 0; else at the default settings
-    acceptance: float  # of a drafted token, all before it being accepted
-    confidence: float  # of the draft, on average
+    acceptance: float  # of a drafted token, if all tokens before it are accepted
+    confidence: float  # of the draft, mean
     n_max: int  # the best fixed draft length; 0 = plain decoding is fastest
     speedup: float  # over plain decoding on its own fastest kernel path
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """How many threads compute each kind of pass."""
+    """Threads for each kind of pass."""
 
     decode: int  # one row of the target
-    verify: int  # several of its rows
+    verify: int  # several rows of the target
     draft: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What passes cost and what drafts are worth, and the way of loading that goes with it."""
+    """The costs of passes, the value of drafts, and the way of loading that they hold for."""
 
     made: str  # UTC, ISO 8601
     quick: bool
@@ -60,22 +59,22 @@ class Profile:
     draft_path: KernelPath
     step_s: float  # T(1)
     costs: CostProfile
-    classes: tuple[ClassFigures, ...]  # empty where there is no draft
+    classes: tuple[ClassFigures, ...]  # empty without a draft
     threads: Threads | None = None  # None = as the options say
-    derived: Path | None = None  # the draft that is faster here than the one it was derived from; None = that one
+    derived: Path | None = None  # a derived draft to use in place of the pair's own
     strategy: str = SIMPLE  # whose drafts were measured; see `ProfileKey`
-    plain_path: KernelPath | None = None  # where plain decoding alone is fastest; None = made when nobody asked
+    plain_path: KernelPath | None = None  # the fastest for plain decoding; None in older profiles
 
     @property
     def draft_can_pay(self) -> bool:
-        """Would some draft length pay if every token were accepted? Else the draft need not even be loaded."""
+        """True if some draft length pays when every token is accepted. Else the draft is not loaded."""
         costs = self.costs
         lengths = range(1, costs.verify[-1][0])
         best = max(((k + 1) / (k * costs.draft_cost() + costs.verify_cost(k + 1)) for k in lengths), default=0.0)
         return bool(self.classes) and best > LEAST_RATE
 
     def prior(self, *, greedy: bool) -> Prior:
-        """What to believe of the draft before it was seen at work in an answer: what it was worth when it was tuned."""
+        """What the controller assumes of the draft at the start of an answer."""
         seen = [each for each in self.classes if each.greedy == greedy]
         if not seen:
             return Prior()
@@ -84,7 +83,7 @@ class Profile:
         return Prior(typical=typical, base=typical - Prior().slope * sure)
 
     def to_json(self) -> dict[str, object]:
-        """Plain data; kernel paths with their names."""
+        """Plain data. Kernel paths have their names besides."""
         paths = {"target_path": self.target_path, "draft_path": self.draft_path, "plain_path": self.plain_path}
         return {**to_plain(self), **{name: path.to_json() if path else None for name, path in paths.items()}}
 
@@ -99,7 +98,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What is tuned: files, and how they are wished to be loaded. Another wish is another profile."""
+    """The files and load options that a profile is for."""
 
     target: Path
     target_options: LoadOptions
@@ -109,19 +108,16 @@ class ProfileKey:
 
     @property
     def strategy(self) -> str:
-        """Whose drafts are measured; `chain` drafts like either, and looks up besides."""
+        """The strategy whose drafts are measured; `chain` uses the same figures."""
         return LOOKUP_ALONE if self.draft is None else self.model_strategy
 
     @property
     def key(self) -> str:
-        """Names the profile."""
+        """The name of the profile's file."""
         facts = [str(self.target.resolve()), _wish(self.target_options)]
         if self.draft is not None and self.draft_options is not None:
-            facts += [
-                str(self.draft.resolve()),
-                _wish(self.draft_options),
-                *(["by text"] if self.model_strategy == TRANSLATED else []),
-            ]
+            facts += [str(self.draft.resolve()), _wish(self.draft_options)]
+            facts += ["by text"] if self.model_strategy == TRANSLATED else []
         return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
@@ -131,24 +127,24 @@ def _wish(options: LoadOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundProfile:
-    """The profile of a subject, or why there is none that holds."""
+    """A valid profile, or why there is none."""
 
     profile: Profile | None = None
-    stale: str = ""  # what has changed since it was made
+    stale: str = ""  # what changed since it was made
 
 
 def path_of(subject: ProfileKey) -> Path:
-    """Where the profile is kept. It took minutes to find out, so it is state and no cache."""
+    """The profile's file. It is state, not cache: tuning takes minutes."""
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
 
 
 def kept(subject: ProfileKey) -> bool:
-    """Was it tuned at all, whether or not the profile still holds?"""
+    """True if the pair was tuned, even if the profile is stale."""
     return path_of(subject).is_file()
 
 
 def _circumstances(subject: ProfileKey, derived: Path | None) -> dict[str, object]:
-    """What must be as it was; the keys are told to people."""
+    """What must not change. The keys are shown to the user."""
     cpu = this_cpu()
     facts: dict[str, object] = {
         "the target's file": _stamp(subject.target),
@@ -163,29 +159,24 @@ def _circumstances(subject: ProfileKey, derived: Path | None) -> dict[str, objec
 
 
 def _stamp(path: Path) -> list[int]:
-    """Changes when the file does. Hashing gigabytes is not for every start."""
-    status = os.stat(path)
+    status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
 def save(subject: ProfileKey, profile: Profile) -> Path:
-    """Keep the profile, in one step; the one before it goes. Returns where it is."""
-    path = path_of(subject)
-    record = {
-        "version": VERSION,
-        "circumstances": _circumstances(subject, profile.derived),
-        "profile": profile.to_json(),
-    }
-    storage.write_text(path, json.dumps(record, indent=1) + "\n")
+    """Replace the profile. Returns its path."""
+    path, circumstances = path_of(subject), _circumstances(subject, profile.derived)
+    record = {"version": VERSION, "circumstances": circumstances, "profile": profile.to_json()}
+    disk.write_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
 def find(subject: ProfileKey) -> FoundProfile:
-    """The subject's profile, if there is one and nothing has changed since. Never raises for what is in the file."""
+    """The profile, if it exists and still holds. A damaged file raises nothing."""
     try:
         record = parsed(path_of(subject).read_text(encoding="utf-8"))
         if record["version"] != VERSION:
-            return FoundProfile(stale="this version of specllama measures otherwise")
+            return FoundProfile(stale="another version of specllama made it")
         profile = Profile.from_json(record["profile"])
         then, now = record["circumstances"], _circumstances(subject, profile.derived)
         changed = [name for name, fact in now.items() if then.get(name) != fact]

@@ -10,24 +10,24 @@ from specllama.base.errors import PairError
 from specllama.base.jsonable import to_plain
 
 RULE = (
-    "A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both "
-    "have, and fit into memory; with `--spec-type draft-tli`, half of a sample text must be tokens of both instead. "
-    "The text of the answer never depends on it: the draft's law is mapped to the target's tokens and padded with "
-    "zeros, so a poor draft costs acceptance, not exactness."
+    "A draft fits if both models can roll back, have the same kind of tokenizer and the same text for every token id "
+    "that both have, and fit into memory. With the strategy draft-tli, at least half of a sample text must be tokens "
+    "of both instead. A draft that fits badly lowers the acceptance rate, never the exactness of the text."
 )
+OWN_FAMILY = "take a draft of the target's own family; `specllama models list` shows pairs that fit"
 
 
 class RowMark(Enum):
-    """What a test came to."""
+    """The result of a test."""
 
     PASS = "PASS"
-    WARN = "WARN"  # works, but may be slower than it could be
+    WARN = "WARN"  # works, but may be slower than necessary
     FAIL = "FAIL"  # does not fit
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One test: the value on each side, and where there is something to say, why it matters and what to do."""
+    """One test: the value of each side and, unless it passed, why it matters and what to do."""
 
     test: str
     mark: RowMark
@@ -35,39 +35,42 @@ class CheckRow:
     draft: str
     reason: str = ""
     remedy: str = ""
-    details: tuple[str, ...] = ()  # lines behind the reason, such as the tokens that differ
+    details: tuple[str, ...] = ()  # lines that explain the reason, such as the tokens that differ
+
+
+def warned(test: str, values: tuple[str, str], reason: str, remedy: str) -> CheckRow:
+    """A row that warns if there is a reason to, else passes. `values` are those of the target and the draft."""
+    if not reason:
+        return CheckRow(test, RowMark.PASS, *values)
+    return CheckRow(test, RowMark.WARN, *values, reason, remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class CompatReport:
     """What was found about a target and a draft."""
 
-    target: str  # what was compared, for people
+    target: str  # name of the file or model
     draft: str
     rows: tuple[CheckRow, ...]
 
     @property
     def fits(self) -> bool:
-        """True unless a test failed."""
         return not self.failures
 
     @property
     def failures(self) -> Sequence[CheckRow]:
-        """The rows that say why not."""
         return [row for row in self.rows if row.mark is RowMark.FAIL]
 
     @property
     def warnings(self) -> Sequence[CheckRow]:
-        """The rows that say what may not pay."""
         return [row for row in self.rows if row.mark is RowMark.WARN]
 
     def require(self) -> None:
-        """Raise PairError with the first reason, if the draft does not fit."""
+        """Raise PairError with the first reason if the draft does not fit."""
         if failures := self.failures:
             raise PairError(f"the draft does not fit the target: {failures[0].reason}", hint=failures[0].remedy)
 
     def to_json(self) -> dict[str, object]:
-        """The report as plain data."""
         return {
             "fits": self.fits,
             "reasons": [row.reason for row in self.failures],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 
 from specllama import llama
 from specllama.base import disk
@@ -26,6 +26,7 @@ from specllama.llama import Header, LlamaModel, LoadOptions, crash_test
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama.load_plan import placeable
+from specllama.llama.memory import CELL_STEP
 from specllama.pairs import derived
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware
@@ -35,28 +36,27 @@ from specllama.pairs.naming import Wanted, named
 from specllama.pairs.profile import Profile, ProfileKey
 
 N_CTX = 4096  # unless an option or the pair says otherwise
+FREE_SHARE = 0.9  # of the free memory: what a context of 0 may take
 
 
 class Listener:
-    """Hears what happens before an answer. This one ignores it; the command line and the library override what they
-    show.
-    """
+    """Receives what happens before an answer. This one ignores everything; subclasses show what they need."""
 
     def note(self, text: str) -> None:
-        """Something good to know."""
+        """A fact that the user should know."""
 
     def warn(self, text: str, hint: str = "") -> None:
-        """Something to change although nothing failed, and how."""
+        """A problem that stops nothing, and what to do about it."""
 
     def detail(self, text: str) -> None:
-        """Something that few want to know."""
+        """A fact for verbose output."""
 
     def fetching(self) -> AbstractContextManager[FetchWatch]:
         """Entered while a model is fetched."""
         return nullcontext(Silent())
 
     def loading(self) -> AbstractContextManager[Callable[[float, int], None]]:
-        """Entered while models are loaded; the function hears the share that is loaded, and of how many bytes."""
+        """Entered while models are loaded. The function receives the share that is loaded and the size in bytes."""
         return nullcontext(lambda _share, _n_bytes: None)
 
 
@@ -65,28 +65,28 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which models, which strategy and how to load, before anything is looked up on the disk."""
+    """Which models, which strategy and how to load. No file has been looked up yet."""
 
     target: Wanted
-    draft: Wanted | None  # None also where the strategy needs none
+    draft: Wanted | None  # None if the strategy uses no draft model
     strategy: str
-    n_ctx: int  # 0 = what the target was trained for
+    n_ctx: int  # 0 = see `longest_context`
     length: DraftLength
-    any_strategy: bool = False  # a profile decides with what to draft, if there is one
-    model_strategy: str = SIMPLE  # how the draft model drafts, by itself or in a chain: SIMPLE or TRANSLATED
+    any_strategy: bool = False  # the pair's profile, if it exists, chooses the strategy
+    model_strategy: str = SIMPLE  # how the draft model drafts, alone or in a chain: SIMPLE or TRANSLATED
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
 
 
 def choose(ask: Ask, listener: Listener) -> Choice:
-    """The models and the strategy that are asked for. Raises UsageError and ConfigError."""
+    """Resolve the names and the strategy. Raises UsageError and ConfigError."""
     names, drafting, hardware = ask.names, ask.drafting, ask.hardware
     target: Wanted | None = named(names.target) if names.target else names.target_repo
     given = names.draft or names.draft_repo
     if target is None and given:
         raise UsageError(
             f"a draft is given ({given}) but no target, expected both",
-            hint="say which target it is for: -m MODEL or -hf USER/REPO",
+            hint="name its target: -m MODEL or -hf USER/REPO",
         )
     draft: Wanted | None = named(names.draft, draft=True) if names.draft else names.draft_repo
     defaults = PairDefaults()
@@ -116,7 +116,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
 
 
 def _strategy(spec_type: str, *, has_draft: bool) -> str:
-    """The one strategy for the allowed ones. Raises UsageError where one was named that lacks a draft."""
+    """The one strategy for the allowed ones. Raises UsageError if one of them needs a draft model and there is none."""
     if spec_type == AUTO:
         return SIMPLE if has_draft else "none"
     names = spec_type.split(",")
@@ -127,36 +127,37 @@ def _strategy(spec_type: str, *, has_draft: bool) -> str:
 
 
 def require_draft(strategies: Iterable[str], *, has_draft: bool) -> None:
-    """Raise UsageError for a strategy that needs a draft model where there is none."""
+    """Raise UsageError if a strategy needs a draft model and there is none."""
     for name in strategies:
         if REGISTRY[name].needs_model and not has_draft:
-            raise UsageError(f"--spec-type {name} needs a draft model", hint="add -md MODEL or -hfd USER/REPO")
+            raise UsageError(
+                f"the strategy {name} needs a draft model (got none)", hint="add -md MODEL or -hfd USER/REPO"
+            )
 
 
-# ------------------------------------------------------------------------------------------------------ what is here
+# -------------------------------------------------------------------------------------------------------------- files
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A model file on this disk, with what its own header says."""
+    """A model file on this disk and its header."""
 
     header: Header
-    sha256: str | None  # None = not computed: hashing gigabytes is not for every start
+    sha256: str | None  # None = not computed: hashing gigabytes at every start takes too long
     source: str
 
     @property
     def path(self) -> Path:
-        """Where it is."""
         return self.header.path
 
     @property
     def template(self) -> str | None:
-        """Its chat template, if it has one."""
+        """The chat template; None if the file has none."""
         return self.header.metadata.get("tokenizer.chat_template")
 
 
 def bring(wanted: Wanted, listener: Listener, *, offline: bool = False) -> File:
-    """The file of a model, fetched if need be. Raises DownloadError and ModelFileError."""
+    """The file of a model, fetched if it is not here. Raises DownloadError and ModelFileError."""
     if isinstance(wanted, Path):
         return File(llama.read_header(wanted), disk.known_checksum(wanted) if wanted.is_file() else None, "path")
     fetched = fetch(wanted, listener, offline=offline)
@@ -164,7 +165,7 @@ def bring(wanted: Wanted, listener: Listener, *, offline: bool = False) -> File:
 
 
 def fetch(model: Model | str, listener: Listener, *, offline: bool = False, update: bool = False) -> hub.Fetched:
-    """The model, or what `user/repo[:quant]` names, from this disk or its sources. Raises as `hub.fetch`."""
+    """A model of the catalog or `user/repo[:quant]`, from this disk or its sources. Raises as `hub.fetch`."""
     start = monotonic()
     with listener.fetching() as watch:
         if isinstance(model, str):
@@ -186,7 +187,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Files on this disk and how they are to be loaded; nothing of it is loaded yet."""
+    """Files on this disk and how to load them. Nothing is loaded yet."""
 
     target: File
     draft: File | None
@@ -194,20 +195,20 @@ class Setup:
     hardware: Hardware
     strategy: str = "none"
     length: DraftLength = NO_DRAFTS
-    profile: Profile | None = None  # decides how far to draft
-    stale: str = ""  # why the profile that is there does not hold
+    profile: Profile | None = None  # sets the draft length
+    stale: str = ""  # why the stored profile is not used
     model_strategy: str = SIMPLE  # see `Choice`
 
     @property
     def subject(self) -> ProfileKey:
-        """What a profile is of."""
+        """The key of the pair's profile."""
         draft = self.draft
         options = None if draft is None else self.draft_options(self.target_options.n_ctx)
         path = draft.path if draft else None
         return ProfileKey(self.target.path, self.target_options, path, options, self.model_strategy)
 
     def policy(self, *, greedy: bool) -> DraftPolicy | None:
-        """What decides how far to draft in one answer or chat; None = the longest draft and the confidence alone."""
+        """The controller of the draft length for one answer or chat; None without a profile."""
         if self.profile is None:
             return None
         calibration = Calibration(self.profile.prior(greedy=greedy))
@@ -215,14 +216,17 @@ class Setup:
 
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""
-        temperature = drafting.temperature
-        policy = self.policy(greedy=greedy)
-        return DraftSettings(length=self.length, p_min=drafting.p_min, temperature=temperature, policy=policy)
+        return DraftSettings(
+            length=self.length,
+            p_min=drafting.p_min,
+            temperature=drafting.temperature,
+            policy=self.policy(greedy=greedy),
+        )
 
     def draft_options(self, n_ctx: int) -> LoadOptions:
-        """How the draft is loaded beside a target with `n_ctx` tokens of context, which is as many as it can use.
+        """How to load the draft for a target with `n_ctx` tokens of context.
 
-        Like the target where nothing else was asked for; but its KV stays in f16, because a coarser one drafts badly.
+        As the target by default, except the KV cache: it stays f16, because a draft with a coarser one drafts badly.
         """
         assert self.draft is not None
         hardware, profile = self.hardware, self.profile
@@ -238,12 +242,19 @@ class Setup:
             n_gpu_layers=hardware.n_gpu_layers_draft,
             type_k=hardware.type_k_draft,
             type_v=hardware.type_v_draft,
-            max_block=1 if profile is None else PROBE_TOKENS,  # a probe looks at many rows at once
+            max_block=1 if profile is None else PROBE_TOKENS,  # a probe reads many rows at once
         )
+
+    def memory_needed(self, n_ctx: int) -> int:
+        """Bytes for target and draft with a context of `n_ctx` tokens."""
+        total = llama.memory_needed(self.target.header, replace(self.target_options, n_ctx=n_ctx)).total
+        if self.draft is not None:
+            total += llama.memory_needed(self.draft.header, self.draft_options(n_ctx)).total
+        return total
 
 
 def prepare(choice: Choice, listener: Listener) -> Setup:
-    """Everything that can be known before weights are loaded: the build works, the files are here, memory is enough.
+    """Check what can be checked before weights are loaded: the build works, the files are here, the memory is enough.
 
     Raises BackendError, DownloadError, ModelFileError, UnsupportedModel and MemoryShort.
     """
@@ -272,22 +283,24 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         setup = _translated_if_tuned(setup)
     if choice.length.is_auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
+    if choice.n_ctx == 0:
+        return replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
     _require_memory(setup)
     return setup
 
 
 def _warn_if_stale(draft: File, listener: Listener) -> None:
-    """A derived draft whose parent changed still gives the target's text, but may foresee it badly."""
-    with suppress(ConfigError):  # the record beside a model may come from anywhere
+    """A derived draft whose parent changed gives the same text, but may be accepted less often."""
+    with suppress(ConfigError):  # a damaged record beside a model stops nothing
         found = derived.read(draft.path)
         if found is not None and (reason := derived.stale(found, at_once=True)):
             listener.warn(f"{found.name} is stale: {reason}", "make it again: specllama draft make")
 
 
 def _translated_if_tuned(setup: Setup) -> Setup:
-    """The setup, its draft translated by text if the pair was tuned so, and only so.
+    """`setup` with a translated draft, if the pair was tuned so and in no other way.
 
-    A pair of two tokenizers that was tuned is meant to be used; one that was not is refused by `require_fit`.
+    A pair with two tokenizers that was never tuned is refused by `require_fit`.
     """
     other = replace(
         setup, model_strategy=TRANSLATED, strategy=TRANSLATED if setup.strategy == SIMPLE else setup.strategy
@@ -296,10 +309,9 @@ def _translated_if_tuned(setup: Setup) -> Setup:
 
 
 def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
-    """The setup as its profile wants it; as it is where there is none that holds.
+    """`setup` as its profile says; unchanged without a valid profile.
 
-    With measured costs, lookup may draft too: it is free where it does not match, and what a block costs is known where
-    it does. Without them nobody knows whether a block of four rows costs more than four of one row, as on some CPUs.
+    Lookup drafts only with measured costs: on some CPUs one block of four rows costs more than four blocks of one.
     """
     found = profiles.find(setup.subject)
     profile = found.profile
@@ -307,14 +319,13 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
         return replace(setup, stale=found.stale)
     if reason := _out_of_reach(profile, setup):
         return replace(setup, stale=reason)
-    if not setup.target_options.use_extra_bufts:  # the build crashes on them, which was told
+    if not setup.target_options.use_extra_bufts:  # the build crashes with them
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
-    if profile.derived is not None and draft is not None:  # the costs are those of this one
+    if profile.derived is not None and draft is not None:  # the measured draft
         draft = File(llama.read_header(profile.derived), disk.known_checksum(profile.derived), "derived")
     if any_strategy:
-        # A draft that could not pay if all of it were accepted is not worth the memory either.
-        draft = draft if profile.draft_can_pay else None
+        draft = draft if profile.draft_can_pay else None  # saves its memory
         strategy = "lookup" if draft is None else "chain"
     options = replace(profile.target_path.applied(setup.target_options), max_block=TUNED + 1)
     if profile.threads is not None:
@@ -325,10 +336,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
 
 
 def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Profile | None:
-    """The profile of `setup` as it is for a draft: its kernel path was found for one file, and others have other types.
-
-    Orders for weights that a file does not have are an error.
-    """
+    """`profile` for another draft file: its kernel path names weight types that the other file may not have."""
     own = setup.draft and setup.draft.path
     if profile is None or draft is None or draft.path == (profile.derived or own):
         return profile
@@ -336,21 +344,21 @@ def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Pr
 
 
 def _out_of_reach(profile: Profile, setup: Setup) -> str:
-    """Why the profile's kernel paths cannot be set here; empty where they can."""
+    """Why the profile's kernel paths cannot be used here; empty if they can."""
     wanted = {buffer for path in (profile.target_path, profile.draft_path) for _, buffer in path.placed}
     build = llama.build_info()
     if missing := sorted(wanted - set(build.extra_buffer_types)):
-        return f"it keeps weights in {' and '.join(missing)}, which this llama.cpp does not have here"
+        return f"it needs {' and '.join(missing)}, which the installed llama.cpp does not have"
     has_gpu = any(device.is_gpu for device in build.devices)
     loads = [(profile.target_path, setup.target_options)]
     loads += [(profile.draft_path, setup.draft_options(setup.target_options.n_ctx))] if setup.draft is not None else []
     if any(path.placed and not placeable(options, has_gpu=has_gpu) for path, options in loads):
-        return "it places weights by their type, as no GPU allows, and there is one now"
+        return "it places weights by their type, which a GPU does not allow"
     return ""
 
 
 def _usable_buffers(listener: Listener) -> bool:
-    """Whether models may be loaded with extra buffer types; says what is wrong with the build. Raises BackendError."""
+    """True if models can be loaded with extra buffer types. Raises BackendError if the build cannot decode at all."""
     result = crash_test.installed()
     result.require()
     if not result.use_extra_bufts:
@@ -358,30 +366,42 @@ def _usable_buffers(listener: Listener) -> bool:
     return result.use_extra_bufts
 
 
-def _require_memory(setup: Setup) -> None:
-    """Raise MemoryShort where target and draft together cannot fit, before the first of them is loaded.
+def _longest_context(setup: Setup) -> int:
+    """The longest context, up to the target's training context, that both models have memory for together.
 
-    A context that is to be found out (0), or a GPU: then only the loader knows, and it checks each model by itself.
+    0 with GPU offload: only the loader knows. Raises MemoryShort if even a short context does not fit.
     """
+    if llama.build_info().gpu_offload:
+        return 0
+    free = int(FREE_SHARE * llama.memory_free())
+    trained = setup.target.header.n_ctx_train or N_CTX
+    if setup.memory_needed(trained) <= free:
+        return trained
+    low, high = 0, trained // CELL_STEP  # in steps; the memory grows with the context
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if setup.memory_needed(middle * CELL_STEP) <= free else (low, middle - 1)
+    if low == 0:
+        raise MemoryShort("the models do not fit into memory, even with a short context", hint="use smaller models")
+    return low * CELL_STEP
+
+
+def _require_memory(setup: Setup) -> None:
+    """Raise MemoryShort if target and draft do not fit together. With GPU offload the loader checks each model."""
     n_ctx = setup.target_options.n_ctx
-    if n_ctx == 0 or setup.draft is None or llama.build_info().gpu_offload:
+    if setup.draft is None or llama.build_info().gpu_offload:
         return
-    needed = llama.memory_needed(setup.target.header, setup.target_options).total
-    needed += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
-    free = llama.memory_free()
+    needed, free = setup.memory_needed(n_ctx), llama.memory_free()
     if needed > free:
         raise MemoryShort(
             f"{setup.target.path.name} and {setup.draft.path.name} with a context of {n_ctx} tokens need "
             f"{size_text(needed)}, but only {size_text(free)} are free",
-            hint="use a shorter context (--ctx-size), smaller models, or close other programs",
+            hint="use a shorter context or smaller models, or close other programs",
         )
 
 
 def require_fit(setup: Setup, listener: Listener) -> None:
-    """Raise PairError where the draft does not fit: a draft that was asked for is never left out in silence.
-
-    The report is that of `specllama check`; what may make the pair slow goes to the listener.
-    """
+    """Raise PairError if the draft does not fit, by the report of `specllama check`. Warnings go to `listener`."""
     if setup.draft is None:
         return
     draft = Candidate(setup.draft.header, setup.draft_options(setup.target_options.n_ctx))
@@ -398,59 +418,56 @@ def require_fit(setup: Setup, listener: Listener) -> None:
 
 @dataclass(slots=True)
 class Models:
-    """A loaded target and draft; a context manager that frees them."""
+    """A loaded target and draft. A context manager that frees them."""
 
     target: LlamaModel
-    draft: DraftModel | None  # speaks the target's ids
-    loaded_draft: LlamaModel | None  # the same as its file has it; what it says of itself
+    draft: DraftModel | None  # in the target's token ids
+    loaded_draft: LlamaModel | None  # the same, in its own token ids
     _owned: ExitStack = field(default_factory=ExitStack)
 
     def watch(self, cancel: Cancel) -> None:
-        """Let a long computation of either stop when `cancel` is set."""
+        """Stop a long computation of either model when `cancel` is set."""
         self.target.watch(cancel)
         if self.draft is not None:
             self.draft.watch(cancel)
 
     def drafter(self, strategy: str, settings: DraftSettings) -> Drafter:
-        """The strategy, working for this target."""
         return REGISTRY[strategy].make(self.draft, replace(settings, vocab_size=self.target.vocab_size))
 
     def close(self) -> None:
-        """Free the models. Closing twice does nothing."""
+        """Free the models. A second call does nothing."""
         self._owned.close()
 
     def __enter__(self) -> Models:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
 def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
-    """Load the target, then the draft. Raises what `llama.load` raises, and Interrupted where `cancel` is set."""
+    """Load the target, then the draft. Raises as `llama.load`, and Interrupted if `cancel` is set."""
     n_bytes = setup.target.header.n_file_bytes + (setup.draft.header.n_file_bytes if setup.draft else 0)
     n_done = 0
 
-    def told(file: File, share: float) -> bool:
+    def progress(file: File, share: float) -> bool:
         show((n_done + share * file.header.n_file_bytes) / n_bytes, n_bytes)
         return not cancel.is_set()
 
     with ExitStack() as owned, listener.loading() as show:
-        load, target, draft, speaking = llama.load, setup.target, None, None
-        target_model = load(target.header, setup.target_options, progress=lambda share: told(target, share))
-        owned.enter_context(target_model)
-        if (file := setup.draft) is not None:
-            n_done = target.header.n_file_bytes
-            draft = load(file.header, setup.draft_options(target_model.n_ctx), progress=lambda share: told(file, share))
+        file, draft, adapted = setup.target, None, None
+        target = llama.load(file.header, setup.target_options, progress=partial(progress, file))
+        owned.enter_context(target)
+        if setup.draft is not None:
+            n_done, file = file.header.n_file_bytes, setup.draft
+            draft = llama.load(file.header, setup.draft_options(target.n_ctx), progress=partial(progress, file))
             owned.enter_context(draft)
-            speaking = in_target_ids(target_model, draft, strategy=setup.model_strategy)
-            owned.callback(speaking.close)
-        if cancel.is_set():  # after the last progress: otherwise only the first answer would notice
+            adapted = in_target_ids(target, draft, strategy=setup.model_strategy)
+            owned.callback(adapted.close)
+        if cancel.is_set():  # set after the last call of `progress`
             raise Interrupted("loading was stopped on request")
-        models = Models(target_model, speaking, draft, owned.pop_all())
-    for role, model in (("target", target_model), ("draft", draft)):
+        models = Models(target, adapted, draft, owned.pop_all())
+    for role, model in (("target", target), ("draft", draft)):
         if model is not None:
             listener.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")
             for warning in model.warnings:

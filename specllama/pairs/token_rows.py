@@ -1,20 +1,24 @@
-"""What two tokenizers have in common: the rows of the compatibility report that speak of tokens."""
+"""The rows of the compatibility report that compare two tokenizers."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
-from specllama.pairs.fit import OWN_FAMILY, FitReport, fit, size_note, special_notes
-from specllama.pairs.overlap_rows import BY_TEXT, by_text_rows, mapped_rows, overlap, overlap_row
-from specllama.pairs.report import CheckRow, RowMark
+from specllama.pairs.overlap_rows import BY_TEXT, by_text_rows, overlap, trimmed_rows
+from specllama.pairs.report import OWN_FAMILY, CheckRow, RowMark, warned
 from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 
 _N_SHOWN_IDS = 3
+_N_SHOWN_TEXTS = 10
+_SPLIT = "the draft was trained on text that was split differently"
+_FEWER = "expect fewer accepted tokens; measure it: specllama check --probe"
 
 # llama.cpp's own rule (common/speculative.cpp, common_speculative_are_compatible).
-LLAMA_CPP_MAX_SIZE_DIFFERENCE = 128
-LLAMA_CPP_FIRST_TOKEN = 5
+_LLAMA_CPP_MAX_SIZE_DIFFERENCE = 128
+_LLAMA_CPP_FIRST_TOKEN = 5
 
 
 def token_rows(target: Tokenizer, draft: Tokenizer, *, strategy: str = SIMPLE) -> tuple[CheckRow, ...]:
@@ -22,135 +26,148 @@ def token_rows(target: Tokenizer, draft: Tokenizer, *, strategy: str = SIMPLE) -
     if strategy == TRANSLATED:
         return (*by_text_rows(target, draft), _llama_cpp_row(target, draft))
     if draft.vocab_map is not None:
-        rows, report = mapped_rows(target, draft)
-        texts = _text_row(report, OWN_FAMILY)
-        own = _kind_row(report, OWN_FAMILY), texts, _pre_row(target, draft), _llama_cpp_row(target, draft)
-        return (own[0], rows[0], *own[1:3], *rows[1:], own[3])
+        vocabulary, shared, ends = trimmed_rows(target, draft)
+        return (
+            _kind_row(target, draft, OWN_FAMILY),
+            vocabulary,
+            _trimmed_text_row(target, draft, draft.vocab_map),
+            _pre_row(target, draft),
+            shared,
+            ends,
+            _llama_cpp_row(target, draft),
+        )
     return _own_rows(target, draft)
 
 
 def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
-    """The rows of a pair where the draft's ids are to be the target's."""
-    report = fit(target, draft)
-    to_target = None if report.fits else map_by_text(target, draft)
+    """The rows of a pair that shares its token ids."""
+    differing = _differing(target, draft)
+    fits = target.kind == draft.kind and not differing
+    to_target = None if fits else map_by_text(target, draft)
     found = None if to_target is None else overlap(target, to_target)
     remedy = BY_TEXT if found is not None and found.can_serve else OWN_FAMILY
-    rows = [
-        _kind_row(report, remedy),
+    return (
+        _kind_row(target, draft, remedy),
         _size_row(target, draft),
-        _text_row(report, remedy, to_target),
+        _text_row(target, draft, differing, remedy, to_target),
         _pre_row(target, draft),
         _merges_row(target, draft),
         _types_row(target, draft),
         _special_row(target, draft),
         _end_row(target, draft),
-    ]
-    if found is not None:
-        rows.append(overlap_row(found, RowMark.WARN, remedy))
-    rows.append(_llama_cpp_row(target, draft))
-    return tuple(rows)
+        *([] if found is None else [found.row(RowMark.WARN, remedy)]),
+        _llama_cpp_row(target, draft),
+    )
 
 
-def _row(test: str, target: object, draft: object, mark: RowMark, reason: str = "", remedy: str = "") -> CheckRow:
-    """A row whose reason is said only where it has one to say."""
-    return CheckRow(test, mark, str(target), str(draft), reason, remedy)
+def _differing(target: Tokenizer, draft: Tokenizer) -> list[int]:
+    """The ids that both have, with different texts.
+
+    Ids beyond the shorter vocabulary are padding: models of one family are padded to different sizes.
+    """
+    texts = zip(target.entries, draft.entries, strict=False)
+    return [token for token, (ours, theirs) in enumerate(texts) if ours != theirs]
 
 
-def _kind_row(report: FitReport, remedy: str) -> CheckRow:
-    values = report.target_kind, report.draft_kind
-    if not report.kind_reason:
-        return _row("tokenizer", *values, RowMark.PASS)
-    return _row("tokenizer", *values, RowMark.FAIL, report.kind_reason, remedy)
+def _kind_row(target: Tokenizer, draft: Tokenizer, remedy: str) -> CheckRow:
+    values = target.kind, draft.kind
+    if target.kind == draft.kind:
+        return CheckRow("tokenizer", RowMark.PASS, *values)
+    reason = f"the target's tokenizer is {target.kind}, the draft's is {draft.kind}"
+    return CheckRow("tokenizer", RowMark.FAIL, *values, reason, remedy)
 
 
 def _size_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
-    """Padding at the end of one of them does no harm."""
-    reason = size_note(target, draft)
-    return _row("vocabulary", f"{target.size:,} tokens", f"{draft.size:,} tokens", RowMark.PASS, reason)
+    reason, n_more = "", target.size - draft.size
+    if n_more > 0:
+        reason = f"{n_more:,} token ids at the end are the target's alone and are never drafted"
+    elif n_more < 0:
+        reason = f"{-n_more:,} token ids at the end are the draft's alone and are masked"
+    return CheckRow("vocabulary", RowMark.PASS, f"{target.size:,} tokens", f"{draft.size:,} tokens", reason)
 
 
-def _text_row(report: FitReport, remedy: str, to_target: IntArray | None = None) -> CheckRow:
-    """`to_target`: what a map of ids could make of it, where nothing was mapped yet."""
-    n_shared = min(report.target_size, report.draft_size)
-    if report.n_differing == 0:
-        return _row("token texts", f"{n_shared:,} compared", "all equal", RowMark.PASS)
+def _text_row(
+    target: Tokenizer, draft: Tokenizer, differing: list[int], remedy: str, to_target: IntArray | None = None
+) -> CheckRow:
+    """`to_target`: a map by text that could be used instead."""
+    n_shared = min(target.size, draft.size)
+    if not differing:
+        return CheckRow("token texts", RowMark.PASS, f"{n_shared:,} compared", "all equal")
+    first = differing[0]
+    reason = (
+        f"{len(differing):,} of {n_shared:,} token ids differ, the first is {first}: "
+        f"the target reads {target.entries[first]!r}, the draft {draft.entries[first]!r}"
+    )
+    if to_target is not None and (n_without := int((to_target == NO_TOKEN).sum())):
+        reason += f"; {n_without:,} of the draft's texts are not in the target's vocabulary"
+    elif to_target is not None:
+        reason += "; the target has every text of the draft under some id"
     return CheckRow(
         "token texts",
         RowMark.FAIL,
         f"{n_shared:,} compared",
-        f"{report.n_differing:,} differ",
-        report.text_reason if to_target is None else f"{report.text_reason}; {_bridge(to_target)}",
+        f"{len(differing):,} differ",
+        reason,
         remedy,
-        tuple(f"{item.token}: {item.target_text!r} | {item.draft_text!r}" for item in report.differing),
+        tuple(f"{each}: {target.entries[each]!r} | {draft.entries[each]!r}" for each in differing[:_N_SHOWN_TEXTS]),
     )
 
 
-def _bridge(to_target: IntArray) -> str:
-    """Could a map of ids make the draft fit?"""
-    n_without = int((to_target == NO_TOKEN).sum())
-    if n_without == 0:
-        return "a map of ids could bridge that: the target has every text of the draft under some id"
-    return f"a map of ids could bridge that only in part: {n_without:,} of the draft's texts are no token of the target"
+def _trimmed_text_row(target: Tokenizer, draft: Tokenizer, parent_ids: tuple[int, ...]) -> CheckRow:
+    """Compares what the target has under the ids of the map with what the draft has."""
+    kept = [(token, parent) for token, parent in enumerate(parent_ids) if parent < target.size]
+    ours = replace(target, entries=[target.entries[parent] for _, parent in kept])
+    theirs = replace(draft, entries=[draft.entries[token] for token, _ in kept])
+    return _text_row(ours, theirs, _differing(ours, theirs), OWN_FAMILY)
 
 
 def _pre_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
-    if target.pre == draft.pre:
-        return _row("pre-tokenizer", target.pre, draft.pre, RowMark.PASS)
-    reason = "both read the target's tokens, but the draft was trained on text that was cut otherwise"
-    return _row(
-        "pre-tokenizer", target.pre, draft.pre, RowMark.WARN, reason, "expect fewer accepted tokens, or measure"
-    )
+    reason = "" if target.pre == draft.pre else _SPLIT
+    return warned("pre-tokenizer", (target.pre, draft.pre), reason, _FEWER)
 
 
 def _merges_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
-    values = f"{target.n_merges:,}", f"{draft.n_merges:,}"
-    if target.merges_sum == draft.merges_sum:
-        return _row("merges", *values, RowMark.PASS)
-    reason = "the merges differ: the draft was trained on text that was cut otherwise"
-    return _row("merges", *values, RowMark.WARN, reason, "expect fewer accepted tokens, or measure")
+    reason = "" if target.merges_sum == draft.merges_sum else f"the merges differ: {_SPLIT}"
+    return warned("merges", (f"{target.n_merges:,}", f"{draft.n_merges:,}"), reason, _FEWER)
 
 
 def _types_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
-    pairs_of_types = list(zip(target.types, draft.types, strict=False))
-    differing = [token for token, (ours, theirs) in enumerate(pairs_of_types) if ours != theirs]
-    values = _type_counts(target), _type_counts(draft)
-    if not differing:
-        return _row("token types", *values, RowMark.PASS)
-    reason = (
-        f"{len(differing):,} ids are of another type, the first is {differing[0]}: what is a control token for one of "
-        "them may be plain text for the other"
-    )
-    return _row("token types", *values, RowMark.WARN, reason, "nothing to do: the target's types count")
+    types = enumerate(zip(target.types, draft.types, strict=False))
+    differing = [token for token, (ours, theirs) in types if ours != theirs]
+    reason = ""
+    if differing:
+        reason = (
+            f"{len(differing):,} ids have another type, the first is {differing[0]}: a control token of one model may "
+            "be plain text in the other"
+        )
+    return warned("token types", (_types(target), _types(draft)), reason, "nothing to do: the target's are used")
 
 
-def _type_counts(tokenizer: Tokenizer) -> str:
+def _types(tokenizer: Tokenizer) -> str:
     n_special = sum(kind in (UNKNOWN, CONTROL, USER_DEFINED) for kind in tokenizer.types)
     return f"{n_special:,} special" if tokenizer.types else "not given"
 
 
 def _special_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
+    ids = ("BOS", target.bos, draft.bos), ("EOS", target.eos, draft.eos), ("EOT", target.eot, draft.eot)
+    notes = [f"{name} is {ours} for the target, {theirs} for the draft" for name, ours, theirs in ids if ours != theirs]
+    for name, ours, theirs in (("BOS", target.add_bos, draft.add_bos), ("EOS", target.add_eos, draft.add_eos)):
+        if ours != theirs:
+            notes.append(f"only the {'target' if ours else 'draft'} adds {name}")
     values = _specials(target), _specials(draft)
-    notes = special_notes(target, draft)
-    if target.eot != draft.eot:
-        notes.append(f"EOT is {target.eot} for the target, {draft.eot} for the draft: the target's is used")
-    if target.add_eos != draft.add_eos:
-        notes.append("only one of the two wants an EOS behind: the target's wish is followed")
-    mark = RowMark.WARN if notes else RowMark.PASS
-    return _row("begin and end", *values, mark, "; ".join(notes), "nothing to do" if notes else "")
+    return warned("begin and end", values, "; ".join(notes), "nothing to do: the target's are used")
 
 
 def _specials(tokenizer: Tokenizer) -> str:
-    added = "".join(f"+{name}" for name, wants in (("BOS", tokenizer.add_bos), ("EOS", tokenizer.add_eos)) if wants)
+    added = "".join(f"+{name}" for name, adds in (("BOS", tokenizer.add_bos), ("EOS", tokenizer.add_eos)) if adds)
     ids = "/".join("-" if token is None else str(token) for token in (tokenizer.bos, tokenizer.eos, tokenizer.eot))
     return f"{ids} {added or '+none'}"
 
 
 def _end_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
+    reason = "the target's end tokens end the answer; the draft's differ, so it drafts past the end or stops early"
     values = _listed(target.end_tokens), _listed(draft.end_tokens)
-    if target.end_tokens == draft.end_tokens:
-        return _row("end tokens", *values, RowMark.PASS)
-    reason = "the target's end tokens end the answer; where the draft's differ it proposes past the end, or stops early"
-    return _row("end tokens", *values, RowMark.WARN, reason, "nothing to do")
+    return warned("end tokens", values, "" if target.end_tokens == draft.end_tokens else reason, "nothing to do")
 
 
 def _listed(tokens: frozenset[int]) -> str:
@@ -159,28 +176,23 @@ def _listed(tokens: frozenset[int]) -> str:
     return f"{shown} +{more}" if more > 0 else shown or "none"
 
 
-# --------------------------------------------------------------------------------------------------- llama.cpp's rule
-
-
 def llama_cpp_refusal(target: Tokenizer, draft: Tokenizer) -> str:
-    """Why llama.cpp's own tools would not pair the two; empty if they would."""
+    """Why llama.cpp's own tools refuse the pair; empty if they accept it."""
     if target.kind != draft.kind:
         return "the kinds of tokenizer differ"
     if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
         return "BOS, or whether it is added, differs"
     if target.add_eos != draft.add_eos or (target.add_eos and target.eos != draft.eos):
         return "EOS, or whether it is added, differs"
-    if abs(target.size - draft.size) > LLAMA_CPP_MAX_SIZE_DIFFERENCE:
-        return f"the vocabularies differ by more than {LLAMA_CPP_MAX_SIZE_DIFFERENCE} tokens"
-    texts = zip(target.entries[LLAMA_CPP_FIRST_TOKEN:], draft.entries[LLAMA_CPP_FIRST_TOKEN:], strict=False)
-    if any(ours != theirs for ours, theirs in texts):
-        return f"a token text from id {LLAMA_CPP_FIRST_TOKEN} on differs"
+    if abs(target.size - draft.size) > _LLAMA_CPP_MAX_SIZE_DIFFERENCE:
+        return f"the vocabularies differ by more than {_LLAMA_CPP_MAX_SIZE_DIFFERENCE} tokens"
+    if any(token >= _LLAMA_CPP_FIRST_TOKEN for token in _differing(target, draft)):
+        return f"a token text from id {_LLAMA_CPP_FIRST_TOKEN} on differs"
     return ""
 
 
 def _llama_cpp_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     refusal = llama_cpp_refusal(target, draft)
-    if not refusal:
-        return _row("llama.cpp rule", "would pair", "them, too", RowMark.PASS)
-    reason = f"llama.cpp's own tools would refuse this pair: {refusal}"
-    return _row("llama.cpp rule", "would refuse", "them", RowMark.WARN, reason, "it counts for those tools, not here")
+    values = ("refused", "refused") if refusal else ("accepted", "accepted")
+    reason = refusal and f"llama.cpp's own tools refuse this pair: {refusal}"
+    return warned("llama.cpp rule", values, reason, "nothing to do: specllama does not use this rule")

@@ -1,4 +1,4 @@
-"""Everything that the compatibility report looks at in one model file, read from its header alone."""
+"""A model file's tokenizer, read from its header alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token type
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A vocabulary and how text is cut into it."""
+    """A vocabulary and how text is split into it. Also a `token_map.Words`."""
 
     kind: str  # bpe, spm, ...
     pre: str  # the pre-tokenizer; only BPE has one
     entries: Sequence[str]  # the text of every token
-    types: Sequence[int]  # (size,), or empty where the file gives none
+    types: Sequence[int]  # (size,), or empty if the file has none
     n_merges: int
     merges_sum: str  # equal for equal merges
     bos: int | None
@@ -33,26 +33,23 @@ class Tokenizer:
     add_bos: bool
     add_eos: bool
     end_tokens: frozenset[int]
-    spellings: Sequence[bytes] = ()  # what each token adds to a text
+    spellings: Sequence[bytes] = ()  # the bytes that each token adds to a text; b"" for control tokens
     sample: Sequence[int] = ()  # the tokens of `sample_text.SAMPLE`
     vocab_map: tuple[int, ...] | None = None  # of a trimmed draft: its parent's id of each token
 
     @property
     def size(self) -> int:
-        """How many tokens."""
         return len(self.entries)
 
     def texts(self) -> Sequence[str]:
-        """The text of every token."""
         return self.entries
 
     def pieces(self) -> Sequence[bytes]:
-        """The bytes that every token adds to a text; none for those that steer."""
         return self.spellings
 
 
 def read_tokenizer(header: Header) -> Tokenizer:
-    """The tokenizer of a model file, as llama.cpp understands it. Raises ModelFileError and UnsupportedModel."""
+    """The tokenizer as llama.cpp reads it. Raises ModelFileError and UnsupportedModel."""
     gguf, vocab_map = header.gguf, read_vocab_map(header)
     types = gguf.numbers(TYPES)
     with closing(llama.load_vocabulary(header)) as vocab:

@@ -240,7 +240,7 @@ def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
 ) -> None:
     """An answer that fails, or costs of AMX steering what runs without it, and nobody is told."""
     keep(replace(PROFILE, draft_path=KernelPath(placed=(("q4_K", "NO_SUCH_BUFFER"),))))
-    reason = "it keeps weights in NO_SUCH_BUFFER, which this llama.cpp does not have here"
+    reason = "it needs NO_SUCH_BUFFER, which the installed llama.cpp does not have"
     told = specllama("run", *pair.options, *ASK)
     assert told.code == 0
     assert f"note: the profile of this pair is not used: {reason}\n" in told.err

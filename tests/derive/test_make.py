@@ -155,10 +155,10 @@ def test_every_recipe_gives_a_model_that_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "error", "message"),
     [
-        (Recipe(), UsageError, "nothing is to be done"),
+        (Recipe(), UsageError, "changes nothing"),
         (Recipe(quant="Q9_X"), UsageError, "no quantisation 'Q9_X'"),
-        (Recipe(dropped=(4,)), UsageError, "no layer 4 .* 0 to 3"),
-        (Recipe(dropped=(1, 1)), UsageError, "layer 1 stands twice"),
+        (Recipe(dropped=(4,)), UsageError, "no layer 4 .*0 to 3"),
+        (Recipe(dropped=(1, 1)), UsageError, "layer 1 is listed twice"),
         (Recipe(dropped=(0, 1, 2)), UsageError, "3 of 4 layers"),
     ],
 )
@@ -190,8 +190,13 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(gguf_rewrite, "write", full)
+<<<<<<< HEAD
     monkeypatch.setattr(derive.children, "run", lambda work, tell: work(tell))
     with pytest.raises(DiskFull, match="no space left"):
+=======
+    monkeypatch.setattr(derive.child, "run", lambda work, tell: work(tell))
+    with pytest.raises(DiskFull, match="no room left"):
+>>>>>>> 861c440 (Say pairs, derive and the API in plain words; fold fit into token rows)
         derive.make(parent, Recipe(dropped=(1,)), tmp_path / "made" / "out.gguf", _silent)
     assert list((tmp_path / "made").iterdir()) == []
     usage = type("Usage", (), {"free": 10})()

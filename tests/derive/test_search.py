@@ -105,7 +105,7 @@ def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
 ) -> None:
     """The most important layers left out first, or more of them although speed falls."""
     harm = {0: 0.1, 1: 0.8, 2: 0.85, 3: 0.7, 4: 0.6, 5: 0.5, 6: 0.4, 7: 0.2}
-    monkeypatch.setattr(derive_search.children, "run", lambda _work, _tell: [harm[n] for n in range(8)])
+    monkeypatch.setattr(derive_search.child, "run", lambda _work, _tell: [harm[n] for n in range(8)])
     worth = {"": (0.4, 0.9), "drop2": (0.33, 0.89), "drop1.2": (0.3, 0.4), "drop1.2.3": (0.1, 0.9)}
     found = search(Space(finds_layers=True), worth)
     assert [trial.recipe.name for trial in found.trials] == ["drop2", "drop1.2"]

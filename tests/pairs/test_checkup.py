@@ -16,8 +16,7 @@ from specllama.drafters.controller import CostProfile
 from specllama.files import catalog as pairs
 from specllama.files import hub
 from specllama.files.catalog import Catalog
-from specllama.llama import BuildInfo, Device
-from specllama.llama import crash_test as probe
+from specllama.llama import BuildInfo, Device, crash_test
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.pairs import checkup
@@ -129,7 +128,7 @@ def test_a_missing_default_pair_says_how_to_fetch_it_and_whether_it_fits(catalog
 def sound(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine on which everything is in order."""
     monkeypatch.setattr(checkup, "this_cpu", lambda: CPU)
-    monkeypatch.setattr(probe, "installed", lambda: ProbeResult(State.OK))
+    monkeypatch.setattr(crash_test, "installed", lambda: ProbeResult(State.OK))
     monkeypatch.setattr(llama, "build_info", lambda: BUILD)
     monkeypatch.setattr(llama, "memory_free", lambda: 10**12)
     monkeypatch.setattr(checkup, "_disk_free", lambda folder: 10**12)
@@ -151,7 +150,9 @@ def test_a_sound_machine_needs_no_attention_and_goes_into_json(sound: pytest.Mon
 
 def test_a_broken_build_is_not_loaded_by_the_doctor_itself(sound: pytest.MonkeyPatch) -> None:
     """Prevents: the doctor dying of the disease (FIELD_CASES 36)."""
-    sound.setattr(probe, "installed", lambda: ProbeResult(State.BROKEN, signal="SIGILL", detail="dies", hint="mend"))
+    sound.setattr(
+        crash_test, "installed", lambda: ProbeResult(State.BROKEN, signal="SIGILL", detail="dies", hint="mend")
+    )
     sound.setattr(llama, "build_info", lambda: pytest.fail("loaded it"))
     found = checkup.look()
     assert found.needs_attention

@@ -1,13 +1,15 @@
-"""The store of derived drafts: provenance that comes back, and is noticed where it is no longer true."""
+"""The store of derived drafts: provenance is kept, and a stale one is noticed."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from specllama.base import disk
 from specllama.base.errors import ConfigError
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived, Measurement, Recipe
@@ -30,7 +32,6 @@ MEASUREMENT = Measurement(
 
 @pytest.fixture
 def parent(home: Path) -> Path:
-    """No model: nothing is loaded."""
     home.mkdir()
     (home / "draft-q4_k_m.gguf").write_bytes(b"weights")
     return home / "draft-q4_k_m.gguf"
@@ -38,7 +39,6 @@ def parent(home: Path) -> Path:
 
 @pytest.fixture
 def derived(parent: Path) -> Derived:
-    """A draft in the folder."""
     path = drafts.place(parent, RECIPE)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"fewer")
@@ -46,7 +46,7 @@ def derived(parent: Path) -> Derived:
 
 
 def test_provenance_comes_back_as_it_was_kept(derived: Derived, parent: Path) -> None:
-    """A hash, a layer or a measurement lost on its way through the file."""
+    """Prevents: a checksum, a layer or a measurement lost in the file."""
     assert drafts.read(derived.path) == derived
     assert derived.name == "draft-q4_k_m+q4_0+v32000+drop4.7"
     assert derived.parent.path == parent
@@ -63,32 +63,64 @@ def test_provenance_comes_back_as_it_was_kept(derived: Derived, parent: Path) ->
 
 
 def test_drafts_are_found_by_name_and_by_parent(derived: Derived, parent: Path, tmp_path: Path) -> None:
-    """`-md NAME` that is taken for a file, a file that is taken for a name, or the children of another model."""
+    """Prevents: a name taken for a file, a file taken for a name, or the children of another model."""
     assert drafts.named(derived.name) == drafts.named(f"{derived.name}.gguf") == derived.path
-    assert drafts.named("none") is None
-    assert drafts.named(f"x/{derived.name}") is None
+    for name in ("none", f"x/{derived.name}", "a" * 300):
+        assert drafts.named(name) is None
     assert list(drafts.paths()) == [derived.path]
     assert drafts.children_of(parent) == [derived]
     assert drafts.children_of(tmp_path / "other.gguf") == []
 
 
-def test_a_parent_that_changed_or_went_makes_a_draft_stale(derived: Derived, parent: Path) -> None:
-    """A draft of last year's model used beside this year's, without a word."""
+def test_a_parent_that_changed_or_is_gone_makes_a_draft_stale(derived: Derived, parent: Path) -> None:
+    """Prevents: a draft of an old model used for a new one without a warning."""
     assert drafts.stale(derived) == ""
     parent.write_bytes(b"other weights")
-    assert drafts.stale(derived) == "its parent draft-q4_k_m.gguf has changed since"
+    assert "has changed" in drafts.stale(derived)
     assert drafts.children_of(parent) == []
     parent.unlink()
-    assert drafts.stale(derived) == "its parent draft-q4_k_m.gguf is gone"
+    assert "is gone" in drafts.stale(derived)
+    unreadable = replace(derived, parent=replace(derived.parent, path=Path("/", "a" * 300)))
+    assert "File name too long" in drafts.stale(unreadable)
     derived.path.write_bytes(b"something else")
-    assert drafts.stale(derived) == "the file is not the one that was made"
+    assert "not the one that was made" in drafts.stale(derived)
+
+
+def test_no_parent_is_read_before_an_answer(derived: Derived, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: gigabytes hashed at each start, of any file that a record names."""
+    disk.forget_checksum(parent)
+    monkeypatch.setattr(disk, "checksum", lambda *_: pytest.fail("hashed"))
+    assert drafts.stale(derived) == drafts.stale(derived, at_once=True) == ""  # size and time are as they were
+    os.utime(parent, ns=(1, 1))
+    assert drafts.stale(derived, at_once=True) == ""  # as of a copy
+    old = replace(derived, parent=replace(derived.parent, stamp=()))
+    assert drafts.stale(old, at_once=True) == ""
+    parent.write_bytes(b"other weights")
+    assert "has changed" in drafts.stale(derived, at_once=True)
+
+
+def test_a_changed_parent_of_the_same_size_is_noticed_by_its_content(derived: Derived, parent: Path) -> None:
+    """Prevents: other content of the same length that passes, or a copy that does not."""
+    disk.forget_checksum(parent)
+    os.utime(parent, ns=(1, 1))
+    assert drafts.stale(derived) == ""
+    parent.write_bytes(b"WEIGHTS")
+    assert "has changed" in drafts.stale(derived)
+    assert "has changed" in drafts.stale(derived, at_once=True)  # the sum is known by now
+
+
+def test_a_record_without_a_stamp_is_read(derived: Derived) -> None:
+    """Prevents: drafts of an earlier version that cannot be used."""
+    data = json.loads(json.dumps(derived.to_json()))
+    del data["parent"]["stamp"]
+    assert Derived.from_json(data, derived.path).parent == replace(derived.parent, stamp=())
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 0}', '{"version": 1, "recipe": 3}', "[" * 100_000])
 def test_a_damaged_record_is_an_error_with_a_remedy_and_spoils_nothing_else(
     derived: Derived, parent: Path, text: str
 ) -> None:
-    """A traceback at every tuning because a disk was full once."""
+    """Prevents: a traceback at each tuning after the disk was full once."""
     derived.path.with_suffix(".json").write_text(text)
     with pytest.raises(ConfigError, match=r"\.json") as caught:
         drafts.read(derived.path)
@@ -101,7 +133,7 @@ def test_a_damaged_record_is_an_error_with_a_remedy_and_spoils_nothing_else(
     [("cost", None), ("speed", "fast"), ("target", float("nan")), ("step_s", float("inf")), ("cost", 10**400)],
 )
 def test_a_measurement_of_other_kinds_is_damage(derived: Derived, field: str, value: object) -> None:
-    """`draft list` dying in the middle of its table for one line of one file."""
+    """Prevents: `draft list` that crashes in its table because of one file."""
     record = drafts.measured(derived, MEASUREMENT).to_json()
     record["measurements"] = [{**asdict(MEASUREMENT), field: value}]
     derived.path.with_suffix(".json").write_text(json.dumps(record))
@@ -111,21 +143,14 @@ def test_a_measurement_of_other_kinds_is_damage(derived: Derived, field: str, va
 
 @pytest.mark.parametrize("n_bytes", [None, -1, 10**400, float("inf"), "many"])
 def test_a_size_that_no_file_has_is_damage(derived: Derived, n_bytes: object) -> None:
-    """`draft list` dying of a number that is none."""
+    """Prevents: `draft list` that crashes because of one number."""
     derived.path.with_suffix(".json").write_text(json.dumps({**derived.to_json(), "n_bytes": n_bytes}))
     with pytest.raises(ConfigError, match="n_bytes"):
         drafts.read(derived.path)
 
 
-def test_names_longer_than_any_files_are_nobodys(derived: Derived) -> None:
-    """`-md` and `draft list` dying where the system refuses to look."""
-    assert drafts.named("a" * 300) is None
-    gone = replace(derived, parent=replace(derived.parent, path=Path("/", "a" * 300)))
-    assert "File name too long" in drafts.stale(gone)
-
-
-def test_what_a_killed_maker_left_is_swept_and_nothing_else(derived: Derived) -> None:
-    """Gigabytes in hidden folders that no command ever names."""
+def test_what_a_killed_process_left_is_swept_and_nothing_else(derived: Derived) -> None:
+    """Prevents: gigabytes in hidden folders that no command names."""
     for name in (".draft.gguf.making", ".draft.gguf.layers"):
         (derived.path.parent / name).mkdir()
         (derived.path.parent / name / "cut.gguf").write_bytes(b"half")
@@ -134,14 +159,14 @@ def test_what_a_killed_maker_left_is_swept_and_nothing_else(derived: Derived) ->
 
 
 def test_removing_takes_the_record_with_it(derived: Derived) -> None:
-    """A record without a draft, listed for ever."""
+    """Prevents: a record without a draft in the list."""
     assert drafts.remove(derived.path) == len(b"fewer")
     assert list(derived.path.parent.iterdir()) == []
-    drafts.discard(derived.path)  # is not there: nothing to do
+    drafts.discard(derived.path)
 
 
 def test_a_draft_that_is_moved_keeps_its_record(derived: Derived, tmp_path: Path) -> None:
-    """Provenance that stays behind in the cache."""
+    """Prevents: provenance that stays in the cache."""
     moved = drafts.moved(drafts.measured(derived, MEASUREMENT), tmp_path / "mine.gguf")
     assert drafts.read(tmp_path / "mine.gguf") == moved
     assert moved.measurements == (MEASUREMENT,)

@@ -1,4 +1,4 @@
-"""From an `Ask` to loaded models: what is chosen, what is refused before loading, what a listener hears."""
+"""From an `Ask` to loaded models: what is chosen, what is refused before loading, what a listener receives."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ PROFILE = Profile(
 
 
 class Heard(Listener):
-    """Remembers."""
-
     def __init__(self) -> None:
         self.details: list[str] = []
         self.shares: list[float] = []
@@ -52,14 +50,13 @@ class Heard(Listener):
 
 @pytest.fixture(autouse=True)
 def sound_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the child process would find out takes seconds; and no profile but that of a test."""
+    """No child process, which takes seconds, and no profile except a test's."""
     monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """A tiny pair by its files."""
     target, draft = tiny.write_pair(tmp_path)
     return Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=256, n_threads=1))
 
@@ -69,7 +66,7 @@ def prepared(ask: Ask) -> Setup:
 
 
 def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() -> None:
-    """Defaults of a pair that nobody reads."""
+    """Prevents: defaults of a pair that are ignored."""
     pair = load_catalog().pair(None)
     choice = choose(Ask(), Listener())
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
@@ -81,7 +78,7 @@ def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() ->
 
 
 def test_lookup_and_a_draft_together_are_the_chain() -> None:
-    """A list of which only the first word counts."""
+    """Prevents: a list whose first word alone counts."""
     for listed in ("lookup,draft-simple", "draft-simple,ngram,none", "lookup,draft-tli"):
         names = strategies("--spec-type", listed)
         choice = choose(Ask(drafting=Drafting(spec_type=names)), Listener())
@@ -98,7 +95,7 @@ def test_lookup_and_a_draft_together_are_the_chain() -> None:
     ],
 )
 def test_half_a_pair_is_refused(ask: Ask) -> None:
-    """A strategy that drafts with nothing, or a draft for the default pair's target."""
+    """Prevents: a strategy without its draft model, or a draft for the default pair's target."""
     with pytest.raises(UsageError):
         choose(ask, Listener())
 
@@ -117,7 +114,7 @@ def test_half_a_pair_is_refused(ask: Ask) -> None:
 def test_a_profile_decides_with_what_and_how_far_unless_that_was_asked_for(
     ask: Ask, drafting: Drafting, costs: CostProfile, strategy: str, has_draft: bool, steered: bool
 ) -> None:
-    """A draft that is loaded although it cannot pay; a length that was named and is overruled."""
+    """Prevents: a draft loaded although it cannot pay; an explicit length that is overruled."""
     profiles.save(prepared(ask).subject, replace(PROFILE, costs=costs))
     found = prepared(replace(ask, drafting=drafting))
     assert (found.strategy, found.draft is not None, found.profile is not None) == (strategy, has_draft, steered)
@@ -126,7 +123,7 @@ def test_a_profile_decides_with_what_and_how_far_unless_that_was_asked_for(
 
 
 def test_a_stale_profile_is_named_and_not_used(ask: Ask) -> None:
-    """Costs of another file that steer the drafts of this one."""
+    """Prevents: costs of one file used for another."""
     profiles.save(prepared(ask).subject, PROFILE)
     assert ask.names.target is not None
     tiny.write_model(Path(ask.names.target), seed=2)
@@ -135,7 +132,7 @@ def test_a_stale_profile_is_named_and_not_used(ask: Ask) -> None:
 
 
 def test_a_pair_tuned_by_text_is_translated_without_being_asked(ask: Ask) -> None:
-    """'Does not fit' for two tokenizers that were tuned; or a translation that nobody wanted."""
+    """Prevents: 'does not fit' for two tokenizers that were tuned; or a translation that was not asked for."""
     assert prepared(ask).model_strategy == "draft-simple"
     subject = replace(prepared(ask).subject, model_strategy="draft-tli")
     profiles.save(subject, replace(PROFILE, strategy="draft-tli"))
@@ -145,7 +142,7 @@ def test_a_pair_tuned_by_text_is_translated_without_being_asked(ask: Ask) -> Non
 
 
 def test_memory_and_fit_are_looked_at_before_loading(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gigabytes that are loaded before 'no'."""
+    """Prevents: gigabytes loaded before the refusal."""
     foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
     with pytest.raises(PairError):
         require_fit(prepared(replace(ask, names=replace(ask.names, draft=str(foreign)))), Listener())
@@ -156,8 +153,25 @@ def test_memory_and_fit_are_looked_at_before_loading(ask: Ask, tmp_path: Path, m
             prepared(ask)
 
 
-def test_loading_tells_its_progress_over_both_files_and_can_be_stopped(ask: Ask) -> None:
-    """A bar that starts again with the second file; models that stay in memory after Ctrl-C."""
+def test_a_context_of_zero_is_the_longest_that_both_models_have_memory_for(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a target that takes all the memory, so that the draft cannot be loaded."""
+    if llama.build_info().gpu_offload:
+        pytest.skip("the loader decides on a GPU")
+    longest = replace(ask, hardware=Hardware(n_ctx=0, n_threads=1))
+    found = prepared(longest)
+    assert found.target_options.n_ctx == found.target.header.n_ctx_train
+    free = found.memory_needed(512) / setup.FREE_SHARE
+    monkeypatch.setattr(llama, "memory_free", lambda: int(free) + 1)
+    assert prepared(longest).target_options.n_ctx == 512
+    monkeypatch.setattr(llama, "memory_free", lambda: 1000)
+    with pytest.raises(MemoryShort):
+        prepared(longest)
+
+
+def test_loading_reports_progress_over_both_files_and_can_be_stopped(ask: Ask) -> None:
+    """Prevents: a bar that starts again with the second file; models that stay in memory after Ctrl-C."""
     heard = Heard()
     with load_models(prepared(ask), heard, Cancel()) as models:
         assert models.draft is models.loaded_draft is not None
@@ -170,8 +184,8 @@ def test_loading_tells_its_progress_over_both_files_and_can_be_stopped(ask: Ask)
         load_models(prepared(ask), heard, cancel)
 
 
-def test_a_path_by_tensor_type_holds_where_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-ngl 0` on a machine with a GPU: a profile that tuning makes and no answer uses; or weights kept off the GPU."""
+def test_a_path_by_tensor_type_holds_if_no_layer_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a profile for `-ngl 0` that no answer uses on a machine with a GPU; or weights kept off the GPU."""
     gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
     info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
     monkeypatch.setattr(llama, "build_info", lambda: info)

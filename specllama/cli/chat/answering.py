@@ -11,8 +11,7 @@ from types import FrameType
 
 from rich.style import Style
 
-from specllama import llama
-from specllama.base.errors import MemoryShort, SpecllamaError
+from specllama.base.errors import SpecllamaError
 from specllama.base.ranges import AUTO
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings, changed, to_json
@@ -32,13 +31,11 @@ from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY
 from specllama.drafters.length import AUTO_LENGTH, CHAT, UNTUNED, DraftLength
-from specllama.llama.memory import CELL_STEP
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Names
-from specllama.pairs.setup import N_CTX, Choice, Models, Setup, choose
+from specllama.pairs.setup import Choice, Models, Setup, choose
 
 PATIENCE = 3  # the number of Ctrl-C in one answer that ends the program at once
-FREE_SHARE = 0.9  # of the free memory, for `--ctx-size 0`
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,6 @@ def open_models(ask: Ask, output: Output, cancel: Cancel, keyboard: Keyboard | N
     setup = pair_setup.prepare(choice, listener)
     options = setup.target_options
     setup = replace(setup, target_options=replace(options, max_block=max(options.max_block, CHAT + 1)))
-    if choice.n_ctx == 0:
-        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
     pair_setup.require_fit(setup, listener)
     with stoppable(cancel, (lambda: None) if keyboard is None else keyboard.restore):
         models = pair_setup.load_models(setup, listener, cancel)
@@ -100,33 +95,6 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
     else:
         policy = opened.setup.policy(greedy=greedy)
     return replace(settings, drafting=replace(drafting, policy=policy))
-
-
-def _longest_context(setup: Setup) -> int:
-    """The longest context, up to the target's trained one, for which both models fit into memory.
-
-    0 on a GPU, where only the loader knows. Raises MemoryShort if not even a short context fits.
-    """
-    if llama.build_info().gpu_offload:
-        return 0
-    free = int(FREE_SHARE * llama.memory_free())
-
-    def needed(n_ctx: int) -> int:
-        total = llama.memory_needed(setup.target.header, replace(setup.target_options, n_ctx=n_ctx)).total
-        if setup.draft is not None:
-            total += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
-        return total
-
-    trained = setup.target.header.n_ctx_train or N_CTX
-    if needed(trained) <= free:
-        return trained
-    low, high = 0, trained // CELL_STEP  # in steps; `needed` grows with the context
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if needed(middle * CELL_STEP) <= free else (low, middle - 1)
-    if low == 0:
-        raise MemoryShort("the models do not fit into memory, even with a short context", hint="use smaller models")
-    return low * CELL_STEP
 
 
 @contextlib.contextmanager
