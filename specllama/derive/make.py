@@ -94,7 +94,7 @@ def _build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
             free = shutil.disk_usage(folder).free
             if free < _HEADER_ROOM:
                 left = f"the disk of {folder.parent} has {disk.size_text(free)} left"
-                raise DiskFull(f"no room left while writing the draft: {left}", hint=MAKE_ROOM) from None
+                raise DiskFull(f"no space left while writing the draft: {left}", hint=MAKE_ROOM) from None
         raise
     if source != parent:
         source.unlink()

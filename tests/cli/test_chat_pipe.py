@@ -15,11 +15,7 @@ from specllama import llama
 from specllama.chat import saved as chat_file
 from specllama.cli.chat import command
 from specllama.cli.chat import complete as chat_complete
-<<<<<<< HEAD
-from specllama.cli.chat.answering import FREE_SHARE
 from specllama.cli.chat.commands import COMMANDS
-=======
->>>>>>> 861c440 (Say pairs, derive and the API in plain words; fold fit into token rows)
 from specllama.cli.prompting import MAX_BYTES
 from specllama.drafters.length import CHAT
 from specllama.llama import LoadOptions

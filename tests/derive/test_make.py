@@ -190,13 +190,8 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(gguf_rewrite, "write", full)
-<<<<<<< HEAD
-    monkeypatch.setattr(derive.children, "run", lambda work, tell: work(tell))
-    with pytest.raises(DiskFull, match="no space left"):
-=======
     monkeypatch.setattr(derive.child, "run", lambda work, tell: work(tell))
-    with pytest.raises(DiskFull, match="no room left"):
->>>>>>> 861c440 (Say pairs, derive and the API in plain words; fold fit into token rows)
+    with pytest.raises(DiskFull, match="no space left"):
         derive.make(parent, Recipe(dropped=(1,)), tmp_path / "made" / "out.gguf", _silent)
     assert list((tmp_path / "made").iterdir()) == []
     usage = type("Usage", (), {"free": 10})()
