@@ -56,7 +56,7 @@ def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
         ) from None
     try:
         disk.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
-        whole = child.run(partial(_build, parent.path, recipe, folder), tell)
+        whole = child.run(partial(build, parent.path, recipe, folder), tell)
         llama.read_header(whole)
         disk.forget_checksum(destination)
         whole.replace(destination)
@@ -72,7 +72,7 @@ def _most_bytes(parent: Header, recipe: Recipe) -> int:
     return n_bytes
 
 
-def _build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
+def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
     """Write the derived model into `folder`; returns its path. llama.cpp may end the process."""
     header, source = llama.read_header(parent), parent
     if recipe.n_vocab or recipe.dropped:
