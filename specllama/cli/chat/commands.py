@@ -30,6 +30,10 @@ LOOKS = {"colors": "show the origin of each token", "fold": "hide the thinking"}
 LENGTH = "draft-n-max"
 
 
+Act = Callable[[ChatState, str], None]
+Decorator = Callable[[Act], Act]
+
+
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
     """One command. `more` is in its own help only; `takes` selects the completion of its argument."""
@@ -38,30 +42,85 @@ class SlashCommand:
     usage: str
     help: str
     more: str
-    act: Callable[[ChatState, str], None]
-    takes: str = ""
+    act: Act
+    takes: str
 
 
+COMMANDS: list[SlashCommand] = []  # in the order of /help
+
+
+def _command(usage: str, help: str, more: str = "", *, takes: str = "", also: tuple[str, ...] = ()) -> Decorator:
+    """Adds a function to COMMANDS, with the first word of `usage` as its name."""
+
+    def add(act: Act) -> Act:
+        COMMANDS.append(SlashCommand((usage.split()[0][1:], *also), usage, help, more, act, takes))
+        return act
+
+    return add
+
+
+KEYS = (
+    ("Ctrl-C", "Stop the answer."),
+    ("Ctrl-D", "Leave the chat."),
+    ("Ctrl-G", "Edit the line in $VISUAL or $EDITOR."),
+    ('"""', "Begin or end a message of several lines; Alt-Enter makes a new line."),
+)
+
+
+@_command("/help [COMMAND]", "Explain the commands.", takes="command", also=("?",))
+def _help(chat: ChatState, rest: str) -> None:
+    name = rest.strip().lstrip("/")
+    if name:
+        command = _find(name)
+        chat.say("\n".join([command.usage, *_wrapped(f"{command.help} {command.more}".strip(), chat.width)]))
+        return
+    lines: list[str] = []
+    for left, right in (*((command.usage, command.help) for command in COMMANDS), *KEYS):
+        lines += _entry(left, right, chat.width)
+    chat.say("\n".join(lines))
+
+
+def _entry(left: str, right: str, width: int) -> list[str]:
+    """One row of help; on a narrow terminal the explanation is below."""
+    if width >= 60:
+        first, *more = _wrapped(right, width - 24)
+        return [f"{left:<23} {first}", *(" " * 24 + line for line in more)]
+    return [left, *("  " + line for line in _wrapped(right, width - 2))]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width - 1, 20))
+
+
+@_command("/exit", "Leave the chat; also /bye, /quit and Ctrl-D.", also=("bye", "quit"))
 def _exit(chat: ChatState, rest: str) -> None:
     raise EOFError
 
 
+@_command("/regen", "Answer the last message again, with another seed.")
 def _regen(chat: ChatState, rest: str) -> None:
     chat.cancel.clear()
     chat.answer(chat.session.regen(chat.cancel))
 
 
+@_command("/undo", "Remove the last message and its answer.")
 def _undo(chat: ChatState, rest: str) -> None:
     turn = chat.session.undo()
     chat.note(f"removed: {_short(turn.user)}")
 
 
+@_command("/clear", "Clear the conversation.", "The system prompt and the settings stay.")
 def _clear(chat: ChatState, rest: str) -> None:
     chat.session.clear()
     chat.attached.clear()
     chat.note("the conversation is empty; the system prompt and the settings stay")
 
 
+@_command(
+    "/edit [TEXT]",
+    "Replace the last message with TEXT and answer it.",
+    "Without TEXT, edit the message in $VISUAL or $EDITOR, or in the input line.",
+)
 def _edit(chat: ChatState, rest: str) -> None:
     last = chat.session.last_turn().user
     text = unquoted(rest)
@@ -99,6 +158,7 @@ def _edited(text: str) -> str:
         return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
 
 
+@_command("/read FILE", "Put a text file in front of your next message.", takes="path")
 def _read(chat: ChatState, rest: str) -> None:
     path = _path(rest, "/read FILE")
     try:
@@ -120,6 +180,12 @@ def _read(chat: ChatState, rest: str) -> None:
     chat.note(f"{said}; it goes in front of your next message")
 
 
+@_command(
+    "/save FILE",
+    "Save the conversation as JSON.",
+    "The file has the settings and seeds. An existing file is replaced in one step.",
+    takes="path",
+)
 def _save(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/save FILE")
     chat_file.save(path, chat.session, chat.opened.names)
@@ -127,6 +193,12 @@ def _save(chat: ChatState, rest: str) -> None:
     chat.note(f"saved {_n_turns(len(chat.session.turns))} to {path}")
 
 
+@_command(
+    "/load FILE",
+    "Continue a saved conversation.",
+    "A damaged file changes nothing; the error names the place.",
+    takes="path",
+)
 def _load(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/load FILE")
     saved = chat_file.load(path)
@@ -197,6 +269,15 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
         chat.note(f"{LENGTH} is {_value(chat, LENGTH)}")
 
 
+@_command(
+    "/set NAME VALUE",
+    "Change a setting; /set alone lists them.",
+    '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
+    "/set draft-n-max 8, or auto (from the results of `specllama tune`); "
+    "/set colors on,off (the origin of each token); /set fold on,off (hide thinking); /set think on,off; "
+    "/set nohistory.",
+    takes="set",
+)
 def _set(chat: ChatState, rest: str) -> None:
     name, _, value = rest.strip().partition(" ")
     if name in ("parameter", "param"):
@@ -216,6 +297,7 @@ def _set(chat: ChatState, rest: str) -> None:
         _set_parameter(chat, name, value)
 
 
+@_command("/show WHAT", f"Show {', '.join(SHOWN)}.", takes="show")
 def _show(chat: ChatState, rest: str) -> None:
     what = rest.strip() or "info"
     if what == "info":
@@ -247,6 +329,11 @@ def _info(chat: ChatState) -> str:
     return "\n".join(f"{name:<10} {value}" for name, value in rows)
 
 
+@_command(
+    "/stats",
+    "Show figures of the session and the last answer.",
+    "Acceptance rate overall and per position, accepted lengths, speed with and without drafts, times, KV caches.",
+)
 def _stats(chat: ChatState, rest: str) -> None:
     chat.cancel.clear()
     if chat.output.format == "jsonl":
@@ -257,10 +344,12 @@ def _stats(chat: ChatState, rest: str) -> None:
     chat.output.out.write("\n".join(lines) + "\n")
 
 
+@_command("/think", "Show the last thinking of the model.")
 def _think(chat: ChatState, rest: str) -> None:
     chat.say(chat.thought or "no thinking yet")
 
 
+@_command("/model [PAIR]", "Load another pair, or list the pairs; keeps the conversation.", takes="pair")
 def _model(chat: ChatState, rest: str) -> None:
     name = bare(rest)
     if not name:
@@ -271,103 +360,6 @@ def _model(chat: ChatState, rest: str) -> None:
     chat.note(f"{chat.opened.names['target']} is loaded; it evaluates the conversation with the next message")
 
 
-def _help(chat: ChatState, rest: str) -> None:
-    name = rest.strip().lstrip("/")
-    if name:
-        command = _find(name)
-        chat.say("\n".join([command.usage, *_wrapped(f"{command.help} {command.more}".strip(), chat.width)]))
-        return
-    lines: list[str] = []
-    for left, right in (*((command.usage, command.help) for command in COMMANDS), *KEYS):
-        lines += _entry(left, right, chat.width)
-    chat.say("\n".join(lines))
-
-
-def _entry(left: str, right: str, width: int) -> list[str]:
-    """One row of help; on a narrow terminal the explanation is below."""
-    if width >= 60:
-        first, *more = _wrapped(right, width - 24)
-        return [f"{left:<23} {first}", *(" " * 24 + line for line in more)]
-    return [left, *("  " + line for line in _wrapped(right, width - 2))]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width - 1, 20))
-
-
-COMMANDS = (
-    SlashCommand(("help", "?"), "/help [COMMAND]", "Explain the commands.", "", _help, "command"),
-    SlashCommand(("exit", "bye", "quit"), "/exit", "Leave the chat; also /bye, /quit and Ctrl-D.", "", _exit),
-    SlashCommand(("regen",), "/regen", "Answer the last message again, with another seed.", "", _regen),
-    SlashCommand(("undo",), "/undo", "Remove the last message and its answer.", "", _undo),
-    SlashCommand(
-        ("edit",),
-        "/edit [TEXT]",
-        "Replace the last message with TEXT and answer it.",
-        "Without TEXT, edit the message in $VISUAL or $EDITOR, or in the input line.",
-        _edit,
-    ),
-    SlashCommand(("clear",), "/clear", "Clear the conversation.", "The system prompt and the settings stay.", _clear),
-    SlashCommand(
-        ("set",),
-        "/set NAME VALUE",
-        "Change a setting; /set alone lists them.",
-        '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
-        "/set draft-n-max 8, or auto (from the results of `specllama tune`); "
-        "/set colors on,off (the origin of each token); /set fold on,off (hide thinking); /set think on,off; "
-        "/set nohistory.",
-        _set,
-        "set",
-    ),
-    SlashCommand(("show",), "/show WHAT", f"Show {', '.join(SHOWN)}.", "", _show, "show"),
-    SlashCommand(
-        ("stats",),
-        "/stats",
-        "Show figures of the session and the last answer.",
-        "Acceptance rate overall and per position, accepted lengths, speed with and without drafts, shares of the "
-        "time, use of both KV caches.",
-        _stats,
-    ),
-    SlashCommand(("think",), "/think", "Show the last thinking of the model.", "", _think),
-    SlashCommand(
-        ("read",),
-        "/read FILE",
-        "Put a text file in front of your next message.",
-        "Prints its size and its number of tokens.",
-        _read,
-        "path",
-    ),
-    SlashCommand(
-        ("save",),
-        "/save FILE",
-        "Save the conversation as JSON.",
-        "The file has the settings and seeds. An existing file is replaced in one step.",
-        _save,
-        "path",
-    ),
-    SlashCommand(
-        ("load",),
-        "/load FILE",
-        "Continue a saved conversation.",
-        "A damaged file changes nothing; the error names the place.",
-        _load,
-        "path",
-    ),
-    SlashCommand(
-        ("model",),
-        "/model [PAIR]",
-        "Load another pair and keep the conversation; alone, list pairs.",
-        "",
-        _model,
-        "pair",
-    ),
-)
-KEYS = (
-    ("Ctrl-C", "Stop the answer."),
-    ("Ctrl-D", "Leave the chat."),
-    ("Ctrl-G", "Edit the line in $VISUAL or $EDITOR."),
-    ('"""', "Begin or end a message of several lines; Alt-Enter makes a new line."),
-)
 BY_NAME = {name: command for command in COMMANDS for name in command.names}
 
 

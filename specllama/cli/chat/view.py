@@ -78,7 +78,7 @@ class ChatView(AnswerView):
             if self._spelled:
                 self._show(self.reading.feed(self._on_screen(span.text), span.tag))
             else:
-                self._board.screen.add(StyledText(span.text))
+                self._screen.add(StyledText(span.text))
 
     def _finish(self) -> None:
         self._show(self.reading.finish())
@@ -93,15 +93,15 @@ class ChatView(AnswerView):
                 continue
             if kind != "think":
                 self._tell_folded()
-            self._board.screen.add(StyledText(text, *(("", "") if is_space else self._codes_of(tag, kind))))
+            self._screen.add(StyledText(text, *(("", "") if is_space else self._codes_of(tag, kind))))
 
     def _tell_folded(self) -> None:
         if self._folded:
             self._folded = False
             n_words = len(self.reading.thought.split())
             on, off = codes_of(Style(dim=True), self._stream)
-            self._board.screen.add(StyledText(f"[ {n_words} words of thinking; /think shows them ]", on, off))
-            self._board.screen.add(StyledText("\n"))
+            self._screen.add(StyledText(f"[ {n_words} words of thinking; /think shows them ]", on, off))
+            self._screen.add(StyledText("\n"))
 
     def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:
         key = (tag, kind)

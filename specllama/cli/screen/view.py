@@ -27,24 +27,6 @@ class View(Protocol):
     def close(self) -> None: ...  # at the end or after a failure: leaves the streams clean
 
 
-class Board:
-    """A screen with live figures below its text. Without `live`, a terminal still shows the progress of prefill."""
-
-    def __init__(self, output: Output, figures: Figures, *, live: bool) -> None:
-        self.gap_s = FRAME_S if live else 0.0
-        self.screen = Screen(output.out, output.err, breaks=Wrapper() if output.out.is_terminal else None)
-        self._figures = figures
-        self._palette = palette_of(output.err)
-        self._live = live
-        self._waits = output.live
-
-    def refresh(self) -> None:
-        if self._live or (self._waits and not self._figures.stats.n_emitted):
-            self.screen.draw(strip(self._figures, self.screen.size[0], self._palette))
-        else:
-            self.screen.clear()
-
-
 class AnswerView:
     """The answer as text: styled by the origin of each token, verbatim on a pipe.
 
@@ -52,12 +34,14 @@ class AnswerView:
     """
 
     def __init__(self, output: Output, answer: TextStream, figures: Figures, *, live: bool) -> None:
-        self._board = Board(output, figures, live=live)
-        self.gap_s = self._board.gap_s
+        self.gap_s = FRAME_S if live else 0.0
+        self._screen = Screen(output.out, output.err, breaks=Wrapper() if output.out.is_terminal else None)
+        self._live = live
         self._output = output
         self._answer = answer
         self._figures = figures
         self._palette = palette_of(output.out)
+        self._live_palette = palette_of(output.err)
         self._spelled = output.out.is_terminal or output.out.styled
         self._held_return = ""  # a carriage return that a newline may follow
         self._notices: list[str] = []
@@ -76,8 +60,8 @@ class AnswerView:
             text = self._on_screen(span.text) if self._spelled else span.text
             on, off = self._palette.codes[span.tag] if self._figures.drafts else ("", "")
             word = text.lstrip()  # an underlined space looks like a gap to fill in
-            self._board.screen.add(StyledText(text[: len(text) - len(word)]))
-            self._board.screen.add(StyledText(word, on, off))
+            self._screen.add(StyledText(text[: len(text) - len(word)]))
+            self._screen.add(StyledText(word, on, off))
 
     def _on_screen(self, text: str) -> str:
         """`text` for a terminal; Windows line ends become newlines."""
@@ -85,9 +69,16 @@ class AnswerView:
         self._held_return = "\r" if text.endswith("\r") else ""
         return visible(text.removesuffix("\r"))
 
+    def _draw(self) -> None:
+        """Write the queued text and draw the figures; without `live`, a terminal shows only the progress of prefill."""
+        if self._live or (self._output.live and not self._figures.stats.n_emitted):
+            self._screen.draw(strip(self._figures, self._screen.size[0], self._live_palette))
+        else:
+            self._screen.clear()
+
     def refresh(self) -> None:
         """Show what was taken. On a terminal notices wait until `close`, not to interrupt the answer."""
-        self._board.refresh()
+        self._draw()
         if not self._output.out.is_terminal:
             self._say_notices()
 
@@ -98,34 +89,24 @@ class AnswerView:
     def close(self) -> None:
         """Erase the live figures, end the line, and print the notices."""
         if self._held_return:
-            self._board.screen.add(StyledText(visible(self._held_return)))
-        self._board.screen.finish()
-        if self._board.screen.mid_line:
+            self._screen.add(StyledText(visible(self._held_return)))
+        self._screen.finish()
+        if self._screen.mid_line:
             self._output.out.write("\n")
         self._say_notices()
 
 
-class RecordView:
+class RecordView(AnswerView):
     """Nothing on stdout before the record at the end, only live figures where they are wanted."""
 
-    def __init__(self, output: Output, answer: TextStream, figures: Figures, *, live: bool) -> None:
-        self._board = Board(output, figures, live=live)
-        self.gap_s = self._board.gap_s
-        self._answer = answer
-        self._figures = figures
-
-    def take(self, event: Event) -> None:
-        self._figures.take(event)
-        if isinstance(event, TokenEvent):
-            self._answer.push(event.token)
-        elif isinstance(event, Finished):
-            self._answer.finish()
+    def _add(self, spans: list[TaggedText]) -> None:
+        pass
 
     def refresh(self) -> None:
-        self._board.refresh()
+        self._draw()
 
     def close(self) -> None:
-        self._board.screen.clear()
+        self._screen.clear()
 
 
 class EventView:
