@@ -87,11 +87,10 @@ class _Metering(NodeTransformer):
         self.generic_visit(node)
         return self._filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
 
-    def visit_List(self, node: nodes.List) -> nodes.Filter:  # noqa: N802
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Filter:  # noqa: N802
         return self._filtered(self.generic_visit(node), _BOUNDED)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Filter:  # noqa: N802
-        return self._filtered(self.generic_visit(node), _BOUNDED)
+    visit_Dict = visit_List  # noqa: N815
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)

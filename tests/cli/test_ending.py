@@ -11,8 +11,8 @@ from specllama.cli.screen.ending import ending_in_order
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_the_process_ends_it_like_an_exception(number: signal.Signals) -> None:
-    """Half a draft in the cache and a child at work because a service manager stopped the program."""
+def test_a_signal_ends_the_process_like_an_exception(number: signal.Signals) -> None:
+    """Half a draft in the cache and a running child after a service manager stopped the program."""
     before = signal.signal(number, signal.SIG_DFL)
     tidied = []
     try:
@@ -29,7 +29,7 @@ def test_a_signal_that_ends_the_process_ends_it_like_an_exception(number: signal
 
 
 def test_what_is_ignored_stays_ignored() -> None:
-    """A search for a draft that `nohup` was to protect, ended with its terminal."""
+    """A search for a draft under `nohup` that ends with its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ending_in_order():

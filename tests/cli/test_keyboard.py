@@ -1,4 +1,4 @@
-"""The held keyboard gives the terminal back, however the hold ends."""
+"""A held keyboard restores the terminal in every case."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_a_ctrl_c_while_the_keyboard_is_being_taken_gives_it_back(ours: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell that shows no letter any more, because Ctrl-C came in the moment that a chat began."""
+    """A shell without echo, because Ctrl-C came at the start of a chat."""
     shown = io.StringIO()
     take, before = keyboard.Keyboard._set, termios.tcgetattr(ours)
 
@@ -54,8 +54,7 @@ def terminal(fd: int, shown: io.StringIO) -> tuple[Any, Stream]:
 def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
     ours: int, monkeypatch: pytest.MonkeyPatch, by_key: bool, is_lent: bool
 ) -> None:
-    """A shell without echo, or in which Enter ends no line, because a chat or an answer was stopped; or an editor
-    whose settings a chat changes."""
+    """A shell without echo or working Enter after Ctrl-Z, or an editor whose settings a chat changes."""
     shown, before, stopped = io.StringIO(), termios.tcgetattr(ours), list[Any]()
     monkeypatch.setattr(signal, "raise_signal", lambda _number: stopped.append(termios.tcgetattr(ours)))
     old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -79,7 +78,7 @@ def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
 
 
 def test_a_screen_that_is_being_written_to_does_not_keep_the_terminal(ours: int) -> None:
-    """A third Ctrl-C in the middle of a line, after which the process neither leaves nor goes on."""
+    """A third Ctrl-C in the middle of a line, after which the process hangs."""
 
     class Busy(io.StringIO):
         def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""`specllama run` on a terminal of its own: what a person sees, and what Ctrl-C does."""
+"""`specllama run` in a terminal: the screen, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUMMARY = re.compile(
 
 
 def _ends_with_summary(shown: Terminal) -> bool:
-    """True where the last thing on the screen is the summary line, wrapped or not."""
+    """True if the screen ends with the summary line, wrapped or not."""
     return SUMMARY.search(re.sub(r"\s", "", shown.text)) is not None
 
 
@@ -128,7 +128,7 @@ def test_ctrl_c_in_a_long_prompt_is_back_within_a_second(terminal: Start, pair: 
 
 
 def test_a_second_ctrl_c_leaves_at_once(terminal: Start, pair: Pair) -> None:
-    """A program that cannot be left while llama.cpp computes, or one that leaves a terminal that echoes nothing."""
+    """A program that cannot be stopped while llama.cpp computes, or a terminal without echo after it."""
     shown = terminal(*_long(pair))
     shown.wait_for(lambda t: "accepted" in t.text)
     assert not termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
@@ -142,7 +142,7 @@ def test_a_second_ctrl_c_leaves_at_once(terminal: Start, pair: Pair) -> None:
 
 
 def test_a_piped_answer_still_shows_how_far_the_prompt_is(terminal: Start, pair: Pair, tmp_path: Path) -> None:
-    """A minute of silence while a long document is read, only because the answer goes into a pipe."""
+    """A minute of silence during a long prefill because the answer goes into a pipe."""
     prompt, answer = tmp_path / "prompt.txt", tmp_path / "answer.txt"
     prompt.write_text("abcdefghi" * 1000)
     command = shlex.join(

@@ -1,4 +1,4 @@
-"""How text looks, found out while it streams: Markdown, code, thinking; and that not one character is lost."""
+"""The style of streaming text: Markdown, code, thinking; and no character is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def looks(text: str, *, starts_thinking: bool = False, n: int = 1) -> str:
     ],
 )
 def test_markdown_is_seen_as_it_streams(text: str, expected: str) -> None:
-    """A fence that is never closed, a star in code taken for bold, a slip that colours the rest of the answer."""
+    """A fence that is never closed, a star in code taken for bold, an open mark that styles the rest of the answer."""
     assert looks(text) == looks(text, n=7) == expected
 
 
@@ -59,7 +59,7 @@ def test_markdown_is_seen_as_it_streams(text: str, expected: str) -> None:
     ],
 )
 def test_thinking_is_told_from_the_answer(text: str, starts: bool, expected: str) -> None:
-    """An answer dimmed because it speaks of the tag, or a passage that never ends."""
+    """An answer dimmed because it contains the tag, or thinking that never ends."""
     assert looks(text, starts_thinking=starts) == expected
 
 
@@ -73,14 +73,14 @@ def test_what_was_thought_is_kept() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="ab \n*`#~<>/think", max_size=60), st.booleans())
 def test_no_character_is_lost_or_moved(text: str, starts: bool) -> None:
-    """Text that is swallowed with its marks; what is copied from the screen is what was said."""
+    """Text that vanishes with its marks: a copy of the screen must be the answer."""
     reading = AnswerReading(starts_thinking=starts)
     shown = [*reading.feed(text, "draft"), *reading.finish()]
     assert "".join(char for char, _, _ in shown) == text
 
 
 def test_little_is_held_back() -> None:
-    """A stream that stands still because something might still become Markdown."""
+    """A stream that stops because something may still become Markdown."""
     reading, n_shown = AnswerReading(), 0
     for n_fed, char in enumerate("# A title\n\nand **bold** `code`\n```py\nx\n```\n" * 3, 1):
         n_shown += len(list(reading.feed(char, "draft")))

@@ -1,4 +1,4 @@
-"""What `-m`, `-md` and the like take: one word, the same of every command."""
+"""The values of `-m` and `-md`, which are the same for every command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def catalog(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_word_is_a_file_a_pair_a_model_a_derived_draft_or_a_repository(tmp_path: Path) -> None:
-    """A path taken for a repository, and asked of the network; a name that hides the file that lies here."""
+    """A path looked up as a repository on the network; a name that hides a local file."""
     models = load_catalog().models
     assert (named("big"), named("toy"), named("toy", draft=True)) == (models["big"], models["big"], models["little"])
     assert named("someone/something:Q4_0") == "someone/something:Q4_0"
@@ -48,7 +48,7 @@ def test_a_word_is_a_file_a_pair_a_model_a_derived_draft_or_a_repository(tmp_pat
 
 @pytest.mark.parametrize(("draft", "kinds"), [(False, "file, pair or model"), (True, "pair, model or derived draft")])
 def test_a_name_of_nothing_is_told_with_what_comes_near(draft: bool, kinds: str) -> None:
-    """'There is no file' for a name with a typing error in it."""
+    """'There is no file' for a misspelt name."""
     with pytest.raises(ConfigError, match=f"there is no .*{kinds} named 'litle'") as caught:
         named("litle", draft=draft)
     assert "did you mean little?" in caught.value.hint
@@ -60,7 +60,7 @@ def test_a_name_of_nothing_is_told_with_what_comes_near(draft: bool, kinds: str)
 def test_every_command_takes_the_same_names(
     specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch, command: str, target: str, draft: str
 ) -> None:
-    """A name that one command takes and another one looks for on the disk."""
+    """A name that one command accepts and another one looks for on the disk."""
 
     class Enough(Exception):
         pass
@@ -95,7 +95,7 @@ def test_every_command_takes_the_same_names(
 def test_half_a_pair_says_what_is_missing(
     specllama: Run, pair: Pair, words: list[str], message: str, hint: str
 ) -> None:
-    """A hint at an option that the command has not, or a message that leaves open what to add."""
+    """A hint with an option that the command does not have, or a message without what to add."""
     told = specllama(*(word.replace("DRAFT", str(pair.draft)) for word in words))
     assert told.code == 2
     assert f"error: {message.replace('DRAFT', str(pair.draft))}" in told.err

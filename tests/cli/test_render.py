@@ -9,7 +9,18 @@ import pytest
 from rich.cells import cell_len
 
 from specllama.cli.screen.output import Stream
-from specllama.cli.screen.render import STYLES, Figures, Palette, bar, palette_of, percent, progress, strip, summary
+from specllama.cli.screen.render import (
+    STYLES,
+    Figures,
+    Palette,
+    bar,
+    flow,
+    palette_of,
+    percent,
+    progress,
+    strip,
+    summary,
+)
 from specllama.core.events import Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.stats import SpecStats
 
@@ -32,17 +43,17 @@ def _palette(*, coloured: bool = True, styled: bool = True, encoding: str = "utf
     return palette_of(Stream(Encoded(encoding), True, styled, coloured, styled))
 
 
-def _figures(steps: list[tuple[int, int]], *, drafts: bool = True, step_s: float = 0.5) -> Figures:
-    """Figures after steps of (drafted, accepted) tokens."""
+def _figures(steps: list[tuple[int, int]], *, drafts: bool = True) -> Figures:
+    """Figures after steps of (drafted, accepted) tokens and half a second each."""
     figures = Figures(4096, drafts)
+    parts = {"draft_s": 0.15, "eval_s": 0.3, "sample_s": 0.03, "kv_s": 0.02}
     figures.take(PromptProgress(99, 100))
     for step, (n_drafted, n_accepted) in enumerate(steps):
         for _ in range(n_accepted):
             figures.take(TokenEvent(1, "draft", step))
         figures.take(TokenEvent(2, "correction" if n_accepted < n_drafted else "bonus", step))
-        parts = {"draft_s": 0.3 * step_s, "eval_s": 0.6 * step_s, "sample_s": 0.06 * step_s, "kv_s": 0.04 * step_s}
         drafted = tuple(range(n_drafted))
-        figures.take(StepEvent(step, drafted, n_accepted, "draft-simple", (), **parts, step_s=step_s, loop_s=0.001))
+        figures.take(StepEvent(step, drafted, n_accepted, "draft-simple", (), **parts, step_s=0.5, loop_s=0.001))
     return figures
 
 
@@ -51,7 +62,7 @@ def _plain(lines: list[str]) -> str:
 
 
 def test_the_live_lines_show_every_figure() -> None:
-    """A figure that the reader was promised and cannot find."""
+    """A documented figure that is missing."""
     figures = _figures([(4, 4), (4, 2), (4, 0), (4, 3)])
     figures.take(Notice("the draft's context is full"))
     shown = _plain(strip(figures, 100, _palette()))
@@ -76,7 +87,7 @@ def test_now_looks_at_the_last_seconds_only() -> None:
 
 
 def test_plain_decoding_says_nothing_about_drafts() -> None:
-    """'n/a accepted' in an answer that was never meant to be drafted."""
+    """'n/a accepted' in plain decoding."""
     shown = _plain(strip(_figures([(0, 0)] * 4, drafts=False), 100, _palette()))
     assert "accepted" not in shown
     assert "drafted" not in shown
@@ -112,7 +123,7 @@ def test_at_40_columns_the_figures_are_all_there() -> None:
 
 
 def test_origins_are_told_apart_with_and_without_colour() -> None:
-    """Drafted text that looks like the target's own to a reader who sees no colours."""
+    """Drafted text that looks like the target's own without colours."""
     origins = ("draft", "correction", "bonus", "target")
     for palette in (_palette(), _palette(coloured=False)):
         assert len({palette.codes[origin] for origin in origins}) == 4
@@ -138,13 +149,13 @@ def test_a_bar_is_as_full_as_its_share(share: float, shown: str) -> None:
 
 
 def test_shares_read_as_percentages() -> None:
-    """'0 %' for what is small but there, or '0.0 %' for what was never counted."""
+    """'0 %' for a small share, or '0.0 %' for one that was never counted."""
     assert [percent(share) for share in (None, 0.0, 0.001, 0.5, 1.0)] == ["n/a", "0 %", "<1 %", "50 %", "100 %"]
     assert percent(0.8446, 1) == "84.5 %"
 
 
 def test_the_summary_reads_as_documented() -> None:
-    """Another form than the one in the manual, which scripts read."""
+    """Another form than the documented one, which scripts read."""
     stats = SpecStats(
         n_prompt=451, n_emitted=138, n_first=1, n_drafted=121, n_accepted=102, n_spec_steps=35, n_steps=36
     )
@@ -153,7 +164,7 @@ def test_the_summary_reads_as_documented() -> None:
 
 
 def test_the_summary_of_nothing_says_so() -> None:
-    """A division by zero after Ctrl-C in the prompt; "Draft: n/a" behind an answer that was not to be drafted."""
+    """A division by zero after Ctrl-C in the prompt; "Draft: n/a" after plain decoding."""
     plain = "[ Prompt: n/a t/s | Generation: n/a t/s"
     assert summary(SpecStats()) == f"{plain} | Draft: n/a | n/a tok/step ]"
     assert summary(SpecStats(), drafts=False) == f"{plain} ]"
@@ -162,5 +173,6 @@ def test_the_summary_of_nothing_says_so() -> None:
 def test_progress_fits_a_narrow_window() -> None:
     """A progress bar that wraps and stays behind."""
     for width in (20, 40, 100):
-        items = list(progress("loading", 0.5, "1.61 GB", width, _palette()))
-        assert "50 %" in "".join(text for item in items for _, text in item)
+        lines = list(flow(progress("loading", 0.5, "1.61 GB", width, _palette()), width, _palette()))
+        assert "50 %" in _plain(lines)
+        assert all(cell_len(SGR.sub("", line)) <= width for line in lines)

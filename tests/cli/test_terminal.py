@@ -1,4 +1,4 @@
-"""The screen: text that only grows, live lines below it, on terminals of every size, as pyte shows them."""
+"""The screen: text that only grows and live lines below it, on terminals of many sizes, as pyte shows them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from specllama.cli.screen.output import Stream, visible
 from specllama.cli.screen.terminal import Screen, StyledText, column_after
+from specllama.cli.screen.wrapping import Wrapper
 from tests.cli.conftest import TerminalScreen
 
 LIVE = ["~~~~~~~~", "live one", "live two"]
@@ -19,17 +20,15 @@ LIVE = ["~~~~~~~~", "live one", "live two"]
 class Window:
     """A terminal whose two streams end on one screen; it counts what was sent as text."""
 
-    def __init__(self, columns: int, rows: int) -> None:
+    def __init__(self, columns: int, rows: int, breaks: Wrapper | None = None) -> None:
         self.display = TerminalScreen(columns, rows, history=10_000)
         self.display.set_mode(pyte.modes.LNM)  # a newline returns the carriage, as the terminal driver does
         self._terminal = pyte.Stream(self.display)
         self.sent = ""
-        self.screen = Screen(self.stream(is_text=True), self.stream(is_text=False), lambda _: self.size())
+        streams = self._stream(is_text=True), self._stream(is_text=False)
+        self.screen = Screen(*streams, lambda _: (self.display.columns, self.display.lines), breaks)
 
-    def size(self) -> tuple[int, int]:
-        return self.display.columns, self.display.lines
-
-    def stream(self, *, is_text: bool) -> Stream:
+    def _stream(self, *, is_text: bool) -> Stream:
         window = self
 
         class File(io.StringIO):
@@ -133,7 +132,7 @@ def test_a_resize_leaves_nothing_behind(smaller: tuple[int, int]) -> None:
 
 
 def test_a_character_at_the_margin_waits_for_the_next() -> None:
-    """The cursor between two rows, where terminals disagree: the next character overwrites the last."""
+    """The cursor between two rows, where terminals differ: the next character overwrites the last."""
     window = Window(10, 5)
     window.screen.add(StyledText("0123456789", "<", ">"))
     window.screen.draw(LIVE[:1])
@@ -145,7 +144,7 @@ def test_a_character_at_the_margin_waits_for_the_next() -> None:
 
 
 def test_the_margin_is_found_again_after_a_resize() -> None:
-    """A cursor that is reckoned by the old width, so that the character at the new margin is written too early."""
+    """A cursor computed with the old width, so that the character at the new margin is written too early."""
     window = Window(10, 5)
     window.screen.add(StyledText("01234567"))
     window.screen.draw(LIVE[:1])
@@ -156,7 +155,7 @@ def test_the_margin_is_found_again_after_a_resize() -> None:
 
 
 def test_an_empty_frame_sends_no_text() -> None:
-    """An escape sequence on stdout for a refresh that has nothing to say."""
+    """An escape sequence on stdout for a refresh without text."""
     window = Window(20, 5)
     window.screen.draw(LIVE)
     window.screen.draw(LIVE)
@@ -180,7 +179,7 @@ def test_an_empty_frame_sends_no_text() -> None:
     ],
 )
 def test_columns_are_counted_as_terminals_do(text: str, column: int, width: int, after: int) -> None:
-    """Wide characters, tabs and accents that put the cursor elsewhere than thought."""
+    """Wide characters, tabs and accents that put the cursor elsewhere."""
     assert column_after(text, column, width) == after
 
 

@@ -1,4 +1,4 @@
-"""The engine's thread: events in order, errors handed over, an early end, and what signals do."""
+"""The engine's thread: order of events, errors, an early end, and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _say(*texts: str, pause_s: float = 0.0) -> Iterator[Event]:
 
 
 def _until(cancel: Cancel, seconds: float = 60.0) -> Iterator[Event]:
-    """Events without end, unless it is asked for."""
+    """Events until `cancel` is set."""
     deadline = time.monotonic() + seconds
     while not cancel.is_set() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -42,7 +42,7 @@ def test_every_event_arrives_once_and_in_order() -> None:
 
 
 def test_events_that_come_together_make_one_batch() -> None:
-    """A main thread that wakes for every token, and takes the interpreter from the engine each time."""
+    """A main thread that wakes for every token and takes the interpreter from the engine."""
     with Worker(_say(*map(str, range(200))), Cancel()) as worker:
         assert len([batch for batch in worker.batches() if batch]) <= 5
 
@@ -68,7 +68,7 @@ def test_an_error_arrives_after_the_events_before_it() -> None:
 
 
 def test_leaving_early_cancels_and_waits() -> None:
-    """A reader that has gone, and an engine that goes on alone until the process is killed."""
+    """An engine that runs on after the reader of stdout has gone."""
     cancel = Cancel()
     started = time.monotonic()
     with pytest.raises(BrokenPipeError), Worker(_until(cancel), cancel) as worker:
@@ -102,7 +102,7 @@ def test_afterwards_signals_do_what_they_did_before() -> None:
 
 
 def test_under_nohup_a_hangup_stays_ignored() -> None:
-    """An answer that `nohup` was to protect, cut off when the terminal closes."""
+    """An answer under `nohup` that ends when the terminal closes."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     cancel = Cancel()
     try:

@@ -1,4 +1,4 @@
-"""Answers broken between words while they stream, on windows of every size, as pyte shows them."""
+"""Word wrap of streaming answers, on windows of many sizes, as pyte shows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specllama.cli.screen.terminal import Screen, StyledText
+from specllama.cli.screen.terminal import StyledText
 from specllama.cli.screen.wrapping import Wrapper
 from tests.cli.test_terminal import LIVE, Window, pieces_of
 
@@ -21,17 +21,9 @@ CODE = "```python\nprint('a line of code that is longer than any of these narrow
 WIDE = "東京は日本の首都です。人口は約千四百万人で、世界でも最大級の都市です。「とても大きい」と言えます。\n"
 
 
-def _wrapping(window: Window) -> Screen:
-    """A screen on that window which breaks lines between words."""
-    return Screen(window.stream(is_text=True), window.stream(is_text=False), lambda _: window.size(), Wrapper())
-
-
-def _written(
-    text: str, columns: int, *, pieces: Sequence[str] | None = None, live: bool = True, rows: int = 10
-) -> Window:
+def _written(text: str, columns: int, *, pieces: Sequence[str] | None = None, live: bool = True) -> Window:
     """A window on which `text` was streamed in pieces."""
-    window = Window(columns, 10)
-    window.screen = _wrapping(window)
+    window = Window(columns, 10, Wrapper())
     for piece in pieces_of(text, columns) if pieces is None else pieces:
         window.screen.add(StyledText(piece))
         window.screen.draw(LIVE if live else [])
@@ -50,7 +42,7 @@ def test_no_word_is_torn_and_nothing_is_lost(text: str, columns: int) -> None:
         assert [word for word in shown if word in words] == words
     assert "".join(shown) == "".join(text.split())
     longest = max(map(len, text.split()))
-    if longest <= columns:  # then the terminal itself never had to break a line
+    if longest <= columns:  # the terminal itself breaks no line
         assert window.lines == [line.expandtabs().rstrip() for line in window.sent.rstrip().split("\n")]
     assert window.sent == _written(text, columns, pieces=[text]).sent
     assert window.sent == _written(text, columns, live=False).sent
@@ -89,8 +81,7 @@ def test_scripts_without_spaces_break_between_characters_but_not_before_a_full_s
 
 def test_a_word_wider_than_the_window_does_not_wait_for_its_end() -> None:
     """An address that appears seconds late, or never."""
-    window = Window(20, 10)
-    window.screen = _wrapping(window)
+    window = Window(20, 10, Wrapper())
     window.screen.add(StyledText("see " + "x" * 30))
     window.screen.draw(LIVE)
     assert window.sent == "see " + "x" * 30
@@ -100,9 +91,8 @@ def test_a_word_wider_than_the_window_does_not_wait_for_its_end() -> None:
 
 
 def test_the_first_word_of_an_answer_does_not_wait_for_the_second() -> None:
-    """A first token that is there and not shown: on a slow machine a second is a long time."""
-    window = Window(20, 10)
-    window.screen = _wrapping(window)
+    """A first token that is not shown for seconds on a slow machine."""
+    window = Window(20, 10, Wrapper())
     for piece, sent in (("On", "On"), ("ce", "Once"), (" up", "Once"), ("on", "Once"), (" a", "Once upon")):
         window.screen.add(StyledText(piece))
         window.screen.draw(LIVE)
@@ -118,8 +108,7 @@ def test_the_style_of_a_word_stays_with_it() -> None:
 @pytest.mark.parametrize("columns", [20, 60])
 def test_a_resize_in_the_middle_counts_from_the_next_word_on(columns: int) -> None:
     """Lines of the old width after the window changed."""
-    window = Window(40, 10)
-    window.screen = _wrapping(window)
+    window = Window(40, 10, Wrapper())
     for n, piece in enumerate(pieces_of("word " * 60, 1)):
         if n == 30:
             window.display.resize(columns=columns)
