@@ -1,4 +1,4 @@
-"""`specllama doctor`: is the installed llama.cpp sound and fast here, and is everything else in its place?"""
+"""`specllama doctor`: whether the installed llama.cpp works and is fast on this machine, and its surroundings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specllama.cli.screen.output import Output, open_output, visible, wrapped
 from specllama.cli.screen.terminal import size_of
 from specllama.pairs.checkup import Checkup, Level, look
 
-# Sign, word and colour say the same thing; each is enough by itself.
+# Sign, word and colour each show the level alone.
 _SIGNS = {Level.OK: ("✓", "+"), Level.NOTE: ("·", "-"), Level.ATTENTION: ("!", "!")}
 _COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.ATTENTION: "yellow"}
 
 _GAP = "  "
 _HINT = "hint:"
-_LEAST_WIDTH = 20  # of the last column, in windows that have no room for it
+_LEAST_WIDTH = 20  # of the last column, in narrow windows
 _COMMAND = re.compile(r"`[^`]+`")
 _NO_BREAK = "\u00a0"
 
@@ -43,10 +43,9 @@ def doctor(
 
 
 def _draw(output: Output, checkup: Checkup) -> None:
-    """A table, hints below what they are about.
+    """A table with each hint below its finding.
 
-    A path, or a command in a hint, is never broken; one that is longer than a line is left to the terminal, whose
-    breaks are not copied, as ours would be.
+    Paths and commands are never broken: the terminal wraps a longer one without putting a newline into a copy of it.
     """
     stream = output.out
     signs = 0 if stream.encodes("✓·") else 1
@@ -60,7 +59,7 @@ def _draw(output: Output, checkup: Checkup) -> None:
         first, *rest = _lines(finding.found, width)
         stream.write(_GAP.join((*begin, first)) + "\n")
         for line in [*rest, *(_lines(f"{_HINT} {finding.hint}", width) if finding.hint else ())]:
-            # What is too long for its column begins further left, if that keeps it whole.
+            # A line too long for its column starts further left if that keeps it whole.
             margin = " " * max(indent - max(len(line) - width, 0), 0)
             stream.write(margin + line.replace(_HINT, stream.paint(_HINT, fg="cyan", bold=True), 1) + "\n")
     output.line()
@@ -68,13 +67,13 @@ def _draw(output: Output, checkup: Checkup) -> None:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """`text`, broken at spaces alone, and never within a command."""
+    """`text`, broken at spaces, never inside a command."""
     whole = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), visible(text))
     return wrapped(whole, width).replace(_NO_BREAK, " ").split("\n")
 
 
 def _write(output: Output, checkup: Checkup) -> None:
-    """The same as plain lines, one a finding and one a hint, for pipes."""
+    """For pipes: one line for each finding and each hint."""
     for finding in checkup.findings:
         output.line(f"{finding.level.value:<9} {finding.name}: {finding.found}")
         if finding.hint:

@@ -1,4 +1,4 @@
-"""What `run --json` and `--jsonl` write about an answer; the schema says what the numbers mean."""
+"""What `run --json` and `--jsonl` write about an answer; see SCHEMA for the units."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCHEMA = {
     "version": 1,
     "units": "rates and shares are fractions of 1 (null: nothing was counted), *_s are seconds, *_ms milliseconds",
 }
-CHAT_SCHEMA = {**SCHEMA, "name": "specllama.chat.events"}  # of many answers, and what is said between them
+CHAT_SCHEMA = {**SCHEMA, "name": "specllama.chat.events"}  # several answers, and the messages between them
 
 
 def versions(build: BuildInfo) -> dict[str, str]:
-    """What decides an answer besides the models and the settings."""
+    """The versions of everything that computes an answer."""
     return {
         "specllama": __version__,
         "llama_cpp_python": build.bindings,
@@ -38,7 +38,7 @@ def versions(build: BuildInfo) -> dict[str, str]:
 
 
 def describe_model(file: File, model: LlamaModel) -> dict[str, object]:
-    """One model, and how it was loaded."""
+    """A model file, and how it was loaded."""
     return {
         "file": file.path.name,
         "path": str(file.path),
@@ -55,7 +55,7 @@ def describe_model(file: File, model: LlamaModel) -> dict[str, object]:
 
 
 def timings(stats: SpecStats) -> dict[str, object]:
-    """The keys of llama-server's `timings`. The first token belongs to the prompt, so its rate leaves it out."""
+    """The keys of llama-server's `timings`. The rate leaves out the first token, which belongs to the prompt."""
     return {
         "cache_n": stats.n_cached,
         "prompt_n": stats.n_prompt - stats.n_cached,
@@ -70,7 +70,7 @@ def timings(stats: SpecStats) -> dict[str, object]:
 
 
 def acceptance(stats: SpecStats) -> dict[str, object]:
-    """What became of the drafts."""
+    """Counts and rates of drafted tokens."""
     return {
         "steps": stats.n_steps,
         "spec_steps": stats.n_spec_steps,
@@ -91,50 +91,27 @@ def acceptance(stats: SpecStats) -> dict[str, object]:
 
 
 @dataclass(slots=True)
-class Overhead:
-    """Time outside the models' own calls, over the steps after the first, which belongs to the prompt."""
-
-    loop_s: float = 0.0
-    step_s: float = 0.0
-    n_steps: int = 0
-    n_drafted: int = 0
-
-    def take(self, event: StepEvent) -> None:
-        """Count one step."""
-        if event.step > 0:
-            self.loop_s += event.loop_s
-            self.step_s += event.step_s
-            self.n_steps += 1
-            self.n_drafted += len(event.drafted)
-
-    def to_json(self) -> dict[str, object]:
-        """In seconds, over all these steps and a step; as a share of the steps' whole time."""
-        return {
-            "s": self.loop_s,
-            "steps": self.n_steps,
-            "drafted": self.n_drafted,
-            "per_step_s": self.loop_s / self.n_steps if self.n_steps else None,
-            "share": self.loop_s / self.step_s if self.step_s else None,
-        }
-
-
-@dataclass(slots=True)
 class Record:
-    """What is known of an answer: its header before it begins, the rest gathered from its events."""
+    """A header written before the answer begins, and what is gathered from its events."""
 
     header: Mapping[str, object]
     notices: list[str] = field(default_factory=list)
-    overhead: Overhead = field(default_factory=Overhead)
+    # Of the steps after the first, which belongs to the prompt.
+    n_steps: int = 0
+    n_drafted: int = 0
+    step_s: float = 0.0
+    loop_s: float = 0.0  # the part outside the models' calls
 
     def take(self, event: Event) -> None:
-        """Keep what only events tell."""
-        if isinstance(event, StepEvent):
-            self.overhead.take(event)
-        elif isinstance(event, Notice):
+        if isinstance(event, Notice):
             self.notices.append(event.text)
+        elif isinstance(event, StepEvent) and event.step > 0:
+            self.n_steps += 1
+            self.n_drafted += len(event.drafted)
+            self.step_s += event.step_s
+            self.loop_s += event.loop_s
 
     def outcome(self, finished: Finished, answer: TextStream) -> dict[str, object]:
-        """What came of it."""
         stats = finished.stats
         return {
             "text": answer.text,
@@ -143,7 +120,13 @@ class Record:
             "timings": timings(stats),
             "acceptance": acceptance(stats),
             "times": {key: value for key, value in asdict(stats).items() if key.endswith("_s")},
-            "overhead": self.overhead.to_json(),
+            "overhead": {
+                "s": self.loop_s,
+                "steps": self.n_steps,
+                "drafted": self.n_drafted,
+                "per_step_s": self.loop_s / self.n_steps if self.n_steps else None,
+                "share": self.loop_s / self.step_s if self.step_s else None,
+            },
             "notices": self.notices,
         }
 
@@ -151,7 +134,7 @@ class Record:
 def begin(
     settings: Mapping[str, object], setup: Setup, models: Models, *, schema: Mapping[str, object] = SCHEMA
 ) -> Record:
-    """The record of an answer that is about to be generated."""
+    """The record of an answer that is about to start."""
     draft = models.loaded_draft
     assert (setup.draft is None) == (draft is None)
     return Record(

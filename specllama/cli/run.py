@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import typer
 
@@ -35,43 +35,11 @@ from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, PromptProgress, Reason
-from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Cancel, Rule
-from specllama.drafters import DraftSettings
+from specllama.core.sampling import RandomChooser
+from specllama.core.types import Cancel
 from specllama.pairs import setup as pair_setup
+from specllama.pairs.ask import Drafting
 from specllama.pairs.setup import Setup
-
-
-@dataclass(frozen=True, slots=True)
-class RunJob:
-    """One answer, settled before any weight is loaded."""
-
-    tokens: list[int]  # of the prompt
-    params: SamplingParams
-    rule: Rule
-    strategy: str
-    drafting: DraftSettings
-    n_predict: int
-    stops: tuple[str, ...]
-    seed: int
-
-    def settings(self) -> dict[str, object]:
-        """Everything that decides the answer besides the models and the prompt."""
-        # JSON has no infinity.
-        biases = {str(token): bias if bias > -math.inf else "-inf" for token, bias in self.params.logit_bias.items()}
-        return {
-            **asdict(self.params),
-            "logit_bias": biases,
-            "seed": self.seed,
-            "n_predict": self.n_predict,
-            "stop": self.stops,
-            "verify_rule": self.rule.value,
-            "spec_type": self.strategy,
-            "draft_n_max": self.drafting.length.longest,
-            "draft_n_max_auto": self.drafting.policy is not None,
-            "draft_p_min": self.drafting.p_min,
-            "draft_temperature": self.drafting.temperature,
-        }
 
 
 @with_options
@@ -83,10 +51,11 @@ def run(
     hardware: HardwareOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer one prompt: a small model drafts, the target verifies, the text is the target's own."""
+    """Answer one prompt. A small model drafts, the target verifies; the output is the target's own."""
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
-    llama.set_log(_log_to(out) if out.verbose else None)
-    # The order is that of what it costs to find out: wrong use first, weights last.
+    # llama.cpp's debug lines are for its developers.
+    llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if out.verbose else None)
+    # The cheapest check comes first, loading the weights last.
     text = read_prompt(prompt, out)
     params = sampling.params
     ask, listener = ask_of(models, drafting, hardware), Said(out)
@@ -97,48 +66,45 @@ def run(
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
         require_room(tokens, choice.n_ctx, sampling.predict)
     pair_setup.require_fit(setup, listener)
-    job = RunJob(
-        tokens=tokens,
-        params=params,
-        rule=ask.drafting.rule,
-        strategy=setup.strategy,
-        drafting=setup.settings(ask.drafting, greedy=params.greedy),
-        n_predict=sampling.predict,
-        stops=tuple(sampling.stop or ()),
-        seed=secrets.randbits(32) if sampling.seed < 0 else sampling.seed,
-    )
     say_profile(setup, out)
-    reason = _answer(job, setup, out, _wants_live(output.live, out))
+    reason = _answer(tokens, ask.drafting, sampling, setup, out, _wants_live(output.live, out))
     if reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
     if choice.length.is_auto:
         hint_at_tuning(setup, ask.names, out)
 
 
-def _log_to(out: Output) -> Callable[[str, str], None]:
-    """A sink for llama.cpp's log; what it says to its own developers is left out."""
-
-    def say(level: str, line: str) -> None:
-        if level != "debug":
-            out.detail(line)
-
-    return say
-
-
 def _wants_live(asked: bool | None, out: Output) -> bool:
     """Whether live figures are drawn on stderr.
 
-    Of their own accord only where they cannot get into anything's way: not beside a pipe, whose reader may draw on the
-    same terminal, and not among lines of JSON or of a log.
+    By default not beside a pipe, whose reader may draw on the same terminal; never among lines of JSON or of a log.
     """
     if not out.live or out.format == "jsonl" or out.verbose or asked is False:
         return False
     return asked is True or out.out.is_terminal or out.out.is_file
 
 
-def _answer(job: RunJob, setup: Setup, out: Output, live: bool) -> Reason:
-    """Load the models, generate, show; returns why the answer ended."""
-    cancel = Cancel()
+def _answer(
+    tokens: list[int], drafting: Drafting, sampling: SamplingOptions, setup: Setup, out: Output, live: bool
+) -> Reason:
+    """Load the models, generate and show the answer; returns why it ended."""
+    params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
+    seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
+    draft_settings = setup.settings(drafting, greedy=params.greedy)
+    settings = {
+        **asdict(params),
+        # JSON has no infinity.
+        "logit_bias": {str(token): bias if bias > -math.inf else "-inf" for token, bias in params.logit_bias.items()},
+        "seed": seed,
+        "n_predict": sampling.predict,
+        "stop": stops,
+        "verify_rule": drafting.rule.value,
+        "spec_type": setup.strategy,
+        "draft_n_max": draft_settings.length.longest,
+        "draft_n_max_auto": draft_settings.policy is not None,
+        "draft_p_min": draft_settings.p_min,
+        "draft_temperature": draft_settings.temperature,
+    }
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
@@ -147,43 +113,41 @@ def _answer(job: RunJob, setup: Setup, out: Output, live: bool) -> Reason:
         except Interrupted:
             return "cancelled"
         models.watch(cancel)
-        drafter = models.drafter(job.strategy, job.drafting)
+        drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
-        record = begin(job.settings(), setup, models)
+        record = begin(settings, setup, models)
         piece = models.target.vocab.piece
-        events = Engine(models.target, drafter, rule=job.rule).generate(
-            job.tokens,
-            job.params,
-            RandomChooser(job.seed),
-            max_tokens=job.n_predict,
-            stopper=StopWatch(job.stops, piece) if job.stops else None,
+        events = Engine(models.target, drafter, rule=drafting.rule).generate(
+            tokens,
+            params,
+            RandomChooser(seed),
+            max_tokens=sampling.predict,
+            stopper=StopWatch(stops, piece) if stops else None,
             cancel=cancel,
         )
-        answer = TextStream(piece, job.stops)
-        figures = Figures(models.target.n_ctx, drafts=job.strategy != "none")
-        figures.take(PromptProgress(0, len(job.tokens)))
-        out.detail(f"seed {job.seed}")
+        answer = TextStream(piece, stops)
+        figures = Figures(models.target.n_ctx, drafts=setup.strategy != "none")
+        figures.take(PromptProgress(0, len(tokens)))
+        out.detail(f"seed {seed}")
         if out.format == "jsonl":
-            out.data({"event": "start", **record.header, "prompt_tokens": job.tokens})
+            out.data({"event": "start", **record.header, "prompt_tokens": tokens})
         finished = _show(events, _view(out, answer, figures, record, live), record, cancel)
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
             out.note(summary(finished.stats, drafts=figures.drafts))
             if finished.reason == "length":
-                out.note(_cut(finished.stats.n_emitted, job.n_predict, models.target.n_ctx))
+                out.note(_cut(finished.stats.n_emitted, sampling.predict, models.target.n_ctx))
         return finished.reason
 
 
 def _cut(n_emitted: int, n_predict: int, n_ctx: int) -> str:
-    """Why an answer ends in the middle."""
     if n_emitted == n_predict:
-        return f"note: the answer was cut after {n_emitted} tokens, as -n wants it"
-    return f"note: the answer was cut where the context of {n_ctx} tokens was full (--ctx-size)"
+        return f"note: the answer was cut after {n_emitted} tokens (-n)"
+    return f"note: the answer was cut because the context of {n_ctx} tokens is full (--ctx-size)"
 
 
 def _view(out: Output, answer: TextStream, figures: Figures, record: Record, live: bool) -> View:
-    """The view for this form of output."""
     if out.format == "jsonl":
         return EventView(out, answer, record)
     if out.format == "json":
@@ -192,7 +156,7 @@ def _view(out: Output, answer: TextStream, figures: Figures, record: Record, liv
 
 
 def _show(events: Iterator[Event], view: View, record: Record, cancel: Cancel) -> Finished:
-    """Generate in a second thread and show what comes; returns the last event."""
+    """Generate in a second thread and show each event; returns the last one."""
     with Worker(events, cancel) as worker:
         try:
             for batch in worker.batches(view.gap_s):

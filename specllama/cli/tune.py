@@ -1,4 +1,4 @@
-"""`specllama tune`: measure what pays on this machine, and keep it as a profile for later answers."""
+"""`specllama tune`: measure a pair on this machine and save a profile for later answers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from specllama.tuning.tune import Findings, Layout
 
-_LOCK = "tuning"  # two at a time would measure each other
-N_PROFILE_BYTES = 20_000  # more than any has
-ELSEWHERE = "make room and make it writable, or set XDG_STATE_HOME; then tune again"
+_LOCK = "tuning"  # two at a time would disturb each other's figures
+N_PROFILE_BYTES = 20_000  # an upper bound
+ELSEWHERE = "free some space and make the folder writable, or set XDG_STATE_HOME; then tune again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """How thoroughly, and in which form."""
+    """What to tune for, how thoroughly, and in which form to report."""
 
     title: ClassVar[str] = "Tuning"
 
@@ -45,33 +45,30 @@ class TuneOptions:
         str,
         Option(
             "--spec-type NAME",
-            f"Strategy to tune for: {TRANSLATED} for a draft of another tokenizer, auto for what fits.",
+            f"Strategy to tune for: {TRANSLATED} for a draft with another tokenizer, auto for the one that fits.",
             word("auto", TRANSLATED),
         ),
     ] = "auto"
-    quick: Annotated[bool, Option("--quick", "A short look, about a minute where nothing else runs.")] = False
-    json: Annotated[bool, Option("--json", "One JSON object: the profile and where it is kept.")] = False
-    quiet: Annotated[bool, Option("-q --quiet", "The findings and errors, nothing else.")] = False
-    verbose: Annotated[bool, Option("-v --verbose", "What every pass costs as well.")] = False
+    quick: Annotated[bool, Option("--quick", "Measure for about a minute.")] = False
+    json: Annotated[bool, Option("--json", "One JSON object: the profile and its path.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "Only the findings and errors.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "Also show the cost of every pass.")] = False
     color: Color = "auto"
 
 
 @with_options
 def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -> None:
-    """Measure a pair on this machine and keep what is fastest: kernel path, threads, costs of passes, worth of the
-    draft and of those derived from it (`specllama draft`).
+    """Measure a pair on this machine and save the fastest settings: kernel path, threads, cost of passes, and the
+    speed of the draft and of drafts derived from it (`specllama draft`).
 
-    `run` and `chat` use the profile from then on, wherever the longest draft is `auto` and the models and hardware
-    options are the same. It holds until the files, llama.cpp or the CPU change. Best on a machine that does nothing
-    else meanwhile; Ctrl-C leaves everything as it was.
+    `run` and `chat` then use this profile if the longest draft is `auto` and the models and hardware options are the
+    same. It is valid until the files, llama.cpp or the CPU change. Run it while the machine is idle. Ctrl-C changes
+    nothing.
     """
     output = open_output(
-        color=options.color,
-        format="json" if options.json else "human",
-        quiet=options.quiet,
-        verbose=options.verbose,
+        color=options.color, format="json" if options.json else "human", quiet=options.quiet, verbose=options.verbose
     )
-    # Tuned is what `auto` would load if it knew nothing.
+    # Measure what `auto` loads without a profile.
     listener, drafting = Said(output), Drafting(spec_type=options.spec_type)
     ask = Ask(names=names_of(models), drafting=drafting, hardware=hardware_of(hardware))
     choice = pair_setup.choose(ask, listener)
@@ -80,16 +77,13 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", hint=ELSEWHERE)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
-    if subject.strategy == TRANSLATED:  # drafts that were derived from the target speak its ids
+    if subject.strategy == TRANSLATED:  # drafts derived from the target use its ids
         parents.pop()
     variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
     variants = [path for path in variants if path.resolve() != subject.draft]
     if options.quick and len(variants) > 1:
         least = min(variants, key=lambda path: path.stat().st_size)
-        output.note(
-            f"note: of {len(variants)} derived drafts only the smallest is looked at ({least.stem}), to be quick; "
-            "without --quick all of them are"
-        )
+        output.note(f"note: --quick measures only the smallest of {len(variants)} derived drafts ({least.stem})")
         variants = [least]
     with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output) as status:
         status.show("asking for kernel paths", 0.0)
@@ -98,20 +92,20 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         output.warn(f"not everything could be measured: {failure}")
     if not found.comparable:
         output.warn(
-            f"the machine was busy: the same pass took {found.drift:.1f} times as long as before or after, so kernel "
-            "paths were not compared",
-            "tune again when nothing else runs",
+            f"kernel paths were not compared: the machine was busy, the same pass took up to {found.drift:.1f} times "
+            "as long",
+            "tune again when the machine is idle",
         )
     profile = tuner.choose(found, quick=options.quick)
     place, problem = None, ""
     try:
         place = profiles.save(subject, profile)
-    except OSError as error:  # what took minutes is shown all the same
-        problem = f"the profile cannot be kept in {profiles.path_of(subject)}: {error.strerror}"
+    except OSError as error:  # the figures are still shown
+        problem = f"the profile cannot be written to {profiles.path_of(subject)}: {error.strerror}"
     try:
         keep_tuned(subject, found, profile)
     except (SpecllamaError, OSError) as error:
-        output.warn(f"what the derived drafts are worth is not kept for `draft list`: {told(error)}", told(error).hint)
+        output.warn(f"the figures for `draft list` cannot be saved: {told(error)}", told(error).hint)
     if options.json:
         facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
         compared = [
@@ -128,17 +122,17 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             for layout in found.layouts:
                 output.line(_measured(layout))
             if profile.strategy == TRANSLATED:
-                output.prose(f"The draft reads {found.n_spelled:.2f} tokens of its own for one of the target's.")
+                output.prose(f"The draft reads {found.n_spelled:.2f} of its tokens for one of the target's.")
         for sentence in _compared(found, profile):
             output.prose(sentence)
         if place is not None:
-            output.note(f"kept for `run` and `chat` in {place}")
+            output.note(f"saved for `run` and `chat` in {place}")
     if problem:
         raise SpecllamaError(problem, hint=ELSEWHERE)
 
 
 def _fitting(setup: Setup, listener: Listener) -> Setup:
-    """The pair as it fits: by the texts of the tokens where their ids tell nothing. Raises PairError."""
+    """The pair by token ids if they agree, else by token texts. Raises PairError."""
     try:
         pair_setup.require_fit(setup, listener)
     except PairError as error:
@@ -147,25 +141,24 @@ def _fitting(setup: Setup, listener: Listener) -> Setup:
         setup = replace(setup, model_strategy=TRANSLATED)
         pair_setup.require_fit(setup, listener)
     if setup.model_strategy == TRANSLATED:
-        listener.note(f"tuned for {TRANSLATED}: the draft has a tokenizer of its own and drafts tokens that both have")
+        listener.note(f"tuned for {TRANSLATED}: the draft has another tokenizer and drafts the tokens that both have")
     return setup
 
 
 def _measured(layout: Layout) -> str:
-    """What a pair of kernel paths came to."""
     told = f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms"
     if layout.verify is None:
-        return f"{told}, too slow to be the target's"
+        return f"{told}, too slow for the target"
     cost_of = dict(layout.verify)
     return told + "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
 
 
-# What `draft make` measured was measured in another way.
-WITH = " (measured now, with the threads above and on its own best kernel path, drafting only where it pays)"
+# `draft make` measures with other settings.
+WITH = " (measured now, with the threads above and its own best kernel path, drafting only if it helps)"
 
 
 def _compared(found: Findings, profile: Profile) -> list[str]:
-    """The derived drafts that were looked at, and which draft is used from now on."""
+    """The derived drafts that were measured, and the draft that is used from now on."""
     told = [
         f"Derived draft {each.path.stem}: a token costs {each.cost:.2f} of a pass, {each.speed:.2f}x on average{WITH}."
         for each in tuner.judged(found, profile)
@@ -177,9 +170,12 @@ def _compared(found: Findings, profile: Profile) -> list[str]:
 
 
 def show(output: Output, profile: Profile) -> None:
-    """A table of the classes, then what to make of it."""
+    """A table of the classes of prompts, then the findings."""
     if profile.classes and output.out.steerable:
-        _draw(output, profile.classes)
+        figures = ("temp", "accepted", "draft", "speed")
+        styles = ["green" if each.speedup > 1.0 else None for each in profile.classes]
+        rows = [_columns(each) for each in profile.classes]
+        draw_table(output, ("prompts", *figures), rows, figures=figures, styles=styles)
     else:
         for each in profile.classes:
             output.line("\t".join(_columns(each)))
@@ -191,55 +187,40 @@ def show(output: Output, profile: Profile) -> None:
 
 
 def _columns(each: ClassFigures) -> tuple[str, str, str, str, str]:
-    """Class, temperature, acceptance, best length, speed."""
-    length = str(each.n_max) if each.n_max else "none"
-    return (
-        each.name,
-        "0" if each.greedy else "default",
-        f"{100 * each.acceptance:.0f} %",
-        length,
-        f"{each.speedup:.2f}x",
-    )
-
-
-def _draw(output: Output, classes: tuple[ClassFigures, ...]) -> None:
-    figures = ("temp", "accepted", "draft", "speed")
-    styles = ["green" if each.speedup > 1.0 else None for each in classes]
-    draw_table(output, ("prompts", *figures), [_columns(each) for each in classes], figures=figures, styles=styles)
+    temperature, length = "0" if each.greedy else "default", str(each.n_max) if each.n_max else "none"
+    return each.name, temperature, f"{100 * each.acceptance:.0f} %", length, f"{each.speedup:.2f}x"
 
 
 def findings(profile: Profile) -> list[str]:
-    """What was found, in sentences."""
+    """The findings in sentences."""
     costs = profile.costs
     found = [
         f"A pass over one token takes {1000 * profile.step_s:.0f} ms here, one over four "
         f"{costs.verify_cost(4):.2f} times as long, one over eight {costs.verify_cost(8):.2f} times."
     ]
-    if profile.classes:
-        spelled = ", what it is spelled with included" if profile.strategy == TRANSLATED else ""
-        found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass{spelled}.")
-        found.append(_expected(profile))
     paths = profile.target_path.name
     if profile.classes:
+        spelled = ", the translation included" if profile.strategy == TRANSLATED else ""
+        found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass{spelled}.")
+        found.append(_expected(profile))
         paths += f" for the target, {profile.draft_path.name} for the draft"
     found.append(f"Kernel path: {paths}.")
     if (threads := profile.threads) is not None:
-        several = f"{threads.decode} for one token of the target, {threads.verify} for several"
-        found.append(f"Threads: {several}" + (f", {threads.draft} for the draft." if profile.classes else "."))
+        drafting = f", {threads.draft} for the draft" if profile.classes else ""
+        found.append(f"Threads: {threads.decode} to decode with the target, {threads.verify} to verify{drafting}.")
     return found
 
 
 def _expected(profile: Profile) -> str:
-    """What drafting promises."""
     if not profile.draft_can_pay:
         return (
-            "Plain decoding is fastest here: the draft would not pay if every token of it were accepted. Only lookups "
-            "will draft, which cost nothing where they find nothing."
+            "Plain decoding is fastest here: the draft is too slow even if every token of it is accepted. Only lookups "
+            "draft; they cost nothing if they find nothing."
         )
     gains = {each.name: each.speedup for each in profile.classes if each.speedup > 1.0}
     if not gains:
-        return "Plain decoding is fastest here; the draft is tried now and then, and used where it pays after all."
+        return "Plain decoding is fastest here; the draft is tried now and then, and used if it turns out faster."
     best = max(gains, key=lambda name: gains[name])
     plain = [each.name for each in profile.classes if each.speedup <= 1.0]
-    rest = f", and plain decoding where drafts do not pay ({', '.join(dict.fromkeys(plain))})" if plain else ""
+    rest = f", and plain decoding for {', '.join(dict.fromkeys(plain))}" if plain else ""
     return f"Expect up to {gains[best]:.2f} times the speed of plain decoding ({best}){rest}."

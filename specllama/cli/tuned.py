@@ -1,4 +1,4 @@
-"""What people are told about profiles: which one is used, that one no longer holds, that there could be one."""
+"""Messages about profiles: which one is used, that one is stale, that a pair is not tuned."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from specllama.pairs.setup import Setup
 
 
 def expectation(profile: Profile) -> str:
-    """What drafts are expected to do here, in a few words."""
+    """The speed that the profile promises, in a few words."""
     speeds = [each.speedup for each in profile.classes]
     by = f" with {TRANSLATED}" if profile.strategy == TRANSLATED else ""
     if not profile.draft_can_pay:
-        return "the draft costs more here than it can save, so only lookups draft"
+        return "the draft costs more than it can save here, so only lookups draft"
     if max(speeds) <= 1.0:
         return f"plain decoding is fastest here, drafts{by} are tried now and then"
     return f"{min(speeds):.2f} to {max(speeds):.2f} times plain decoding expected{by}"
 
 
 def say_profile(setup: Setup, output: Output) -> None:
-    """One line at the start, for people."""
+    """One line before an answer in text form."""
     if output.format == "human" and setup.profile is not None:
         draft = None if setup.draft is None else setup.draft.path
         derived = f", with the draft {draft.stem}" if draft is not None and draft == setup.profile.derived else ""
@@ -31,7 +31,7 @@ def say_profile(setup: Setup, output: Output) -> None:
 
 
 def length_text(setup: Setup) -> str:
-    """What an automatic draft length comes to."""
+    """The draft length that `auto` stands for, and why."""
     profile = setup.profile
     if profile is None:
         reason = f"the profile is not used: {setup.stale}" if setup.stale else "these models were not tuned"
@@ -40,18 +40,18 @@ def length_text(setup: Setup) -> str:
 
 
 def hint_at_tuning(setup: Setup, names: Names, output: Output) -> None:
-    """One line after an answer without a profile, for people: it is then that they wonder whether it was fast."""
+    """One line after an answer in text form that no profile was used for."""
     if output.format != "human" or output.quiet or setup.profile is not None:
         return
     if setup.stale:
         output.note(f"note: the profile of this pair is not used: {setup.stale}")
     elif setup.draft is None:
         return
-    output.note(f"hint: `{tune_command(names, setup.model_strategy)}` finds out what pays on this machine")
+    output.note(f"hint: `{tune_command(names, setup.model_strategy)}` measures what is fastest on this machine")
 
 
 def tune_command(names: Names, model_strategy: str = SIMPLE) -> str:
-    """What to type to tune these models."""
+    """The command that tunes these models."""
     words = ["specllama", "tune"]
     flags = (("-m", names.target), ("-hf", names.target_repo), ("-md", names.draft), ("-hfd", names.draft_repo))
     for flag, value in flags:

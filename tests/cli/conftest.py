@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pexpect
 import pyte
@@ -38,6 +38,15 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a home without caches, models and settings."""
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,9 @@ class Result:
     err: str
 
 
+Run: TypeAlias = Callable[..., Result]
+
+
 def record_of(result: Result) -> dict[str, Any]:
     """The object that `--json` printed."""
     assert result.code == 0, result.err
@@ -97,7 +109,7 @@ def events_of(result: Result) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs `specllama ARGS` in this process, without terminals; `stdin` is its input."""
     monkeypatch.setattr(probe, "installed", lambda: probe.ProbeResult(probe.State.OK))
 

@@ -1,4 +1,4 @@
-"""`specllama audit` looks at what `run` uses: the draft and the kernel path of the pair's profile."""
+"""`specllama audit` uses what `run` uses: the draft and the kernel path of the pair's profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def keep(pair: Pair, derived: Path | None) -> None:
-    """Keeps a profile of the pair that chose another draft."""
+    """Save a profile of the pair that chose the draft `derived`."""
     wish = LoadOptions(n_threads=1)
     profile = replace(PROFILE, derived=derived, draft_path=AS_IN_FILE)
     profiles.save(ProfileKey(pair.target, wish, pair.draft, wish), profile)
@@ -34,10 +34,10 @@ def keep(pair: Pair, derived: Path | None) -> None:
 
 @pytest.mark.usefixtures("specllama")  # with the probe of the build
 @pytest.mark.parametrize("named", [False, True])
-def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_is(
+def test_the_tuned_draft_is_audited_unless_one_is_named(
     pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str], named: bool
 ) -> None:
-    """Prevents: the proof is of another pair than the one that answers; orders for weights that a named draft lacks."""
+    """Prevents: an audit of another pair than `run` uses; a kernel path for weights that a named draft lacks."""
     derived = tmp_path / "cheaper.gguf"
     shutil.copy(pair.draft, derived)
     keep(pair, derived)
@@ -50,21 +50,20 @@ def test_what_tuning_chose_is_audited_and_a_draft_that_was_named_is_taken_as_it_
     assert setup.target_options.use_extra_bufts is False
     assert KernelPath.of(setup.draft_options(64)) == (DEFAULT if named else AS_IN_FILE)
     assert setup.profile is not None
-    told = capfd.readouterr().err
-    assert f"audited is the pair as tuned 2026-01-02, with the draft {setup.draft.path.stem}\n" in told
+    assert f" as tuned 2026-01-02, with the draft {setup.draft.path.stem}\n" in capfd.readouterr().err
 
 
-def test_the_report_says_that_the_pair_is_as_tuned(
+def test_the_report_names_the_profile(
     specllama: Callable[..., Result],
     short_pair: Pair,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prevents: a report that hides which draft and which kernel path it is of."""
+    """Prevents: a report that does not name its draft and kernel path."""
     monkeypatch.setattr(command, "QUICK", LITTLE)
     args = ("audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "draft-simple")
     assert "with the profile of" not in specllama(*args).out
     keep(short_pair, None)
     told = specllama(*args)
     assert told.code == 0, told.err
-    assert "- as `specllama run` uses the pair: with the profile of 2026-01-02\n" in told.out
+    assert "with the profile of 2026-01-02\n" in told.out
     assert record_of(specllama(*args, "--json"))["tuned"] == {"made": PROFILE.made, "draft_chosen": False}

@@ -1,4 +1,4 @@
-"""`specllama check --draft-for`: which drafts there are for a target, best first, and why the others are none."""
+"""`specllama check --draft-for`: the drafts for a target, best first, and why other models do not fit."""
 
 from __future__ import annotations
 
@@ -11,30 +11,21 @@ import pytest
 
 from specllama.pairs.find_drafts import FoundDraft, size_in_name
 from tests import tiny
-from tests.cli.conftest import Result, Terminal
+from tests.cli.conftest import Result, Run, Terminal
 from tests.hubserver import HubServer
 
-Run = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, the models in it included."""
-    for name in ("CACHE", "CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A target large enough for its drafts to have the right size."""
+    """A target several times larger than its drafts."""
     return tiny.write_model(tmp_path / "target.gguf", n_embd=128, n_ff=256, extra={"general.name": "Tiny 7B"})
 
 
 @pytest.fixture
 def folder(tmp_path: Path, target: Path) -> Path:
-    """Drafts of every kind, one of them in a folder below."""
+    """Candidates of every kind, one of them in a subfolder."""
     place = tmp_path / "models"
     (place / "sub").mkdir(parents=True)
     tiny.write_model(place / "good.gguf", n_embd=32, extra={"general.name": "Tiny 1B"})
@@ -54,36 +45,27 @@ def found(result: Result) -> list[dict[str, Any]]:
 
 
 def test_a_folder_is_searched_and_the_best_comes_first(specllama: Run, target: Path, folder: Path) -> None:
-    """Prevents: thirty downloads to find one that works; an empty list without a reason."""
+    """Prevents: candidates without an order or without a reason."""
     result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
     lines = [line.split("\t") for line in result.out.splitlines()]
     assert result.code == 0
-    assert [line[:2] for line in lines] == [
-        ["in", "good.gguf"],
-        ["in", str(Path("sub/stranger.gguf"))],
-        ["in", "large.gguf"],
-        ["out", "foreign.gguf"],
-        ["out", "broken.gguf"],
-        ["out", "larger.gguf"],
+    expected = [
+        ("in", "good.gguf", ""),
+        ("in", "sub/stranger.gguf", "family"),
+        ("in", "large.gguf", "size"),
+        ("out", "foreign.gguf", "token ids differ"),
+        ("out", "broken.gguf", "truncated"),
+        ("out", "larger.gguf", "smaller than the target"),
     ]
-    reasons = {line[1]: line[4] for line in lines}
-    assert "token ids differ" in reasons["foreign.gguf"]
-    assert "truncated" in reasons["broken.gguf"]
-    assert reasons["larger.gguf"] == "it is no smaller than the target"
-    assert "size" in reasons["large.gguf"]
-    assert "family" in reasons[str(Path("sub/stranger.gguf"))]
+    assert [(line[0], Path(line[1]).as_posix()) for line in lines] == [row[:2] for row in expected]
+    assert all(reason in line[4] for line, (_, _, reason) in zip(lines, expected, strict=True))
     assert result.err == "3 of 6 fit target.gguf\n"
-
-
-def test_json_lists_the_same(specllama: Run, target: Path, folder: Path) -> None:
-    """Prevents: a list that a program has to read off columns."""
     candidates = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))
-    assert [each["fits"] for each in candidates] == [True] * 3 + [False] * 3
-    assert all(each["reason"] for each in candidates if not each["fits"])
+    assert [(each["name"], each["fits"]) for each in candidates] == [(line[1], line[0] == "in") for line in lines]
 
 
 def test_without_a_place_the_models_of_this_machine_are_searched(specllama: Run, target: Path, own_home: Path) -> None:
-    """Prevents: having to know where the caches are."""
+    """Prevents: a user who has to know the cache folders."""
     assert specllama("check", "--draft-for", str(target)).code == 1
     for place in (own_home / "cache" / "specllama" / "models", own_home / "hf" / "hub" / "models--a--b" / "snapshots"):
         place.mkdir(parents=True)
@@ -95,7 +77,7 @@ def test_without_a_place_the_models_of_this_machine_are_searched(specllama: Run,
 def test_the_hub_is_searched_for_smaller_models_of_the_family(
     specllama: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prevents: a search by hand; or a search that downloads what it looks at."""
+    """Prevents: a search that downloads the models, or looks at every size and family."""
     small = tiny.write_model(tmp_path / "small.gguf", n_embd=32, extra={"general.name": "Tiny 0.01M"})
     foreign = tiny.write_model(tmp_path / "foreign.gguf", n_embd=32, n_vocab=14)
     with HubServer() as server:
@@ -121,8 +103,8 @@ def test_the_hub_is_searched_for_smaller_models_of_the_family(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--draft-for", "{target}", "-md", "x"], "names the target itself"),
-        (["--draft-for", "{target}", "--scan", "/nowhere"], "is no folder"),
+        (["--draft-for", "{target}", "-md", "x"], "--draft-for"),
+        (["--draft-for", "{target}", "--scan", "/nowhere"], "not a folder"),
         (["--draft-for", "{target}", "--scan", ".", "--hub"], "exclude each other"),
         (["--draft-for", "nothing"], "there is no file, pair or model named"),
         (["--draft-for", "{recurrent}"], "cannot roll its memory back"),
@@ -132,7 +114,7 @@ def test_the_hub_is_searched_for_smaller_models_of_the_family(
 def test_what_cannot_be_searched_is_2(
     specllama: Run, target: Path, tmp_path: Path, args: list[str], words: str
 ) -> None:
-    """Prevents: 'nothing fits' where nothing was looked at (case 20)."""
+    """Prevents: 'nothing fits' although nothing was examined (case 20)."""
     recurrent = tiny.write_model(tmp_path / "recurrent.gguf", arch="mamba")
     result = specllama("check", *(arg.format(target=target, recurrent=recurrent) for arg in args))
     assert (result.code, result.out) == (2, "")
@@ -143,7 +125,7 @@ def test_what_cannot_be_searched_is_2(
 def test_on_a_terminal_each_candidate_has_one_line(
     terminal: Callable[..., Terminal], target: Path, folder: Path
 ) -> None:
-    """Prevents: a list that cannot be read down."""
+    """Prevents: lines that wrap."""
     shown = terminal("check", "--draft-for", str(target), "--scan", str(folder), columns=80)
     assert shown.finish() == 0
     words = [line.split() for line in shown.display.text_lines]
@@ -163,7 +145,7 @@ def test_on_a_terminal_each_candidate_has_one_line(
     ],
 )
 def test_a_size_is_read_from_a_name(name: str, size: float | None) -> None:
-    """Prevents: looking into the 70B repositories first."""
+    """Prevents: examining the 70B repositories first."""
     assert size_in_name(name) == (None if size is None else pytest.approx(size))
 
 
@@ -179,7 +161,7 @@ def test_a_fitting_draft_of_the_wrong_size_comes_after_the_others() -> None:
 
 
 def test_a_file_name_cannot_steer_the_screen(specllama: Run, target: Path, folder: Path) -> None:
-    """A list piped into a pager, in which a file's name clears the screen or forges a line."""
+    """Prevents: a file name that clears the screen or forges a line."""
     (folder / "good.gguf").rename(folder / "a\x1b[2J\nin\tfake.gguf")
     result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
     assert "\x1b" not in result.out

@@ -26,7 +26,7 @@ between
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The script's own `main`."""
+    """The script's `main`."""
     spec = importlib.util.spec_from_file_location("help_texts", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 @pytest.mark.slow
 def test_the_manual_shows_this_versions_help_texts(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    """A manual that describes options which no longer exist."""
+    """Prevents: a manual with outdated options."""
     text = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"<!-- help: {name} -->" not in text] == []
     assert run("--check") == 0, capsys.readouterr().err
@@ -47,7 +47,7 @@ def test_the_manual_shows_this_versions_help_texts(run: Callable[..., int], caps
 
 @pytest.mark.slow
 def test_blocks_are_filled_and_then_found_right(run: Callable[..., int], tmp_path: Path) -> None:
-    """A check that never fails, or a script that changes what is not its own."""
+    """Prevents: a check that never fails; changes outside the blocks."""
     file = tmp_path / "cli.md"
     file.write_text(TEXT, encoding="utf-8")
     assert run("--check", str(file)) == 1

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., Terminal]
 SUMMARY = re.compile(
     r"\[Prompt:[\d.]+t/s\|Generation:[\d.]+t/s\|Draft:[\d.]+%\(\d+/\d+\)\|[\d.]+tok/step\]"
-    r"(note:theanswerwascutafter\d+tokens,as-nwantsit)?$"
+    r"(note:theanswerwascutafter\d+tokens\(-n\))?$"
 )
 
 

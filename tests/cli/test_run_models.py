@@ -1,9 +1,8 @@
-"""`specllama run` and its models: what is taken, what is refused and how early, limits, and failures."""
+"""`specllama run` and its models: which are accepted, which are refused and when, limits, and failures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,11 @@ from specllama import llama
 from specllama.drafters import REGISTRY
 from specllama.llama import crash_test as probe
 from tests import tiny
-from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
-
-Run = Callable[..., Result]
+from tests.cli.conftest import ENDLESS, Pair, Result, Run, events_of, record_of
 
 
 def test_a_target_alone_decodes_plainly(specllama: Run, pair: Pair) -> None:
-    """A draft of the default pair that is loaded beside a foreign target."""
+    """Prevents: the default pair's draft loaded with another target."""
     record = record_of(specllama("run", "-m", str(pair.target), "-t", "1", "--raw", "abc", "-n", "3", "--json"))
     assert record["models"]["draft"] is None
     assert record["settings"]["spec_type"] == "none"
@@ -28,17 +25,13 @@ def test_a_target_alone_decodes_plainly(specllama: Run, pair: Pair) -> None:
 
 @pytest.mark.parametrize("strategy", [name for name, strategy in REGISTRY.items() if name != "none"])
 def test_every_strategy_of_the_registry_runs(specllama: Run, pair: Pair, strategy: str) -> None:
-    """A strategy that the help text names and the loader knows nothing of: too few rows, or no draft."""
+    """Prevents: a strategy that is not loaded correctly: too few rows, or no draft."""
     args = ["run", *pair.options, "--raw", "abcabcabc", "-n", "60", "--temp", "0", *ENDLESS, "--json"]
     record = record_of(specllama(*args, "--spec-type", strategy, "--draft-max", "6"))
     assert record["settings"]["spec_type"] == strategy
     assert (record["models"]["draft"] is not None) == REGISTRY[strategy].needs_model
     assert record["acceptance"]["drafted"] > 0
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none"))["text"]
-
-
-def _never(*_args: object, **_options: object) -> None:
-    raise AssertionError("weights were loaded before the input was checked")
 
 
 @pytest.mark.parametrize(
@@ -55,17 +48,11 @@ def _never(*_args: object, **_options: object) -> None:
         (["--pair", "qwen3", "--raw", "abc"], 1, "there is no pair named"),
     ],
 )
-def test_what_cannot_work_is_told_before_weights_are_loaded(
-    specllama: Run,
-    pair: Pair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    args: list[str],
-    code: int,
-    error: str,
+def test_errors_come_before_weights_are_loaded(
+    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], code: int, error: str
 ) -> None:
-    """A minute of loading before 'no'; or a draft that is silently left out (FIELD_CASES 15, 20, 27)."""
-    monkeypatch.setattr(llama, "load", _never)
+    """Prevents: a minute of loading before the error; a draft that is silently left out (FIELD_CASES 15, 20, 27)."""
+    monkeypatch.setattr(llama, "load", lambda *_args, **_options: pytest.fail("weights were loaded"))
     places = {
         "target": pair.target,
         "draft": pair.draft,
@@ -81,7 +68,7 @@ def test_what_cannot_work_is_told_before_weights_are_loaded(
 
 
 def test_a_context_of_zero_is_what_the_model_was_trained_for(specllama: Run, pair: Pair, tmp_path: Path) -> None:
-    """`-c 0` as a context without room."""
+    """Prevents: `-c 0` read as an empty context."""
     small = tiny.write_model(tmp_path / "small.gguf", n_ctx=256)
     args = ["run", "-m", str(small), "-md", str(pair.draft), "-t", "1", "--raw", "abc", "-n", "2", "-c", "0"]
     models = record_of(specllama(*args, "--json"))["models"]
@@ -89,24 +76,23 @@ def test_a_context_of_zero_is_what_the_model_was_trained_for(specllama: Run, pai
 
 
 def test_the_drafts_context_is_not_longer_than_it_was_trained_for(specllama: Run, pair: Pair, tmp_path: Path) -> None:
-    """A draft beyond its own context, which drafts nonsense; the answer goes on with a note (FIELD_CASES 26)."""
+    """Prevents: drafts beyond the draft's own context (FIELD_CASES 26)."""
     short = tiny.write_model(tmp_path / "short.gguf", n_ctx=256, noise=0.05)
     args = ["run", "-m", str(pair.target), "-md", str(short), "-t", "1", "--raw", "abc", "-n", "300", "-c", "1024"]
     result = specllama(*args, *ENDLESS)
-    assert result.code == 0
-    assert len(result.out) == 301
-    assert "note: the draft's context of 256 tokens is full: the answer goes on without drafts\n" in result.err
+    assert (result.code, len(result.out)) == (0, 301)
+    assert "note: the draft's context of 256 tokens is full" in result.err
 
 
 def test_a_full_context_ends_the_answer_with_length(specllama: Run, pair: Pair) -> None:
-    """A crash where the context ends in the middle of an answer (FIELD_CASES 24)."""
+    """Prevents: a crash if the context is full during an answer (FIELD_CASES 24)."""
     record = record_of(specllama("run", *pair.options, "--raw", "abc", "-c", "256", *ENDLESS, "--json"))
     assert record["finish_reason"] == "length"
     assert len(record["tokens"]) >= 250
 
 
 def test_gpu_layers_without_a_gpu_build_are_warned_about(specllama: Run, pair: Pair) -> None:
-    """`-ngl 99` that does nothing and says nothing (FIELD_CASES 35)."""
+    """Prevents: `-ngl 99` without effect and without a warning (FIELD_CASES 35)."""
     if llama.build_info().gpu_offload:
         pytest.skip("this is a GPU build")
     result = specllama("run", *pair.options, "--raw", "abc", "-n", "2", "-ngl", "99")
@@ -116,10 +102,10 @@ def test_gpu_layers_without_a_gpu_build_are_warned_about(specllama: Run, pair: P
     assert "warning" not in specllama("run", *pair.options, "--raw", "abc", "-n", "2").err
 
 
-def test_a_build_that_crashes_is_worked_around_and_told(
+def test_a_build_that_crashes_is_worked_around_with_a_warning(
     specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An illegal instruction in the user's face although the probe knew of it (FIELD_CASES 36)."""
+    """Prevents: an illegal instruction that the crash test had found (FIELD_CASES 36)."""
     loaded: list[bool] = []
     original = llama.load
 
@@ -129,25 +115,21 @@ def test_a_build_that_crashes_is_worked_around_and_told(
 
     found = probe.ProbeResult(probe.State.FALLBACK, False, "SIGILL", "the build crashes.", "Build it again.")
     monkeypatch.setattr(llama, "load", spy)
-    run_once = specllama  # the fixture has put its own answer in place; ours comes after it
     monkeypatch.setattr(probe, "installed", lambda: found)
-    result = run_once("run", *pair.options, "--raw", "abc", "-n", "2")
-    assert result.code == 0
-    assert loaded == [False, False]
+    result = specllama("run", *pair.options, "--raw", "abc", "-n", "2")
+    assert (result.code, loaded) == (0, [False, False])
     assert result.err.startswith("warning: the build crashes.\nhint: Build it again.\n")
 
 
 def test_a_broken_build_is_explained(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same crash where there is no way around it."""
+    """Prevents: the same crash without a workaround or a message."""
     found = probe.ProbeResult(probe.State.BROKEN, False, "SIGILL", "the build crashes.", "Build it again.")
     monkeypatch.setattr(probe, "installed", lambda: found)
     assert specllama("run", *pair.options, "abc") == Result(1, "", "error: the build crashes.\nhint: Build it again.\n")
 
 
-def test_an_error_in_the_middle_of_an_answer_keeps_what_was_said(
-    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NaN logits that take the text before them along, or a hang of the second thread."""
+def test_an_error_during_an_answer_keeps_its_text(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: text lost to NaN logits; a second thread that hangs."""
     original, n_calls = llama.LlamaModel.eval, 0
 
     def broken(self: llama.LlamaModel, tokens: Any, parents: Any = None) -> Any:
@@ -158,14 +140,13 @@ def test_an_error_in_the_middle_of_an_answer_keeps_what_was_said(
 
     monkeypatch.setattr(llama.LlamaModel, "eval", broken)
     result = specllama("run", *pair.options, "--raw", "abc", *ENDLESS)
-    assert result.code == 1
+    assert (result.code, result.out[-1], result.err[:7]) == (1, "\n", "error: ")
     assert len(result.out.strip()) > 2
-    assert result.out.endswith("\n")
-    assert result.err.startswith("error: the model's logits cannot be turned into probabilities")
+    assert "logits" in result.err
 
 
 def test_the_system_prompt_goes_through_the_template(specllama: Run, byte_pair: Pair) -> None:
-    """`-sys` that is parsed and not passed on."""
+    """Prevents: `-sys` without effect."""
     args = ["run", *byte_pair.options, "hi", "-n", "1", "--jsonl"]
     plain = events_of(specllama(*args))[0]["prompt_tokens"]
     told = events_of(specllama(*args, "-sys", "brief"))[0]["prompt_tokens"]
@@ -175,7 +156,7 @@ def test_the_system_prompt_goes_through_the_template(specllama: Run, byte_pair: 
 
 
 def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-td, -tbd, -ngld or -ctkd that end in the wrong model, or nowhere."""
+    """Prevents: -td, -tbd, -ngld or -ctkd without effect, or applied to the wrong model."""
     loaded: list[llama.LoadOptions] = []
     original = llama.load
 

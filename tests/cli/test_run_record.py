@@ -1,20 +1,16 @@
-"""`specllama run --json` and `--jsonl`: records that hold together, and from which a run can be repeated."""
+"""`specllama run --json` and `--jsonl`: consistent records from which a run can be repeated."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 
 from specllama import llama
 from specllama.core.types import Rule
-from tests.cli.conftest import ENDLESS, Pair, Result, events_of, record_of
-
-Run = Callable[..., Result]
+from tests.cli.conftest import ENDLESS, Pair, Run, events_of, record_of
 
 
 def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) -> None:
-    """A record from which the run cannot be repeated or judged."""
+    """Prevents: a record from which the run cannot be repeated."""
     args = ["--raw", "abc", "-n", "20", "--seed", "5", "--draft-max", "3", "--temp", "0.9", "--stop", "zz"]
     record = record_of(specllama("run", *pair.options, *args, *ENDLESS, "--json"))
     assert record["schema"]["name"] == "specllama.run"
@@ -36,11 +32,10 @@ def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) ->
 
 
 def test_the_counters_of_a_record_agree_with_each_other(specllama: Run, pair: Pair) -> None:
-    """A bonus token counted as accepted, or rates that belong to other counts (FIELD_CASES 44)."""
+    """Prevents: a bonus token counted as accepted; rates of other counts (FIELD_CASES 44)."""
     for seed in range(4):
-        record = record_of(
-            specllama("run", *pair.options, "--raw", "abc", "-n", "50", "--seed", str(seed), *ENDLESS, "--json")
-        )
+        args = ["run", *pair.options, "--raw", "abc", "-n", "50", "--seed", str(seed), *ENDLESS, "--json"]
+        record = record_of(specllama(*args))
         counts = record["acceptance"]
         assert 0 <= counts["accepted"] <= counts["drafted"]
         assert counts["rate"] == counts["accepted"] / counts["drafted"]
@@ -54,19 +49,17 @@ def test_the_counters_of_a_record_agree_with_each_other(specllama: Run, pair: Pa
 
 
 def test_the_longest_draft_reaches_the_engine(specllama: Run, pair: Pair) -> None:
-    """`--draft-max` that is parsed and not passed on (FIELD_CASES 21)."""
+    """Prevents: `--draft-max` without effect (FIELD_CASES 21)."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "48", "--temp", "0", *ENDLESS, "--json"]
     steps = {n: record_of(specllama(*args, "--draft-max", str(n)))["acceptance"] for n in (0, 1, 8)}
-    assert steps[0]["steps"] == 48
-    assert steps[0]["drafted"] == 0
-    assert len(steps[1]["drafted_at"]) == 1
-    assert len(steps[8]["drafted_at"]) == 8
+    assert (steps[0]["steps"], steps[0]["drafted"]) == (48, 0)
+    assert [len(steps[n]["drafted_at"]) for n in (1, 8)] == [1, 8]
     assert steps[8]["steps"] < steps[1]["steps"] < 48
 
 
 @pytest.mark.parametrize("rule", [rule.value for rule in Rule])
 def test_each_rule_gives_the_greedy_text_of_plain_decoding(specllama: Run, pair: Pair, rule: str) -> None:
-    """`--verify-rule` that reaches nothing, or one that changes the text."""
+    """Prevents: a rule that changes the greedy text."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "40", "--temp", "0", *ENDLESS, "--json"]
     plain = record_of(specllama(*args, "--spec-type", "none"))
     fast = record_of(specllama(*args, "--verify-rule", rule))
@@ -75,19 +68,17 @@ def test_each_rule_gives_the_greedy_text_of_plain_decoding(specllama: Run, pair:
 
 
 def test_the_rule_reaches_the_engine(specllama: Run, pair: Pair) -> None:
-    """`--verify-rule` that is recorded and not passed on: each rule spends the same random numbers differently."""
+    """Prevents: `--verify-rule` recorded without effect. Each rule uses the same random numbers differently."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "60", "--seed", "1", *ENDLESS, "--json"]
     assert len({record_of(specllama(*args, "--verify-rule", rule.value))["text"] for rule in Rule}) == 3
 
 
 def test_jsonl_is_enough_to_replay_the_run(specllama: Run, pair: Pair) -> None:
-    """An event log from which the answer cannot be made again, or that disagrees with itself."""
+    """Prevents: an event log from which the answer cannot be rebuilt, or that contradicts itself."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "30", "--seed", "9", *ENDLESS]
     events = events_of(specllama(*args, "--jsonl"))
     first, last = events[0], events[-1]
-    assert first["event"] == "start"
-    assert first["prompt_tokens"] == [0, 1, 2]
-    assert last["event"] == "finished"
+    assert (first["event"], first["prompt_tokens"], last["event"]) == ("start", [0, 1, 2], "finished")
     tokens = [event for event in events if event["event"] == "token"]
     steps = [event for event in events if event["event"] == "step"]
     assert [token["token"] for token in tokens] == last["tokens"]
@@ -105,7 +96,7 @@ def test_jsonl_is_enough_to_replay_the_run(specllama: Run, pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_bytes_that_are_no_text_make_valid_json_and_valid_utf_8(specllama: Run, byte_pair: Pair) -> None:
-    """Half a character, a NUL or a lone surrogate that breaks the reader (FIELD_CASES 29)."""
+    """Prevents: half a character, a NUL or a lone surrogate in the output (FIELD_CASES 29)."""
     for seed in range(5):
         args = ["run", *byte_pair.options, "hi", "-n", "60", "--temp", "2", "--seed", str(seed)]
         record = record_of(specllama(*args, "--json"))
@@ -114,7 +105,7 @@ def test_bytes_that_are_no_text_make_valid_json_and_valid_utf_8(specllama: Run, 
 
 
 def test_rich_markup_in_an_answer_is_text(specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`[/bold]` in an answer taken as markup: a crash, or words that vanish (FIELD_CASES 42)."""
+    """Prevents: `[/bold]` in an answer read as markup: a crash, or missing words (FIELD_CASES 42)."""
     said = "[/bold] [red] a[0] [link=x]"
     monkeypatch.setattr(llama.Vocabulary, "piece", lambda _self, token, *, special=False: said.encode())
     for extra in ([], ["--color", "always"]):

@@ -1,4 +1,4 @@
-"""Pairs with different tokenizers on the command line: refused as they are, served by `--spec-type draft-tli`."""
+"""Pairs with different tokenizers on the command line: refused by default, accepted with `--spec-type draft-tli`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli.check.view import _folded, _n_table_lines
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
-from specllama.pairs.report import CheckRow, CompatReport, RowMark
+from specllama.pairs.report import CheckRow, RowMark
 from tests import tiny
-from tests.cli.conftest import Pair, Result, Terminal, record_of
+from tests.cli.conftest import Pair, Run, Terminal, record_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 
-Run = Callable[..., Result]
 ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3", "--draft-max", "3", "--json"]
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing remembered from elsewhere, nothing left behind."""
-    for name in ("CACHE", "CONFIG"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +31,8 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(target, draft)
 
 
-def test_a_pair_of_two_tokenizers_is_refused_with_a_way_out(specllama: Run, strangers: Pair) -> None:
-    """Prevents: 'does not fit' where a strategy of ours can serve it; or a silent translation nobody asked for."""
+def test_a_pair_of_two_tokenizers_is_refused_with_a_hint(specllama: Run, strangers: Pair) -> None:
+    """Prevents: 'does not fit' without naming the strategy that works; a translation without a request."""
     options = strangers.options[:4]
     refused, served = specllama("check", *options, "--json"), specllama("check", *options, "--spec-type", "draft-tli")
     assert (refused.code, served.code) == (1, 0)
@@ -57,7 +50,7 @@ def test_a_pair_of_two_tokenizers_is_refused_with_a_way_out(specllama: Run, stra
 @pytest.mark.parametrize("spec_type", ["draft-tli", "lookup,draft-tli", "draft-simple,draft-tli"])
 @pytest.mark.parametrize("rule", ["block", "token"])
 def test_it_says_what_plain_decoding_says(specllama: Run, strangers: Pair, spec_type: str, rule: str) -> None:
-    """Prevents: tokens of the draft among the target's, and a strategy that is named but does not draft."""
+    """Prevents: the draft's tokens in the output; a named strategy that does not draft."""
     args = ["run", *strangers.options, *ASK, "--temp", "0", "--verify-rule", rule]
     record = record_of(specllama(*args, "--spec-type", spec_type))
     assert record["acceptance"]["drafted"] > 0
@@ -65,8 +58,8 @@ def test_it_says_what_plain_decoding_says(specllama: Run, strangers: Pair, spec_
     assert record["settings"]["spec_type"] == ("chain" if "lookup" in spec_type else spec_type.split(",")[0])
 
 
-def test_a_chat_is_served_too(specllama: Run, strangers: Pair) -> None:
-    """Prevents: two ways to load a pair, of which one knows nothing of translations."""
+def test_a_chat_can_translate(specllama: Run, strangers: Pair) -> None:
+    """Prevents: translation in `run` only."""
     args = ["chat", *strangers.options, "-n", "8", "--temp", "0", "--spec-type", "draft-tli", "--jsonl"]
     result = specllama(*args, stdin=b'{"message": "hello"}\n{"message": "and again"}\n')
     assert result.code == 0, result.err
@@ -74,8 +67,8 @@ def test_a_chat_is_served_too(specllama: Run, strangers: Pair) -> None:
     assert specllama(*args[:-3], stdin=b"hello\n").code == 1
 
 
-def test_a_draft_that_shares_too_little_is_refused_even_so(specllama: Run, strangers: Pair, tmp_path: Path) -> None:
-    """Prevents: a draft that may say one token in four, and a machine that works for nothing."""
+def test_a_draft_with_too_few_shared_tokens_is_refused(specllama: Run, strangers: Pair, tmp_path: Path) -> None:
+    """Prevents: a draft that knows one token in four."""
     letters = tiny.write_model(tmp_path / "letters.gguf", n_vocab=12)
     for extra in ([], ["--spec-type", "draft-tli"]):
         result = specllama("check", "-m", str(strangers.target), "-md", str(letters), "--json", *extra)
@@ -86,8 +79,8 @@ def test_a_draft_that_shares_too_little_is_refused_even_so(specllama: Run, stran
     assert "upper limit of the acceptance rate" in run.err
 
 
-def test_a_trimmed_draft_is_used_through_its_map_without_being_asked(specllama: Run, tmp_path: Path) -> None:
-    """Prevents: the ids of a trimmed vocabulary proposed as the target's."""
+def test_a_trimmed_draft_is_used_through_its_map(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: ids of a trimmed vocabulary taken for the target's."""
     whole, kept = tiny.letters(20), [*range(12), 17, 18, 19]
     tokens, types = (tuple(values[token] for token in kept) for values in (whole.tokens, whole.types))
     trimmed = replace(whole, tokens=tokens, types=types, bos=12, eot=13, eos=14)
@@ -108,28 +101,24 @@ def test_a_trimmed_draft_is_used_through_its_map_without_being_asked(specllama: 
 
 
 def test_a_mismatch_is_one_screen(terminal: Callable[..., Terminal], strangers: Pair) -> None:
-    """Prevents: a reason that scrolled away on the smallest terminal there is."""
+    """Prevents: a reason that scrolled away in a terminal of 24 rows."""
     shown = terminal("check", *strangers.options[:4], columns=80, rows=24)
     assert shown.finish() == 1
     lines = shown.display.text_lines
-    assert len(lines) <= 23, "the shell's prompt wants a line, too"
+    assert len(lines) <= 23, "the shell's prompt needs a line"
     assert lines[-1].startswith("It does not fit: tokenizer, token texts")
-    assert sum(line.startswith("hint: ") for line in lines) == 1, "one remedy, said once"
+    assert sum(line.startswith("hint: ") for line in lines) == 1, "one hint, shown once"
     assert "draft-tli" in shown.text
 
 
 def test_folding_keeps_every_test_and_every_failure() -> None:
-    """Prevents: a test that is on no line of a report that had to be made short."""
-    from specllama.cli.check.view import _folded, _n_table_lines
-
-    rows = [
-        CheckRow(f"test {i}", mark, "a", "b") for i, mark in enumerate([RowMark.PASS, RowMark.WARN, RowMark.FAIL] * 5)
-    ]
-    report = CompatReport("t", "d", tuple(rows))
+    """Prevents: a test that is missing in a shortened report."""
+    marks = [RowMark.PASS, RowMark.WARN, RowMark.FAIL] * 5
+    rows = [CheckRow(f"test {i}", mark, "a", "b") for i, mark in enumerate(marks)]
     assert _n_table_lines(rows, [], 80) == 16
     assert _n_table_lines(rows, [RowMark.PASS], 80) == 1 + 10 + 1
     assert _n_table_lines(rows, [RowMark.PASS, RowMark.WARN], 20) == 1 + 5 + 2 * 3
-    folded = _folded(list(report.rows), RowMark.WARN)
+    folded = _folded(rows, RowMark.WARN)
     assert folded is not None
     assert folded.plain == "WARN  test 1, test 4, test 7, test 10, test 13"
     assert _folded([rows[0]], RowMark.WARN) is None

@@ -1,9 +1,8 @@
-"""Pairs of two tokenizers that were tuned: `run`, `chat`, `bench` and `audit` draft by text without being asked."""
+"""Tuned pairs of two tokenizers: `run`, `chat`, `bench` and `audit` use draft-tli by default."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,55 +12,41 @@ from specllama.cli.audit import command as audit_command
 from specllama.llama import LoadOptions
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile, ProfileKey
-from specllama.tuning import child as tuner_child
-from specllama.tuning import tune as tuner
-from tests.cli.conftest import Pair, Result, record_of
+from tests.cli.conftest import Pair, Run, record_of
 from tests.cli.test_audit import LITTLE, NARROW
-from tests.cli.test_tli import own_home, strangers  # noqa: F401  # fixtures
-from tests.cli.test_tune import DEAR, HINT, PROFILE
+from tests.cli.test_tli import strangers  # noqa: F401  # a fixture
+from tests.cli.test_tune import DEAR, HINT, PROFILE, quick  # noqa: F401  # a fixture
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 
-Run = Callable[..., Result]
 ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3"]
 BY_TEXT = replace(PROFILE, strategy="draft-tli")
 
 
 def kept(pair: Pair, profile: Profile, strategy: str = "draft-tli") -> Path:
-    """Keeps a profile of the pair as `Pair.options` load it."""
+    """Save a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
     return profiles.save(ProfileKey(pair.target, wish, pair.draft, wish, strategy), profile)
 
 
-def test_tuning_by_text_leaves_a_profile_that_says_so_and_that_answers_use(
-    specllama: Run,
-    strangers: Pair,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Prevents: a refusal of pairs that `run` can draft with, or a profile that the next answer does not find."""
-    monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=0.1, n_visits=1, n_tokens=4))
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes of some hundred microseconds, on a busy machine
+def test_tuning_by_text_leaves_a_profile_that_answers_use(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+    """Prevents: a refusal of pairs that `run` accepts; a profile that the next answer does not find."""
     told = specllama("tune", *strangers.options, "--quick")
     assert told.code == 0, told.err
-    assert "tuned for draft-tli: the draft has a tokenizer of its own" in told.err
-    assert " of a pass, what it is spelled with included." in told.out
+    assert "tuned for draft-tli: " in told.err
+    assert " of a pass, the translation included." in told.out
     record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
     assert record["profile"]["strategy"] == "draft-tli"
     found = record_of(specllama("tune", *strangers.options, "--quick", "--json", "--spec-type", "draft-tli"))
     assert found["profile"]["strategy"] == "draft-tli"
     assert found["draft_tokens_per_token"] >= 1.0
-    kept(strangers, PROFILE, "draft-simple")  # of the pair as it is: never the one for this
-    assert (
-        record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))["profile"]
-        == (found["profile"])
-    )
+    kept(strangers, PROFILE, "draft-simple")  # not used for draft-tli
+    again = record_of(specllama("run", *strangers.options, *ASK, "--json", "--spec-type", "draft-tli"))
+    assert again["profile"] == found["profile"]
 
 
-def test_the_text_is_the_targets_own_and_the_draft_drafts_as_tuned(
-    specllama: Run,
-    strangers: Pair,  # noqa: F811
-) -> None:
-    """Prevents: costs of one way of drafting that steer another, or a translation that changes what is said."""
+def test_a_tuned_draft_keeps_the_text(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+    """Prevents: costs of another strategy; a translation that changes the text."""
     kept(strangers, BY_TEXT)
     args = ["run", *strangers.options, *ASK, "--temp", "0"]
     plain = record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]
@@ -82,7 +67,7 @@ def test_the_text_is_the_targets_own_and_the_draft_drafts_as_tuned(
 
 
 def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) -> None:  # noqa: F811
-    """Prevents: memory and time for a draft that tuning knew to be too dear; or one that was named, and is missing."""
+    """Prevents: loading a draft that tuning found too slow; a named draft that is not loaded."""
     kept(strangers, replace(BY_TEXT, costs=DEAR))
     record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
     assert record["settings"]["spec_type"] == "lookup"
@@ -92,11 +77,8 @@ def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) 
     assert named["acceptance"]["drafted"] == 0
 
 
-def test_a_stale_profile_is_named_and_the_pair_goes_on_with_a_fixed_length(
-    specllama: Run,
-    strangers: Pair,  # noqa: F811
-) -> None:
-    """Prevents: 'does not fit' where it did yesterday, because llama.cpp was built anew."""
+def test_with_a_stale_profile_the_length_is_fixed(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+    """Prevents: 'does not fit' after a new build of llama.cpp."""
     path = kept(strangers, BY_TEXT)
     record = json.loads(path.read_text())
     record["circumstances"]["the CPU"] = "another"
@@ -116,7 +98,7 @@ def test_bench_and_audit_take_the_pair_as_answers_do(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prevents: a benchmark or a proof of another way of drafting than the one that answers."""
+    """Prevents: a benchmark or audit of another strategy than `run` uses."""
     kept(strangers, BY_TEXT)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"category": "code", "turns": ["the heat of the heather"]}\n' * 3)

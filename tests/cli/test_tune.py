@@ -1,4 +1,4 @@
-"""`specllama tune`, and what `run` makes of a profile."""
+"""`specllama tune`, and how `run` uses a profile."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from tests.cli.conftest import ENDLESS, Pair, Result, Terminal, events_of, record_of
+from tests.cli.conftest import ENDLESS, Pair, Run, Terminal, events_of, record_of
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., Result]
 
 # `specllama` in a process of its own, see `quick`.
 CALM = """
@@ -43,7 +42,8 @@ tuner_child.PLAUSIBLE = 0.0
 sys.exit(main(sys.argv[1:]))
 """
 HINT = "hint: `specllama tune "
-# With these costs everything pays, and with those nothing that a model drafts can.
+SAVED = "saved for `run` and `chat` in "
+# With CHEAP every draft is faster than plain decoding, with DEAR no draft model is.
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 1.5)), draft=((1, 0.05), (2, 0.06)))
 DEAR = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 8.0)), draft=((1, 1.5), (2, 2.0)))
 PROFILE = Profile(
@@ -60,29 +60,26 @@ ASK = ("--raw", "abcabcabc", "-n", "40", "--seed", "4", *ENDLESS)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As quick as measuring can be, and whatever comes of it: such passes are shorter than anybody's interruptions."""
+    """The shortest measurement. Its passes of some hundred microseconds are never plausible on a busy machine."""
     monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=0.1, n_visits=1, n_tokens=4))
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes of some hundred microseconds, on a busy machine
+    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)
 
 
 @pytest.fixture
 def keep(pair: Pair, plain_environment: None) -> Callable[[Profile], Path]:
-    """Keeps a profile of the pair as `Pair.options` load it."""
+    """Saves a profile of the pair as `Pair.options` load it."""
     wish = LoadOptions(n_threads=1)
     return lambda profile: profiles.save(ProfileKey(pair.target, wish, pair.draft, wish), profile)
 
 
-# ------------------------------------------------------------------------------------------------------------- tuning
-
-
-def test_tuning_leaves_a_profile_that_the_next_answer_uses(specllama: Run, byte_pair: Pair) -> None:
-    """A profile kept under a name that `run` does not ask for."""
+def test_the_next_answer_uses_the_new_profile(specllama: Run, byte_pair: Pair) -> None:
+    """Prevents: a profile saved under a key that `run` does not look up."""
     told = specllama("tune", *byte_pair.options, "--quick")
     assert told.code == 0, told.err
     assert [line.split("\t")[:2] for line in told.out.splitlines()[:2]] == [["code", "default"], ["code", "0"]]
     assert "A pass over one token takes " in told.out
     assert "Kernel path: rearranged weights for the target, rearranged weights for the draft." in told.out
-    assert "kept for `run` and `chat` in " in told.err
+    assert SAVED in told.err
     used = specllama("run", *byte_pair.options, "hi", "-n", "3")
     assert used.err.startswith("tuned 20")
     assert HINT not in used.err
@@ -90,19 +87,19 @@ def test_tuning_leaves_a_profile_that_the_next_answer_uses(specllama: Run, byte_
 
 
 def test_the_json_of_tuning_is_the_profile(specllama: Run, byte_pair: Pair) -> None:
-    """Text among the data, or data that is no profile."""
+    """Prevents: text among the data; a profile that cannot be read."""
     result = specllama("tune", *byte_pair.options, "--quick", "--json")
     facts = json.loads(result.out)
     kept = json.loads(Path(facts["path"]).read_text())
     assert Profile.from_json(facts["profile"]) == Profile.from_json(kept["profile"])
     assert facts["failures"] == []
-    assert [path["target"]["name"] for path in facts["kernel_paths"]] == ["rearranged weights"]  # F32 has one alone
+    assert [path["target"]["name"] for path in facts["kernel_paths"]] == ["rearranged weights"]  # F32 has only one
 
 
-def test_what_was_measured_is_shown_where_it_cannot_be_kept(
+def test_figures_that_cannot_be_saved_are_still_shown(
     specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Minutes of measuring lost to a full disk, told as a defect of the program."""
+    """Prevents: minutes of measuring lost to a full disk, reported as a bug."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -111,14 +108,14 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(
     told = specllama("tune", "-m", str(byte_pair.target), "-t", "1", "--quick")
     assert told.code == 1
     assert "A pass over one token takes " in told.out
-    assert "the profile cannot be kept in " in told.err
-    assert "kept for `run`" not in told.err
+    assert "the profile cannot be written to " in told.err
+    assert SAVED not in told.err
 
 
-def test_a_disk_without_room_for_the_profile_is_told_before_minutes_of_measuring(
+def test_a_full_disk_is_found_before_measuring(
     specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five minutes of measuring for a profile that cannot be kept."""
+    """Prevents: minutes of measuring for a profile that cannot be saved."""
     monkeypatch.setattr(tuner, "measure", lambda *_: pytest.fail("something was measured"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     told = specllama("tune", *byte_pair.options, "--quick")
@@ -127,8 +124,8 @@ def test_a_disk_without_room_for_the_profile_is_told_before_minutes_of_measuring
     assert "XDG_STATE_HOME" in told.err.partition("hint: ")[2]
 
 
-def test_two_tunings_at_once_go_one_after_the_other(specllama: Run, byte_pair: Pair) -> None:
-    """Two programs that measure each other, and profiles that are wrong for as long as the models live."""
+def test_two_tunings_wait_for_each_other(specllama: Run, byte_pair: Pair) -> None:
+    """Prevents: two programs that disturb each other's figures."""
     words = ["tune", *byte_pair.options, "--quick"]
     with storage.only_one("tuning", storage.Silent()):
         other = subprocess.Popen([sys.executable, "-c", CALM, *words], stderr=subprocess.PIPE, text=True)
@@ -136,22 +133,22 @@ def test_two_tunings_at_once_go_one_after_the_other(specllama: Run, byte_pair: P
         assert other.stderr.readline() == "another specllama is working on tuning: waiting for it\n"
         assert other.poll() is None
     _, err = other.communicate(timeout=120)
-    assert (other.returncode, "kept for `run` and `chat` in " in err) == (0, True)
+    assert (other.returncode, SAVED in err) == (0, True)
     assert record_of(specllama("run", *byte_pair.options, "hi", "-n", "3", "--json"))["profile"] is not None
 
 
 def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) -> None:
-    """A division by the costs of a draft that is not there."""
+    """Prevents: a division by the costs of a missing draft."""
     alone = ["-m", str(byte_pair.target), "-t", "1"]
     assert specllama("tune", *alone, "--quick").code == 0
     record = record_of(specllama("run", *alone, "hi", "-n", "3", "--json"))
     assert (record["settings"]["spec_type"], record["settings"]["draft_n_max_auto"]) == ("lookup", True)
 
 
-def test_a_quick_tuning_looks_at_the_smallest_derived_draft_alone(
+def test_a_quick_tuning_measures_only_the_smallest_derived_draft(
     specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty seconds that take minutes, because of every draft that somebody made once."""
+    """Prevents: --quick that takes minutes because of every derived draft."""
     derived = []
     for name, n_bytes in (("coarse", 30), ("tiny", 10), ("fine", 20)):
         path = tmp_path / f"{name}.gguf"
@@ -173,27 +170,22 @@ def test_a_quick_tuning_looks_at_the_smallest_derived_draft_alone(
 def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
     terminal: Callable[..., Terminal], byte_pair: Pair, tmp_path: Path
 ) -> None:
-    """Half a profile, a child that goes on measuring, or a traceback."""
+    """Prevents: half a profile; a child that continues to measure; a traceback."""
     stopped = terminal("tune", *byte_pair.options)
-    stopped.wait_for(lambda t: "%" in t.text)  # any step: a fast machine is through with one between two drawings
+    stopped.wait_for(lambda t: "%" in t.text)  # of any step: a fast machine can finish one between two drawings
     stopped.interrupt()
     assert stopped.finish() == 130
     assert "Traceback" not in stopped.text
     assert not (tmp_path / "state" / "specllama" / "profiles").exists()
     whole = terminal(command=[sys.executable, "-c", CALM, "tune", *byte_pair.options, "--quick"], rows=40)
     assert whole.finish() == 0
-    assert "prompts" in whole.text
-    assert "accepted" in whole.text
-    assert "measuring" not in whole.text
+    assert [word in whole.text for word in ("prompts", "accepted", "measuring")] == [True, True, False]
 
 
-# ------------------------------------------------------------------------------------------------------ with a profile
-
-
-def test_the_text_is_the_targets_own_and_every_decision_is_on_record(
+def test_an_automatic_length_keeps_the_text_and_records_every_decision(
     specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
 ) -> None:
-    """An automatic length that changes the answer, or that nobody can check afterwards."""
+    """Prevents: an automatic length that changes the answer, or cannot be checked afterwards."""
     keep(PROFILE)
     args = ["run", *pair.options, *ASK, "--temp", "0"]
     record = record_of(specllama(*args, "--json"))
@@ -208,7 +200,7 @@ def test_the_text_is_the_targets_own_and_every_decision_is_on_record(
 
 
 def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
-    """Decisions that look at the clock (docs/design.md, invariant 7)."""
+    """Prevents: decisions that depend on the clock (docs/design.md, invariant 7)."""
     keep(PROFILE)
     args = ["run", *pair.options, *ASK, "--temp", "1.0"]
     assert specllama(*args).out == specllama(*args).out
@@ -217,7 +209,7 @@ def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Cal
 def test_the_profiles_kernel_paths_are_loaded(
     specllama: Run, pair: Pair, keep: Callable[[Profile], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Costs of one path steering another; blocks longer than the target was loaded for; probes of one row."""
+    """Prevents: costs of another kernel path; blocks longer than the target was loaded for; probes of one row."""
     loaded: list[LoadOptions] = []
     load = llama.load
 
@@ -235,10 +227,10 @@ def test_the_profiles_kernel_paths_are_loaded(
     assert (target.max_block, draft.max_block) == (17, PROBE_TOKENS)
 
 
-def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
+def test_a_kernel_path_that_is_missing_here_is_noted_and_the_default_used(
     specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
 ) -> None:
-    """An answer that fails, or costs of AMX steering what runs without it, and nobody is told."""
+    """Prevents: an answer that fails; costs of AMX used without AMX."""
     keep(replace(PROFILE, draft_path=KernelPath(placed=(("q4_K", "NO_SUCH_BUFFER"),))))
     reason = "it needs NO_SUCH_BUFFER, which the installed llama.cpp does not have"
     told = specllama("run", *pair.options, *ASK)
@@ -250,14 +242,14 @@ def test_a_path_that_cannot_be_set_here_is_told_and_the_default_one_taken(
 
 
 def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
-    """Slower than plain decoding although tuning knew it."""
+    """Prevents: answers slower than plain decoding although tuning measured it."""
     keep(replace(PROFILE, costs=DEAR))
     record = record_of(specllama("run", *pair.options, *ASK, "--json"))
     assert record["settings"]["spec_type"] == "lookup"
     assert record["models"]["draft"] is None
     assert "only lookups draft" in specllama("run", *pair.options, *ASK).err
     named = record_of(specllama("run", *pair.options, *ASK, "--spec-type", "draft-simple", "--json"))
-    assert named["models"]["draft"] is not None  # whoever names it, gets it
+    assert named["models"]["draft"] is not None
 
 
 @pytest.mark.parametrize(
@@ -268,10 +260,10 @@ def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, pair: Pair, keep:
         (["--spec-type", "none"], "none", 4),
     ],
 )
-def test_whoever_decides_the_length_gets_no_profile(
+def test_explicit_options_switch_the_profile_off(
     specllama: Run, pair: Pair, keep: Callable[[Profile], Path], args: list[str], strategy: str, n_max: int
 ) -> None:
-    """An option that is silently overruled."""
+    """Prevents: an option that the profile overrides."""
     keep(PROFILE)
     record = record_of(specllama("run", *pair.options, *ASK, *args, "--json"))
     settings = record["settings"]
@@ -279,15 +271,12 @@ def test_whoever_decides_the_length_gets_no_profile(
     assert (settings["draft_n_max_auto"], record["profile"]) == (False, None)
 
 
-# --------------------------------------------------------------------------------------------------- without a profile
-
-
-def test_without_a_profile_the_length_is_fixed_and_people_get_a_hint(specllama: Run, pair: Pair) -> None:
-    """A newcomer who never learns of tuning, or a script that gets advice on stderr."""
+def test_without_a_profile_the_length_is_fixed_and_text_output_has_a_hint(specllama: Run, pair: Pair) -> None:
+    """Prevents: a user who never learns of tuning; a script that gets advice on stderr."""
     args = ["run", *pair.options, *ASK]
-    told = specllama(*args)
-    assert told.err.endswith(f"{HINT}-m {pair.target} -md {pair.draft}` finds out what pays on this machine\n")
-    assert told.err.count("\n") == 3  # figures, that it was cut at -n, the hint
+    *_, hint = (lines := specllama(*args).err.splitlines())
+    assert hint.startswith(f"{HINT}-m {pair.target} -md {pair.draft}` ")
+    assert len(lines) == 3  # figures, the note about -n, the hint
     for quiet in (["-q"], ["--json"], ["--jsonl"], ["--draft-max", "4"], ["--spec-type", "none"]):
         assert HINT not in specllama(*args, *quiet).err
     settings = record_of(specllama(*args, "--json"))["settings"]
@@ -295,7 +284,7 @@ def test_without_a_profile_the_length_is_fixed_and_people_get_a_hint(specllama: 
 
 
 def test_a_stale_profile_is_named_and_not_used(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
-    """Costs of another build deciding from now on, or a profile that vanishes without a word."""
+    """Prevents: costs of another build; a profile that is ignored without a note."""
     path = keep(PROFILE)
     record = json.loads(path.read_text())
     record["circumstances"]["the CPU"] = "another"

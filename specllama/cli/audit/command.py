@@ -1,10 +1,11 @@
-"""`specllama audit`: proof on this machine, with this pair, that drafts change nothing."""
+"""`specllama audit`: checks on this machine that drafts do not change the output of a pair."""
 
 from __future__ import annotations
 
 import os
 import platform
 import secrets
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -43,23 +44,20 @@ from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.setup import Models, Setup
 from specllama.prompts.short import short_prompts
 
-MOST_TOKENS = 100  # in a law: every branch of every draw is taken
+MOST_TOKENS = 100  # in a distribution: every branch of every draw is taken
 ALL_RULES = ",".join(RULES)
 FORMATS = ("md", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDrafting:
-    """What is audited."""
+    """The strategies and rules to audit."""
 
     title: ClassVar[str] = "Drafting"
 
     spec_type: Annotated[
         str,
-        replace(
-            shared.SPEC_TYPE,
-            help="Strategies to audit, separated by commas; auto takes all that this pair can use.",
-        ),
+        replace(shared.SPEC_TYPE, help="Strategies to audit, separated by commas; auto: all that this pair can use."),
     ] = "auto"
     verify_rule: Annotated[
         Any,
@@ -73,9 +71,7 @@ class AuditDrafting:
     spec_draft_n_max: Annotated[
         int,
         replace(
-            shared.DRAFT_N_MAX,
-            help="Greedy answers are compared for every longest draft from 1 to N.",
-            check=whole(1, 32),
+            shared.DRAFT_N_MAX, help="Compare greedy answers for every longest draft from 1 to N.", check=whole(1, 32)
         ),
     ] = AUDIT
     spec_draft_p_min: Annotated[float, shared.DRAFT_P_MIN] = 0.0
@@ -84,41 +80,36 @@ class AuditDrafting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """How thoroughly, and in which form."""
+    """How thoroughly to audit, and where to report."""
 
     title: ClassVar[str] = "Audit"
 
-    quick: Annotated[bool, Option("--quick", "A minute or two instead of many.")] = False
+    quick: Annotated[bool, Option("--quick", "Audit for a minute or two.")] = False
     self_test: Annotated[
-        bool, Option("--self-test", "Then break the rules one by one, and see whether the audit notices each.")
+        bool, Option("--self-test", "Then break the rules one by one and check that the audit detects each fault.")
     ] = False
-    seed: Annotated[
-        int,
-        replace(shared.SEED, check=whole(-1, 2**63 - 1)),
-    ] = 0
+    seed: Annotated[int, replace(shared.SEED, check=whole(-1, 2**63 - 1))] = 0
     format: Annotated[str, Option("--format FORM", "Form of the report, md or json.", word(*FORMATS))] = "md"
     json: Annotated[bool, Option("--json", "The same as --format json.")] = False
     output: Annotated[
-        str | None, Option("-o --output FILE", "Write the report into a file; stdout gets the verdict.")
+        str | None, Option("-o --output FILE", "Write the report to a file; stdout gets the verdict.")
     ] = None
-    quiet: Annotated[bool, Option("-q --quiet", "The report and errors, nothing else.")] = False
-    verbose: Annotated[bool, Option("-v --verbose", "Say the models, and pass on llama.cpp's log.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "Only the report and errors.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "Show the models and llama.cpp's log.")] = False
     color: Color = "auto"
 
 
 @with_options
 def audit(
-    models: PairOptions,
-    drafting: AuditDrafting,
-    sampling: LawOptions,
-    hardware: HardwareOptions,
-    options: AuditOptions,
+    models: PairOptions, drafting: AuditDrafting, sampling: LawOptions, hardware: HardwareOptions, options: AuditOptions
 ) -> None:
-    """Check on a real pair that drafts change nothing: four independent looks, and a self-test that breaks the rules.
+    """Check on a real pair that drafts do not change the output, with four independent tests.
 
-    Greedy answers with drafts against plain ones, where two part with a control that has no draft at all. The exact
-    law of what the engine emits, every branch of every random choice taken, against the target's law. Real draws,
-    counted. The KV after rejections. Exit code 0: nothing is wrong; 1: something is; Ctrl-C reports what was done.
+    Greedy: answers with drafts equal plain ones; where they differ, a control without a draft decides. Exact: the
+    distribution of the emitted tokens, over every branch of every random choice, equals the target's. Draws: real
+    samples pass a chi-square test. KV cache: rejected tokens leave no trace.
+
+    Exit code 0: no fault found; 1: a fault found. Ctrl-C reports the finished part.
     """
     form = "json" if options.json else options.format
     out = open_output(
@@ -126,13 +117,13 @@ def audit(
     )
     _require_writable(options.output)
     _require_narrow(sampling)
-    names = _wanted(drafting.spec_type)
+    # None: all that the pair can use.
+    names = None if drafting.spec_type == "auto" else tuple(drafting.spec_type.split(","))
     listener = Said(out)
-    wanted = _for_loading(names, drafting)
-    ask = Ask(names=names_of(models), drafting=wanted, hardware=hardware_of(hardware))
+    ask = Ask(names=names_of(models), drafting=_for_loading(names, drafting), hardware=hardware_of(hardware))
     setup = pair_setup.prepare(pair_setup.choose(ask, listener), listener)
     setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
-    # Blocks as long as those of greedy answers, and of the control.
+    # Long enough for greedy answers and for the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, AUDIT + 1)
     setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
     require_known(sampling.params.logit_bias, setup.target.header.n_vocab)
@@ -148,11 +139,8 @@ def audit(
         raise typer.Exit(INTERRUPTED)
 
 
-# ------------------------------------------------------------------------------------------- before anything is loaded
-
-
 def _require_writable(name: str | None) -> None:
-    """Raise UsageError where the report could not be written when it is done, minutes from now."""
+    """Raise UsageError if `--output` cannot be written, before the minutes of the audit."""
     if name is None:
         return
     path = Path(name)
@@ -160,7 +148,7 @@ def _require_writable(name: str | None) -> None:
     reason = (
         "it is a folder" if path.is_dir()
         else "there is no such folder" if not folder.is_dir()
-        else "it may not be written" if not os.access(path if path.exists() else folder, os.W_OK)
+        else "permission denied" if not os.access(path if path.exists() else folder, os.W_OK)
         else ""
     )  # fmt: skip
     if reason:
@@ -168,29 +156,24 @@ def _require_writable(name: str | None) -> None:
 
 
 def _require_narrow(sampling: LawOptions) -> None:
-    """Raise UsageError where laws would be too wide to take every branch."""
+    """Raise UsageError if a distribution has too many tokens to take every branch."""
     if sampling.temp > 0 and not 0 < sampling.top_k <= MOST_TOKENS:
         raise UsageError(
-            f"--top-k is {sampling.top_k}: the audit takes every branch, so laws may hold 1 to {MOST_TOKENS} tokens",
-            hint="give --top-k 40, for example",
+            f"--top-k is {sampling.top_k} (the audit takes every branch: expected 1 to {MOST_TOKENS})",
+            hint="for example --top-k 40",
         )
 
 
-def _wanted(spec_type: str) -> tuple[str, ...] | None:
-    """The strategies that were named; None = all that the pair can use."""
-    return None if spec_type == "auto" else tuple(spec_type.split(","))
-
-
 def _for_loading(names: tuple[str, ...] | None, drafting: AuditDrafting) -> Drafting:
-    """What to load: the draft, if any of the strategies needs it. A profile's kernel path is used as `run` uses it."""
+    """What to load: the draft, if one of the strategies needs it."""
     needing = [name for name in names or () if REGISTRY[name].needs_model]
-    needing.sort(key=lambda name: name != TRANSLATED)  # a draft that speaks the target's ids can be used by all
+    needing.sort(key=lambda name: name != TRANSLATED)  # a draft in the target's ids serves every strategy
     spec_type = "auto" if names is None else (needing or list(names))[0]
     return Drafting(spec_type=spec_type, length=DraftLength(drafting.spec_draft_n_max))
 
 
 def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
-    """The pair as `run` uses it: on the kernel paths of its profile, and with its draft unless one was named."""
+    """The pair as `run` uses it: with the kernel paths of its profile, and the profile's draft unless one is named."""
     tuned = pair_setup.tuned(setup, any_strategy=False)
     if tuned.stale:
         out.note(f"note: the profile of this pair is not used: {tuned.stale}")
@@ -200,12 +183,11 @@ def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
     if keep_draft:
         tuned = replace(tuned, draft=setup.draft, profile=pair_setup.profile_for(setup.draft, setup, profile))
     draft = "" if tuned.draft is None else f", with the draft {tuned.draft.path.stem}"
-    out.note(f"audited is the pair as tuned {profile.made[:10]}{draft}")
+    out.note(f"auditing the pair as tuned {profile.made[:10]}{draft}")
     return tuned
 
 
 def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
-    """The strategies to audit; plain decoding only where it was named."""
     if names is not None:
         return names
     usual = (name for name in REGISTRY if name not in ("none", SIMPLE if model_strategy == TRANSLATED else TRANSLATED))
@@ -213,14 +195,11 @@ def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, model_strateg
 
 
 def _with_sums(setup: Setup, out: Output) -> Setup:
-    """The setup with the SHA-256 of its files: a report that cannot say of what it is proves little."""
+    """The setup with the SHA-256 of its files, for the report."""
     with watching(out) as watch:
         target = replace(setup.target, sha256=storage.checksum(setup.target.path, watch))
         draft = setup.draft and replace(setup.draft, sha256=storage.checksum(setup.draft.path, watch))
     return replace(setup, target=target, draft=draft)
-
-
-# ------------------------------------------------------------------------------------------------------------ the work
 
 
 def _audit(
@@ -231,10 +210,9 @@ def _audit(
     options: AuditOptions,
     out: Output,
 ) -> AuditReport | None:
-    """Load and audit; None where the loading was interrupted."""
+    """Load and audit; None if loading was interrupted."""
     cancel = Cancel()
     effort = QUICK if options.quick else FULL
-    seed = secrets.randbits(32) if options.seed < 0 else options.seed
     with ExitStack() as stack:
         stack.enter_context(interruptible(cancel, lambda: None))
         try:
@@ -262,18 +240,19 @@ def _audit(
                 p_min=drafting.spec_draft_p_min,
                 temperature=drafting.draft_temp,
             ),
-            seed=seed,
+            seed=secrets.randbits(32) if options.seed < 0 else options.seed,
             piece=target.vocab.piece,
             cancel=cancel,
         )
         about = _about(setup, models, subject, options)
-        progress = _Latest()
-        steps = auditing.run(subject, effort, about, self_test=options.self_test, tell=progress.hear)
-        return _watched(steps, progress, cancel, out)
+        heard: deque[auditing.AuditProgress] = deque(maxlen=1)
+        steps = auditing.run(subject, effort, about, self_test=options.self_test, tell=heard.append)
+        return _watched(steps, heard, cancel, out)
 
 
 def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOptions) -> dict[str, object]:
     """Everything that decides the result."""
+    cpu, profile = this_cpu(), setup.profile
     return {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": options.quick,
@@ -288,8 +267,15 @@ def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOp
             "draft_temperature": subject.drafting.temperature,
         },
         "versions": versions(llama.build_info()),
-        "machine": _machine(),
-        "tuned": _tuned(setup),
+        "machine": {
+            "cpu": cpu.model,
+            "features": sorted(cpu.features),
+            "n_cores": physical_cores(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "devices": [device.name for device in llama.build_info().devices],
+        },
+        "tuned": profile
+        and {"made": profile.made, "draft_chosen": setup.draft is not None and setup.draft.path == profile.derived},
         "models": {
             "target": describe_model(setup.target, models.target),
             "draft": describe_model(setup.draft, models.loaded_draft) if setup.draft and models.loaded_draft else None,
@@ -297,41 +283,16 @@ def _about(setup: Setup, models: Models, subject: AuditSubject, options: AuditOp
     }
 
 
-def _tuned(setup: Setup) -> dict[str, object] | None:
-    """Which profile decided how the pair is loaded, and whether the draft is one that it chose."""
-    profile = setup.profile
-    if profile is None:
-        return None
-    return {"made": profile.made, "draft_chosen": setup.draft is not None and setup.draft.path == profile.derived}
-
-
-def _machine() -> dict[str, object]:
-    """Where this runs."""
-    cpu = this_cpu()
-    return {
-        "cpu": cpu.model,
-        "features": sorted(cpu.features),
-        "n_cores": physical_cores(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "devices": [device.name for device in llama.build_info().devices],
-    }
-
-
-@dataclass(slots=True)
-class _Latest:
-    """What the auditing thread said last of how far it is; between two items of its own it may compute for long."""
-
-    progress: auditing.AuditProgress | None = None
-
-    def hear(self, progress: auditing.AuditProgress) -> None:
-        """Called in that thread."""
-        self.progress = progress
-
-
 def _watched(
-    steps: Iterator[auditing.AuditProgress | AuditReport], latest: _Latest, cancel: Cancel, out: Output
+    steps: Iterator[auditing.AuditProgress | AuditReport],
+    heard: deque[auditing.AuditProgress],
+    cancel: Cancel,
+    out: Output,
 ) -> AuditReport:
-    """Run the audit in a second thread and show how far it is; returns the report."""
+    """Run the audit in a second thread and show its progress; returns the report.
+
+    `heard`: the latest progress, which the audit also reports between the items of `steps`.
+    """
     report: AuditReport | None = None
     said = ""
     with StatusLine(out) as status, Worker(steps, cancel) as worker:
@@ -340,27 +301,20 @@ def _watched(
                 if isinstance(item, AuditReport):
                     report = item
                     continue
-                latest.hear(item)
+                heard.append(item)
                 if not out.live and item.doing != said:  # a log gets a line for every section
                     out.note(f"{item.doing} ...")
                 said = item.doing
-            if (now := latest.progress) is not None:
-                status.show(now.doing, now.share, _left(now.left_s))
+            if heard:
+                now, seconds = heard[0], heard[0].left_s or 0.0
+                left = f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+                status.show(now.doing, now.share, "" if now.left_s is None else left)
     assert report is not None, "the last item is the report"
     return report
 
 
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
-
-
-# ---------------------------------------------------------------------------------------------------------- the report
-
-
 def _deliver(report: AuditReport, form: str, file: str | None, out: Output) -> None:
-    """Print the report, or write it and print the verdict."""
+    """Print the report, or write it to `file` and print the verdict."""
     text = to_json(report.to_json()) if form == "json" else markdown(report)
     if file is None:
         out.line(text)
@@ -368,7 +322,7 @@ def _deliver(report: AuditReport, form: str, file: str | None, out: Output) -> N
     try:
         storage.write_text(Path(file), text + "\n")
     except OSError as error:
-        out.line(text)  # minutes of work are not thrown away
+        out.line(text)
         raise SpecllamaError(
             f"--output {file} cannot be written: {error.strerror}", hint="the report is on stdout instead"
         ) from None

@@ -1,4 +1,4 @@
-"""The audit's report for people: Markdown that reads well as it stands, and the verdict in one sentence."""
+"""The audit's report as Markdown, and its verdict in one sentence."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, K
 from specllama.cli.screen.output import in_one_line
 from specllama.cli.screen.tables import markdown_table
 
-WIDTH = 79  # of prose: a report is also read in terminals
+WIDTH = 79  # of prose, for terminals
 
 
 def sentence(report: AuditReport) -> str:
-    """What came out, in one sentence."""
-    part = " as far as it came (it was interrupted)" if report.partial else ""
+    """The verdict in one sentence."""
+    part = " in the finished part (the audit was interrupted)" if report.partial else ""
     if report.bugs:
         many = f" and {len(report.bugs) - 1} more" if len(report.bugs) > 1 else ""
         return f"NOT EXACT{part}: {report.bugs[0]}{many}"
     if not (report.greedy or report.laws):
-        return "Nothing was audited: it was interrupted before anything was done."
+        return "Nothing was audited: the audit was interrupted before its first result."
     ties = sum(run.difference is not None for run in report.greedy)
-    told = f", but for {ties} near-tie{'s' * (ties > 1)} of this build" if ties else ""
+    told = f", except for {ties} near-tie{'s' * (ties > 1)} of this build" if ties else ""
     gaps = f" Not shown: {'; '.join(report.gaps)}." if report.gaps else ""
-    return f"Exact{part}: nothing that drafts emit differs from the target's own{told}.{gaps}"
+    return f"Exact{part}: the output with drafts equals the target's own{told}.{gaps}"
 
 
 def _prose(text: str) -> Iterator[str]:
@@ -41,7 +41,7 @@ def markdown(report: AuditReport) -> str:
     """The whole report."""
     lines = ["# Audit", "", *_prose(f"**{sentence(report)}**")]
     if report.partial:
-        lines += _prose("PARTIAL: the audit was interrupted; what stands here was done, and nothing else.")
+        lines += _prose("PARTIAL: the audit was interrupted. The report covers only the finished part.")
     lines += _about(report)
     if report.greedy:
         lines += _greedy(report.greedy)
@@ -54,7 +54,7 @@ def markdown(report: AuditReport) -> str:
     if report.faults is not None:
         lines += _faults(report)
     if report.bugs:
-        lines += ["## What is wrong", "", *(line for bug in report.bugs for line in _item(bug)), ""]
+        lines += ["## Faults", "", *(line for bug in report.bugs for line in _item(bug)), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -66,8 +66,8 @@ def _about(report: AuditReport) -> Iterator[str]:
             yield from _item(f"{role}: {model['file']} ({model['description']})")
             yield f"  SHA-256 {model['sha256']}"
     if tuned := about.get("tuned"):
-        draft = " and the draft that it chose" if tuned["draft_chosen"] else ""
-        yield from _item(f"as `specllama run` uses the pair: with the profile of {tuned['made'][:10]}{draft}")
+        draft = " and the draft that the profile chose" if tuned["draft_chosen"] else ""
+        yield from _item(f"loaded as by `specllama run`: with the profile of {tuned['made'][:10]}{draft}")
     if settings:
         law = ", ".join(f"{name} {settings[name]}" for name in ("temperature", "top_k", "top_p", "min_p"))
         yield from _item(f"settings: {law}; seed {about['seed']}")
@@ -92,7 +92,7 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
     yield from ("## Greedy: the same text with and without drafts", "")
     yield from _prose(
         f"{same} of {_n(len(runs), 'answer')} ({_n(n_prompts, 'prompt')}, K = {min(run.n_max for run in runs)} to "
-        f"{max(run.n_max for run in runs)}) are the plain ones token by token; "
+        f"{max(run.n_max for run in runs)}) equal the plain ones token by token; "
         f"{sum(run.n_accepted for run in runs)} of {_n(sum(run.n_drafted for run in runs), 'drafted token')} were "
         "accepted."
     )
@@ -100,45 +100,40 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
     if not parted:
         return
     yield from _prose(
-        "Where texts part, the control reads the same text without any draft, token by token and in blocks. If blocks "
-        "move the two logits against each other by half of their gap, or more, it is a near-tie of this build; "
-        "anything else is a bug. In the very blocks of the answer, read again without a draft, the gap is the last "
-        "figure. A negative gap means they pick the other token."
+        "Where two texts differ, the control reads the text without a draft, token by token and in blocks. If blocks "
+        "change the difference of the two logits by half of their gap or more, it is a near-tie of this build; "
+        "anything else is a bug. The last figure is the gap in the blocks of the answer, read again without a draft. "
+        "A negative gap means they pick the other token."
     )
     for run, found in parted:
         yield from _item(
             f"{'near-tie' if found.near_tie else 'BUG'}: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max}, "
             f"token {found.at}: {found.plain_text!r} plain, {found.our_text!r} with drafts; gap {found.gap:.4f}, of "
-            f"the top two {found.top_gap:.4f}; blocks move it by {found.moved:.4f}; same blocks {found.reread:.4f}"
+            f"the top two {found.top_gap:.4f}; blocks change it by {found.moved:.4f}; same blocks {found.reread:.4f}"
         )
     yield ""
 
 
 def _laws(report: AuditReport) -> Iterator[str]:
     n_contexts, n_open = (max(getattr(row, name) for row in report.laws) for name in ("n_contexts", "n_open"))
-    yield from ("## Sampling: the exact law of what is emitted", "")
+    yield from ("## Sampling: the exact distribution of the output", "")
     yield from _prose(
-        "Every branch of every random choice is taken, of the drafter and of the verifier, and the weights of all "
-        "paths are added up; p comes from the target's logits by a second sampler that shares no code with the first. "
-        "`error` is the largest of a probability of the first token, `TV` the total variation of whole blocks of up to "
-        f"K drafted tokens and one more; at most {LAW_BOUND:g} passes. In {n_open} of {_n(n_contexts, 'context')} p "
-        "has more than one token."
+        "Every branch of every random choice of the drafter and the verifier is taken, and the probabilities of all "
+        "paths are added up. p comes from the target's logits by a second sampler that shares no code with the first. "
+        "`error`: the largest error of a probability of the first token. `TV`: the total variation of whole blocks of "
+        f"up to K drafted tokens and one more; at most {LAW_BOUND:g} passes. In {n_open} of "
+        f"{_n(n_contexts, 'context')} p has more than one token."
     )
-    rows = []
-    for row in report.laws:
-        distance = row.distance
-        rows.append(
-            (
-                f"{row.strategy}, {row.rule}",
-                str(row.n_contexts),
-                str(row.n_drafted_in),
-                str(row.longest),
-                str(row.n_branches),
-                f"{distance.first_error:.0e}",
-                f"{distance.tv:.0e}",
-                "exact" if row.sound else "NOT P",
-            )
+    rows = [
+        (
+            f"{row.strategy}, {row.rule}",
+            *(str(count) for count in (row.n_contexts, row.n_drafted_in, row.longest, row.n_branches)),
+            f"{row.distance.first_error:.0e}",
+            f"{row.distance.tv:.0e}",
+            "exact" if row.sound else "NOT P",
         )
+        for row in report.laws
+    ]
     yield from markdown_table(("", "texts", "draft", "K", "paths", "error", "TV", ""), rows)
     yield ""
 
@@ -160,10 +155,10 @@ def _draw_row(row: DrawRow, name: str) -> tuple[str, ...]:
 def _draws(report: AuditReport) -> Iterator[str]:
     yield from ("## Sampling: real draws, counted", "")
     yield from _prose(
-        "Chi-square of the first two tokens of many answers from the same contexts, and of where the tokens of long "
-        f"answers lie in their laws. A p-value below {SURPRISE:g} would be no accident. `seen from` is the power: a "
-        f"bias of that TV, in every context, would have been seen with a chance of {100 * POWER:.0f} % or more; "
-        "smaller ones are for the exact laws above."
+        "Chi-square tests of the first two tokens of many answers from the same contexts, and of the quantiles of the "
+        f"tokens of long answers. A p-value below {SURPRISE:g} is a fault. `seen from` is the power: a bias of this "
+        f"TV in every context is detected with a probability of {100 * POWER:.0f} % or more. The exact test above "
+        "covers smaller ones."
     )
     rows = [_draw_row(row, f"{row.strategy}, {row.rule}") for row in report.draws]
     rows += [_draw_row(row, "all, along answers") for row in report.along]
@@ -172,27 +167,22 @@ def _draws(report: AuditReport) -> Iterator[str]:
 
 
 def _kv(found: Sequence[KvRow]) -> Iterator[str]:
-    yield from ("## KV: what was rejected leaves no trace", "")
+    yield from ("## KV: rejected tokens leave no trace", "")
     yield from _prose(
-        "The largest difference of a logit behind the KV after random accepts and rejects, from a KV that read the "
-        "same blocks with other tokens in the rejected places (`same`); for comparison, from one that never read them, "
-        "so that its blocks are narrower (`unread`), and from one with a single wrong token (`wrong`)."
+        "The largest difference of a logit after random accepts and rejects, from a KV cache that read the same blocks "
+        "with other tokens in the rejected places (`same`). For comparison: from one that never read the rejected "
+        "tokens and has narrower blocks (`unread`), and from one with a single wrong token (`wrong`)."
     )
     rows = []
     for key in dict.fromkeys((row.strategy, row.model) for row in found):
         these = [row for row in found if (row.strategy, row.model) == key]
-        asked = [row for row in these if not row.full]
-        rows.append(
-            (
-                f"{key[1]}, {key[0]}",
-                str(sum(row.n_steps for row in these)),
-                str(sum(row.n_dropped for row in these)),
-                f"{max(row.difference for row in asked):.2g}" if asked else "full",
-                f"{max(row.narrow for row in asked):.2g}" if asked else "full",
-                f"{min(row.wrong for row in asked):.2g}" if asked else "full",
-                "clean" if all(row.sound for row in these) else "A TRACE",
-            )
-        )
+        n_steps, n_dropped = sum(row.n_steps for row in these), sum(row.n_dropped for row in these)
+        figures = ["full"] * 3
+        if asked := [row for row in these if not row.full]:
+            same, unread = max(row.difference for row in asked), max(row.narrow for row in asked)
+            figures = [f"{value:.2g}" for value in (same, unread, min(row.wrong for row in asked))]
+        verdict = "clean" if all(row.sound for row in these) else "A TRACE"
+        rows.append((f"{key[1]}, {key[0]}", str(n_steps), str(n_dropped), *figures, verdict))
     yield from markdown_table(("", "steps", "dropped", "same", "unread", "wrong", ""), rows)
     yield ""
 
@@ -200,8 +190,8 @@ def _kv(found: Sequence[KvRow]) -> Iterator[str]:
 def _faults(report: AuditReport) -> Iterator[str]:
     faults = report.faults or ()
     yield from ("## Self-test: rules broken on purpose", "")
-    yield from _prose(f"{sum(fault.caught for fault in faults)} of {len(faults)} were noticed.")
+    yield from _prose(f"{sum(fault.caught for fault in faults)} of {len(faults)} were detected.")
     for fault in faults:
-        told = "noticed" if fault.caught else "MISSED"
+        told = "detected" if fault.caught else "MISSED"
         yield from _item(f"{told} ({fault.section}: {fault.figure}): {fault.fault}")
     yield ""

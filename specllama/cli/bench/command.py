@@ -1,4 +1,4 @@
-"""`specllama bench`: what drafting gains on this machine, measured against plain decoding; or two reports compared."""
+"""`specllama bench`: drafts measured against plain decoding on this machine; and two reports compared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -36,7 +36,7 @@ from specllama.cli.bench.options import (
     BenchRuns,
     BenchSampling,
 )
-from specllama.cli.bench.view import clock, comparison_lines, csv_lines, event_lines, report_lines
+from specllama.cli.bench.view import clock, comparison_lines, csv_lines, event_line, report_lines
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.record import versions
 from specllama.cli.screen.keyboard import silent_keyboard
@@ -48,10 +48,10 @@ from specllama.drafters.length import AUTO_LENGTH, BENCH, DraftLength
 from specllama.llama import build_info
 from specllama.prompts.load import BenchPrompt, built_in, read
 
-SHORT_S = 180.0  # a budget for fewer settings than usual
+SHORT_S = 180.0  # below this budget, fewer settings are compared by default
 WRITE_ONE = "write a report with: specllama bench --output FILE.json"
-COMPARE = "compare"  # in the place of a pair's name
-GAP_S = 0.5  # between two looks at what the measuring thread says: drawing takes time from it
+COMPARE = "compare"  # in place of a pair's name
+GAP_S = 0.5  # between two drawings, which take time from the measuring thread
 
 
 @with_options
@@ -63,13 +63,13 @@ def bench(
     hardware: BenchHardware,
     options: BenchOutput,
 ) -> None:
-    """Measure what drafting gains here: every setting against plain decoding, prompt by prompt, one verdict.
+    """Measure the speed of every setting against plain decoding, and give one verdict.
 
-    All settings answer the same prompts in turn, from empty caches, so that a machine that slows down slows all of
-    them alike. The matrix is fixed before the first run; the best setting is picked on one half of the prompts and
-    confirmed on the other. Ctrl-C keeps and reports what was measured.
+    All settings answer the same prompts in turn, from empty KV caches, so that a machine that slows down affects them
+    equally. The runs are fixed before the first one. The best setting is picked on one half of the prompts and
+    confirmed on the other. Ctrl-C reports the runs so far.
 
-    `specllama bench compare A.json B.json` sets two reports side by side.
+    `specllama bench compare A.json B.json` compares two reports.
     """
     output = open_output(color=options.color, quiet=options.quiet, verbose=options.verbose)
     if models.pair == COMPARE:
@@ -77,15 +77,20 @@ def bench(
         return
     if models.files:
         raise UsageError(
-            f"got unexpected extra argument ({models.files[0]})", hint="`specllama bench compare A.json B.json`?"
+            f"got unexpected extra argument ({models.files[0]})",
+            hint="to compare reports: specllama bench compare A.json B.json",
         )
     drafting, sampling = _swept(drafting, sampling, runs)
-    target = _Target.of(options)
+    target = _target(options.output)
     if options.plots is not None:
         bench_plots.prepare(storage.meant(options.plots))
     prompts = _prompts(runs)
     subject = prepare(models, drafting, sampling, hardware, runs, output)
     wishes = wishes_of(subject, drafting, sampling, hardware, runs)
+    settings: dict[str, object] = {}
+    for group in (models, runs, drafting, sampling, hardware):
+        settings |= asdict(group)
+    settings["spec_draft_n_max"] = [each.to_json() for each in drafting.spec_draft_n_max]
     llama.set_log(None)
     job = BenchJob(
         wishes=wishes,
@@ -98,39 +103,32 @@ def bench(
         machine=machine.look(),
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=shlex.join(["specllama", *sys.argv[1:]]),
-        settings=_settings(
-            models,
-            runs,
-            replace(drafting, spec_draft_n_max=[each.to_json() for each in drafting.spec_draft_n_max]),
-            sampling,
-            hardware,
-        ),
+        settings=json.loads(to_json(settings)),  # tuples become lists, as in a file
         versions=versions(build_info()),
         warnings=(subject.without_auto,) if subject.without_auto else (),
     )
     cancel = Cancel()
     try:
-        found = _measure(job, Opener(subject, hardware, wishes.loads, cancel), cancel, options, output)
+        report, failure = _measure(job, Opener(subject, hardware, wishes.loads, cancel), cancel, options, output)
     except Interrupted as stopped:
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
-    report = found.report
-    with ExitStack() as each:  # what cannot be shown is written all the same, and drawn
+    with ExitStack() as each:  # a report that cannot be shown is still written and drawn
         each.callback(_plot, report, options, output)
-        each.callback(target.write, report, output)
+        each.callback(_write, target, report, output)
         if options.format == "md":
             _show(report, output, full=options.verbose)
-        elif options.format != "jsonl":  # its lines are out already
+        elif options.format != "jsonl":  # its lines were printed during the runs
             for line in _lines(report, options.format):
                 output.line(line)
-    if found.failure is not None:
-        raise found.failure
+    if failure is not None:
+        raise failure
     if report.partial and cancel.is_set():
         raise typer.Exit(INTERRUPTED)
 
 
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
-    """The options with the default lengths and temperatures: fewer where the budget is small."""
+    """The options with default lengths and temperatures, fewer for a short budget."""
     is_short = runs.budget is not None and runs.budget < SHORT_S
     if drafting.spec_draft_n_max is None:
         drafting = replace(drafting, spec_draft_n_max=(*map(DraftLength, (0, 4) if is_short else BENCH), AUTO_LENGTH))
@@ -140,7 +138,6 @@ def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) ->
 
 
 def _plot(report: BenchReport, options: BenchOutput, output: Output) -> None:
-    """The plots as files, where a folder was named."""
     if options.plots is None:
         return
     written = bench_plots.write(report, storage.meant(options.plots))
@@ -149,16 +146,8 @@ def _plot(report: BenchReport, options: BenchOutput, output: Output) -> None:
         output.note(f"note: nothing was measured for the plots {', '.join(written.missing)}")
 
 
-def _settings(*groups: object) -> dict[str, object]:
-    """Every option's value."""
-    found: dict[str, object] = {}
-    for group in groups:
-        found.update(asdict(group))  # type: ignore[call-overload]  # every group is a dataclass
-    return json.loads(to_json(found))  # type: ignore[no-any-return]  # tuples become lists, as in a file
-
-
 def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
-    """Our own prompts, or those of a file; of the classes that were asked for."""
+    """The built-in prompts or those of `--prompts`, filtered by `--category`."""
     if runs.prompts is None:
         return built_in(runs.category)
     found = read(Path(runs.prompts))
@@ -167,69 +156,60 @@ def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
     known = sorted({prompt.category for prompt in found})
     for name in runs.category:
         if name not in known:
-            raise UsageError(f"--category {name} is not in {runs.prompts}", hint=f"there are: {', '.join(known)}")
+            raise UsageError(f"--category {name} is not in {runs.prompts}", hint=f"it has: {', '.join(known)}")
     return tuple(prompt for prompt in found if prompt.category in runs.category)
 
 
 def _lines(report: BenchReport, format: str) -> list[str]:
-    """The full report in one of the formats, as a file holds it."""
+    """The full report in one of the formats."""
     if format == "json":
         return [to_json(to_plain(report))]
     if format == "jsonl":
         events: list[BenchPlan | BenchRun | BenchReport] = [report.plan, *report.runs, report]
-        return [line for event in events for line in event_lines(event)]
+        return [event_line(event) for event in events]
     return csv_lines(report) if format == "csv" else report_lines(report, full=True)
 
 
 def _show(report: BenchReport, output: Output, *, full: bool) -> None:
-    """The report for a person: on a terminal, prose is broken between words, and tables never."""
+    """The report as Markdown. On a terminal prose is wrapped and tables are not."""
     for line in report_lines(report, full=full, width=output.out.width or None):
         (output.line if line.startswith("|") else output.prose)(line)
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The file of `--output`, found writable before minutes are spent."""
+def _target(name: str | None) -> Path | None:
+    """The file of `--output`. Raises UsageError for an unknown suffix, ReportError for a missing folder."""
+    if name is None:
+        return None
+    path = storage.meant(name)
+    if _form(path) not in FORMATS:
+        raise UsageError(f"--output {name} (expected a name that ends in .md, .csv, .json or .jsonl)")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ReportError(f"{name} cannot be written: there is no such folder", hint="create it first")
+    return path
 
-    path: Path | None
-    format: str
 
-    @classmethod
-    def of(cls, options: BenchOutput) -> _Target:
-        """Raises UsageError for a name that does not say how to write, ReportError where nothing can be written."""
-        if options.output is None:
-            return cls(None, "")
-        path = storage.meant(options.output)
-        format = path.suffix.removeprefix(".").lower()
-        if format not in FORMATS:
-            raise UsageError(
-                f"--output {options.output} does not say in which form",
-                hint="let its name end in .md, .csv, .json or .jsonl",
-            )
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ReportError(f"{options.output} cannot be written: there is no such folder", hint="make it first")
-        return cls(path, format)
+def _form(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower()
 
-    def write(self, report: BenchReport, output: Output) -> None:
-        """The full report, in one step."""
-        if self.path is None:
-            return
-        text = "\n".join(_lines(report, self.format)) + "\n"
-        try:
-            storage.write_text(self.path, text)
-        except OSError as error:
-            place = _rescued(text, f".{self.format}")
-            if place is None:  # what took minutes is not thrown away
-                output.line(text)
-            raise ReportError(
-                f"{self.path} cannot be written: {error.strerror}",
-                hint=f"the full report is {'above' if place is None else f'in {place}'}; make room, then move it",
-            ) from error
-        output.note(f"the full report is in {self.path}")
+
+def _write(path: Path | None, report: BenchReport, output: Output) -> None:
+    """Write the full report. Raises ReportError after writing it elsewhere or printing it."""
+    if path is None:
+        return
+    text = "\n".join(_lines(report, _form(path))) + "\n"
+    try:
+        storage.write_text(path, text)
+    except OSError as error:
+        place = _rescued(text, path.suffix)
+        if place is None:
+            output.line(text)
+        hint = f"the full report is {'above' if place is None else f'in {place}'}"
+        raise ReportError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+    output.note(f"the full report is in {path}")
 
 
 def _rescued(text: str, suffix: str) -> Path | None:
-    """`text` in a new temporary file; None where that cannot be written either."""
+    """`text` in a new temporary file; None if that cannot be written either."""
     try:
         with NamedTemporaryFile("w", encoding="utf-8", prefix="specllama-", suffix=suffix, delete=False) as file:
             path = Path(file.name)
@@ -244,16 +224,10 @@ def _rescued(text: str, suffix: str) -> Path | None:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was measured, and what ended it before its time, if anything did."""
-
-    report: BenchReport
-    failure: Exception | None = None
-
-
-def _measure(job: BenchJob, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output) -> _Found:
-    """Measure in a second thread, and show how far it is. Raises what ended it before anything was measured."""
+def _measure(
+    job: BenchJob, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output
+) -> tuple[BenchReport, Exception | None]:
+    """The report and the error that ended it early, if any. Raises an error that came before the report."""
     report: BenchReport | None = None
     failure: Exception | None = None
     try:
@@ -262,31 +236,26 @@ def _measure(job: BenchJob, opener: Opener, cancel: Cancel, options: BenchOutput
                 report = event
             if options.format == "jsonl" and failure is None and isinstance(event, (BenchPlan, BenchRun, BenchReport)):
                 try:
-                    for line in event_lines(event):
-                        output.line(line)
-                except (
-                    OSError,
-                    SpecllamaError,
-                ) as error:  # a full disk, a reader that left: measuring more for it would be in vain
+                    output.line(event_line(event))
+                except (OSError, SpecllamaError) as error:  # a full disk, or a closed pipe: stop measuring
                     failure = error
                     cancel.set()
     except Exception as error:
         if report is None:
             raise failure or error from None
-        return _Found(report, error)
+        return report, error
     assert report is not None, "the last event of a benchmark is its report"
     if failure is not None:
-        reason = f"its lines could not be written ({failure})"
-        report = replace(report, partial=reason)
+        report = replace(report, partial=f"its lines could not be written ({failure})")
         report = replace(report, verdict=verdict(report))
-    return _Found(report, failure)
+    return report, failure
 
 
 def _watched(
     job: BenchJob, opener: Opener, cancel: Cancel, options: BenchOutput, output: Output
 ) -> Iterator[BenchEvent]:
-    """What the measuring thread says; how far it is is shown."""
-    # Lines of data and a line that moves would tear each other apart on one terminal.
+    """The events of the measuring thread; progress is shown."""
+    # No status line among JSON lines on the same terminal.
     moving = replace(output, quiet=True) if options.format == "jsonl" and output.out.is_terminal else output
     with (
         silent_keyboard(output.out) as restore,
@@ -297,28 +266,21 @@ def _watched(
         for batch in worker.batches(GAP_S):
             for event in batch:
                 if isinstance(event, BenchProgress):
-                    status.show(event.what, event.share, "" if event.left_s is None else _left(event.left_s))
+                    minutes, seconds = divmod(int(event.left_s or 0), 60)
+                    status.show(event.what, event.share, "" if event.left_s is None else f"{minutes}:{seconds:02} left")
                 elif isinstance(event, BenchPlan):
                     status.clear()
                     output.note(f"{event.note}; {event.n_runs} runs, about {clock(event.expected_s)}")
                 yield event
 
 
-def _left(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02} left"
-
-
-# -------------------------------------------------------------------------------------------------------------- compare
-
-
 def _read(name: str) -> BenchReport:
-    """A report that was written with `--output FILE.json`. Raises ReportError."""
+    """A report written with `--output FILE.json`. Raises ReportError."""
     path = storage.meant(name)
     try:
         data = parsed(storage.read_bytes(path))
     except OSError as error:
-        hint = WRITE_ONE if path.is_dir() or path.exists() else f"is the name right? {WRITE_ONE}"
-        raise ReportError(f"{name} cannot be read: {error.strerror}", hint=hint) from None
+        raise ReportError(f"{name} cannot be read: {error.strerror}", hint=WRITE_ONE) from None
     except ValueError:
         raise ReportError(f"{name} is not JSON", hint=WRITE_ONE) from None
     try:
@@ -329,14 +291,14 @@ def _read(name: str) -> BenchReport:
 
 def _compare(files: list[str], options: BenchOutput, output: Output) -> None:
     if len(files) != 2:
-        raise UsageError(f"compare takes two reports, not {len(files)}", hint="specllama bench compare A.json B.json")
+        raise UsageError(f"got {len(files)} reports (expected two)", hint="specllama bench compare A.json B.json")
     if options.format not in ("md", "json"):
-        raise UsageError(f"--format {options.format} is none of a comparison", hint="there are: md, json")
+        raise UsageError(f"--format is {options.format}, expected md or json for a comparison")
     if options.output is not None or options.plots is not None:
-        raise UsageError("a comparison goes to stdout alone", hint="redirect it: specllama bench compare ... > FILE")
+        raise UsageError("compare writes only to stdout", hint="redirect it: specllama bench compare ... > FILE")
     found = bench_compare.compare(*map(_read, files))
     if storage.meant(files[0]).resolve() == storage.meant(files[1]).resolve():
-        output.warn(f"{files[0]} is compared with itself", "name another report to learn something")
+        output.warn(f"{files[0]} is compared with itself", "give another report")
     lines = [to_json(to_plain(found))] if options.format == "json" else comparison_lines(found, files)
     for line in lines:
         output.line(line)

@@ -1,4 +1,4 @@
-"""What `bench` measures: the files that the options name, checked, and opened as each load of the plan wants them."""
+"""The models of `bench`: the files that the options name, checked, and opened for each load of the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
 from specllama.bench.job import Loaded
 from specllama.bench.plan import LENGTHS, Wishes
-from specllama.bench.report import Arm, Load
+from specllama.bench.report import Load
 from specllama.chat.conversation import Conversation, Message
 from specllama.chat.settings import require_known
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
@@ -21,8 +21,7 @@ from specllama.cli.loading import Said, hardware_of
 from specllama.cli.record import describe_model
 from specllama.cli.screen.output import Output
 from specllama.cli.tuned import tune_command
-from specllama.core.sampling import SamplingParams
-from specllama.core.types import Cancel, DraftPolicy, LanguageModel
+from specllama.core.types import Cancel, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.drafters.controller import PROBE_TOKENS
 from specllama.drafters.length import AUTO_LENGTH, TUNED, DraftLength
@@ -34,48 +33,45 @@ from specllama.pairs.naming import named
 from specllama.pairs.profile import LOOKUP_ALONE
 from specllama.pairs.setup import File, Listener, Setup, require_draft
 
-ROOM_FOR_PROMPTS = 2048  # tokens, beside what is asked to stand before them
-_LEAST_BLOCK = TUNED + 1  # rows that costs are measured up to
+ROOM_FOR_PROMPTS = 2048  # tokens, besides --depth and --prompt-length
+_LEAST_BLOCK = TUNED + 1  # most rows that costs are measured with
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSetup(Setup):
-    """A setup whose draft may be asked for many rows at once, as looking into its acceptance wants."""
+    """A setup whose draft computes many rows at once, to measure its acceptance."""
 
     def draft_options(self, n_ctx: int) -> LoadOptions:
-        """As `run` loads it, but for the rows."""
         return replace(Setup.draft_options(self, n_ctx), max_block=PROBE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSubject:
-    """Files that fit together, and how they are loaded; nothing is loaded yet."""
+    """Files that fit together, and how to load them."""
 
-    setups: tuple[BenchSetup, ...]  # one for each draft, the first load's; one alone where there is none
+    setups: tuple[BenchSetup, ...]  # of the first load, one for each draft; one if there is no draft
     strategies: tuple[str, ...]
     n_swept: int  # drafts that were asked for; one more is the profile's own
-    auto_strategy: str  # with what a profile's controller drafts; empty where no profile is used
-    without_auto: str = ""  # why `auto`, which was wished for, takes no part
+    auto_strategy: str  # of a profile's controller; empty without a profile
+    without_auto: str = ""  # why `auto`, which was asked for, is left out
 
     @property
     def target(self) -> File:
-        """The target's file."""
         return self.setups[0].target
 
     @property
     def drafts(self) -> tuple[File, ...]:
-        """The drafts' files."""
         return tuple(setup.draft for setup in self.setups if setup.draft is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What drafts are called in the report."""
+        """The names of the drafts in the report: stems, or paths if two stems are the same."""
         names = [file.path.stem for file in self.drafts]
         return tuple(names if len(set(names)) == len(names) else map(str, (file.path for file in self.drafts)))
 
 
 def loads_of(hardware: BenchHardware) -> tuple[Load, ...]:
-    """Every way of loading that the options ask for."""
+    """Every combination of load options."""
     crossed = product(
         hardware.threads or (None,), hardware.cache_type_k, hardware.cache_type_v, hardware.cache_type_k_draft
     )
@@ -86,7 +82,6 @@ def loads_of(hardware: BenchHardware) -> tuple[Load, ...]:
 
 
 def _hardware(options: BenchHardware, load: Load) -> Hardware:
-    """How one load loads."""
     return replace(
         hardware_of(options),
         n_threads=load.n_threads,
@@ -97,7 +92,7 @@ def _hardware(options: BenchHardware, load: Load) -> Hardware:
 
 
 def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, default: int) -> int:
-    """Tokens of context: what was asked for, or enough for the longest prompt and answer."""
+    """Tokens of context: --ctx-size, or enough for the longest prompt and answer."""
     if hardware.ctx_size is not None:
         return hardware.ctx_size
     longest = max(sampling.predict or (LENGTHS[0][0],))
@@ -106,7 +101,7 @@ def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, 
 
 
 def _strategies(asked: Sequence[str], *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
-    """The strategies by name. Raises UsageError where one lacks a draft."""
+    """The strategies by name. Raises UsageError if one lacks a draft."""
     auto = model_strategy if has_draft else LOOKUP_ALONE
     found = tuple(dict.fromkeys(auto if name == "auto" else name for name in asked))
     require_draft(found, has_draft=has_draft)
@@ -114,11 +109,11 @@ def _strategies(asked: Sequence[str], *, has_draft: bool, model_strategy: str) -
 
 
 def _without_auto(tuned: Setup, names: Names) -> str:
-    """Why nothing decides how far to draft; empty where a profile does."""
+    """Why there is no controller; empty if a profile has one."""
     if tuned.profile is not None:
         return ""
-    reason = f"the profile of this pair is not used: {tuned.stale}" if tuned.stale else "this pair was not tuned here"
-    return f"auto takes no part, for {reason} (`{tune_command(names, tuned.model_strategy)}`)"
+    reason = f"the profile of this pair is not used: {tuned.stale}" if tuned.stale else "this pair is not tuned"
+    return f"auto is left out: {reason} (`{tune_command(names, tuned.model_strategy)}`)"
 
 
 def prepare(
@@ -129,7 +124,7 @@ def prepare(
     runs: BenchRuns,
     output: Output,
 ) -> BenchSubject:
-    """Everything that can be known before weights are loaded. Raises as `pairs.setup` does."""
+    """Everything that is known before weights are loaded. Raises the errors of `pairs.setup`."""
     extra = models.model_draft or []
     one = Names(
         pair=models.pair,
@@ -146,8 +141,8 @@ def prepare(
     longest = max([*lengths, 1])
     if TRANSLATED in names and set(names) - {TRANSLATED}:  # all drafts are translated, or none
         raise UsageError(
-            "--spec-type draft-tli takes the drafts for those of another tokenizer, the others for the target's own",
-            hint="compare them in two benchmarks, then: specllama bench compare A.json B.json",
+            "--spec-type draft-tli is for drafts with another tokenizer and cannot be mixed with the other strategies",
+            hint="run two benchmarks, then: specllama bench compare A.json B.json",
         )
     wanted = Drafting(spec_type=(names or ["lookup"])[0], length=DraftLength(longest))
     choice = pair_setup.choose(Ask(names=one, drafting=wanted, hardware=plain), listener)
@@ -162,9 +157,8 @@ def prepare(
         if without_auto:
             output.note(f"note: {without_auto}")
     options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
-    files = [first.draft]
-    for name in extra[1:]:
-        files.append(pair_setup.bring(named(name, draft=True), listener, offline=models.offline))
+    others = (pair_setup.bring(named(name, draft=True), listener, offline=models.offline) for name in extra[1:])
+    files = [first.draft, *others]
     n_swept = len(files) if first.draft is not None else 0
     if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
         files.append(tuned.draft)
@@ -186,21 +180,19 @@ def prepare(
     auto_strategy = tuned.strategy if tuned.profile is not None else ""
     subject = BenchSubject(tuple(setups), strategies, n_swept, auto_strategy, without_auto)
     _require_memory(subject)
-    return replace(subject, setups=tuple(map(_with_sums, setups)))
-
-
-def _with_sums(setup: BenchSetup) -> BenchSetup:
-    """The same with the files' SHA-256: a report must say what it is of, and a benchmark takes minutes anyway."""
-    draft = setup.draft
-    return replace(setup, target=_with_sum(setup.target), draft=None if draft is None else _with_sum(draft))
+    summed = tuple(
+        replace(each, target=_with_sum(each.target), draft=each.draft and _with_sum(each.draft)) for each in setups
+    )
+    return replace(subject, setups=summed)
 
 
 def _with_sum(file: File) -> File:
+    """The file with its SHA-256, for the report."""
     return file if file.sha256 else replace(file, sha256=storage.checksum(file.path))
 
 
 def _require_memory(subject: BenchSubject) -> None:
-    """Raise MemoryShort where target and all drafts together cannot fit."""
+    """Raise MemoryShort if the target and all drafts together do not fit."""
     first = subject.setups[0]
     n_ctx = first.target_options.n_ctx
     if n_ctx == 0 or llama.build_info().gpu_offload:
@@ -214,36 +206,32 @@ def _require_memory(subject: BenchSubject) -> None:
         raise MemoryShort(
             f"the target and {len(subject.drafts)} drafts with a context of {n_ctx} tokens need {size_text(needed)}, "
             f"but only {size_text(free)} are free",
-            hint="compare fewer drafts at once, use a shorter context (--ctx-size), or close other programs",
+            hint="compare fewer drafts, use a smaller --ctx-size, or close other programs",
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Opener:
-    """Opens the models of a load; see `bench_job.Open`."""
+    """Opens the models of a load; see `bench.job.Open`."""
 
-    def __init__(self, subject: BenchSubject, hardware: BenchHardware, loads: Sequence[Load], cancel: Cancel) -> None:
-        self._subject = subject
-        self._hardware = hardware
-        self._loads = loads
-        self._cancel = cancel
+    subject: BenchSubject
+    hardware: BenchHardware
+    loads: Sequence[Load]
+    cancel: Cancel
 
     def _setup(self, setup: BenchSetup, load: Load) -> BenchSetup:
         options = replace(setup.target_options, type_k=load.type_k, type_v=load.type_v)
-        if load.n_threads is not None:  # else what the profile found
+        if load.n_threads is not None:  # else the profile's
             options = replace(options, n_threads=load.n_threads)
-        return replace(setup, target_options=options, hardware=_hardware(self._hardware, load))
-
-    def _policy(self, setup: Setup, arm: Arm, params: SamplingParams) -> DraftPolicy | None:
-        assert arm.length.is_auto
-        return setup.policy(greedy=params.greedy)
+        return replace(setup, target_options=options, hardware=_hardware(self.hardware, load))
 
     @contextmanager
     def __call__(self, load: int) -> Iterator[Loaded]:
-        """The models, freed when the context is left. Raises what loading raises."""
-        setups = [self._setup(setup, self._loads[load]) for setup in self._subject.setups]
+        """The models, freed at the end of the context. Raises the errors of loading."""
+        setups = [self._setup(setup, self.loads[load]) for setup in self.subject.setups]
         with ExitStack() as owned:
-            # A silent listener: this runs in a second thread, which must not draw; warnings go into the report.
-            models = owned.enter_context(pair_setup.load_models(setups[0], Listener(), self._cancel))
+            # A silent listener: this second thread must not draw. Warnings go into the report.
+            models = owned.enter_context(pair_setup.load_models(setups[0], Listener(), self.cancel))
             files = [models.loaded_draft] if models.loaded_draft is not None else []
             speaking = [models.draft] if models.draft is not None else []
             for setup in setups[1:]:
@@ -253,27 +241,23 @@ class Opener:
                 speaking.append(in_target_ids(models.target, files[-1], strategy=setup.model_strategy))
                 owned.callback(speaking[-1].close)
             for model in (models.target, *files):
-                model.watch(self._cancel)
+                model.watch(self.cancel)
             yield self._loaded(setups[0], models.target, speaking, files)
 
     def _loaded(
         self, setup: Setup, target: LlamaModel, speaking: Sequence[LanguageModel], files: Sequence[LlamaModel]
     ) -> Loaded:
-        """`speaking`: the drafts in the target's ids; `files`: the same as their files have them."""
+        """`speaking`: the drafts in the target's ids; `files`: the same drafts in their own ids."""
         conversation = Conversation(target.vocab, setup.target.template)
-
-        def tokens(text: str) -> list[int]:
-            return conversation.tokens([Message("user", text)])
-
         return Loaded(
             target=target,
             drafts=tuple(speaking),
-            tokens=tokens,
+            tokens=lambda text: conversation.tokens([Message("user", text)]),
             count=lambda text: len(target.vocab.tokenize(text, special=False)),
             piece=target.vocab.piece,
-            policy=lambda arm, params: self._policy(setup, arm, params),
+            policy=lambda _arm, params: setup.policy(greedy=params.greedy),
             target_facts=describe_model(setup.target, target),
-            draft_facts=tuple(map(describe_model, self._subject.drafts, files)),
+            draft_facts=tuple(map(describe_model, self.subject.drafts, files)),
             n_target_bytes=target.n_bytes,
             n_draft_bytes=tuple(draft.n_bytes for draft in files),
             warnings=tuple(warning for model in (target, *files) for warning in model.warnings),
@@ -282,12 +266,12 @@ class Opener:
 
 def wishes_of(subject: BenchSubject, drafting: BenchDrafting, sampling: BenchSampling, hardware: BenchHardware,
               runs: BenchRuns) -> Wishes:  # fmt: skip
-    """What is to be measured. Raises UsageError where a synthetic acceptance meets a rule that judges otherwise."""
+    """What to measure. Raises UsageError for a synthetic acceptance with the match rule."""
     rules = drafting.verify_rule
     if runs.synthetic is not None:
-        # Only the token rule asks for every token by itself.
+        # Only the token rule decides on every token separately.
         if set(rules) - {"block", "token"}:
-            raise UsageError("--synthetic goes with the token rule alone", hint="leave --verify-rule out")
+            raise UsageError("--synthetic needs the token rule", hint="omit --verify-rule")
         rules = ("token",)
     return Wishes(
         loads=loads_of(hardware),

@@ -1,4 +1,4 @@
-"""The options of `specllama bench`: those of the other commands, several values at once where they can be compared."""
+"""The options of `specllama bench`: those of the other commands, several with lists of values to compare."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, Pai
 from specllama.cli.args.values import KV_TYPES, duration, strategy_or_auto
 
 FORMATS = ("md", "csv", "json", "jsonl")
-LEAST_BUDGET_S = 90.0  # costs, warm-up and two prompts of a 1.5B model on two cores take about that
+LEAST_BUDGET_S = 90.0  # about the time of costs, warm-up and two prompts of a 1.5B model on two cores
 
 
 def _budget(name: str, text: object) -> float | None:
-    """A `duration` that is enough for a benchmark."""
+    """A `duration` long enough for a benchmark."""
     seconds = duration(name, text)
     if seconds is not None and seconds < LEAST_BUDGET_S:
         raise UsageError(
@@ -31,11 +31,11 @@ def _budget(name: str, text: object) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModels(PairOptions):
-    """Which pair; nothing at all means the default pair."""
+    """The pair or models, and the reports to compare."""
 
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="A.json B.json", help="After the word compare: two reports to set side by side."),
+        typer.Argument(metavar="A.json B.json", help="After the word compare: two reports to compare."),
     ] = None
     model_draft: Annotated[
         list[str] | None,
@@ -45,65 +45,64 @@ class BenchModels(PairOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchDrafting(DraftOptions):
-    """How tokens are drafted; values separated by commas are all compared."""
+    """How tokens are drafted, in lists."""
 
     title: ClassVar[str] = "Drafting (values separated by commas are all compared)"
 
     spec_draft_n_max: Annotated[
         Any,  # tuple of int and "auto"
         shared.DRAFT_N_MAX.many(
-            f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto; 0 is plain decoding, which always takes part; auto "
-            "takes part where `specllama tune` left a profile. [0,2,4,8,auto; 0,4,auto where the budget is below 3m]"
+            f"Longest drafts, 0 to {MAX_DRAFT} tokens or auto. 0 is plain decoding, which is always measured; auto "
+            "needs a profile of `specllama tune`. [0,2,4,8,auto; 0,4,auto for a budget below 3m]"
         ),
     ] = None
     spec_type: Annotated[
         Any,
         replace(shared.SPEC_TYPE, names="--spec-type NAME").many(
-            "Strategies that draft; auto is draft-simple, or lookup where there is no draft model.", strategy_or_auto
+            "Strategies; auto is draft-simple, or lookup without a draft model.", strategy_or_auto
         ),
     ] = "auto"
-    verify_rule: Annotated[
-        Any, shared.VERIFY_RULE.many("Rules by which drafted tokens are accepted: token, block, match.")
-    ] = "block"
+    verify_rule: Annotated[Any, shared.VERIFY_RULE.many("Rules to accept drafted tokens: token, block, match.")] = (
+        "block"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSampling(SamplingOptions):
-    """How the target's law is made, and how long an answer is."""
+    """How the target samples, and how long an answer is."""
 
-    temp: Annotated[Any, shared.TEMP.many("Temperatures; 0 is greedy. [0,0.7; 0 where the budget is below 3m]")] = None
+    temp: Annotated[Any, shared.TEMP.many("Temperatures; 0 is greedy. [0,0.7; 0 for a budget below 3m]")] = None
     seed: Annotated[
-        int, replace(shared.SEED, help="Seed; every prompt and repetition gets its own from it.", check=whole(0))
+        int, replace(shared.SEED, help="Seed; every prompt and repetition derives its own.", check=whole(0))
     ] = 0
     predict: Annotated[
         Any,
         replace(shared.PREDICT, also=shared.PREDICT.also + " --n-gen").many(
-            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, as the budget allows]",
-            whole(8),
+            "Tokens of an answer; end tokens are forbidden, see --natural-stop. [128, 64 or 32, by budget]", whole(8)
         ),
     ] = None
-    stop: ClassVar[None] = None  # type: ignore[misc]  # its -r is the repetitions here
+    stop: ClassVar[None] = None  # type: ignore[misc]  # -r means --repetitions here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchHardware(HardwareOptions):
-    """How models are loaded; several values make several loads, each with a plain baseline of its own."""
+    """How models are loaded. Every combination of values is a load with its own plain baseline."""
 
     threads: Annotated[Any, shared.THREADS.many(shared.THREADS.help)] = None
     cache_type_k: Annotated[Any, shared.CACHE_TYPE_K.many(f"Types of keys in the KV cache: {', '.join(KV_TYPES)}.")] = (
         "f16"
     )
     cache_type_v: Annotated[
-        Any, shared.CACHE_TYPE_V.many("Types of values; a quantised one needs flash attention.")
+        Any, shared.CACHE_TYPE_V.many("Types of values; a quantised type needs flash attention.")
     ] = "f16"
     cache_type_k_draft: Annotated[
-        Any, shared.CACHE_TYPE_K_DRAFT.many("Types of the draft's keys; a quantised one can ruin the acceptance.")
+        Any, shared.CACHE_TYPE_K_DRAFT.many("Types of the draft's keys; quantization can lower the acceptance rate.")
     ] = "f16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRuns:
-    """What is asked, and how often."""
+    """The prompts and the number of runs."""
 
     title: ClassVar[str] = "Runs"
 
@@ -111,31 +110,30 @@ class BenchRuns:
         Any,
         Option(
             "--budget TIME",
-            "Time to spend, 90s or more; it decides how many prompts and repetitions there are. none runs everything.",
+            "Time to spend, 90s or more; limits the prompts and repetitions. none: run everything.",
             _budget,
         ),
     ] = "10m"
     repetitions: Annotated[
-        int | None,
-        Option("-r --repetitions N", "How often each run is repeated. [as the budget allows]", whole(1)),
+        int | None, Option("-r --repetitions N", "Repetitions of each run. [by budget]", whole(1))
     ] = None
     prompts: Annotated[
         str | None,
         Option(
             "--prompts FILE",
-            "Prompts of your own: JSON lines with category and turns, or Spec-Bench's question.jsonl. Of several turns "
-            "the first is asked.",
+            "Your own prompts: JSON lines with category and turns, or Spec-Bench's question.jsonl. Only the first turn "
+            "is used.",
         ),
     ] = None
     category: Annotated[
         Any, Option("--category NAME,...", "Only these classes of prompts.", several(lambda _, text: text))
     ] = None
-    n_prompts: Annotated[int | None, Option("--n-prompts N", "At most so many prompts.", whole(1))] = None
+    n_prompts: Annotated[int | None, Option("--n-prompts N", "Use at most N prompts.", whole(1))] = None
     prompt_length: Annotated[
         Any,
         Option(
             "-p --prompt-length N,...",
-            "Lengthen prompts to so many tokens, with notes before the question; 0 leaves them as they are.",
+            "Lengthen prompts to N tokens, with notes before the question; 0 does not change them.",
             several(whole(0, MAX_CTX)),
             also="--n-prompt",
         ),
@@ -144,23 +142,22 @@ class BenchRuns:
         Any,
         Option(
             "-d --depth N,...",
-            "Tokens that both caches hold already when a prompt is read.",
+            "Tokens in both KV caches before the prompt.",
             several(whole(0, MAX_CTX)),
             also="--n-depth",
         ),
     ] = "0"
     delay: Annotated[
-        float, Option("--delay S", "Seconds to wait before every run: a fanless laptop cools down.", real(0, 3600))
+        float,
+        Option("--delay S", "Seconds to wait before every run, to let a fanless laptop cool down.", real(0, 3600)),
     ] = 0.0
-    natural_stop: Annotated[
-        bool, Option("--natural-stop", "Let answers end where they end, after -n tokens at the latest.")
-    ] = False
+    natural_stop: Annotated[bool, Option("--natural-stop", "Allow end tokens; answers have at most -n tokens.")] = False
     synthetic: Annotated[
         float | None,
         Option(
             "--synthetic RATE",
-            "Accept drafted tokens with this chance without judging them, to see what the loop itself costs; what is "
-            "generated is no valid output.",
+            "Accept drafted tokens with this probability without verifying them, to measure the cost of the loop. The "
+            "output is not valid.",
             real(0, 1),
         ),
     ] = None
@@ -168,24 +165,23 @@ class BenchRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOutput:
-    """What is printed, and where."""
+    """The form and place of the report."""
 
     title: ClassVar[str] = "Output"
 
     format: Annotated[
         Literal["md", "csv", "json", "jsonl"],
-        Option("--format NAME", "md, csv, json or jsonl (one event a line, as it happens).", word(*FORMATS)),
+        Option("--format NAME", "md, csv, json or jsonl (one line for each event).", word(*FORMATS)),
     ] = "md"
     output: Annotated[
         str | None,
-        Option("-o --output FILE", "Also write the full report there; .md, .csv, .json and .jsonl say how."),
+        Option("-o --output FILE", "Also write the full report to FILE.md, FILE.csv, FILE.json or FILE.jsonl."),
     ] = None
     plots: Annotated[
-        str | None, Option("--plots DIR", "Draw plots into this folder, as PNG and SVG; needs matplotlib.")
+        str | None, Option("--plots DIR", "Write plots to this folder, as PNG and SVG; needs matplotlib.")
     ] = None
-    quiet: Annotated[bool, Option("-q --quiet", "The report and errors, nothing else.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "Only the report and errors.")] = False
     verbose: Annotated[
-        bool,
-        Option("-v --verbose", "All tables: classes, time, acceptance, costs, machine and build."),
+        bool, Option("-v --verbose", "All tables: classes, time, acceptance, costs, machine and build.")
     ] = False
     color: Color = "auto"

@@ -1,10 +1,10 @@
-"""A benchmark's report as people and programs read it: Markdown, CSV, lines of JSON."""
+"""A benchmark's report as Markdown, CSV and lines of JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 
 from specllama.base.disk import size_text
@@ -36,7 +36,6 @@ def _ratio(found: Interval | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    """A share; nothing where nothing was counted."""
     return "" if share is None else f"{100 * share:.0f} %"
 
 
@@ -61,21 +60,21 @@ def _machine(report: BenchReport) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time as people say it."""
+    """A duration in seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _spent(report: BenchReport) -> str:
-    """What the budget was spent on; empty in reports of an earlier version."""
+    """How the time was spent; empty in reports of earlier versions."""
     spent, budget_s = report.spent, report.plan.budget_s
     if spent is None:
         return ""
     rest = spent.costs_s + spent.warm_up_s + spent.runs_s + spent.insight_s
     of = "" if budget_s is None else f" of a budget of {clock(budget_s)}"
     return (
-        f"{clock(rest)} spent{of}, {clock(spent.loading_s)} of loading not counted: {clock(spent.costs_s)} on what "
-        f"passes cost, {clock(spent.warm_up_s)} on warming up, {clock(spent.runs_s)} on {len(report.runs)} runs, "
-        f"{clock(spent.insight_s)} on what was accepted and why"
+        f"{clock(rest)} spent{of}, without {clock(spent.loading_s)} of loading: {clock(spent.costs_s)} on the cost of "
+        f"passes, {clock(spent.warm_up_s)} on warming up, {clock(spent.runs_s)} on {len(report.runs)} runs, "
+        f"{clock(spent.insight_s)} on the acceptance"
     )
 
 
@@ -98,7 +97,7 @@ def _main_row(report: BenchReport, row: BenchRow, picked: set[tuple[int, int]]) 
 def main_table(report: BenchReport, width: int | None) -> list[str]:
     """Every setting under every condition, over all classes of prompts; the picked ones in bold.
 
-    Where it is wider than `width`, columns go until it fits, those first that say least.
+    Columns are removed until the table fits `width`, the least informative first.
     """
     several = len(report.plan.conditions) > 1
     heads = ["temp"] * several + ["setting", "t/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
@@ -115,21 +114,21 @@ def main_table(report: BenchReport, width: int | None) -> list[str]:
 
 
 LEGEND = (
-    "speedup: tokens per second behind the first pass over those of plain decoding, with its 95 % interval; the draft "
-    "reads the prompt there, which weighs in short answers. answer: speedup of the whole answer. TTFT: time to the "
-    "first token. accepted: per token. expected: speedup by the costs measured, once the prompt is read. Bold: the "
-    "best, picked on half of the prompts."
+    "speedup: tokens per second after the first pass, relative to plain decoding, with a 95 % interval; it includes "
+    "the draft's prefill, which matters in short answers. answer: speedup of the whole answer. TTFT: time to the first "
+    "token. accepted: per token. expected: speedup predicted from the measured costs, after prefill. Bold: the best, "
+    "picked on half of the prompts."
 )
 
 
 def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -> list[str]:
     """The report as Markdown: the main table, warnings and the verdict; `full` adds every other table.
 
-    `width`: columns of the terminal that shows it; None for a file.
+    `width`: columns of the terminal; None for a file.
     """
     lines = [*filter(None, (_models(report), _machine(report), report.plan.note, _spent(report))), ""]
     if report.synthetic is not None:
-        lines[:0] = ["**SYNTHETIC ACCEPTANCE: nothing that was generated is valid output.**", ""]
+        lines[:0] = ["**SYNTHETIC ACCEPTANCE: the output is not valid.**", ""]
     lines += main_table(report, width)
     lines += ["", LEGEND, ""]
     if full:
@@ -138,9 +137,6 @@ def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -
     if report.warnings:
         lines.append("")
     return [*lines, f"**{in_one_line(report.verdict)}**"]
-
-
-# --------------------------------------------------------------------------------------------------------- full tables
 
 
 def _where(report: BenchReport, row: BenchRow) -> list[str]:
@@ -222,7 +218,7 @@ def _costs(report: BenchReport) -> Iterator[str]:
 
 def _record(report: BenchReport) -> Iterator[str]:
     machine, plan = report.machine, report.plan
-    load = "" if machine.load is None else f", others used {100 * machine.load:.0f} % of the CPU"
+    load = "" if machine.load is None else f", other programs used {100 * machine.load:.0f} % of the CPU"
     yield f"- machine: {machine.cpu}; {', '.join(machine.features)}; {machine.system}; power: {machine.power}{load}"
     yield "- versions: " + ", ".join(f"{name} {version}" for name, version in report.versions.items())
     for role, facts in (("target", report.target), *(("draft", each) for each in report.drafts)):
@@ -230,8 +226,7 @@ def _record(report: BenchReport) -> Iterator[str]:
     classes = dict.fromkeys(prompt.category for prompt in plan.prompts)
     languages = dict.fromkeys(prompt.language for prompt in plan.prompts)
     yield f"- prompts: {len(plan.prompts)} in {', '.join(classes)}; languages {', '.join(languages)}"
-    forbidden = "end tokens forbidden, so that all answers are equally long"
-    end = forbidden if plan.fixed_length else "answers end by themselves"
+    end = "end tokens forbidden, all answers have the same length" if plan.fixed_length else "end tokens allowed"
     yield f"- {end}; {plan.delay_s:g} s before every run; {len(report.runs)} of {plan.n_runs} runs made"
     yield f"- command: {report.command}"
 
@@ -239,33 +234,18 @@ def _record(report: BenchReport) -> Iterator[str]:
 def _detail_lines(report: BenchReport) -> list[str]:
     """Every table below the main one."""
     where = ["temp", "setting"]
-    tables = (  # title, columns, how many of them are words, lines
-        (
-            "By class of prompts (band: what the literature lets expect of the acceptance)",
-            [*where, "class", "t/s", "speedup", "accepted", "band"],
-            3,
-            list(_classes(report)),
-        ),
-        (
-            "Where the time goes (of decoding, in %; steps and TPOT in ms, latency in s)",
-            [*where, "draft", "verify", "sampling", "KV", "other", "step", "p95", "TPOT", "latency", "prompt t/s",
-             "weights GB/s", "of memory", "RSS", *(["GPU"] if report.machine.gpus else [])],
-            2,
-            list(_times(report)),
-        ),
-        (
-            "Acceptance (bound: speedup if all that is drafted were accepted)",
-            [*where, "accepted", "rate", "alpha", "tok/step", "from draft", "per position", "steps by length", "bound",
-             "reached", "band"],
-            2,
-            list(_acceptance(report)),
-        ),
-        (
-            "When the draft is right",
-            ["draft", "temp", "tokens", "n", "accepted"],
-            3,
-            [line for found in report.insights for line in _insight(report, found)],
-        ),
+    gpu = ["GPU"] if report.machine.gpus else []
+    tables = (  # title, columns, number of text columns, rows
+        ("By class of prompts (band: acceptance in the literature)",
+         [*where, "class", "t/s", "speedup", "accepted", "band"], 3, list(_classes(report))),
+        ("Where the time goes (of decoding, in %; steps and TPOT in ms, latency in s)",
+         [*where, "draft", "verify", "sampling", "KV", "other", "step", "p95", "TPOT", "latency", "prompt t/s",
+          "weights GB/s", "of memory", "RSS", *gpu], 2, list(_times(report))),
+        ("Acceptance (bound: speedup if every drafted token is accepted)",
+         [*where, "accepted", "rate", "alpha", "tok/step", "from draft", "per position", "steps by length", "bound",
+          "reached", "band"], 2, list(_acceptance(report))),
+        ("When the draft is right", ["draft", "temp", "tokens", "n", "accepted"], 3,
+         [line for found in report.insights for line in _insight(report, found)]),
     )  # fmt: skip
     lines = []
     for title, heads, n_left, rows in tables:
@@ -274,13 +254,11 @@ def _detail_lines(report: BenchReport) -> list[str]:
     return [*lines, *map(in_one_line, (*_costs(report), *_record(report))), ""]
 
 
-# ------------------------------------------------------------------------------------------------------- for programs
-
 _INTERVALS = ("speedup", "latency_speedup", "versus_reference")
 
 
 def _cell(value: object) -> object:
-    """A figure as a spreadsheet reads it; lists are joined by spaces, auto is a word."""
+    """A figure for a spreadsheet; lists are joined by spaces."""
     if isinstance(value, tuple):
         return " ".join(f"{each:.6g}" if isinstance(each, float) else str(each) for each in value)
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else value
@@ -314,7 +292,7 @@ def _csv_record(report: BenchReport, row: BenchRow) -> dict[str, object]:
 
 
 def csv_lines(report: BenchReport) -> list[str]:
-    """One line for every setting, condition and class of prompts, with a head."""
+    """A header, then one line for every setting, condition and class of prompts."""
     records = [_csv_record(report, row) for row in report.rows]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -324,20 +302,15 @@ def csv_lines(report: BenchReport) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def event_lines(event: BenchPlan | BenchRun | BenchReport) -> list[str]:
-    """One line of JSON for what happened; the report without the runs, which have lines of their own."""
-    if isinstance(event, BenchPlan):
-        return [to_json({"event": "plan", **to_plain(event)})]
-    if isinstance(event, BenchRun):
-        return [to_json({"event": "run", **to_plain(event)})]
-    return [to_json({"event": "report", **{key: value for key, value in to_plain(event).items() if key != "runs"}})]
-
-
-# -------------------------------------------------------------------------------------------------------------- compare
+def event_line(event: BenchPlan | BenchRun | BenchReport) -> str:
+    """One line of JSON; the report without the runs, which have their own lines."""
+    if isinstance(event, BenchReport):
+        return to_json({"event": "report", **{key: value for key, value in to_plain(event).items() if key != "runs"}})
+    return to_json({"event": "plan" if isinstance(event, BenchPlan) else "run", **to_plain(event)})
 
 
 def comparison_lines(found: ReportComparison, files: Sequence[str]) -> list[str]:
-    """Two reports side by side, as Markdown."""
+    """Two reports compared, as Markdown."""
     lines = [in_one_line(f"A: {files[0]}, {found.a}"), in_one_line(f"B: {files[1]}, {found.b}"), ""]
     if found.rows:
         figures = ("A t/s", "B t/s", "B / A", "A speedup", "B speedup", "A accepted", "B accepted")
@@ -356,12 +329,6 @@ def comparison_lines(found: ReportComparison, files: Sequence[str]) -> list[str]
             for row in found.rows
         ]
         lines += [*markdown_table(("condition", "setting", *figures), rows), ""]
-    lines += _listed("only in A", found.only_a)
-    lines += _listed("only in B", found.only_b)
-    lines += _listed("not the same", found.differences)
+    for what, items in (("only in A", found.only_a), ("only in B", found.only_b), ("different", found.differences)):
+        lines += [*(f"- {what}: {in_one_line(item)}" for item in items), *[""] * bool(items)]
     return [*lines, f"**{in_one_line(found.verdict)}**"]
-
-
-def _listed(what: str, items: Iterable[str]) -> list[str]:
-    found = [f"- {what}: {in_one_line(item)}" for item in items]
-    return [*found, ""] if found else []

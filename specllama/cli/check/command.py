@@ -1,4 +1,4 @@
-"""`specllama check`: does a draft fit its target, why not, and will it pay?"""
+"""`specllama check`: whether a draft fits its target, why not, and whether it makes answers faster."""
 
 from __future__ import annotations
 
@@ -33,26 +33,25 @@ from specllama.pairs.setup import N_CTX, Choice, choose
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What for, and in which form."""
+    """What to check, and in which form to report."""
 
     title: ClassVar[str] = "Check"
 
     spec_type: Annotated[
-        str,
-        replace(SPEC_TYPE, help="Check for this way of drafting; draft-tli fits pairs with different tokenizers."),
+        str, replace(SPEC_TYPE, help="Check for this strategy; draft-tli is for pairs with different tokenizers.")
     ] = "auto"
-    probe: Annotated[
-        bool, Option("--probe", "Load both for some seconds, measure, and say whether it pays on this machine.")
-    ] = False
+    probe: Annotated[bool, Option("--probe", "Load both models, measure for some seconds, and predict the speed.")] = (
+        False
+    )
     json: Annotated[bool, Option("--json", "One JSON object: the verdict, the rule and every test.")] = False
-    quiet: Annotated[bool, Option("-q --quiet", "The report and errors, nothing else.")] = False
-    verbose: Annotated[bool, Option("-v --verbose", "The rule as well.")] = False
+    quiet: Annotated[bool, Option("-q --quiet", "Only the report and errors.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "Also show the rule.")] = False
     color: Color = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """Looking for a draft instead of checking one."""
+    """Where to look for drafts."""
 
     title: ClassVar[str] = "Finding a draft"
 
@@ -60,44 +59,40 @@ class SearchOptions:
         str | None,
         Option(
             "--draft-for TARGET",
-            "List drafts for this target, best first: a file, a model, a pair, or user/repo[:quant]. Exit code 1 if "
-            "none fits.",
+            "List drafts for this target, best first. TARGET: a file, a model, a pair, or user/repo[:quant]. Exit code "
+            "1 if none fits.",
         ),
     ] = None
     scan: Annotated[
-        str | None,
-        Option("--scan DIR", "Look for drafts in this folder. [where models lie on this machine]"),
+        str | None, Option("--scan DIR", "Look for drafts in this folder. [the model folders of this machine]")
     ] = None
     hub: Annotated[bool, Option("--hub", "Look for drafts on the Hugging Face Hub.")] = False
 
 
 @with_options
 def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions, options: CheckOptions) -> None:
-    """Check whether a draft fits its target, from the headers of their files alone.
+    """Check whether a draft fits its target. Reads only the headers of the files.
 
-    A draft fits if both models can roll back, share the kind of tokenizer and the text of every token id that both
-    have, and fit into memory; with --spec-type draft-tli, if enough of their tokens have the same text. The answer's
-    text never depends on it, only how much of a draft is accepted.
+    A draft fits if both models can roll back their KV cache, have the same kind of tokenizer and the same text for
+    every shared token id, and fit into memory; with --spec-type draft-tli, if enough tokens have the same text. The
+    draft changes the acceptance rate, never the output.
 
-    Exit code 0: it fits; 1: it does not; 2: it could not be checked.
+    Exit code 0: it fits; 1: it does not fit; 2: it could not be checked.
     """
     output = open_output(
-        color=options.color,
-        format="json" if options.json else "human",
-        quiet=options.quiet,
-        verbose=options.verbose,
+        color=options.color, format="json" if options.json else "human", quiet=options.quiet, verbose=options.verbose
     )
     try:
         if search.draft_for is not None:
             wish = _wish(hardware, N_CTX if hardware.ctx_size is None else hardware.ctx_size)
             fits = find_drafts(search.draft_for, models, search.scan, wish, output, hub=search.hub)
         elif search.scan is not None or search.hub:
-            raise UsageError("--scan and --hub look for drafts", hint="say for which target: --draft-for TARGET")
+            raise UsageError("--scan and --hub need --draft-for", hint="add --draft-for TARGET")
         else:
             fits = _check(models, hardware, options, output)
-    except BrokenPipeError:  # nobody heard the answer
+    except BrokenPipeError:
         raise
-    except Exception as error:  # whatever it is, exit code 1 would mean that the draft does not fit
+    except Exception as error:  # exit code 1 would mean that the draft does not fit
         known = told(error)
         raise UsageError(str(known), hint=known.hint) from error
     if not fits:
@@ -105,7 +100,7 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
 
 
 def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
-    """Report; True if the draft fits."""
+    """Check one pair and report; True if the draft fits."""
     choice = _choice(models, hardware, options.spec_type, output)
     with ExitStack() as looks, watching(output) as watch:
 
@@ -131,12 +126,11 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
 
 def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
-    """How the target is to be loaded."""
     return LoadOptions(n_ctx=n_ctx, type_k=hardware.cache_type_k, type_v=hardware.cache_type_v)
 
 
 def _draft_wish(hardware: HardwareOptions) -> LoadOptions:
-    """How the draft is to be loaded; its context follows the target's."""
+    """How the draft is loaded; its context follows the target's."""
     return LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
 
 

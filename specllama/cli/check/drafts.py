@@ -1,4 +1,4 @@
-"""`specllama check --draft-for`: possible drafts of a target, best first, a line each."""
+"""`specllama check --draft-for`: possible drafts for a target, best first."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, look_at, rank, repos_for
 from specllama.pairs.naming import named
 
-_FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between five columns
+_FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between the five columns
 
 
 def find_drafts(
     text: str, models: ModelOptions, scan: str | None, wish: LoadOptions, output: Output, *, hub: bool
 ) -> bool:
-    """List what might draft for the target that `text` names; True if something fits.
+    """List drafts for the target that `text` names; True if one fits.
 
-    Raises UsageError, ConfigError, DownloadError, ModelFileError and, for targets that can have no draft,
-    UnsupportedModel.
+    Raises UsageError, ConfigError, DownloadError, ModelFileError, and UnsupportedModel for a target without rollback.
     """
     if models.pair or models.model or models.model_draft or models.hf_repo or models.hf_repo_draft:
-        raise UsageError("--draft-for names the target itself", hint="leave out PAIR, -m, -md, -hf and -hfd")
+        raise UsageError("--draft-for names the target (expected no other model)", hint="omit PAIR, -m, -md, -hf, -hfd")
     with watching(output) as watch, look_at(named(text), offline=models.offline, watch=watch) as path:
         header = llama.read_header(path)
         refuse_architecture(header)
@@ -46,10 +45,10 @@ def find_drafts(
 
 
 def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, OpenHeader]]:
-    """The models of a folder, or of this machine."""
+    """The models in the folder `scan`, else in the model folders of this machine."""
     folder = meant(scan) if scan is not None else None
     if folder is not None and not folder.is_dir():
-        raise UsageError(f"--scan {folder} is no folder")
+        raise UsageError(f"--scan {folder} is not a folder")
     for place in folders_here() if folder is None else [folder]:
         for path in files_in(place, target):
             name = path.name if folder is None else str(path.relative_to(place))
@@ -57,35 +56,29 @@ def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, OpenHeader
 
 
 def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[str, OpenHeader]]:
-    """Repositories that may hold a draft."""
     if offline or is_offline():
-        raise SourceUnavailable("--hub asks the network, and it may not be asked", hint="leave out --offline once")
+        raise SourceUnavailable("--hub needs the network (offline mode is on)", hint="omit --offline once")
     for repo in repos_for(target, target.n_params, watch):
         yield repo, partial(look_at, repo, watch=watch)
 
 
 def _show(output: Output, target: Header, found: list[FoundDraft]) -> None:
-    """A line each: in or out, the name, its size beside the target's, and why."""
+    """A line for each candidate; names and reasons are cut to the width of a terminal."""
     rows = [(each.fits, *_columns(each)) for each in found]
     if output.out.steerable:
-        _draw(output, rows)
+        rest = max(output.out_console().width - _FIGURES_WIDTH, 20)
+        cells: list[tuple[Cell, ...]] = [(("in", "green") if fits else ("out", "red"), *words) for fits, *words in rows]
+        draw_table(output, [""] * 5, cells, widths=(3, 2 * rest // 5, 8, 12, 3 * rest // 5))
     else:
-        for fits, *columns in rows:
-            output.line("\t".join(["in" if fits else "out", *columns]))
+        for fits, *words in rows:
+            output.line("\t".join(["in" if fits else "out", *words]))
     n_in = sum(each.fits for each in found)
     name = in_one_line(target.path.name)
-    output.note(f"{n_in} of {len(found)} fit {name}" if found else "no model was found to look at")
+    output.note(f"{n_in} of {len(found)} fit {name}" if found else "no models found")
 
 
 def _columns(each: FoundDraft) -> tuple[str, str, str, str]:
-    """Name, size, share of the target's size, and reason; whoever named the files cannot steer the screen."""
+    """Name, size, share of the target's size, and reason. Control characters in names are escaped."""
     size = "" if each.n_bytes is None else size_text(each.n_bytes)
     ratio = "" if each.ratio is None else f"{each.ratio:.2g} of it"
     return in_one_line(each.name), size, ratio, in_one_line(each.reason)
-
-
-def _draw(output: Output, rows: list[tuple[bool, str, str, str, str]]) -> None:
-    """The lines as columns; names and reasons are cut where the terminal is narrow."""
-    rest = max(output.out_console().width - _FIGURES_WIDTH, 20)
-    cells: list[tuple[Cell, ...]] = [(("in", "green") if fits else ("out", "red"), *columns) for fits, *columns in rows]
-    draw_table(output, [""] * 5, cells, widths=(3, 2 * rest // 5, 8, 12, 3 * rest // 5))

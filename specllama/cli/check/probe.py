@@ -1,4 +1,4 @@
-"""`specllama check --probe`: load both models for some seconds, measure, and say what to expect here."""
+"""`specllama check --probe`: load both models, measure for some seconds, and predict the speed on this machine."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from specllama.prompts.four import sample_prompts
 from specllama.tuning.costs import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.tuning.forecast import Outlook, outlook
 
-COSTS_S = 8.0  # for the costs of passes; acceptance takes about as long
+COSTS_S = 8.0  # for the cost of passes; acceptance takes about as long
 N_TOKENS = 24  # generated for each class of prompts
-LONGEST_PROBE = VERIFY_ROWS[-1] - 1  # drafted tokens: how long blocks are measured
+LONGEST_PROBE = VERIFY_ROWS[-1] - 1  # drafted tokens in the longest measured block
 N_DRAFTED = 4  # longest draft while acceptance is measured
-_N_PASSES = 128  # tokens that passes are measured with, half of them as the text before
+_N_PASSES = 128  # tokens that passes are measured with, half of them as preceding text
 _SHOWN_LENGTHS = (1, 2, 3, 4, 6, 8, 12, LONGEST_PROBE)  # and the best one
 _TOLERATED_NOISE = 0.25
 
 
 def probe_pair(choice: Choice, output: Output) -> Outlook:
-    """Load both models and measure them. Raises what loading raises, and PairError where nothing can be drafted."""
+    """Load and measure both models. Raises PairError if nothing can be drafted, and the errors of loading."""
     setup = prepare(choice, Said(output))
     with load_models(setup, Said(output), Cancel()) as models:
         found = _measure(models, _prompts(models, setup), output)
     if found is None:
-        raise PairError("no token was drafted, so there is nothing to measure", hint="ask for a longer context")
+        raise PairError("no token was drafted, so there is nothing to measure", hint="use a larger --ctx-size")
     return found
 
 
 def _prompts(models: Models, setup: Setup) -> Mapping[str, Sequence[int]]:
-    """The prompts as the target reads them, those that leave room for an answer."""
     conversation = Conversation(models.target.vocab, setup.target.template)
     prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
     room = models.target.n_ctx - N_TOKENS
@@ -45,7 +44,6 @@ def _prompts(models: Models, setup: Setup) -> Mapping[str, Sequence[int]]:
 
 
 def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Output) -> Outlook | None:
-    """Costs first, then what is accepted."""
     assert models.draft is not None, "prepared with a draft"
     known = min(models.target.vocab_size, models.draft.vocab_size)
     text = [token for tokens in prompts.values() for token in tokens if token < known]
@@ -53,7 +51,7 @@ def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Outpu
         return None
     n_tokens = min(_N_PASSES, models.target.n_ctx, models.draft.n_ctx)
     tokens = (text * (n_tokens // len(text) + 1))[:n_tokens]
-    while tokens and room_after(models.draft, tokens) < 0:  # it may spell them with several of its own
+    while tokens and room_after(models.draft, tokens) < 0:  # one token can be several of the draft's
         tokens.pop()
     with StatusLine(output) as status:
         costs = measure_costs(
@@ -76,22 +74,20 @@ def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Outpu
 
 
 def warn_of_noise(output: Output, noise: float) -> None:
-    """Costs that spread like this may be those of somebody else's work."""
+    """Warn if the measured times vary too much to trust."""
     if noise > _TOLERATED_NOISE:
-        output.warn(
-            f"the measured times spread by {100 * noise:.0f} %: something else keeps this machine busy",
-            "measure again when it is quiet",
-        )
+        spread = f"the measured times spread by {100 * noise:.0f} %"
+        output.warn(f"{spread}: other programs use this machine", "measure again when it is idle")
 
 
 def show_outlook(output: Output, found: Outlook) -> None:
-    """Speed by draft length, what was measured, and the advice."""
+    """Speed by draft length, the figures, and the advice."""
     lengths = [
         [str(point.n_max), *(f"{speed:.2f}" for speed in (point.expected, point.low, point.high))]
         for point in found.points
         if point.n_max in {*_SHOWN_LENGTHS, found.best.n_max}
     ]
-    output.prose("speed by longest draft, plain decoding = 1; worst and best: of the classes of prompts")
+    output.prose("speed by longest draft, plain decoding = 1; worst and best class of prompts")
     for line in markdown_table(("K", "speed", "worst", "best"), lengths, n_left=0):
         output.line(line)
     accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)

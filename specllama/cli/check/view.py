@@ -1,4 +1,4 @@
-"""How a compatibility report is shown: one screen on a terminal, a line a test elsewhere."""
+"""A compatibility report: one screen on a terminal, one line for each test elsewhere."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from specllama.pairs.report import RULE, CheckRow, CompatReport, RowMark
 if TYPE_CHECKING:
     from rich.text import Text
 
-# The word says it; the colour only helps.
 _COLOURS = {RowMark.PASS: "green", RowMark.WARN: "yellow", RowMark.FAIL: "red"}
 _MARK_WIDTH, _TEST_WIDTH, _GAP = 4, 14, 2
 
 
 def show_report(output: Output, report: CompatReport) -> None:
-    """The tests, what they mean, and the verdict last."""
+    """The tests, the explanations, and the verdict last."""
     if output.out.steerable:
         _draw(output, report)
     else:
@@ -29,7 +28,7 @@ def show_report(output: Output, report: CompatReport) -> None:
 
 
 def verdict(report: CompatReport) -> str:
-    """One sentence: does it fit, and what spoils it."""
+    """Whether the draft fits, and the tests that failed or warn."""
     if not report.fits:
         return f"It does not fit: {', '.join(row.test for row in report.failures)}."
     if report.warnings:
@@ -38,17 +37,14 @@ def verdict(report: CompatReport) -> str:
 
 
 def _worth_explaining(report: CompatReport) -> list[CheckRow]:
-    """The rows that failed, or else those that warn: where tokens differ, what is built on them says nothing new."""
+    """The rows that failed, or else those that warn: if tokens differ, tests that depend on them add nothing."""
     if report.fits:
         return list(report.warnings)
     return [*report.failures, *(row for row in report.warnings if row.test == "overlap")]
 
 
 def _draw(output: Output, report: CompatReport) -> None:
-    """A table and, below it, why. Where that is more than a screen, tests that came to the same share a line.
-
-    Those that passed do so first; then, in a report that explains others, those that only warn.
-    """
+    """A table, then the explanations. To fit one screen, the passed tests share a line, then also those that warn."""
     from rich.console import Group
 
     console = output.out_console()
@@ -67,7 +63,6 @@ def _draw(output: Output, report: CompatReport) -> None:
 
 
 def _folded(rows: list[CheckRow], mark: RowMark) -> Text | None:
-    """The names of all tests that came to `mark`."""
     names = [row.test for row in rows if row.mark is mark]
     return _coloured(mark, f"  {', '.join(names)}") if names else None
 
@@ -91,7 +86,7 @@ def _draw_rows(output: Output, report: CompatReport, rows: list[CheckRow], width
 
 
 def _explanations(rows: list[CheckRow]) -> Iterator[Text]:
-    """Of each test why, the tokens that differ, and what to do; a hint that the next one repeats is given there."""
+    """Reason, differing tokens and hint of each test. A hint that the next test repeats is shown once, there."""
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         told = _coloured(row.mark, f"  {row.test}: {row.reason}")
         if row.details:
@@ -102,7 +97,7 @@ def _explanations(rows: list[CheckRow]) -> Iterator[Text]:
 
 
 def _write(output: Output, report: CompatReport) -> None:
-    """The same for pipes: a line a test, the reason, the hint and each differing token on lines of their own."""
+    """For pipes: one line each for a test, its reason, its hint and every differing token."""
     output.line(f"target: {report.target}")
     output.line(f"draft: {report.draft}")
     for row in report.rows:

@@ -1,4 +1,4 @@
-"""`specllama draft`: make, list, remove: cheaper drafts derived from a model that is here."""
+"""`specllama draft make`, `list` and `remove`: faster drafts derived from a local model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specllama.cli.screen.status import StatusLine
 from specllama.derive import make as derive
 from specllama.derive import search as derive_search
 from specllama.derive.layers import check_dropped, refuse_undroppable
-from specllama.derive.search import SearchOutcome, Space
+from specllama.derive.search import Space
 from specllama.drafters import SIMPLE
 from specllama.drafters.length import TUNED, DraftLength
 from specllama.files.catalog import load_catalog
@@ -40,18 +40,16 @@ from specllama.pairs.setup import Choice
 from specllama.tuning.child import Way
 
 app = typer.Typer(
-    help="Make cheaper drafts out of models that are here, and keep account of them.",
-    no_args_is_help=True,
-    add_completion=False,
+    help="Make faster drafts from local models; list and remove them.", no_args_is_help=True, add_completion=False
 )
 
 _N_CTX = 1024  # of the models while they are measured
-_LOCK = "drafts"  # one at a time makes them
+_LOCK = "drafts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentOptions:
-    """What the draft is made of, and for which target."""
+    """The model to derive from, and the target."""
 
     title: ClassVar[str] = "Models"
 
@@ -66,8 +64,7 @@ class ParentOptions:
     target: Annotated[
         str | None,
         Option(
-            "-m --model TARGET",
-            "The target that the draft is for: a file, a model, a pair, user/repo[:quant]. [the pair's]",
+            "-m --model TARGET", "The target of the draft: a file, a model, a pair, or user/repo[:quant]. [the pair's]"
         ),
     ] = None
     offline: Offline = False
@@ -75,7 +72,7 @@ class ParentOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """What is done to it. Without any of these, what is fastest here is searched for."""
+    """How the draft differs from its parent. Without options, the fastest recipe is searched for."""
 
     title: ClassVar[str] = "Recipe"
 
@@ -83,34 +80,32 @@ class RecipeOptions:
         Any,
         Option(
             "--quant LIST",
-            f"Store the weights as one of {', '.join(QUANTS)}; of several, the best is searched for.",
+            f"Quantization of the weights: {', '.join(QUANTS)}. Of several, the fastest is kept.",
             quants,
         ),
     ] = None
-    vocab: Annotated[
-        Any,
-        Option("--vocab N", "Keep the N most frequent tokens, such as 32k; no other is drafted.", n_tokens),
-    ] = None
+    vocab: Annotated[Any, Option("--vocab N", "Keep only the N most frequent tokens, for example 32k.", n_tokens)] = (
+        None
+    )
     drop_layers: Annotated[
-        Any,
-        Option("--drop-layers LIST", "Leave out layers, such as 4,7-9; auto finds out which.", layers),
+        Any, Option("--drop-layers LIST", "Remove these layers, for example 4,7-9; auto searches for them.", layers)
     ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeOptions:
-    """How, and where to."""
+    """Where to write the draft, and how to measure it."""
 
     title: ClassVar[str] = "Making"
 
     output: Annotated[
-        str | None, Option("-o --output FILE", "Where to write it. [the cache, where -md finds it by name]")
+        str | None, Option("-o --output FILE", "The file to write. [the cache, where -md finds it by name]")
     ] = None
-    measure: Annotated[bool, Option("--measure", "Measure one recipe, too; a search always measures.")] = False
+    measure: Annotated[bool, Option("--measure", "Measure a single recipe; a search always measures.")] = False
     quick: Annotated[bool, Option("--quick", "Measure for seconds instead of minutes.")] = False
-    force: Annotated[bool, Option("--force", "Make it again although it is there, or replace FILE.")] = False
+    force: Annotated[bool, Option("--force", "Make an existing draft again, or replace FILE.")] = False
     threads: Annotated[int | None, replace(THREADS, help="Threads to measure with. [physical cores]")] = None
-    json: Annotated[bool, Option("--json", "One JSON object: what was made and what was measured.")] = False
+    json: Annotated[bool, Option("--json", "One JSON object: the draft and the figures.")] = False
     quiet: Annotated[bool, Option("-q --quiet", "Only the path and errors.")] = False
     color: Color = "auto"
 
@@ -118,11 +113,11 @@ class MakeOptions:
 @app.command()
 @with_options
 def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> None:
-    """Derive a draft that costs less a token: coarser weights, fewer tokens, fewer layers.
+    """Derive a faster draft: smaller weights, fewer tokens, fewer layers.
 
-    Without a recipe, or with a choice in it, candidates are made and measured with the target one after the other, and
-    the one that promises most speed on this machine is kept, if any is faster than the model as it is. The answer's
-    text never depends on the draft. The last line on stdout is the new file's path.
+    Without a recipe, or with several values in it, the candidates are made and measured with the target one by one.
+    The fastest is kept if it is faster than the unchanged model. The output of the target never depends on the draft.
+    The last line on stdout is the path of the new file.
     """
     output = open_output(color=options.color, format="json" if options.json else "human", quiet=options.quiet)
     space = _space(recipe)
@@ -131,12 +126,11 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
     searches = space.recipe is None or options.measure
     if searches and target_wanted is None:
         raise UsageError(
-            "measuring a draft needs its target",
-            hint="add -m TARGET; a draft of a model for itself: -m and the model again",
+            "measuring a draft needs its target", hint="add -m TARGET (the same model if it drafts for itself)"
         )
     parent = pair_setup.bring(parent_wanted, Said(output), offline=models.offline).header
     if destination is not None and destination.resolve() in {part.resolve() for part in parent.parts}:
-        raise UsageError("-o is the model's own file", hint="give another name")
+        raise UsageError("-o is the parent's own file (expected another name)")
     if searches and target_wanted is not None:
         _search(parent, target_wanted, space, destination, models, options, output)
         return
@@ -146,14 +140,13 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
 
 
 def _space(options: RecipeOptions) -> Space:
-    """What may be tried."""
     finds = options.drop_layers == "auto"
     dropped = () if finds or options.drop_layers is None else options.drop_layers
     return Space(options.quant or (), options.vocab or 0, dropped, finds)
 
 
 def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
-    """(what to derive from, for which target; None where nobody said and nothing follows). Raises ConfigError."""
+    """(the parent, the target; None if it is not given and no pair names it). Raises ConfigError."""
     catalog, what = load_catalog(), models.what
     target = None if models.target is None else named(models.target)
     if what is None or what in catalog.pairs:
@@ -168,21 +161,21 @@ def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
 
 
 def _destination(text: str, *, force: bool) -> Path:
-    """Where to write. Raises UsageError where that cannot be meant."""
+    """The file to write. Raises UsageError."""
     path = meant(text)
     if path.suffix != ".gguf" or path.is_dir():
-        raise UsageError(f"-o {text} is no name for a model", hint="it ends in .gguf; its provenance goes beside it")
+        raise UsageError(f"-o {text} is not a model file (expected a name that ends in .gguf)")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}")
     if path.exists() and not force:
-        raise UsageError(f"{path} is there already", hint="take another name, or --force to replace it")
+        raise UsageError(f"{path} exists", hint="use another name, or --force to replace it")
     return path
 
 
 def _made(
     parent: Header, recipe: Recipe, destination: Path | None, *, force: bool, output: Output
 ) -> tuple[Derived, bool]:
-    """The draft of one recipe, and whether it was made now."""
+    """The draft of one recipe, and whether it is new."""
     recipe = derive.checked(parent, recipe)
     path = destination or drafts.place(parent.path, recipe)
     with watching(output) as watch, only_one(_LOCK, watch):
@@ -200,7 +193,7 @@ def _tell_made(derived: Derived, is_new: bool, output: Output) -> None:
         output.data({"made": is_new, "draft": draft_view.draft_json(derived)})
         return
     share = derived.n_bytes / max(derived.parent.path.stat().st_size, 1)
-    did = "made" if is_new else "there already:"
+    did = "made" if is_new else "already made:"
     size = f"{size_text(derived.n_bytes)}, {100 * share:.0f} % of its parent"
     output.note(f"{did} {derived.name}: {derived.recipe.summary}; {size}")
     output.note(draft_view.use_of(derived))
@@ -216,7 +209,7 @@ def _search(
     options: MakeOptions,
     output: Output,
 ) -> None:
-    """Search, tell what was found, keep the best."""
+    """Search, report, keep the fastest."""
     only = space.recipe
     if only is not None:
         only = derive.checked(parent, only)
@@ -241,32 +234,24 @@ def _search(
             effort=derive_search.QUICK if options.quick else derive_search.SEARCH,
             only=only,
         )
-    kept = _kept(found, destination)
+    kept = found.kept if found.kept is None or destination is None else drafts.moved(found.kept, destination)
     for failure in found.failures:
         output.warn(f"not tried: {failure}")
     warn_of_noise(output, found.noise)
     draft_view.show_search(output, found, kept)
 
 
-def _kept(found: SearchOutcome, destination: Path | None) -> Derived | None:
-    """The draft that stays, where it was wanted."""
-    kept = found.kept
-    if kept is None or destination is None:
-        return kept
-    return drafts.moved(kept, destination)
-
-
 @app.command("list")
 @with_options
 def list_all(json: Json = False, color: Color = "auto") -> None:
-    """The derived drafts in the cache: what they were made of, and what they were worth when measured."""
+    """List the derived drafts in the cache, how they were made, and their measured speed."""
     output = open_output(color=color, format="json" if json else "human")
     found, damaged = [], []
     for path in drafts.paths():
         try:
             derived = drafts.read(path)
             if derived is None:
-                raise ConfigError(f"{path.name} has no record of what it was made of")
+                raise ConfigError(f"{path.name} has no record of its parent")
             found.append(derived)
         except ConfigError as error:
             damaged.append(f"{error}")
@@ -275,7 +260,7 @@ def list_all(json: Json = False, color: Color = "auto") -> None:
     elif found:
         draft_view.show_list(output, found)
     else:
-        output.line("No derived drafts yet. `specllama draft make` looks for one that pays.")
+        output.line("No derived drafts yet. `specllama draft make` searches for a faster one.")
     for text in damaged:
         output.warn(text, "specllama draft remove NAME")
 
@@ -292,7 +277,7 @@ def remove(
     paths = [_named(name) for name in dict.fromkeys(names)]
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError("removing files needs --yes where nobody can be asked")
+            raise UsageError("removing files needs --yes (stdin is not a terminal)")
         size = size_text(sum(path.stat().st_size for path in paths))
         typer.confirm(f"Remove {', '.join(path.stem for path in paths)} ({size})?", abort=True, err=True)
     for path in paths:
@@ -300,7 +285,7 @@ def remove(
 
 
 def _named(name: str) -> Path:
-    """Raises ConfigError where there is no such draft."""
+    """Raises ConfigError if there is no such draft."""
     path = drafts.named(name)
     if path is None:
         known = ", ".join(each.stem for each in drafts.paths())

@@ -1,4 +1,4 @@
-"""What `specllama draft` shows: a search as a table, the drafts that are here as a table, both as JSON."""
+"""The output of `specllama draft`: a search, and the list of drafts, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from specllama.pairs.derived import Derived
 _SEARCH_COLUMNS = ("draft", "size", "cost", "accepted", "speed")
 _LIST_COLUMNS = ("name", "size", "recipe", "cost", "speed", "by", "for")
 
-
 MEASURED_WITH = (
-    "cost: of a token, in passes of the target; speed: over plain decoding. By make: as `draft make` measured, with "
-    "its own -t and llama.cpp's own kernel path, and drafts everywhere; by tune: as `specllama tune` measured, with "
-    "the best threads and paths, and drafts only where they pay. The two differ; the last is shown"
+    "cost: a drafted token, in passes of the target; speed: relative to plain decoding. by make: measured by `draft "
+    "make` with its -t, llama.cpp's kernel path and drafts at every step; by tune: measured by `specllama tune` with "
+    "the best threads and paths, and drafts only if they help. The last measurement is shown"
 )
 
 
 def draft_json(derived: Derived) -> dict[str, object]:
-    """Everything known about a derived draft."""
+    """A derived draft with its record."""
     return {"name": derived.name, "path": derived.path, **derived.to_json(), "stale": drafts.stale(derived)}
 
 
 def trial_json(trial: Trial) -> dict[str, object]:
-    """What was measured of one candidate."""
+    """The figures of one candidate."""
     return {
         "recipe": asdict(trial.recipe),
         "summary": trial.recipe.summary,
@@ -55,7 +54,7 @@ def _row(trial: Trial) -> tuple[str, ...]:
 
 
 def show_search(output: Output, found: SearchOutcome, kept: Derived | None) -> None:
-    """A table of all candidates, what to make of it, and the path of what is kept."""
+    """A table of all candidates, the verdict, and the path of the draft that is kept."""
     if output.format == "json":
         facts = {"parent": trial_json(found.parent), "trials": [trial_json(trial) for trial in found.trials]}
         best = None if kept is None else draft_json(kept)
@@ -73,34 +72,34 @@ def show_search(output: Output, found: SearchOutcome, kept: Derived | None) -> N
 
 
 def use_of(derived: Derived) -> str:
-    """What to do with it."""
+    """How to use the draft."""
     by_name = derived.path.parent == drafts.folder()
-    return f"use it: -md {shlex.quote(derived.spoken)}" + ("; or let `specllama tune` decide" if by_name else "")
+    return f"use it: -md {shlex.quote(derived.spoken)}" + ("; `specllama tune` also considers it" if by_name else "")
 
 
 def verdict(found: SearchOutcome) -> str:
-    """What was found, in a sentence."""
+    """The result in a sentence."""
     name, parent, best = found.parent.path.stem, found.parent, found.best
-    unit = "times the speed of plain decoding, on average of the classes of prompts"
+    unit = "times the speed of plain decoding, on average over the classes of prompts"
     if best is None:
-        told = f"No derived draft is clearly faster than {name} as it is, which promises {parent.speed:.2f} {unit}"
+        told = f"No derived draft is clearly faster than the unchanged {name}, which reaches {parent.speed:.2f} {unit}"
         return f"{told}{_where_it_pays(found.fastest)}."
     told = f"{best.recipe.summary[0].upper()}{best.recipe.summary[1:]}: {best.speed:.2f} {unit}, against "
-    return f"{told}{parent.speed:.2f} with {name} as it is{_where_it_pays(best)}."
+    return f"{told}{parent.speed:.2f} with the unchanged {name}{_where_it_pays(best)}."
 
 
 def _where_it_pays(trial: Trial) -> str:
-    """Where drafting is not always a gain: what it is one for."""
+    """If drafting is not faster on average, the classes for which it is."""
     pays = dict.fromkeys(each.name for each in trial.classes if each.speedup > 1.0)
     if trial.speed > 1.0:
         return ""
     if not pays:
-        return "; on this machine plain decoding is faster, whatever the prompt"
-    return f"; on this machine drafting pays for some prompts only ({', '.join(pays)})"
+        return "; on this machine plain decoding is faster for every class of prompts"
+    return f"; on this machine drafting is faster only for {', '.join(pays)}"
 
 
 def show_list(output: Output, found: Sequence[Derived]) -> None:
-    """A table; what is no longer true is said below."""
+    """A table, then a warning for each stale draft."""
     _table(output, _LIST_COLUMNS, [_list_row(each) for each in found], [False] * len(found))
     if any(each.measurements for each in found):
         output.note(MEASURED_WITH)
@@ -116,7 +115,7 @@ def _list_row(derived: Derived) -> tuple[str, ...]:
 
 
 def _table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]], marks: Sequence[bool]) -> None:
-    """A table on a terminal, tabs between columns elsewhere; what is marked is green and has a star."""
+    """A table on a terminal, tabs elsewhere; marked rows are green and have a star."""
     starred = [(*row[:-1], f"{row[-1]} *" if mark else row[-1]) for row, mark in zip(rows, marks, strict=True)]
     if output.out.steerable:
         styles = ["green" if mark else None for mark in marks]

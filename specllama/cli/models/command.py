@@ -29,7 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A pair, a model, or u
 
 
 def _catalog(output: Output) -> Catalog:
-    """All names; what was noticed while reading them is said."""
+    """Every pair and model; notes about models.toml go to stderr."""
     catalog = load_catalog()
     for note in catalog.notes:
         output.note(note)
@@ -44,7 +44,7 @@ def _models(catalog: Catalog, name: str, *, offline: bool) -> tuple[Model, ...]:
 @app.command("list")
 @with_options
 def list_all(json: Json = False, color: Color = "auto") -> None:
-    """All pairs and models, and which of them are here."""
+    """List all pairs and models, and which of them are on this machine."""
     output = open_output(color=color, format="json" if json else "human")
     catalog = _catalog(output)
     if json:
@@ -58,7 +58,7 @@ def list_all(json: Json = False, color: Color = "auto") -> None:
 @app.command()
 @with_options
 def show(name: Name, json: Json = False, color: Color = "auto") -> None:
-    """Everything known about a pair or a model."""
+    """Show everything known about a pair or a model."""
     output = open_output(color=color, format="json" if json else "human")
     catalog = _catalog(output)
     pair = catalog.pairs.get(name)
@@ -77,18 +77,16 @@ def show(name: Name, json: Json = False, color: Color = "auto") -> None:
 def pull(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME...", help="Pairs, models or user/repo[:quant]; the default pair if none is given."
-        ),
+        typer.Argument(metavar="NAME...", help="Pairs, models or user/repo[:quant]. [the default pair]"),
     ] = None,
     offline: Offline = False,
     update: Annotated[
-        bool, Option("--update", "Ask for the newest of what is not pinned, and expect that one from now on.")
+        bool, Option("--update", "Fetch the newest revision of unpinned models, and keep to it from then on.")
     ] = False,
     quiet: Quiet = False,
     color: Color = "auto",
 ) -> None:
-    """Fetch models and print where they are: of a pair the target, then the draft."""
+    """Fetch models and print their paths; for a pair the target, then the draft."""
     output = open_output(color=color, quiet=quiet)
     catalog = _catalog(output)
     for name in names or [catalog.default]:
@@ -101,32 +99,28 @@ def pull(
 @app.command()
 @with_options
 def path(name: Name) -> None:
-    """Print where a model is; of a pair the target, then the draft. Exit code 1 if it is not here."""
+    """Print the path of a model; for a pair the target, then the draft. Exit code 1 if it is not fetched."""
     output = open_output()
     for model in _models(_catalog(output), name, offline=True):
         found = hub.find(model)
         if found is None:
-            raise ModelFileError(f"{model.name} is not here", hint=models_view.how_to_get(model, name))
+            raise ModelFileError(f"{model.name} is not on this machine", hint=models_view.how_to_get(model, name))
         output.line(str(found))
 
 
 @app.command()
 @with_options
-def remove(
-    name: Name,
-    yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Remove a model's files from this disk; of a pair those that no other pair here uses."""
+def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False, quiet: Quiet = False) -> None:
+    """Remove the files of a model from this machine; for a pair those that no other fetched pair uses."""
     output = open_output(quiet=quiet)
     catalog = _catalog(output)
     doomed = []
     for model in _models(catalog, name, offline=True):
         users = _other_users(catalog, name, model) if name in catalog.pairs else []
         if users:
-            output.note(f"{model.name} stays: {', '.join(users)} uses it")
+            output.note(f"{model.name} is kept: {', '.join(users)} uses it")
         elif hub.find(model) is None:
-            output.note(f"{model.name} is not here")
+            output.note(f"{model.name} is not on this machine")
         else:
             doomed.append(model)
     if doomed and not yes:
@@ -134,13 +128,13 @@ def remove(
     for model in doomed:
         removed = hub.remove(model)
         if not removed:
-            output.note(f"{model.name} is your own file and stays: {hub.find(model)}")
+            output.note(f"{model.name} is kept because it is your own file: {hub.find(model)}")
         for place in removed:
             output.note(f"removed {place}")
 
 
 def _other_users(catalog: Catalog, name: str, model: Model) -> list[str]:
-    """The other pairs that need `model` and whose other half is here: without it they would break."""
+    """The other pairs that use `model` and whose other model is on this machine."""
     users = []
     for pair in catalog.pairs.values():
         other = {pair.target.name: pair.draft, pair.draft.name: pair.target}.get(model.name)
@@ -150,9 +144,9 @@ def _other_users(catalog: Catalog, name: str, model: Model) -> list[str]:
 
 
 def _ask(doomed: list[Model]) -> None:
-    """Ask on the terminal; without one nobody can answer."""
+    """Raises UsageError if there is no terminal to ask on."""
     if not sys.stdin.isatty():
-        raise UsageError("removing files needs --yes where nobody can be asked")
+        raise UsageError("removing files needs --yes (stdin is not a terminal)")
     sizes = [found.stat().st_size for model in doomed if (found := hub.find(model))]
     names = ", ".join(model.name for model in doomed)
     typer.confirm(f"Remove {names} ({size_text(sum(sizes))})?", abort=True, err=True)
@@ -164,49 +158,51 @@ _WHAT = "A model's name, a GGUF file, or user/repo[:quant or file.gguf] on the H
 @app.command()
 @with_options
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the pair is to be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the new pair.")],
     target: Annotated[str, Option("-m --target WHAT", _WHAT)],
     draft: Annotated[str, Option("-md --draft WHAT", _WHAT)],
-    summary: Annotated[str, Option("--summary TEXT", "What `models list` says about it.")] = "",
-    memory_gb: Annotated[int | None, Option("--memory-gb N", "The memory it suits.", whole(1, MAX_MEMORY_GB))] = None,
+    summary: Annotated[str, Option("--summary TEXT", "The description in `models list`.")] = "",
+    memory_gb: Annotated[
+        int | None, Option("--memory-gb N", "Memory of a suitable machine.", whole(1, MAX_MEMORY_GB))
+    ] = None,
     n_max: Annotated[
         int | None,
         replace(shared.DRAFT_N_MAX, help="Its longest draft.", check=whole(1, MAX_DRAFT), also="--draft-max"),
     ] = None,
     n_ctx: Annotated[int | None, replace(shared.CTX_SIZE, help="Its context.", check=whole(MIN_CTX, MAX_CTX))] = None,
-    force: Annotated[bool, Option("--force", "Replace what has this name already.")] = False,
+    force: Annotated[bool, Option("--force", "Replace a pair or model with this name.")] = False,
     offline: Offline = False,
 ) -> None:
-    """Give a pair of your own a name: writes it into your models.toml, fetches nothing."""
+    """Add a named pair to your models.toml. Fetches nothing."""
     output = open_output()
     catalog = _catalog(output)
     _check_free(catalog, name, force=force)
     halves = [_described(catalog, what, offline=offline) for what in (target, draft)]
     pair = CatalogPair(name, halves[0], halves[1], summary, memory_gb, PairDefaults(n_max, n_ctx))
     with watching(output) as watch, only_one(user_file().name, watch):
-        catalog = load_catalog()  # again: another `add` may have written since
+        catalog = load_catalog()  # again: another `add` may have changed the file
         _check_free(catalog, name, force=force)
         backup = models_toml.add_pair(user_file(), pair, _new_models(catalog, halves, force=force))
     fetch = "" if all(model.only_here for model in halves) else f"; fetch it: specllama models pull {name}"
     output.note(f"added {name} to {user_file()}{fetch}")
     if backup is not None:
-        output.note(f"the file as it was before is kept as {backup.name}")
+        output.note(f"the previous file is kept as {backup.name}")
 
 
 def _check_free(catalog: Catalog, name: str, *, force: bool) -> None:
-    """Raise ConfigError if a pair has this name already."""
+    """Raise ConfigError if a pair has this name."""
     if name in catalog.pairs and not force:
-        raise ConfigError(f"there is a pair named {name} already", hint="take another name, or --force to replace it")
+        raise ConfigError(f"a pair named {name} exists", hint="use another name, or --force to replace it")
 
 
 def _new_models(catalog: Catalog, halves: list[Model], *, force: bool) -> tuple[Model, ...]:
-    """Those that have no table yet. Raises ConfigError where another model has the name."""
+    """The models that have no table yet. Raises ConfigError if another model has the same name."""
     new = {model.name: model for model in halves if model != catalog.models.get(model.name)}
     for name in new:
         if name in catalog.models and not force:
             raise ConfigError(
-                f"there is a model named {name} already, from {catalog.models[name].sources[0]}",
-                hint=f"to use that one, give its name: {name}; to replace it, --force",
+                f"a model named {name} exists, from {catalog.models[name].sources[0]}",
+                hint=f"to use it, give its name: {name}; to replace it, use --force",
             )
     return tuple(new.values())
 

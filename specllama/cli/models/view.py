@@ -1,4 +1,4 @@
-"""What `specllama models` shows of pairs and models: as JSON, as a table, as lines."""
+"""Pairs and models as JSON, as tables, as lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def source_json(source: Source) -> dict[str, object]:
 
 
 def model_json(model: Model) -> dict[str, object]:
-    """Everything known about a model, and where it is."""
+    """Everything known about a model, and its path."""
     path = hub.find(model)
     return {
         "name": model.name,
@@ -53,7 +53,7 @@ def pair_json(pair: CatalogPair) -> dict[str, object]:
 
 
 def _model_size(model: Model) -> int | None:
-    """Bytes of the model, from models.toml or, in one file, from the disk."""
+    """Bytes of the model, from models.toml, else from the disk if it is one file."""
     path = hub.find(model) if model.size is None and len(model.files) == 1 else None
     return path.stat().st_size if path else model.size
 
@@ -68,13 +68,12 @@ def _size(n_bytes: int | None) -> str:
 
 
 def _here(names: set[str], *models: Model) -> str:
-    """Which of the models are on this machine; in words, not by a sign or a colour alone."""
     count = sum(model.name in names for model in models)
     return "here" if count == len(models) else "half here" if count else "-"
 
 
 def show_list(output: Output, catalog: Catalog) -> None:
-    """All pairs and models: tables on a terminal, one name a line elsewhere."""
+    """All pairs and models: tables on a terminal, one line each elsewhere."""
     here = {model.name for model in catalog.models.values() if hub.find(model)}
     if output.out.is_terminal:
         _draw_list(output, catalog, here)
@@ -111,14 +110,14 @@ def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
 
 
 def how_to_get(model: Model, name: str) -> str:
-    """What to do about a model that is not here; `name` is that of the model, or of a pair that it belongs to."""
+    """The hint for a missing model; `name` is its own, or that of its pair."""
     if model.only_here:
-        return f"it is to be the {model.sources[0]}: put it there, or correct its entry in models.toml"
+        return f"models.toml expects the {model.sources[0]}: put it there, or correct its entry in models.toml"
     return f"fetch it: specllama models pull {name}"
 
 
 def show_model(output: Output, model: Model, indent: str = "") -> None:
-    """One model, a fact a line."""
+    """One model, one line for each fact."""
     path = hub.find(model)
     facts: list[tuple[str, Any]] = [
         ("model", model.name),
@@ -126,7 +125,7 @@ def show_model(output: Output, model: Model, indent: str = "") -> None:
         *((f"sha256 of {file.name}", file.sha256 or "unpinned") for file in model.files),
         ("licence", model.licence),
         *(("source", _source_text(source)) for source in model.sources),
-        ("path", path or f"not here; {how_to_get(model, model.name)}"),
+        ("path", path or f"none; {how_to_get(model, model.name)}"),
     ]
     for name, value in facts:
         output.line(f"{indent}{name}: {value}")
@@ -144,7 +143,7 @@ def show_pair(output: Output, pair: CatalogPair) -> None:
     output.line(f"summary: {pair.summary or '-'}")
     output.line(f"memory: {f'{pair.memory_gb} GB' if pair.memory_gb else '-'}")
     for option, value in (("--spec-draft-n-max", pair.defaults.n_max), ("--ctx-size", pair.defaults.n_ctx)):
-        output.line(f"default: {option} {value}" if value else f"default: {option} as without a pair")
+        output.line(f"default: {option} {value or 'not set'}")
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         output.line(f"{role}:")
         show_model(output, model, "  ")
