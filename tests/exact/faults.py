@@ -1,4 +1,4 @@
-"""What a seeded fault is: a case that is exact as long as nothing is broken, and the same case with one thing broken.
+"""Seeded faults: a case that is exact, and the same case with one rule broken.
 
 faults_verification.py and faults_engine.py break each rule of docs/design.md once; test_faults.py checks that.
 """
@@ -22,13 +22,13 @@ VISIBLE = 1e-6  # a bias this large has to be seen
 
 @dataclass(frozen=True)
 class Case:
-    """An enumerated law and what it must be."""
+    """An enumerated law and the expected one."""
 
     found: Callable[[], Law]
     expected: Callable[[], Law]
 
     def verdict(self) -> str:
-        """What is wrong with the law that was found, or '' where nothing is."""
+        """What is wrong with the law that was found; '' = nothing."""
         try:
             found = self.found()
         except (SpecllamaError, AssertionError, ValueError) as error:
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SeededFault:
-    """One rule, broken: `broken` is the case that shows it, `install` breaks it where the case itself does not."""
+    """One broken rule. `install` breaks it, unless the case `broken` itself does."""
 
     name: str
     healthy: Case

@@ -38,7 +38,7 @@ def engine_case(pair: Pair, params: SamplingParams, n_tokens: int = 3, stops: Se
 
 
 def patch_target_law(change: Callable[..., Distribution]) -> Install:
-    """Let the rows of the target be sampled by `change(law, logits, history, params)`."""
+    """Replace the law of the target's rows by `change(law, logits, history, params)`."""
     law = sampling.law
 
     def install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def patch_drafts(change: ProposeChange) -> Install:
 
 
 def laws_of(drafter: ModelDrafter, draft: Draft, tokens: History, params: SamplingParams) -> Draft:
-    """`draft` with the laws that its model has under `params`, whatever was drawn from."""
+    """`draft` with the laws of its model under `params` instead of those it was drawn from."""
     model = drafter.model
     assert isinstance(model, FakeModel)
     laws = []
@@ -241,8 +241,7 @@ def bonus_counts_as_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def abandoned_case() -> Case:
-    """One token of a longer block read, then the reader walks away; what the KV holds then, and what it must hold."""
-
+    """The reader leaves after one token of a longer block; what the KV holds then, and what it must hold."""
     table = RandomTable(3, 91)
     pair = random_pair(target=table, draft=table)
 
@@ -258,8 +257,6 @@ def abandoned_case() -> Case:
 
 
 def nan_case(pair: Pair) -> Case:
-    """Does a NaN come out as a named error?"""
-
     def found() -> Law:
         try:
             pair.rig().answer(PROMPT, PLAIN, RandomChooser(0), 3)

@@ -62,7 +62,7 @@ def drops_low_q(tokens: History, limit: int, choose: Chooser) -> Draft:
 
 
 def with_laws(script: Script, law: Sequence[float]) -> Script:
-    """`script`, handing over `law` as q whatever the tokens were drawn from."""
+    """`script`, with `law` as q instead of the law that the tokens were drawn from."""
 
     def changed(tokens: History, limit: int, choose: Chooser) -> Draft:
         draft = script(tokens, limit, choose)

@@ -1,4 +1,4 @@
-"""`verify` in the smallest decoding loop there is, and the law of what comes out; no engine, no model."""
+"""`verify` in a minimal decoding loop, and the law of its tokens; no engine, no model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LazyRows(Sequence[Distribution]):
 def emit(
     laws: Laws, script: Script, rule: Rule, n_tokens: int, choose: Chooser, verifier: Verifier = verify
 ) -> History:
-    """The smallest decoding loop there is: propose, verify, commit, until `n_tokens` are out."""
+    """Propose, verify and commit until there are `n_tokens`."""
     tokens: History = ()
     while len(tokens) < n_tokens:
         draft = script(tokens, n_tokens - len(tokens), choose)
@@ -53,19 +53,16 @@ def emit(
 def emitted_law(
     laws: Laws, script: Script, rule: Rule, n_tokens: int, verifier: Verifier = verify, *, closed: bool = False
 ) -> dict[History, float]:
-    """The law of the first `n_tokens` of that loop."""
     return law_of(lambda choose: emit(laws, script, rule, n_tokens, choose, verifier), closed=closed)
 
 
 def drawn_trees(laws: Laws, *widths: int) -> Script:
-    """Trees no deeper than the tokens that are still wanted: what lies deeper would only multiply the branches."""
+    """Trees no deeper than the tokens that are still needed: deeper nodes would only multiply the branches."""
     n_nodes = sum(math.prod(widths[: depth + 1]) for depth in range(len(widths)))
     return lambda tokens, n_left, choose: drawn_tree(laws, widths[:n_left])(tokens, n_nodes, choose)
 
 
 def plain_law(laws: Laws, n_tokens: int) -> dict[History, float]:
-    """What it must be."""
-
     def law_at(history: History) -> TokenLaw:
         return {token: prob for token, prob in enumerate(laws(history)) if prob > 0.0}
 
@@ -73,5 +70,4 @@ def plain_law(laws: Laws, n_tokens: int) -> dict[History, float]:
 
 
 def first_token(law: dict[History, float]) -> list[float]:
-    """The law of the first token alone."""
     return [math.fsum(weight for tokens, weight in law.items() if tokens[0] == token) for token in range(N_VOCAB)]

@@ -73,8 +73,8 @@ def test_the_residual_of_equal_laws_is_the_law_itself() -> None:
     assert p.residual(Distribution.on([2, 0, 1], [0.7, 0.1, 0.2])) == p
 
 
-def test_laws_do_not_change_behind_ones_back() -> None:
-    """A law that shares memory with a logits buffer turns into another one at the next step."""
+def test_a_law_does_not_change_with_the_array_it_was_made_from() -> None:
+    """A law that shares memory with a logits buffer and changes with the next step."""
     source = np.array([0.5, 0.5])
     law = Distribution.dense(source)
     source[0] = 0.0

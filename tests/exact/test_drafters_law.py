@@ -25,7 +25,7 @@ from tests.exact.reference import Answer, History
 from tests.exact.translating import FIRST, WatchedDraft
 from tests.fakes import FakeModel, RandomTable
 
-# A text that repeats itself, so that a lookup has something to say from the first step on.
+# A text that repeats itself, so that lookups draft from the first step on.
 PROMPT = (0, 1, 1, 0, 1, 1, 0)
 
 SAMPLERS = {
@@ -42,10 +42,7 @@ COSTS = {"cheap": CHEAP, "jumpy": JUMPY, "dear": DEAR}
 
 
 class Moody:
-    """A planner that answers every question by a seeded die: whatever a planner may say, the law must stay.
-
-    Its die also depends on what was accepted, as a learning planner's answers do.
-    """
+    """A planner with random answers. They also depend on what was accepted, as those of a learning planner do."""
 
     def __init__(self, seed: int) -> None:
         self.seen: list[object] = [seed]
@@ -93,11 +90,11 @@ def model_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool) -> Rig:
 
 
 def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = False, first: History = ()) -> Rig:
-    """A draft with other tokens: it cannot say all of the target's, and reads some as several of its own."""
+    """A draft with other tokens: it lacks some of the target's, and spells some with several of its own."""
     target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
     n_ctx = pair.n_draft_ctx
     draft = WatchedDraft(pair.n_vocab, n_ctx=n_ctx, end_tokens=pair.end_tokens, first=first)
-    # Drafting from the first step on: answers are so short that there is little left to draft behind it.
+    # Drafting from the first step on: the answers are short.
     settings = DraftSettings(
         length=DraftLength(pair.n_max), vocab_size=pair.n_vocab, policy=policy, n_at_once=PREFILL_AT_ONCE
     )
@@ -134,9 +131,8 @@ def test_without_a_planner_the_answer_follows_the_targets_law(name: str, sampler
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_whatever_a_planner_says_the_answer_follows_the_targets_law(name: str, seed: int) -> None:
-    """A probe that leaves tokens in a cache, a pause that skips a token, a plan that
-    mixes sources: each of them shows as a bias or as a broken cache."""
+def test_the_answer_follows_the_targets_law_under_any_plan(name: str, seed: int) -> None:
+    """A probe that leaves tokens in a cache, a pause that skips a token, a plan that mixes sources wrongly."""
     rule = list(Rule)[seed % 3]
     params = list(SAMPLERS.values())[seed % 4]
     pair = random_pair(50 + seed, n_vocab=2, n_max=3, rule=rule)
@@ -161,7 +157,7 @@ def test_the_controller_changes_nothing_but_speed(
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_controller_that_learned_from_other_answers_changes_nothing_but_speed(name: str) -> None:
-    """State that is carried from answer to answer: what it was when the branch began may not matter."""
+    """A bias by state that is carried from answer to answer."""
     pair = random_pair(62, n_vocab=2, n_max=3)
 
     def second(choose: Chooser) -> Answer:
@@ -179,7 +175,7 @@ def test_a_controller_that_learned_from_other_answers_changes_nothing_but_speed(
 @pytest.mark.parametrize("ends", [{0}, {1}, {0, 1}])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_end_tokens_that_are_looked_up_end_the_answer(name: str, ends: set[int]) -> None:
-    """The text of a chat holds end tokens, and a lookup proposes them with what came behind."""
+    """Lookups propose the end tokens of earlier turns, with the text after them."""
     pair = random_pair(63, n_max=3, end_tokens=frozenset(ends))
     found = engine_law(lambda: DRAFTERS[name](pair, Moody(3)), PLAIN, 3)
     assert_same_law(found, pair.plain_law(PLAIN, 3, prompt=PROMPT))
@@ -196,7 +192,7 @@ def test_a_looked_up_token_that_the_draft_does_not_know_is_not_fed_to_it(n_draft
 
 @pytest.mark.parametrize("n_ctx", range(9, 18))
 def test_a_draft_that_spells_runs_full_earlier_and_the_answer_goes_on(n_ctx: int) -> None:
-    """Cells counted in the target's tokens: an error in the middle of an answer, in one of the last cells."""
+    """Cells counted in the target's tokens: an error in the middle of an answer."""
     pair = random_pair(67, n_max=3, n_draft_ctx=n_ctx)
     for make in (lambda: translated_rig(pair, None), lambda: translated_rig(pair, Moody(5), chain=True, first=FIRST)):
         found = engine_law(make, PLAIN, 3)
@@ -205,7 +201,7 @@ def test_a_draft_that_spells_runs_full_earlier_and_the_answer_goes_on(n_ctx: int
 
 @pytest.mark.parametrize("room", range(-1, 4))
 def test_a_chain_in_a_draft_context_that_runs_full_goes_on_with_lookups(room: int) -> None:
-    """A draft context smaller than the conversation, with looked-up tokens taking cells too."""
+    """A draft context smaller than the conversation, whose cells looked-up tokens also take."""
     pair = random_pair(65, n_vocab=2, n_max=3, n_draft_ctx=len(PROMPT) + room)
     for policy in (lambda: None, lambda: Moody(5)):
         found = engine_law(lambda policy=policy: model_rig(pair, policy(), chain=True), PLAIN, 4)

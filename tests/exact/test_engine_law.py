@@ -51,7 +51,7 @@ SAMPLERS = {
 @pytest.mark.parametrize("n_max", [1, 2, 3, FOUR])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_answer_follows_the_targets_law(sampler: str, n_max: int) -> None:
-    """Any bias of any sampler setting at any position of a block: the promise of the whole program."""
+    """A bias with any sampler setting at any position of a block."""
     n_vocab, n_tokens = SIZES[n_max]
     if n_max == 4 and sampler not in ("plain", "repeat penalty", "greedy"):
         n_tokens = 4  # the block is cut to three; a fourth is left to those settings where it could matter
@@ -76,7 +76,7 @@ def test_every_rule_gives_the_targets_law(rule: Rule, sampler: str) -> None:
 def test_another_draft_temperature_changes_nothing_but_speed(
     draft_temperature: float, temperature: float, rule: Rule
 ) -> None:
-    """q of the target's temperature, or a dense q beside a greedy draft, whatever the two temperatures are."""
+    """q of the target's temperature, or a dense q beside a greedy draft."""
     pair = random_pair(9, draft_temperature=draft_temperature, rule=rule)
     params = params_of(temperature=temperature, top_k=2, min_p=0.02)
     assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
@@ -142,7 +142,7 @@ def test_stops_are_found_wherever_they_fall_in_a_block(n_max: int, stops: Sequen
 
 
 def test_the_real_stop_watch_stops_where_the_text_does() -> None:
-    """The same with real strings: a stop spread over several tokens, and one token that holds a whole stop."""
+    """A stop string over several tokens, or within one token, that is missed."""
     pieces = {0: b"a", 1: b"ab", 2: "é".encode()}
     pair = random_pair(20)
 
@@ -168,7 +168,7 @@ def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int
 @pytest.mark.parametrize("n_room", range(5))
 @pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), pytest.param(4, -1, marks=pytest.mark.slow)])
 def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_tokens: int) -> None:
-    """A crash at the last cell. Every token the context can still predict is said, then the answer is cut."""
+    """A crash at the last cell, or an answer that is cut before the context is full."""
     pair = random_pair(22, n_vocab=2, n_max=n_max, n_ctx=len(PROMPT) + n_room)
     found = pair.engine_law(PLAIN, max_tokens)
     assert_same_law(found, pair.plain_law(PLAIN, n_room + 1))
@@ -177,26 +177,26 @@ def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_to
 
 @pytest.mark.parametrize("n_draft_room", range(-2, 4))
 def test_a_full_draft_context_ends_the_drafting_and_not_the_answer(n_draft_room: int) -> None:
-    """An error from the draft, or silence about why the answer became slow."""
+    """An error from the draft, or no notice of why the answer became slow."""
     n_draft_ctx = len(PROMPT) + n_draft_room
     pair = random_pair(23, n_vocab=2, n_max=3, n_draft_ctx=n_draft_ctx)
     assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
     rig = pair.rig()
     rig.answer(PROMPT, GREEDY, Certain(), 8)
     notices = [event for event in rig.events if isinstance(event, Notice)]
-    assert len(notices) == 1, "said once, not at every step"
+    assert len(notices) == 1, "once, not at every step"
     assert max((len(step.drafted) for step in rig.steps[-2:]), default=0) == 0
 
 
 @pytest.mark.parametrize("max_block", [1, 2, 3])
 def test_a_block_never_outgrows_what_the_target_can_evaluate(max_block: int) -> None:
-    """More rows than were set aside at load abort the process inside llama.cpp."""
+    """More rows than were reserved at load: llama.cpp aborts the process."""
     pair = random_pair(24, n_vocab=2, n_max=4, max_block=max_block)
     assert_same_law(pair.engine_law(PLAIN, 4), pair.plain_law(PLAIN, 4))
 
 
 def test_a_long_prompt_is_answered_with_the_same_law() -> None:
-    """The first step after a long prompt may go without a draft: a second code path, the same promise."""
+    """A bias of the first step after a long prompt, which has no draft: a second code path."""
     prompt = tuple(i % 2 for i in range(45))
     pair = random_pair(25, n_vocab=2, n_max=2)
     assert_same_law(pair.engine_law(PLAIN, 4, prompt=prompt), pair.plain_law(PLAIN, 4, prompt=prompt))
@@ -252,7 +252,7 @@ def test_a_stubborn_draft_changes_nothing_but_speed(sampler: str, rule: Rule) ->
 
 
 def test_an_engine_used_again_and_again_gives_the_same_law() -> None:
-    """State that leaks from one answer into the next: the replays share one engine and its caches here."""
+    """State that leaks from one answer into the next; here all replays share one engine and its caches."""
     pair = random_pair(30)
     rig = pair.rig()
     law = law_of(lambda choose: rig.answer(PROMPT, PLAIN, choose, 3))

@@ -37,7 +37,7 @@ N_TOKENS = 12
 
 
 def test_the_pair_of_these_tests_accepts_and_rejects() -> None:
-    """Fixtures that never reject, or never accept, would make every test below empty."""
+    """A pair that never rejects, or never accepts: every test below would be empty."""
     rig = good_pair().rig()
     rig.answer(PROMPT, GREEDY, Certain(), 40)
     lengths = Counter(step.accepted for step in rig.steps if len(step.drafted) == 3)
@@ -75,7 +75,7 @@ def test_a_target_that_drafts_for_itself_is_accepted_throughout(params: Sampling
 
 
 def test_a_rejection_costs_the_draft_nothing_but_the_rejected_tokens() -> None:
-    """docs/design.md, invariant 2: nothing below the committed prefix may be lost. Here it would only show as time."""
+    """A cache that loses committed tokens, which costs only time (docs/design.md, invariant 2)."""
     rig = good_pair().rig()
     rig.answer(PROMPT, GREEDY, Certain(), 40)
     assert rig.draft is not None
@@ -85,7 +85,7 @@ def test_a_rejection_costs_the_draft_nothing_but_the_rejected_tokens() -> None:
 
 
 def test_a_paused_drafter_is_back_at_once_and_catches_up_in_one_go() -> None:
-    """20 tokens without drafts (K=0), then K=4; token-by-token catching up would cost a draft pass each."""
+    """20 tokens without drafts (K=0), then K=4: a drafter that catches up token by token, with a pass for each."""
     table = RandomTable(N_VOCAB, 43)
     rig = good_pair(target=table, draft=table, n_max=0).rig()
     drafter = rig.drafter
@@ -108,9 +108,9 @@ def test_a_paused_drafter_is_back_at_once_and_catches_up_in_one_go() -> None:
 
 @pytest.mark.parametrize("at", range(24))
 def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
-    """docs/design.md, invariant 1: Ctrl-C, a closed pipe or a `break` in the reader's loop leave a usable session."""
+    """A session that is broken after Ctrl-C, a closed pipe or a `break` (docs/design.md, invariant 1)."""
     rig = good_pair().rig()
-    rig.answer((*PROMPT, 4), GREEDY, Certain(), 5)  # something stands in the caches already
+    rig.answer((*PROMPT, 4), GREEDY, Certain(), 5)
     with closing(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS)) as run:
         for n_events, _ in enumerate(run):
             if n_events == at:
@@ -122,7 +122,7 @@ def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
 
 @pytest.mark.parametrize("at", range(24))
 def test_cancelled_at_any_event_the_session_goes_on(at: int) -> None:
-    """The conversation continues as if the answer had ended there."""
+    """A conversation that does not continue from the cancelled answer."""
     rig, cancel = good_pair().rig(), Cancel()
     for n_events, _ in enumerate(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS, cancel=cancel)):
         if n_events == at:
@@ -135,7 +135,7 @@ def test_cancelled_at_any_event_the_session_goes_on(at: int) -> None:
 @pytest.mark.parametrize("failure", [BackendError, Interrupted, RollbackRefused])
 @pytest.mark.parametrize("who", ["target", "draft"])
 def test_a_failure_in_any_model_call_leaves_a_usable_session(who: str, failure: type[BackendError]) -> None:
-    """A raised error that leaves the KV ahead of what was said: the next answer would be about other text."""
+    """An error that leaves more in the KV than was emitted: the next answer would follow other text."""
     n_calls = count_calls(who)
     assert n_calls > 10
     for at in range(n_calls):
@@ -147,7 +147,7 @@ def test_a_failure_in_any_model_call_leaves_a_usable_session(who: str, failure: 
         except failure:
             assert failure is not Interrupted, "an interruption is no error"
         except AssertionError:
-            # What could not be truncated is still there; all else must be as it should.
+            # What could not be truncated is still there; everything else must be right.
             assert failed == ["truncate"]
         model.hook = lambda n_call, name: None
         said = rig.emitted
@@ -173,7 +173,7 @@ def count_calls(who: str) -> int:
 
 
 def arm(model: FakeModel, at: int, failure: type[BackendError]) -> list[str]:
-    """Let call number `at` of `model` fail; its name will stand in the list that is returned."""
+    """Make call number `at` of `model` fail; returns a list that will hold its name."""
     failed: list[str] = []
 
     def hook(n_call: int, name: str) -> None:
@@ -187,7 +187,7 @@ def arm(model: FakeModel, at: int, failure: type[BackendError]) -> list[str]:
 
 
 def test_an_interrupted_prefill_keeps_what_was_read() -> None:
-    """Ctrl-C in a long prefill. What was decoded stays, what was not is not taken for read."""
+    """Ctrl-C in a long prefill that loses decoded tokens, or counts others as decoded."""
     prompt = tuple(i % N_VOCAB for i in range(40))
     rig = good_pair().rig()
     arm(rig.target, 0, Interrupted)
@@ -198,7 +198,7 @@ def test_an_interrupted_prefill_keeps_what_was_read() -> None:
 
 
 def test_a_flag_set_before_the_start_stops_before_the_prefill() -> None:
-    """A second Ctrl-C, or one while loading: nothing of a long prompt need be read."""
+    """A long prompt that is read although Ctrl-C came before, e.g. while loading."""
     rig, cancel = good_pair().rig(), Cancel()
     cancel.set()
     for _ in rig.run(PROMPT, GREEDY, Certain(), 5, cancel=cancel):
@@ -208,8 +208,8 @@ def test_a_flag_set_before_the_start_stops_before_the_prefill() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_two_engines_on_one_model_do_not_trust_each_others_leavings(seed: int) -> None:
-    """Prevents: an engine that finds as many tokens in the KV as it left, and takes them for its own."""
+def test_two_engines_on_one_model_do_not_take_each_others_tokens_for_their_own(seed: int) -> None:
+    """An engine that only compares the number of tokens in the KV with what it left there."""
 
     def answer(engine: Engine, prompt: list[int]) -> list[int]:
         events = engine.generate(prompt, SamplingParams(temperature=0.0), RandomChooser(0), max_tokens=3)

@@ -1,4 +1,4 @@
-"""The instruments themselves: a fake that forgives, or an enumeration that misses a branch, would prove nothing."""
+"""The fakes and the enumeration themselves: a tolerant fake, or a missed branch, would prove nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_branch_is_weighed() -> None:
 
 
 def test_an_edge_draw_lets_the_impossible_show() -> None:
-    """The stand-in for `u <= prob`: what has probability 0 appears, with no weight."""
+    """`closed` models `u <= prob`: an outcome of probability 0 appears, with weight 0."""
     assert law_of(lambda choose: choose.flip(0.0), closed=True) == {True: 0.0, False: 1.0}
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_is_no_function_of_its_choices_is_refused() -> None:
 
 
 def test_laws_without_unit_mass_and_nan_are_refused() -> None:
-    """A lost branch would only make all others a little lighter."""
+    """A lost branch, which only makes all others a little lighter."""
     with pytest.raises(ContractBroken, match="mass"):
         law_of(lambda choose: choose.pick(Distribution.dense([0.5, 0.4])))
     with pytest.raises(ContractBroken, match="nan"):
@@ -58,7 +58,7 @@ def test_laws_without_unit_mass_and_nan_are_refused() -> None:
 
 
 def test_the_distance_of_laws_is_the_mass_that_must_move() -> None:
-    """Half the sum of differences; outcomes of one law only count too."""
+    """Outcomes that only one of the laws has must count."""
     assert tv({"a": 0.5, "b": 0.5}, {"a": 0.25, "c": 0.75}) == 0.75
     assert tv({"a": 1.0}, {"a": 1.0}) == 0.0
 
@@ -86,7 +86,7 @@ def test_rows_follow_their_own_line() -> None:
 
 @pytest.mark.parametrize("spoil", [lambda fake: fake.feed((1,)), lambda fake: fake.eval((1,))], ids=["feed", "eval"])
 def test_rows_are_read_only_and_die_with_the_next_call(spoil: Callable[[FakeModel], object]) -> None:
-    """A stale view must hurt in tests, for in llama.cpp it holds other numbers."""
+    """A stale view that goes unnoticed: in llama.cpp it holds other numbers."""
     fake = model()
     rows = fake.eval((1, 2))
     with pytest.raises(ValueError, match="read-only"):
@@ -117,7 +117,7 @@ def test_rows_are_read_only_and_die_with_the_next_call(spoil: Callable[[FakeMode
     ],
 )
 def test_misuse_is_refused(misuse: Callable[[FakeModel], object]) -> None:
-    """A model that tolerates what llama.cpp answers with an abort or, worse, with other numbers."""
+    """A fake that tolerates a call on which llama.cpp aborts or returns other numbers."""
     fake = model(caps=Caps(tree=True, max_block=4))
     fake.feed((0, 1))
     with pytest.raises(ContractBroken):

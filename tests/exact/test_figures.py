@@ -1,4 +1,4 @@
-"""Figures and examples that the documents give: the worked example, and the cost model."""
+"""The figures of the documents: the worked example and the cost model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END = WORDS.index("<end>")
 
 
 def says(*sentence: str) -> Table:
-    """A model that continues the prompt with `sentence`, whatever was really said, and then ends."""
+    """A model that continues the prompt with `sentence`, whatever came between, and then ends."""
     tokens = [*(WORDS.index(word) for word in sentence), *[END] * 8]
 
     def laws(history: History) -> tuple[float, ...]:
@@ -90,7 +90,7 @@ def test_merged_counters_are_those_of_all_answers_together() -> None:
 
 
 def test_the_tokens_of_the_first_pass_do_not_count_into_the_decoding_speed() -> None:
-    """A first pass that emits a whole block belongs to the prompt; its tokens made decoding look faster."""
+    """A first pass that emits a whole block: it belongs to the prompt, so its tokens must not count as decoded."""
     stats = SpecStats(n_emitted=10)
     stats.record(4, 4, rejected=False)
     stats.count_times(0.1, 1.0, 0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""`KeptPrefix`: what a KV is known to hold is what it holds, however its users take turns."""
+"""`KeptPrefix`: the record of a KV is right after any sequence of users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N_VOCAB = 3  # few, so that wrong tokens are often right by chance
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
-    """Prevents: tokens of a rejected draft, or of another text, taken for compared because the text was seen before."""
+    """Prevents: tokens of a rejected draft, or of another text, not compared because the text was seen before."""
     chance = random.Random(seed)
     model = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB, n_ctx=4000)
     record = KeptPrefix.of(model)

@@ -1,4 +1,4 @@
-"""`ModelDrafter` alone: the law it hands over, the length it decides on, the cache it keeps."""
+"""`ModelDrafter` alone: its laws, its lengths and its KV."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ NARROW = SamplingParams(temperature=0.8, top_k=20, top_p=0.95, min_p=0.01, repea
 
 
 class Recording(RandomChooser):
-    """Remembers every law that a token was drawn from, and the token."""
+    """Records every drawn token and its law."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         self.draws: list[tuple[int, Distribution]] = []
 
     def pick(self, law: Distribution) -> int:
-        """Draw and remember."""
         token = super().pick(law)
         self.draws.append((token, law))
         return token
 
 
 class Asked:
-    """A policy that says yes `n` times and remembers what it was asked, and how many tokens had been drawn by then."""
+    """A policy that agrees `n` times. It records each question and how many tokens were drawn before it."""
 
     def __init__(self, n: int, choose: Recording) -> None:
         self._n = n
@@ -44,12 +43,10 @@ class Asked:
         self.seen: list[Observation] = []
 
     def go_on(self, depth: int, confidence: float) -> bool:
-        """Yes, `n` times."""
         self.questions.append((depth, confidence, len(self._choose.draws)))
         return depth < self._n
 
     def observe(self, seen: Observation) -> None:
-        """Remember."""
         self.seen.append(seen)
 
 
@@ -118,11 +115,11 @@ def test_the_policy_is_asked_before_every_draw() -> None:
 
 @pytest.mark.parametrize(("limit", "n_max", "n_drafted"), [(5, 3, 3), (2, 3, 2), (0, 3, 0), (3, 0, 0)])
 def test_the_draft_obeys_its_limits(limit: int, n_max: int, n_drafted: int) -> None:
-    """A draft longer than the answer's rest, or than the target's block."""
+    """A draft longer than the rest of the answer, or than the target's block."""
     fake = model()
     draft = ModelDrafter(fake, n_max=n_max).propose(TOKENS, limit, PLAIN, RandomChooser(0))
     assert len(draft.tokens) == n_drafted
-    assert fake.count("eval") == n_drafted, "the last drafted token is not evaluated, and nothing is read for no draft"
+    assert fake.count("eval") == n_drafted, "the last drafted token is not evaluated"
 
 
 def test_low_confidence_ends_the_draft() -> None:
@@ -133,7 +130,7 @@ def test_low_confidence_ends_the_draft() -> None:
 
 
 def test_nothing_is_drafted_behind_an_end_token() -> None:
-    """Draft passes for tokens that cannot be said."""
+    """Draft passes for tokens after the end."""
     table = replaced(RandomTable(N_VOCAB, 52), len(TOKENS) + 1, 50.0, token=9)
     drafter = ModelDrafter(FakeModel(table, N_VOCAB, end_tokens=frozenset({9})), n_max=8)
     draft = drafter.propose(TOKENS, 8, GREEDY, RandomChooser(0))
@@ -172,8 +169,8 @@ def test_the_cache_follows_what_was_committed() -> None:
     assert [(call.name, call.tokens) for call in fake.calls] == [("feed", committed[-2:-1]), ("eval", (8,))]
 
 
-def test_another_strategys_tokens_are_taken_in_too() -> None:
-    """A controller that lets several drafters take turns: this one hears of what it did not propose."""
+def test_the_tokens_of_another_strategy_are_read() -> None:
+    """A KV without the tokens that another drafter proposed."""
     fake = model()
     drafter = ModelDrafter(fake, n_max=2)
     drafter.propose(TOKENS, 2, PLAIN, RandomChooser(0))
@@ -187,7 +184,7 @@ def test_another_strategys_tokens_are_taken_in_too() -> None:
 
 
 def test_a_full_draft_context_and_an_unknown_token_are_explained() -> None:
-    """Drafting stops with a note."""
+    """Drafting that stops without a notice."""
     small = ModelDrafter(model(n_ctx=4), n_max=2)
     small.begin(TOKENS)
     assert small.propose(TOKENS, 2, PLAIN, RandomChooser(0)) == Draft()

@@ -1,4 +1,4 @@
-"""One answer at a time: every order in which two answers on shared models can be begun, read and closed."""
+"""One answer at a time: two answers on shared models, begun, read and closed in every order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read(answer: Answering, n_tokens: int = N_TOKENS + 1) -> list[int]:
 
 
 def play(order: str, bench: Bench, *, by_reading: bool) -> tuple[dict[str, list[int]], set[str]]:
-    """What each answer said, and which were refused; an answer ends by being read to its end, or by `close`.
+    """The tokens of each answer, and which were refused. An answer ends by reading all of it, or by `close`.
 
     An answer is open from its first event to its end. One that is begun meanwhile is refused, and stays empty.
     """
@@ -97,7 +97,7 @@ def play(order: str, bench: Bench, *, by_reading: bool) -> tuple[dict[str, list[
 
 
 def assert_all_as_new(bench: Bench, order: str, fresh: Callable[[str, History], History], *, by_reading: bool) -> None:
-    """Every answer that was allowed, and every one that comes after both, is the one of unused models."""
+    """Every answer that was allowed, and every later one, equals the answer of unused models."""
     said, refused = play(order, bench, by_reading=by_reading)
     for who, tokens in said.items():
         n_said = 0 if who in refused else N_TOKENS if by_reading else N_TAKEN * ACTIONS.count("take")
@@ -153,7 +153,7 @@ def test_two_answers_in_any_order_are_right_or_refused(shared: str, *, by_readin
 def test_two_answers_of_llama_models_in_any_order_are_right_or_refused(
     shared: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The same on the real KV, whose contents no fake checks."""
+    """The same on a real KV."""
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     paths = tiny.write_pair(tmp_path_factory.mktemp("pair"), vocabulary=tiny.letters(10))
     with tiny.load(paths[0]) as a, tiny.load(paths[0]) as b, tiny.load(paths[1]) as draft:
@@ -216,7 +216,7 @@ def test_the_last_event_frees_the_models() -> None:
 
 
 class Passed:
-    """A model that hands every call on to another one."""
+    """A model that forwards every call to another one."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -253,7 +253,7 @@ def test_a_translated_draft_leases_the_model_that_it_reads_to() -> None:
 
 
 def test_a_drafter_that_is_changed_while_an_answer_is_open_serves_the_next_one() -> None:
-    """Prevents: a second question that changes the settings under the first answer's feet."""
+    """Prevents: a second question that changes the settings of an open answer."""
     target, draft = FakeModel(TARGET, N_VOCAB), FakeModel(DRAFT, N_VOCAB)
     engine = Engine(target, ModelDrafter(draft, n_max=3))
     first = engine.generate(PROMPTS["A"], GREEDY, RandomChooser(0), max_tokens=N_TOKENS)

@@ -1,4 +1,4 @@
-"""`TranslatedModel` alone: what it says, what it holds, and what is left of it after anything that can go wrong."""
+"""`TranslatedModel` alone: its rows, its KV, and its state after errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = (0, 4, 3, 1, 5, 2, 4, 1)  # of tokens that are one to three of the draft'
 
 
 def expected_row(history: History, first: History = ()) -> np.ndarray:
-    """What the draft thinks after its own spelling of `history`, in the target's ids."""
+    """The draft's row after its own spelling of `history`, in the target's ids."""
     cells = (*first, *(cell for token in history for cell in SPELLINGS[token]))
     row, wide = draft_table(0)(cells), np.full(N_VOCAB, -np.inf, np.float32)
     for theirs, ours in enumerate(id_map(N_VOCAB).tolist()):
@@ -49,14 +49,14 @@ def test_every_row_follows_the_spelling_of_its_whole_history(n_fed: int, first: 
     assert rows.shape == (len(TEXT) - n_fed, N_VOCAB)
     for i, row in enumerate(rows):
         np.testing.assert_array_equal(row, expected_row(TEXT[: n_fed + i + 1], first))
-    assert np.isneginf(rows[:, [1, 4, 5]]).all(), "what the draft cannot say has no mass"
+    assert np.isneginf(rows[:, [1, 4, 5]]).all(), "tokens that the draft lacks have no mass"
     assert not rows.flags.writeable
     assert (model.length, model.tokens) == (len(TEXT), TEXT)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_was_fed_evaluated_kept_and_taken_back_the_next_row_is_that_of_a_fresh_model(seed: int) -> None:
-    """docs/design.md, invariant 2: a spelling that was cut, or left behind by a rejection, changes every later row."""
+def test_after_any_feed_eval_keep_and_truncate_the_next_row_is_that_of_a_fresh_model(seed: int) -> None:
+    """A partial spelling, or one left by a rejection, which changes every later row (docs/design.md, invariant 2)."""
     choose, model = random.Random(seed), WatchedDraft(N_VOCAB, n_ctx=400, first=FIRST if seed % 2 else ())
     held: History = ()
     for _ in range(60):
@@ -98,7 +98,7 @@ def test_a_context_that_is_full_is_known_before_anything_is_computed() -> None:
 
 @pytest.mark.parametrize("n_room", range(6))
 def test_a_draft_takes_the_last_cells_and_no_more(n_room: int) -> None:
-    """One token too few drafted, or a crash, where cells run out behind a text that takes more cells than tokens."""
+    """One token too few drafted, or a crash, when cells run out after a text of more cells than tokens."""
     text = (4, 1, 0)  # six cells
     drafter = ModelDrafter(WatchedDraft(N_VOCAB, n_ctx=5 + n_room), n_max=8, vocab_size=N_VOCAB)
     draft = drafter.propose(text, 8, PLAIN, RandomChooser(0))
@@ -116,7 +116,7 @@ def interrupting(at: int) -> Hook:
 
 @pytest.mark.parametrize("text", [(0, 4, 3), (4, 4, 4, 4), (1, 1, 1), (2, 0)])
 def test_an_interrupted_feed_keeps_whole_tokens_only(text: History) -> None:
-    """A prefill stopped within a spelling: the length must be true, and the cut token must go."""
+    """A prefill stopped within a spelling: a wrong length, or a partial token that stays."""
     model = WatchedDraft(N_VOCAB, first=FIRST, hook=interrupting(1))
     model.feed((3,))
     with pytest.raises(Interrupted):
@@ -130,7 +130,7 @@ def test_an_interrupted_feed_keeps_whole_tokens_only(text: History) -> None:
 
 @pytest.mark.parametrize("at", range(1, 5))
 def test_an_interrupted_eval_leaves_what_was_there(at: int) -> None:
-    """The same in the middle of a block, which is read in several calls where a token takes several cells."""
+    """The same within a block, which takes several calls if a token takes several cells."""
     model = WatchedDraft(N_VOCAB, hook=interrupting(at))
     model.feed((3,))
     with pytest.raises(Interrupted):
@@ -145,7 +145,7 @@ def refusing(n_call: int, name: str) -> None:
 
 
 def test_a_refused_rollback_is_told_and_changes_nothing() -> None:
-    """docs/design.md, invariant 3: a length that says what the draft did not do."""
+    """A length that the draft's KV does not have (docs/design.md, invariant 3)."""
     model = WatchedDraft(N_VOCAB, hook=refusing)
     model.feed(TEXT)
     with pytest.raises(RollbackRefused):
@@ -168,7 +168,7 @@ def test_trees_are_refused_and_a_spelled_out_chain_is_not() -> None:
 @pytest.mark.parametrize(
     "to_target", [[-1] * 5, [0, 1, 2, 3], [0, 0, 1, 2, 3], [0, 1, 2, 3, N_VOCAB], [0, 1, -2, 3, 4], [[0, 1, 2, 3, 4]]]
 )
-def test_a_map_that_is_none_is_refused(to_target: list[int]) -> None:
+def test_a_wrong_map_is_refused(to_target: list[int]) -> None:
     """Two draft tokens for one of the target's: the later logit would hide the other one's mass."""
     fake = FakeModel(draft_table(0), N_DRAFT_VOCAB)
     with pytest.raises(ValueError, match="map"):
@@ -176,7 +176,7 @@ def test_a_map_that_is_none_is_refused(to_target: list[int]) -> None:
 
 
 def test_end_tokens_are_the_drafts_in_the_targets_ids() -> None:
-    """Drafting on behind the end; an end token that only the draft has says nothing."""
+    """Drafts after the end, or an end token that only the draft has."""
     fake = FakeModel(draft_table(0), N_DRAFT_VOCAB, end_tokens=frozenset({0, 4}))
     model = TranslatedModel(fake, id_map(N_VOCAB), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
     assert model.end_tokens == {3}

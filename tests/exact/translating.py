@@ -1,4 +1,4 @@
-"""A draft with another vocabulary than its target's: fakes that check that its KV spells what was committed."""
+"""A draft with another vocabulary than its target: fakes that check that its KV spells the committed tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes import Caps, FakeModel, History, Hook, RandomTable
 # spelling begins with another one, so a KV can be read back.
 SPELLINGS: dict[int, History] = {0: (2,), 1: (0, 3), 2: (1,), 3: (4,), 4: (3, 0, 3), 5: (3, 3)}
 N_DRAFT_VOCAB = 5
-FIRST = (0, 0)  # what a draft may want before all else
+FIRST = (0, 0)  # a draft's tokens at the start of every text
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def id_map(n_vocab: int) -> np.ndarray:
 
 
 class WatchedDraft(TranslatedModel):
-    """Shows what it holds in the target's ids, and checks it against the KV of the fake below."""
+    """Checks its tokens against the KV of the fake that it wraps."""
 
     def __init__(
         self,

@@ -1,0 +1,246 @@
+"""The engine's errors, limits, events, counters and seeds."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
+from specllama.core.arrays import FloatArray
+from specllama.core.engine import Engine
+from specllama.core.events import PromptProgress, StepEvent, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Caps, Observation, Rule
+from tests.enumeration import ScriptedChooser
+from tests.exact.harness import (
+    GREEDY,
+    N_VOCAB,
+    PLAIN,
+    PROMPT,
+    Certain,
+    Rig,
+    good_pair,
+    plain_greedy,
+    random_pair,
+)
+from tests.exact.reference import History
+from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, points, replaced, table_of
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("who", ["target", "draft"])
+@pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(top_k=2)])
+def test_nan_logits_are_a_named_error_within_the_step(params: SamplingParams, who: str, value: float) -> None:
+    """NaN that becomes an empty answer, a hang or token 0, or a session that cannot be used afterwards."""
+    at_length = len(PROMPT) + 5
+    pair = good_pair()
+    broken = {who: replaced(getattr(pair, who), at_length, value, token=3)}
+    rig = good_pair(**broken).rig()
+    with pytest.raises(NumericsError):
+        rig.answer(PROMPT, params, RandomChooser(1), 12)
+    assert len(PROMPT) + len(rig.emitted) <= at_length, "no token follows the broken row"
+    if params is GREEDY:
+        assert rig.emitted == plain_greedy(pair.target, PROMPT, len(rig.emitted))
+    rig.answer((2, 2), params, RandomChooser(1), 3)
+
+
+def test_a_row_that_is_never_reached_may_be_nonsense() -> None:
+    """Laws are computed row by row: a NaN behind a rejection is never read."""
+    table = RandomTable(N_VOCAB, 44)
+    (first,) = plain_greedy(table, PROMPT, 1)
+    wrong = (first + 1) % N_VOCAB
+
+    def nan_behind_wrong(history: History) -> FloatArray:
+        row = table(history)
+        return row * math.nan if history == (*PROMPT, wrong) else row
+
+    rig = Rig(FakeModel(nan_behind_wrong, N_VOCAB), None, ScriptedDrafter(points(lambda tokens: (wrong,))))
+    assert rig.answer(PROMPT, GREEDY, Certain(), 2)[0] == plain_greedy(table, PROMPT, 2)
+
+
+def test_prompts_that_cannot_be_answered_are_refused_in_words() -> None:
+    """An error without the number of tokens and the option to change; an empty prompt that is accepted."""
+    engine = good_pair(n_ctx=10).rig().engine
+    with pytest.raises(PromptError, match=r"11 tokens.*10") as caught:
+        list(engine.generate((1,) * 11, GREEDY, Certain(), max_tokens=5))
+    assert "--ctx-size" in caught.value.hint
+    with pytest.raises(PromptError):
+        list(engine.generate((), GREEDY, Certain(), max_tokens=5))
+
+
+def test_a_prompt_that_fills_the_context_is_answered_with_one_token() -> None:
+    """The last cell is usable, and the end of the context is an ordinary end."""
+    prompt = tuple(i % N_VOCAB for i in range(10))
+    rig = good_pair(n_ctx=10, n_draft_ctx=10).rig()
+    assert rig.answer(prompt, GREEDY, Certain(), 5) == (plain_greedy(rig.target.table, prompt, 1), "length")
+    # A session whose context was full still answers a shorter prompt.
+    assert rig.answer((1, 2), GREEDY, Certain(), 4)[0] == plain_greedy(rig.target.table, (1, 2), 4)
+
+
+def test_a_long_prompt_reports_its_progress() -> None:
+    """Progress that never moves, passes the total, or leaves tokens out; three times the batch size."""
+    prompt = tuple((i * i) % N_VOCAB for i in range(1600))
+    rig = good_pair(n_ctx=1700, n_draft_ctx=1700).rig()
+    tokens, _ = rig.answer(prompt, GREEDY, Certain(), 6)
+    assert tokens == plain_greedy(rig.target.table, prompt, 6)
+    progress = [event for event in rig.events if isinstance(event, PromptProgress)]
+    assert len(progress) > 2
+    done = [event.done for event in progress]
+    assert done == sorted(set(done))
+    assert {event.total for event in progress} == {1600}
+    assert done[-1] in (1599, 1600)
+    fed = [token for call in rig.target.calls if call.name == "feed" for token in call.tokens]
+    assert tuple(fed) == prompt[:-1]
+
+
+def test_what_the_kv_holds_already_is_not_read_again() -> None:
+    """A chat that reads its whole history at every turn."""
+    rig = good_pair().rig()
+    said, _ = rig.answer(PROMPT, GREEDY, Certain(), 6)
+    rig.target.calls.clear()
+    rig.answer((*PROMPT, *said[:4], 5, 5, 5), GREEDY, Certain(), 2)
+    assert rig.finished.stats.n_cached == len(PROMPT) + 4
+    assert [call.tokens for call in rig.target.calls if call.name == "feed"] == [(5, 5)]
+    rig.target.calls.clear()
+    rig.answer((*PROMPT, *said[:4], 5, 5, 5), GREEDY, Certain(), 2)
+    assert [call.tokens for call in rig.target.calls if call.name == "feed"] == []
+
+
+def test_a_model_that_cannot_roll_back_is_refused() -> None:
+    """Recurrent models keep rejected tokens in their state: every answer after a rejection would be wrong."""
+    with pytest.raises(UnsupportedModel):
+        Engine(FakeModel(RandomTable(3, 45), 3, caps=Caps(rollback=False)))
+
+
+def test_draft_length_flags_arrive() -> None:
+    """A draft length that is not passed on, so that 1 and 8 take the same number of steps."""
+    n_steps = {}
+    for n_max in (0, 1, 8):
+        rig = good_pair(n_max=n_max).rig()
+        rig.answer(PROMPT, GREEDY, Certain(), 40)
+        n_steps[n_max] = len(rig.steps)
+        assert max(len(step.drafted) for step in rig.steps) == n_max
+    assert n_steps[0] == 40 > n_steps[1] > n_steps[8]
+
+
+def test_what_lies_behind_an_end_token_is_not_counted() -> None:
+    """[a, END, b, c], all of it acceptable: the answer is [a], the KV agrees, b and c were never seen."""
+    end, a = 2, 0
+    target = table_of(lambda history: (0.0, 0.0, 1.0) if history[-1] == a and len(history) == 4 else (1.0, 0.0, 0.0))
+    drafter = ScriptedDrafter(points(lambda tokens: (a, end, a, a)))
+    rig = Rig(FakeModel(target, 3, end_tokens=frozenset({end})), None, drafter)
+    assert rig.answer(PROMPT, GREEDY, Certain(), 10) == ((a,), "stop")
+    (step,) = rig.steps
+    assert step.drafted == (a, end)
+    assert rig.target.tokens == PROMPT
+    assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"]
+
+
+def test_events_come_in_the_order_of_the_answer() -> None:
+    """An answer shown in the wrong order, or a step before its tokens."""
+    rig = random_pair(32, n_vocab=2, n_max=3).rig()
+    rig.answer(PROMPT, GREEDY, Certain(), 7)
+    first, *middle, last = rig.events
+    assert (first.kind, last.kind) == ("prompt", "finished")
+    # A step's tokens, then the step.
+    order = [(event.step, event.kind == "step") for event in middle if isinstance(event, (TokenEvent, StepEvent))]
+    assert len({step for step, is_step in order if is_step}) > 1
+    assert order == sorted(order)
+
+
+def test_the_drafter_hears_of_every_verification() -> None:
+    """A drafter that observes only its own successes, so that its state is wrong (docs/design.md, Types)."""
+    drafter = ScriptedDrafter(points(lambda tokens: (1, 0) if len(tokens) % 2 else ()))
+    rig = Rig(FakeModel(RandomTable(2, 33), 2), None, drafter)
+    tokens, _ = rig.answer(PROMPT, GREEDY, Certain(), 8)
+    assert drafter.begun == [PROMPT]
+    assert len(drafter.seen) == len(rig.steps)
+    committed = PROMPT
+    for seen in drafter.seen:
+        block = (*(seen.draft.tokens[node] for node in seen.verdict.path), seen.verdict.next_token)
+        committed = (*committed, *block)
+        assert tuple(seen.tokens) == committed
+    assert committed == (*PROMPT, *tokens)
+
+
+def test_a_drafter_that_wants_the_logits_sees_those_of_the_block() -> None:
+    """Rows that were overwritten, or of another block, or given to a drafter that does not want them."""
+    table, checked = RandomTable(3, 35), []
+
+    class Reader(ScriptedDrafter):
+        def observe(self, seen: Observation) -> None:
+            assert seen.logits is not None
+            before = tuple(seen.tokens[: len(seen.tokens) - len(seen.verdict.path) - 1])
+            lines = [(*before, *seen.draft.tokens[:i]) for i in range(len(seen.draft.tokens) + 1)]
+            assert [row.tolist() for row in seen.logits] == [table(line).tolist() for line in lines]
+            checked.append(len(lines))
+
+    script = points(lambda tokens: (1, 0))
+    Rig(FakeModel(table, 3), None, Reader(script, wants=frozenset({"logits"}))).answer(
+        PROMPT, PLAIN, RandomChooser(0), 9
+    )
+    assert checked
+    modest = ScriptedDrafter(script)
+    Rig(FakeModel(table, 3), None, modest).answer(PROMPT, PLAIN, RandomChooser(0), 9)
+    assert all(seen.logits is None for seen in modest.seen)
+
+
+def test_counters_are_not_available_where_nothing_was_drafted() -> None:
+    """0 % acceptance shown for plain decoding, or a division by zero."""
+    rig = good_pair(draft=None).rig()
+    rig.answer(PROMPT, GREEDY, Certain(), 7)
+    stats = rig.finished.stats
+    assert (stats.n_emitted, stats.n_steps, stats.n_drafted, stats.n_accepted) == (7, 7, 0, 0)
+    assert stats.acceptance_rate is stats.alpha is stats.mean_acceptance_length is None
+    assert stats.acceptance_per_position == []
+    assert {event.origin for event in rig.events if isinstance(event, TokenEvent)} == {"target"}
+
+
+def test_the_bonus_token_is_not_an_accepted_draft() -> None:
+    """Acceptance above 100 %, or tokens per step counted as acceptance."""
+    table = RandomTable(N_VOCAB, 46)
+    rig = good_pair(target=table, draft=table, n_max=3).rig()
+    rig.answer(PROMPT, GREEDY, Certain(), 8)
+    stats = rig.finished.stats
+    origins = [event.origin for event in rig.events if isinstance(event, TokenEvent)]
+    assert origins == ["draft", "draft", "draft", "bonus"] * 2
+    assert (stats.n_drafted, stats.n_accepted, stats.n_from_draft, stats.n_emitted) == (6, 6, 6, 8)
+    assert stats.mean_acceptance_length == 4.0
+    assert stats.acceptance_per_position == [1.0, 1.0, 1.0]
+
+
+def test_an_accept_mask_with_a_hole_counts_up_to_the_hole() -> None:
+    """T, F, T, T counted as 3."""
+    rig = Rig(FakeModel(RandomTable(N_VOCAB, 47), N_VOCAB), None, ScriptedDrafter(points(lambda tokens: (0, 1, 2, 3))))
+    with closing(rig.run(PROMPT, PLAIN, ScriptedChooser(flips=[True, False], picks=[5]), 10)) as run:
+        for _ in run:
+            if rig.steps:
+                break
+    (step,) = rig.steps
+    assert (step.drafted, step.accepted, rig.emitted) == ((0, 1, 2, 3), 1, (0, 5))
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_counters_hold_over_many_random_answers(rule: Rule) -> None:
+    """A counter that is wrong only with all settings together. The harness checks every step."""
+    params = SamplingParams(temperature=1.1, top_k=4, top_p=0.95, min_p=0.02, repeat_penalty=1.2, repeat_last_n=8)
+    pair = good_pair(end_tokens=frozenset({5}), rule=rule, p_min=0.3, n_max=5, n_ctx=24, n_draft_ctx=20)
+    rig = pair.rig()
+    rng = np.random.default_rng(3)
+    reasons = set()
+    for seed in range(60):
+        prompt = tuple(rng.integers(0, N_VOCAB, size=int(rng.integers(1, 12))).tolist())
+        _, reason = rig.answer(prompt, params, RandomChooser(seed), int(rng.integers(0, 20)), stops=[(1, 1)])
+        reasons.add(reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_the_same_seed_repeats_the_answer() -> None:
+    """An answer that cannot be repeated, or seed 0 taken for 'random'."""
+    answers = {seed: good_pair().rig().answer(PROMPT, PLAIN, RandomChooser(seed), 20) for seed in range(10)}
+    assert len(set(answers.values())) == 10
+    for seed, answer in answers.items():
+        assert good_pair().rig().answer(PROMPT, PLAIN, RandomChooser(seed), 20) == answer
