@@ -6,21 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from specllama.bench.report import (
-    ALL,
-    Arm,
-    BenchPlan,
-    BenchReport,
-    BenchRow,
-    Condition,
-    Interval,
-    Load,
-    Machine,
-    PairCosts,
-    PlannedPrompt,
-    TimeSplit,
-)
+from specllama.bench.report import ALL, BenchReport, BenchRow, Interval, PairCosts, PlannedPrompt, TimeSplit
 from specllama.drafters.controller import CostProfile
+from tests.bench_cases import MACHINE, PLAIN, arm_of, plan_of, report_of
 
 CLASSES = ("coding", "qa", "poem")
 LENGTHS: Sequence[int | None] = (0, 2, 4, 8, None)
@@ -28,16 +16,6 @@ COSTS = CostProfile(
     verify=((1, 1.0), (2, 1.6), (3, 1.7), (5, 1.8), (9, 2.2)), draft=((1, 0.3), (2, 0.4), (16, 0.9), (64, 2.0))
 )
 _ALPHA = {"coding": 0.9, "qa": 0.65, "poem": 0.5, ALL: 0.7}
-
-
-def arms(lengths: Sequence[int | None] = LENGTHS) -> tuple[Arm, ...]:
-    """Plain decoding, and one arm for each length beyond."""
-    drafting = [
-        Arm(name=f"K={'auto' if n is None else n}", draft=0, spec_type="draft-simple", n_max=n)
-        for n in lengths
-        if n != 0
-    ]
-    return (Arm(name="plain"), *drafting)
 
 
 def row(arm: int, k: int | None, condition: int, category: str) -> BenchRow:
@@ -66,29 +44,26 @@ def report(
     *, lengths: Sequence[int | None] = LENGTHS, temperatures: Sequence[float] = (0.0, 1.0), **changes: Any
 ) -> BenchReport:
     """A whole report; `changes` replace its fields."""
-    all_arms = arms(lengths)
-    conditions = tuple(Condition(temperature=each) for each in temperatures)
-    prompts = tuple(
+    arms = [PLAIN, *(arm_of(0, name=f"K={n or 'auto'}", n_max=n) for n in lengths if n != 0)]
+    prompts = [
         PlannedPrompt(id=f"{name}-{i}", category=name, language="en", picks=i % 2 == 0)
         for name in CLASSES
         for i in range(4)
-    )
-    plan = BenchPlan(
-        loads=(Load(),), drafts=("small-q4_0.gguf",), arms=all_arms, conditions=conditions, prompts=prompts,
-        n_repetitions=2, fixed_length=True, delay_s=0.0, budget_s=600.0, expected_s=500.0, note="made up",
-    )  # fmt: skip
+    ]
+    plan = plan_of(arms, prompts, temperatures=temperatures, n_repetitions=2)
     rows = tuple(
         row(i, arm.n_max, condition, category)
-        for i, arm in enumerate(all_arms)
-        for condition in range(len(conditions))
+        for i, arm in enumerate(arms)
+        for condition in range(len(temperatures))
         for category in (*CLASSES, ALL)
     )
-    made = BenchReport(
-        made="2026-01-02T03:04:05Z", command="specllama bench", settings={}, versions={"specllama": "0.1.0"},
-        target={"file": "large-q4_k_m.gguf"}, drafts=({"file": "small-q4_0.gguf"},),
-        machine=Machine(cpu="A CPU", features=(), n_cores=2, n_threads=2, memory=1 << 34, memory_bytes_s=None, gpus=(),
-                        system="Linux", power="mains", load=0.0),
-        plan=plan, runs=(), costs=(PairCosts(load=0, draft=0, step_s=0.05, profile=COSTS, noise=0.02),), insights=(),
-        rows=rows, picks=(), verdict="",
-    )  # fmt: skip
+    made = replace(
+        report_of(replace(plan, drafts=("small-q4_0.gguf",), budget_s=600.0), ()),
+        target={"file": "large-q4_k_m.gguf"},
+        drafts=({"file": "small-q4_0.gguf"},),
+        machine=replace(MACHINE, cpu="A CPU"),
+        costs=(PairCosts(load=0, draft=0, step_s=0.05, profile=COSTS, noise=0.02),),
+        rows=rows,
+        verdict="",
+    )
     return replace(made, **changes)

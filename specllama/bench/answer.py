@@ -11,6 +11,7 @@ from time import perf_counter
 
 from specllama.base.errors import Interrupted
 from specllama.bench.job import BenchJob, Loaded
+from specllama.bench.plan import ArmSpeed
 from specllama.bench.report import Arm, Condition
 from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.engine import Engine
@@ -44,24 +45,15 @@ class TimedAnswer:
     notices: tuple[str, ...]  # from the drafter, such as "its context is full"
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUpSpeed:
-    """Speed of an arm during its warm-up."""
-
-    prefill_tok_s: float
-    decode_tok_s: float  # after both models have read the prompt
-    draft_read_s: float  # time of the draft for one token of the prompt
-
-
-def speed(answer: TimedAnswer) -> WarmUpSpeed:
+def speed(answer: TimedAnswer) -> ArmSpeed:
     """`draft_read_s` is the time of the steps above their median: the draft reads the prompt in one of the first."""
     stats, steps = answer.finished.stats, answer.steps_s
     usual_s = median(steps) if steps else 0.0
     per_step = (stats.n_emitted - stats.n_first) / len(steps) if steps else 1.0
-    return WarmUpSpeed(
-        stats.prompt_tok_s or math.inf,
-        per_step / usual_s if usual_s and per_step else math.inf,
-        max(sum(steps) - len(steps) * usual_s, 0.0) / stats.n_prompt,
+    return ArmSpeed(
+        prefill_tok_s=stats.prompt_tok_s or math.inf,
+        decode_tok_s=per_step / usual_s if usual_s and per_step else math.inf,
+        draft_read_s=max(sum(steps) - len(steps) * usual_s, 0.0) / stats.n_prompt,
     )
 
 

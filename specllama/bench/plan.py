@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product, zip_longest
 from math import gcd
+from statistics import median
 from typing import TypeVar
 
 from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
@@ -129,20 +130,22 @@ def halves(prompts: Sequence[BenchPrompt]) -> list[bool]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Speeds of the warm-up."""
+class ArmSpeed:
+    """Speed of an arm during its warm-up."""
 
     prefill_tok_s: float
-    decode_tok_s: Sequence[float]  # of every arm
-    draft_read_s: Sequence[float]  # of every arm: time of its draft for one token of the prompt
+    decode_tok_s: float  # after both models have read the prompt
+    draft_read_s: float = 0.0  # time of the draft for one token of the prompt
 
 
-def run_seconds(wishes: Wishes, rates: Rates, condition: Condition, n_tokens: int) -> float:
+def run_seconds(wishes: Wishes, speeds: Sequence[ArmSpeed], condition: Condition, n_tokens: int) -> float:
     """Expected time of one prompt of `n_tokens` under a condition, all arms together."""
     n_read = max(n_tokens, condition.n_prompt)
-    decode_s = sum(condition.n_predict / rate for rate in rates.decode_tok_s)
-    read_s = n_read * (len(rates.decode_tok_s) / rates.prefill_tok_s + sum(rates.draft_read_s))
-    return decode_s + read_s + len(rates.decode_tok_s) * wishes.delay_s
+    prefill_s = 1.0 / median(each.prefill_tok_s for each in speeds)  # the target's, so the same for every arm
+    return sum(
+        condition.n_predict / each.decode_tok_s + n_read * (prefill_s + each.draft_read_s) + wishes.delay_s
+        for each in speeds
+    )
 
 
 def _note(wishes: Wishes, counts: str, n_predict: Sequence[int], fits: bool) -> str:
@@ -155,7 +158,9 @@ def _note(wishes: Wishes, counts: str, n_predict: Sequence[int], fits: bool) -> 
     return f"{what}: the minimum, which exceeds the budget of {wishes.budget_s:.0f} s"
 
 
-def fit(wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], rates: Rates, left_s: float) -> BenchPlan:
+def fit(
+    wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], speeds: Sequence[ArmSpeed], left_s: float
+) -> BenchPlan:
     """The plan that fits into `left_s` seconds: first as many prompts as possible, then repetitions.
 
     `prompts`: in the order of the plan, each with its number of tokens. Without a budget the plan has all of them.
@@ -166,7 +171,7 @@ def fit(wishes: Wishes, prompts: Sequence[tuple[BenchPrompt, int]], rates: Rates
     wanted = wishes.n_repetitions or 1
     for n_predict, enough in [(wishes.n_predict, 0)] if wishes.n_predict else [((n,), enough) for n, enough in LENGTHS]:
         crossed = conditions(wishes, n_predict)
-        seconds = [sum(run_seconds(wishes, rates, each, n) for each in crossed) for n in n_tokens]
+        seconds = [sum(run_seconds(wishes, speeds, each, n) for each in crossed) for n in n_tokens]
         n = most if wishes.budget_s is None else sum(wanted * spent_s <= left_s for spent_s in accumulate(seconds))
         if n >= min(enough, most):
             break

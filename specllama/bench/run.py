@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from statistics import median
 from time import perf_counter
 from time import sleep as real_sleep
 
@@ -16,10 +15,10 @@ from specllama.bench import machine
 from specllama.bench import plan as bench_plan
 from specllama.bench import stats as bench_stats
 from specllama.bench import verdict as bench_verdict
-from specllama.bench.answer import Answerer, WarmUpSpeed, speed
+from specllama.bench.answer import Answerer, speed
 from specllama.bench.insight import Said
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress, Loaded, Open, Steps, following
-from specllama.bench.plan import Rates
+from specllama.bench.plan import ArmSpeed
 from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Condition, Insight, PairCosts, Spent
 from specllama.bench.stats import Sizes
 from specllama.core.types import Cancel, LanguageModel, room_after
@@ -58,7 +57,7 @@ class _Bench:
         self._answerer = Answerer(job, cancel, clock)
         self._fitting: list[tuple[BenchPrompt, int]] = []
         self._asked = {prompt.id: prompt for prompt in job.prompts}
-        self._rates: dict[str, WarmUpSpeed] = {}  # by arm's name
+        self._speeds: dict[str, ArmSpeed] = {}  # by arm's name
         self._notices: dict[str, None] = {}  # of the drafters, without duplicates
         self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
         self._arms = bench_plan.arms(self.wishes)
@@ -177,7 +176,7 @@ class _Bench:
                 self._answerer.answering(loaded, arm, condition, question, seed=self.job.seed, n_predict=n_predict),
                 told,
             )
-            self._rates[arm.name] = speed(answer)
+            self._speeds[arm.name] = speed(answer)
 
     def _use(self, load: int) -> Generator[BenchEvent, None, Loaded]:
         """The models of a load; opens them and warms them up if they are not in memory."""
@@ -203,14 +202,9 @@ class _Bench:
         return self._loaded
 
     def _make_plan(self) -> BenchPlan:
-        known = [self._rates[arm.name] for arm in self._arms]
-        rates = Rates(
-            prefill_tok_s=median(each.prefill_tok_s for each in known),
-            decode_tok_s=[each.decode_tok_s for each in known],
-            draft_read_s=[each.draft_read_s for each in known],
-        )
+        speeds = [self._speeds[arm.name] for arm in self._arms]
         insight_s = self._budget(INSIGHT_SHARE, MOST_INSIGHT_S)
-        return bench_plan.fit(self.wishes, self._fitting, rates, self._left_s() - insight_s)
+        return bench_plan.fit(self.wishes, self._fitting, speeds, self._left_s() - insight_s)
 
     def _progress(self, plan: BenchPlan, arm: Arm, prompt: int, of_run: float = 0.0) -> BenchProgress:
         """The time left follows from the plan until every arm has run once, then from the runs; at most the budget."""
@@ -235,12 +229,6 @@ class _Bench:
                 self._runs.append(run)
                 yield run
 
-    def _is_late(self, block_s: float, n_blocks: int) -> bool:
-        """True if `n_blocks` more blocks would exceed the budget."""
-        if self.wishes.budget_s is None:
-            return False
-        return n_blocks * block_s > self._left_s() + (OVERRUN - 1.0) * self.wishes.budget_s
-
     def _measure(self, plan: BenchPlan) -> Generator[BenchEvent, None, str]:
         """Runs the plan and returns '', or why it was cut short; then all arms have run the same prompts."""
         self._runs_began = self._clock()
@@ -254,7 +242,9 @@ class _Bench:
                 for prompt in range(n_prompts):
                     least = 1 if repetition == 0 else 0  # a report needs at least one prompt
                     # The later loads of this repetition must have time for the same prompts.
-                    if turn == 0 and prompt >= least and self._is_late(block_s, (prompt + 1) * (n_loads - 1) + 1):
+                    n_blocks = (prompt + 1) * (n_loads - 1) + 1
+                    left_s = self._left_s() + (OVERRUN - 1.0) * (self.wishes.budget_s or 0.0)
+                    if turn == 0 and prompt >= least and n_blocks * block_s > left_s:
                         n_prompts = prompt
                         break
                     yield from self._block(loaded, plan, load, prompt, repetition)
@@ -272,7 +262,7 @@ class _Bench:
         most_s = min(self._budget(INSIGHT_SHARE, MOST_INSIGHT_S), self._left_s())
         # At least one answer must fit; both models read it at the speed of the prefill.
         n_least = min((len(said.prompt) + len(said.answer) for said in self._said.values()), default=0)
-        if most_s <= 2.0 * n_least / self._rates[self._arms[0].name].prefill_tok_s:
+        if most_s <= 2.0 * n_least / self._speeds[self._arms[0].name].prefill_tok_s:
             return
         by_temperature: dict[float, int] = {}
         for index, condition in enumerate(plan.conditions):

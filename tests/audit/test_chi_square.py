@@ -13,7 +13,7 @@ from specllama.audit.chi_square import POWER, SURPRISE, ChiSquare, critical, of_
 
 @pytest.mark.parametrize("n_free", [1, 2, 7, 40, 300])
 def test_the_law_is_scipys(n_free: int) -> None:
-    """A p-value of a series that was cut off, or of the wrong tail."""
+    """Prevents: a p-value of a truncated series or of the wrong tail."""
     for statistic in (0.01, 3.0, float(n_free), 2.0 * n_free, 5.0 * n_free + 30.0):
         assert survival(statistic, n_free) == pytest.approx(chi2.sf(statistic, n_free), rel=1e-8, abs=1e-300)
     assert survival(0.0, n_free) == 1.0
@@ -22,12 +22,11 @@ def test_the_law_is_scipys(n_free: int) -> None:
 
 @pytest.mark.parametrize("n_free", [1, 20, 200])
 def test_the_power_is_scipys(n_free: int) -> None:
-    """A bias that is said to be visible and is not."""
     assert ncx2.sf(critical(n_free), n_free, visible_shift(n_free)) == pytest.approx(POWER, abs=1e-6)
 
 
 def test_a_bias_as_large_as_the_visible_one_is_seen() -> None:
-    """The bound that goes from the statistic to a total variation, wrong by a factor."""
+    """Prevents: a wrong factor between the statistic and the total variation."""
     n_draws, rng = 2000, np.random.default_rng(1)
     law = np.full(4, 0.25)
     seen_from = of_counts((500, 500, 500, 500), [500.0] * 4).visible_tv
@@ -41,7 +40,7 @@ def test_a_bias_as_large_as_the_visible_one_is_seen() -> None:
 
 
 def test_rare_outcomes_share_a_bin_and_none_is_lost() -> None:
-    """Expected counts near 0 that make the statistic explode, or outcomes nobody listed that vanish."""
+    """Prevents: a huge statistic of expected counts near 0, or lost outcomes."""
     law = {"a": 0.6, "b": 0.3, "c": 0.06, "d": 0.004}
     found = of_law(Counter(a=60, b=30, c=6, d=2, e=2), law)
     assert found == of_counts([60, 40], [60.0, 40.0]) or found == of_counts([60, 30, 10], [60.0, 30.0, 10.0])
@@ -51,7 +50,7 @@ def test_rare_outcomes_share_a_bin_and_none_is_lost() -> None:
 
 
 def test_independent_samples_add_up_and_nothing_is_told_of_nothing() -> None:
-    """A division by zero where no sample could vary."""
+    """Prevents: a division by zero if no sample can vary."""
     assert ChiSquare(10, 3.0, 2) + ChiSquare(5, 1.0, 1) == ChiSquare(15, 4.0, 3)
     assert ChiSquare().p_value is None
     assert ChiSquare().visible_tv is None

@@ -13,7 +13,7 @@ from tests.exact.translating import WatchedDraft
 
 
 def test_every_pass_moves_the_bar_and_no_unit_moves_it_back() -> None:
-    """Prevents: a bar that stands still for a minute, while one context is enumerated."""
+    """Prevents: a bar that does not move for a minute during an enumeration."""
     seen: list[audit.AuditProgress] = []
     items = list(audit.run(subject(), LEAST, {}, tell=seen.append))
     shares = [each.share for each in seen]
@@ -32,7 +32,7 @@ def test_every_pass_moves_the_bar_and_no_unit_moves_it_back() -> None:
 
 @pytest.mark.parametrize("n_ctx", [24, 32])
 def test_a_full_draft_whose_logits_were_not_compared_is_told(n_ctx: int) -> None:
-    """Prevents: "the KV is clean" of a draft that nobody looked at; an error where other tokens need more cells."""
+    """Prevents: a clean verdict on a draft that was not compared; an error where other tokens need more cells."""
     table = RandomTable(N_VOCAB, 1)
     what = subject(table, draft=WatchedDraft(N_VOCAB, n_ctx=n_ctx), strategies=("draft-tli",), rules=(Rule.BLOCK,))
     *_, report = audit.run(what, LEAST, {})

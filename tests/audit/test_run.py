@@ -41,7 +41,7 @@ PROMPTS = (AuditPrompt("first", (0, 1, 2, 3, 0, 1, 4)), AuditPrompt("second", (3
 
 
 def subject(table: Table | None = None, **changes: object) -> AuditSubject:
-    """A pair that often agrees, over few tokens, the last of which ends an answer."""
+    """A pair that often agrees, with few tokens; the last token ends an answer."""
     table = table or RandomTable(N_VOCAB, 1)
     ends = frozenset({N_VOCAB - 1})
     made = AuditSubject(
@@ -59,7 +59,6 @@ def subject(table: Table | None = None, **changes: object) -> AuditSubject:
 
 
 def report_of(what: AuditSubject, effort: AuditEffort = TINY, *, self_test: bool = False) -> AuditReport:
-    """The last thing that an audit says."""
     *progress, report = audit.run(what, effort, {"seed": what.seed}, self_test=self_test)
     assert isinstance(report, AuditReport)
     shares = [each.share for each in progress if isinstance(each, audit.AuditProgress)]
@@ -77,7 +76,7 @@ def healthy() -> AuditReport:
 
 
 def test_a_correct_program_passes(healthy: AuditReport) -> None:
-    """An audit that cries wolf, or that looked at nothing."""
+    """Prevents: false alarms, and an audit that measures nothing."""
     assert healthy.passed, healthy.bugs
     assert not healthy.partial
     assert {(row.strategy, row.rule) for row in healthy.laws} == {
@@ -95,7 +94,6 @@ def test_a_correct_program_passes(healthy: AuditReport) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: Fault) -> None:
-    """A self-test that shows an audit that notices nothing."""
     assert healthy.faults is not None
     (row,) = (each for each in healthy.faults if each.fault == fault.name)
     assert row.caught, row.figure
@@ -104,13 +102,12 @@ def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: Fault) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_broken_program_does_not_pass(fault: Fault) -> None:
-    """Faults that only the self-test notices, because it looks where the audit itself does not."""
+    """Prevents: faults that the self-test catches and the audit itself does not."""
     broken = subject(parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
     assert not report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1)).passed
 
 
 def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A self-test that always says that it works."""
     harmless = replace(FAULTS[0], parts=Parts())
     monkeypatch.setattr("specllama.audit.self_test.FAULTS", (harmless,))
     report = report_of(subject(), replace(LEAST, n_contexts=1), self_test=True)
@@ -118,7 +115,7 @@ def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyP
 
 
 def test_a_fault_that_one_context_cannot_show_is_looked_for_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`not caught` for a draft that the target hardly agrees with: whatever is wrong with what it has accepted."""
+    """Prevents: "not caught" for a draft that the target rarely accepts."""
     measured: list[str] = []
 
     def measure(self: AuditedContext, combination: Combination, effort: AuditEffort) -> LawRow:
@@ -133,7 +130,7 @@ def test_a_fault_that_one_context_cannot_show_is_looked_for_in_the_next(monkeypa
 
 
 def test_without_a_draft_model_lookups_are_audited_and_the_faults_that_they_can_show() -> None:
-    """A self-test that fails because there is no draft to break, or an audit that needs one."""
+    """Prevents: a self-test that fails without a draft model."""
     alone = subject(draft=None, strategies=("lookup",))
     report = report_of(alone, LEAST, self_test=True)
     assert report.passed, report.bugs
@@ -142,7 +139,7 @@ def test_without_a_draft_model_lookups_are_audited_and_the_faults_that_they_can_
 
 
 def test_what_could_not_be_measured_is_said() -> None:
-    """Proof by looking nowhere: laws that are too wide, or a lookup that never found anything."""
+    """Prevents: a proof without data: laws with too many branches, or a lookup that never drafts."""
     one = subject(strategies=("draft-simple",), rules=(Rule.TOKEN,))
     report = report_of(one, replace(LEAST, most_branches=1))
     assert report.passed
@@ -155,7 +152,7 @@ def test_what_could_not_be_measured_is_said() -> None:
 
 
 def test_an_interrupted_audit_reports_what_was_done() -> None:
-    """Ctrl-C after minutes that leaves nothing, or a part that passes for the whole."""
+    """Prevents: no result after Ctrl-C, or a part that is taken for the whole."""
     for n_seen, parts in ((3, ["greedy"]), (10, ["greedy", "laws"])):
         what = subject()
         items = []
@@ -170,7 +167,7 @@ def test_an_interrupted_audit_reports_what_was_done() -> None:
 
 
 def test_the_report_is_json_with_its_schema(healthy: AuditReport) -> None:
-    """Numbers that JSON does not know, or a file that does not say what it is."""
+    """Prevents: numbers that JSON does not have, or a file without a schema."""
     data = json.loads(json.dumps(healthy.to_json(), allow_nan=False))
     assert (data["schema"]["name"], data["schema"]["version"]) == ("specllama.audit", 1)
     assert (data["passed"], data["partial"], data["bugs"], data["seed"]) == (True, False, [], 3)
@@ -179,7 +176,7 @@ def test_the_report_is_json_with_its_schema(healthy: AuditReport) -> None:
 
 
 class Jittery(FakeModel):
-    """Logits whose last bits depend on how many tokens are read at once, as llama.cpp's do on some builds."""
+    """The last bits of the logits depend on the block size, as on some builds of llama.cpp."""
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         rows = super().eval(tokens, parents).copy()
@@ -188,7 +185,7 @@ class Jittery(FakeModel):
 
 
 def test_a_near_tie_is_no_bug_and_is_told() -> None:
-    """An audit that fails wherever arithmetic rounds, or that hides where texts part."""
+    """Prevents: an audit that fails because of rounding, or that hides where texts differ."""
     table = RandomTable(N_VOCAB, 5, ties=True, spread=0.8)  # two largest logits are often equal, and the jitter decides
     jittery = subject(table, target=Jittery(table, N_VOCAB, 600))
     runs = tuple(audit_greedy.compare(jittery, TINY))
@@ -207,7 +204,7 @@ def test_the_distance_of_a_law_is_that_of_the_documents() -> None:
 
 
 def test_blocks_of_different_lengths_are_completed_by_p() -> None:
-    """A short block taken for a whole text; impossible tokens, and possible ones that never come, not counted."""
+    """Prevents: a short block taken for a whole text; impossible or missing tokens that are not counted."""
     p = {0: 0.5, 1: 0.5}
     exact = {(0, 0): 0.125, (0,): 0.25, (0, 1): 0.125, (1,): 0.5}
     assert distance(exact, lambda _: p).tv == pytest.approx(0.0, abs=1e-15)
@@ -229,7 +226,7 @@ def test_blocks_of_different_lengths_are_completed_by_p() -> None:
     ],
 )  # fmt: skip
 def test_the_audits_own_sampler_is_that_of_the_definitions(params: SamplingParams) -> None:
-    """A yardstick that is bent in the same way as what it measures, or in a way of its own."""
+    """Prevents: a reference with the same mistake as the sampler, or with one of its own."""
     table, history = RandomTable(40, 11), (1, 2, 3, 2, 2, 4)
     for n in range(len(history)):
         row = table(history[: n + 1])
@@ -242,7 +239,7 @@ def test_the_audits_own_sampler_is_that_of_the_definitions(params: SamplingParam
 
 
 def test_a_remembered_model_reads_every_text_once() -> None:
-    """Rows of another text, or an enumeration that costs a pass of the real model for every branch."""
+    """Prevents: rows of another text, or a pass of the real model for every branch."""
     table = RandomTable(N_VOCAB, 3)
     inner = FakeModel(table, N_VOCAB)
     model = Remembered(inner)
@@ -262,7 +259,7 @@ def test_a_remembered_model_reads_every_text_once() -> None:
 
 
 def test_a_recorded_kv_is_made_again_without_what_was_dropped() -> None:
-    """A replay that keeps what was rejected, and so never differs."""
+    """Prevents: a replay that keeps rejected tokens and so never differs."""
     table = RandomTable(N_VOCAB, 4)
     model = Recorded(FakeModel(table, N_VOCAB))
     model.feed((0, 1, 2))
@@ -283,7 +280,6 @@ def test_a_recorded_kv_is_made_again_without_what_was_dropped() -> None:
 
 
 def test_places_in_laws_notice_tokens_that_lean_and_tokens_that_cannot_be() -> None:
-    """A test over positions that everything passes."""
     p, q = Distribution.dense((0.5, 0.3, 0.2)), Distribution.dense((0.15, 0.25, 0.6))
     random = np.random.default_rng(2)
 
@@ -303,7 +299,6 @@ def test_places_in_laws_notice_tokens_that_lean_and_tokens_that_cannot_be() -> N
 
 
 def test_tokens_behind_an_end_token_are_not_counted() -> None:
-    """Drafted tokens that nobody emitted among the draws."""
     p = Distribution.dense((0.5, 0.5))
     along = Along(frozenset({1}), np.random.default_rng(0))
     along.see(Observation((), Draft((0, 1, 0), (p, p, p)), Verdict((0, 1, 2), 0), "", laws=(p, p, p, p)))
@@ -311,7 +306,7 @@ def test_tokens_behind_an_end_token_are_not_counted() -> None:
 
 
 def test_history_is_part_of_every_law(healthy: AuditReport) -> None:
-    """Penalties that look at the wrong tokens: with them on, the laws must still be p."""
+    """Prevents: penalties that look at the wrong tokens."""
     assert healthy.passed
     params = SamplingParams(temperature=1.0, top_k=3, repeat_penalty=1.7, repeat_last_n=3)
     report = report_of(subject(params=params), LEAST)
@@ -319,7 +314,7 @@ def test_history_is_part_of_every_law(healthy: AuditReport) -> None:
 
 
 def test_a_miscounted_kv_is_neither_a_near_tie_nor_a_sound_kv() -> None:
-    """A KV that holds a rejected token, read again with that very token: nothing differs, and everything is excused."""
+    """Prevents: a cache with a rejected token that is compared with a replay of the same token."""
     broken = subject(parts=Parts(engine=Miscounting), strategies=("draft-simple",), rules=(Rule.TOKEN,))
     parted = [run.difference for run in audit_greedy.compare(broken, TINY) if run.difference]
     assert parted
@@ -331,7 +326,7 @@ def test_a_miscounted_kv_is_neither_a_near_tie_nor_a_sound_kv() -> None:
 
 
 def test_a_draft_that_spells_is_audited_up_to_its_own_last_cell() -> None:
-    """A draft whose context is full of spellings, or that masks what it has no token for: no bug of the pair."""
+    """Prevents: a bug reported for a draft whose context is full or that masks unknown tokens."""
     table = RandomTable(N_VOCAB, 1)
     for n_ctx in (40, 60, 90):
         what = subject(table, draft=WatchedDraft(N_VOCAB, n_ctx=n_ctx), strategies=("draft-tli",), rules=(Rule.BLOCK,))
@@ -344,7 +339,7 @@ def test_a_draft_that_spells_is_audited_up_to_its_own_last_cell() -> None:
 
 
 def test_what_only_one_of_two_rows_masks_is_a_difference_that_json_can_hold() -> None:
-    """A masked token taken for sound, or a bug whose report cannot be written."""
+    """Prevents: a masked token that passes, or a bug that JSON cannot hold."""
     masked, other = np.array([[0.0, -np.inf, 1.0]]), np.array([[0.0, 2.0, 1.0]])
     assert audit_kv._apart(masked, masked) == 0.0
     for a, b in ((masked, other), (other, masked), (other, other * np.nan)):
@@ -353,7 +348,7 @@ def test_what_only_one_of_two_rows_masks_is_a_difference_that_json_can_hold() ->
 
 @pytest.mark.parametrize("n_ctx", [9, 14, 64])
 def test_a_remembered_draft_has_the_room_of_the_draft_behind_the_same_text(n_ctx: int) -> None:
-    """Cells counted behind what an enumeration read last, not behind what it stands for."""
+    """Prevents: cells counted after the last text of the enumeration, not after the current one."""
     model = Remembered(WatchedDraft(N_VOCAB, n_ctx=n_ctx))
     model.eval((4, 1, 0, 2)) if n_ctx > 9 else model.feed((4,))
     for text in ((4, 3), (0,), (4, 1)):

@@ -20,7 +20,7 @@ from tests.bench_cases import PLAIN, Stage, arm_of, asked, lengths, plan_of, pro
 def ended(
     stage: Stage, job: BenchJob, spoil: Callable[[list[BenchEvent]], None]
 ) -> tuple[list[BenchEvent], Exception | None]:
-    """Everything a benchmark says while `spoil` looks on, and the error behind it."""
+    """Everything a benchmark yields while `spoil` looks on, and the error after it."""
     seen: list[BenchEvent] = []
     try:
         for event in module.bench(job, stage.open, Cancel(), clock=lambda: stage.now):
@@ -32,7 +32,7 @@ def ended(
 
 
 def failing_after(stage: Stage, n_runs: int, error: Exception) -> Callable[[list[BenchEvent]], None]:
-    """Lets the models fail once so many runs are counted."""
+    """Makes the models fail after `n_runs` counted runs."""
 
     def fail() -> None:
         raise error
@@ -46,7 +46,7 @@ def failing_after(stage: Stage, n_runs: int, error: Exception) -> Callable[[list
 
 @pytest.mark.parametrize("error", [NumericsError("NaN among the logits"), OSError(28, "No space left on device")])
 def test_an_error_in_the_middle_reports_what_was_measured_and_is_raised_then(error: Exception) -> None:
-    """Prevents: minutes of measuring lost to one bad row, which Ctrl-C would have kept."""
+    """Prevents: minutes of measurements lost to one error."""
     stage = Stage()
     seen, raised = ended(stage, stage.job(asked(6)), failing_after(stage, 7, error))
     assert raised is error
@@ -68,7 +68,7 @@ def test_an_error_before_the_first_run_is_no_report() -> None:
 
 @pytest.mark.parametrize("budget_s", [4.0, 8.0, 20.0])
 def test_a_budget_covers_everything_after_loading(budget_s: float) -> None:
-    """Prevents: a minute that takes three, because what comes before the first run is not in it."""
+    """Prevents: a budget that does not include costs and warm-up."""
     stage = Stage(eval_s=0.01, load_s=50.0)
     job = stage.job(asked(8), budget_s=budget_s, lengths=lengths(2), temperatures=(0.0,))
     report = stage.events(job)[-1]
@@ -84,7 +84,7 @@ def test_a_budget_covers_everything_after_loading(budget_s: float) -> None:
 
 
 def test_a_report_says_what_the_time_went_into() -> None:
-    """Prevents: a budget that nobody can check."""
+    """Prevents: a budget that cannot be checked."""
     stage = Stage(eval_s=0.01, load_s=50.0)
     report = stage.events(stage.job(asked(8), budget_s=20.0, lengths=lengths(2)))[-1]
     assert isinstance(report, BenchReport)
@@ -108,7 +108,7 @@ def test_measuring_costs_and_warming_up_say_how_far_they_are() -> None:
 
 
 def test_the_time_that_is_left_is_no_more_than_the_budget() -> None:
-    """Prevents: "37:00 left" of a budget of one minute, because the first answer was a slow one."""
+    """Prevents: "37:00 left" of a budget of one minute after a slow first answer."""
     stage = Stage(eval_s=0.05)
     events = stage.events(stage.job(asked(8), budget_s=30.0, temperatures=(0.0, 0.7)))
     left = [event.left_s for event in events if isinstance(event, BenchProgress) and event.left_s is not None]
@@ -118,7 +118,8 @@ def test_the_time_that_is_left_is_no_more_than_the_budget() -> None:
 
 
 def test_fewer_than_three_prompts_give_a_ratio_and_no_interval() -> None:
-    """Prevents: "1.80 (1.62-1.97)" from one prompt that was asked twenty times."""
+    """Prevents: "1.80 (1.62-1.97)" from one prompt with twenty repetitions."""
+    assert interval([]) is None
     for ratios in ([[0.5] * 20], [[0.5, 0.6], [0.4, 0.45]]):
         found = interval(ratios)
         assert found is not None

@@ -21,7 +21,7 @@ PROMPTS = tuple(BenchPrompt(f"q{i}", ("code", "poem")[i % 2], "en", ("word " * (
 
 @dataclass
 class Timed(FakeModel):
-    """A model whose every row and token takes its time."""
+    """A model whose rows and tokens take time."""
 
     stage: Stage = field(default_factory=Stage)
     row_s: float = 0.0
@@ -37,7 +37,7 @@ class Timed(FakeModel):
 
 @dataclass
 class TimedStage(Stage):
-    """A target and a draft that is its twin, but faster."""
+    """A target and a faster draft that is its twin."""
 
     def model(self, seed: int) -> FakeModel:
         """The first of every load is the target."""
@@ -47,7 +47,7 @@ class TimedStage(Stage):
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, budget_s: float, step_s: float, **changes: object) -> BenchReport:
-    """A benchmark whose settings and lengths are left to the budget, where T(1) takes `step_s`."""
+    """A benchmark whose lengths follow from the budget, with T(1) = `step_s`."""
     stage = TimedStage(eval_s=step_s)
     monkeypatch.setattr(engine, "perf_counter", lambda: stage.now)
     job = stage.job(PROMPTS, budget_s=budget_s, **{"n_predict": (), "lengths": lengths(0, 4), **changes})
@@ -82,7 +82,7 @@ def test_a_small_budget_holds_on_fast_and_on_slow_machines(
 
 
 def test_what_an_arm_needs_to_be_planned_is_known_after_a_short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a plan for half of the prompts, or for twice as many, because the draft read the prompt in one step."""
+    """Prevents: a plan for half or twice as many prompts because the draft reads the prompt in one step."""
     report = measured(monkeypatch, 90.0, 0.08)
     assert report.spent is not None
     assert 0.7 < report.spent.runs_s / report.plan.expected_s < 1.1

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from specllama.bench.plan import Rates, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
+from specllama.bench.plan import ArmSpeed, Wishes, arms, conditions, fit, halves, in_turn, run_seconds, spread
 from specllama.bench.report import BenchPlan, Load
 from specllama.prompts.load import BenchPrompt
 from tests.bench_cases import lengths
 
 WISHES = Wishes(loads=(Load(),), drafts=("small",), strategies=("draft-simple",), lengths=lengths(0, 2, 4))
-RATES = Rates(prefill_tok_s=100.0, decode_tok_s=(10.0, 20.0, 5.0), draft_read_s=(0.0, 0.0, 0.0))  # plain, K=2, K=4
+SPEEDS = [ArmSpeed(prefill_tok_s=100.0, decode_tok_s=each) for each in (10.0, 20.0, 5.0)]  # plain, K=2, K=4
 
 
 def asked(n_classes: int, n_each: int) -> list[BenchPrompt]:
-    """Class after class."""
+    """Prompts class by class."""
     languages = ("en", "ja", "zh")
     return [
         BenchPrompt(f"{c}{i}", f"class{c}", languages[i % 3], ("?",)) for c in range(n_classes) for i in range(n_each)
@@ -24,8 +24,7 @@ def asked(n_classes: int, n_each: int) -> list[BenchPrompt]:
 
 
 def planned(wishes: Wishes, n: int, left_s: float, n_tokens: int = 100) -> BenchPlan:
-    """The plan for `n` prompts of one class."""
-    return fit(wishes, [(prompt, n_tokens) for prompt in asked(1, n)], RATES, left_s)
+    return fit(wishes, [(prompt, n_tokens) for prompt in asked(1, n)], SPEEDS, left_s)
 
 
 @pytest.mark.parametrize(
@@ -54,27 +53,25 @@ def planned(wishes: Wishes, n: int, left_s: float, n_tokens: int = 100) -> Bench
     ],
 )
 def test_every_sweep_makes_arms_with_names_of_their_own(changes: dict[str, object], names: list[str]) -> None:
-    """Two settings under one name, an arm twice, or a load without a baseline."""
+    """Prevents: two settings with one name, a duplicate arm, a load without a baseline."""
     found = arms(replace(WISHES, **changes))  # type: ignore[arg-type]
     assert [arm.name for arm in found] == names
     assert [arm.plain for arm in found] == [name.startswith("plain") for name in names]
 
 
 def test_lookups_are_not_repeated_for_every_draft_model() -> None:
-    """The same lookup measured once for each of three drafts."""
     found = arms(replace(WISHES, drafts=("a", "b", "c"), strategies=("lookup", "draft-simple"), lengths=lengths(2)))
     assert sum(arm.spec_type == "lookup" for arm in found) == 1
 
 
 def test_conditions_are_crossed() -> None:
-    """A temperature that is measured at one depth only."""
     wishes = replace(WISHES, temperatures=(0.0, 1.0), depths=(0, 512), n_prompt=(0, 256))
     found = conditions(wishes, (32, 64))
     assert len(found) == len(set(found)) == 16
 
 
 def test_everybody_begins_as_often_and_comes_behind_several_others() -> None:
-    """Auto always measured right behind the longest drafts, on a machine that they had just heated."""
+    """Prevents: `auto` measured always after the longest drafts, on a machine they have heated."""
     for n in (1, 2, 3, 4, 5, 7):
         orders = [in_turn(range(n), at) for at in range(n * (n - 1) or 1)]
         assert all(sorted(order) == list(range(n)) for order in orders)
@@ -85,14 +82,14 @@ def test_everybody_begins_as_often_and_comes_behind_several_others() -> None:
 
 
 def test_the_first_prompts_are_of_many_classes_and_languages() -> None:
-    """A short benchmark that asks for code in English only."""
+    """Prevents: a short benchmark with English code only."""
     first = spread(asked(6, 4))[:6]
     assert len({prompt.category for prompt in first}) == 6
     assert len({prompt.language for prompt in first}) == 3
 
 
 def test_both_halves_have_every_class() -> None:
-    """Picked on code, confirmed on poems."""
+    """Prevents: an arm picked on code and confirmed on poems."""
     prompts = spread(asked(3, 4))
     picks = halves(prompts)
     assert sum(picks) == 6
@@ -103,13 +100,13 @@ def test_both_halves_have_every_class() -> None:
 
 
 def test_two_prompts_are_one_half_each() -> None:
-    """Nothing left to confirm with."""
+    """Prevents: no prompt left to confirm the pick."""
     assert sorted(halves([BenchPrompt(str(i), f"class{i}", "en", ("?",)) for i in range(2)])) == [False, True]
 
 
 def test_a_budget_buys_prompts_first_and_repetitions_when_all_are_in() -> None:
-    """A budget spent on repeating three prompts while ninety were never asked."""
-    one_s = run_seconds(WISHES, RATES, conditions(WISHES, (128,))[0], 100)
+    """Prevents: a budget spent on repeating a few prompts."""
+    one_s = run_seconds(WISHES, SPEEDS, conditions(WISHES, (128,))[0], 100)
     assert one_s == pytest.approx(128 / 10 + 128 / 20 + 128 / 5 + 3.0)
     wishes = replace(WISHES, budget_s=1e6)
     some = planned(wishes, 40, left_s=20.5 * one_s)
@@ -121,7 +118,7 @@ def test_a_budget_buys_prompts_first_and_repetitions_when_all_are_in() -> None:
 
 
 def test_answers_get_shorter_before_prompts_get_few() -> None:
-    """Two long answers where twelve shorter ones fit."""
+    """Prevents: two long answers where twelve shorter ones fit."""
     wishes = replace(WISHES, budget_s=1e6)
     assert planned(wishes, 40, left_s=400.0).conditions[0].n_predict == 64
     assert planned(wishes, 40, left_s=10.0).conditions[0].n_predict == 32
@@ -130,7 +127,7 @@ def test_answers_get_shorter_before_prompts_get_few() -> None:
 
 
 def test_a_budget_too_small_for_anything_is_said_to_be() -> None:
-    """A benchmark that takes longer than it was given, without a word; or one of a single prompt."""
+    """Prevents: a benchmark that exceeds its budget without a note, or that has a single prompt."""
     plan = planned(replace(WISHES, budget_s=20.0), 40, left_s=1.0)
     assert len(plan.prompts) == 2
     assert "the minimum, which exceeds the budget of 20 s" in plan.note
@@ -138,7 +135,6 @@ def test_a_budget_too_small_for_anything_is_said_to_be() -> None:
 
 
 def test_without_a_budget_everything_is_run() -> None:
-    """Prompts dropped though nobody asked for haste."""
     plan = planned(replace(WISHES, n_repetitions=2), 40, left_s=1.0)
     assert (len(plan.prompts), plan.n_repetitions, plan.n_runs) == (40, 2, 40 * 2 * 3)
     assert plan.note.startswith("no budget: 40 of 40 prompts, 2 repetitions, exactly 128 tokens")
@@ -146,10 +142,10 @@ def test_without_a_budget_everything_is_run() -> None:
 
 
 def test_longer_prompts_and_pauses_are_in_the_expectation() -> None:
-    """A depth sweep that takes ten times what was promised."""
+    """Prevents: a depth sweep that takes ten times the expected time."""
     one = conditions(WISHES, (128,))[0]
-    plain_s = run_seconds(WISHES, RATES, one, 100)
-    assert run_seconds(WISHES, RATES, replace(one, n_prompt=1100), 100) == pytest.approx(plain_s + 30.0)
-    both = replace(RATES, draft_read_s=(0.0, 0.01, 0.01))
+    plain_s = run_seconds(WISHES, SPEEDS, one, 100)
+    assert run_seconds(WISHES, SPEEDS, replace(one, n_prompt=1100), 100) == pytest.approx(plain_s + 30.0)
+    both = [SPEEDS[0], *(replace(each, draft_read_s=0.01) for each in SPEEDS[1:])]
     assert run_seconds(WISHES, both, one, 100) == pytest.approx(plain_s + 2.0)
-    assert run_seconds(replace(WISHES, delay_s=2.0), RATES, one, 100) == pytest.approx(plain_s + 6.0)
+    assert run_seconds(replace(WISHES, delay_s=2.0), SPEEDS, one, 100) == pytest.approx(plain_s + 6.0)

@@ -17,7 +17,7 @@ from tests.benchreports import COSTS, report
 
 
 def test_speedup_by_class_shows_the_fastest_arms_with_their_intervals() -> None:
-    """Prevents: nine arms on top of each other; an interval of another class; "all" lost among the classes."""
+    """Prevents: nine arms on top of each other; an interval of another class; "all" between the classes."""
     made = report(lengths=range(10))
     cold, hot = (plots.by_class(made, condition) for condition in (0, 1))
     assert [each.name for each in hot.series] == [each.name for each in cold.series], "panels beside each other"
@@ -47,7 +47,7 @@ def test_speedup_over_length_starts_at_plain_decoding_and_carries_the_prediction
 
 
 def test_arms_that_differ_in_more_than_the_length_are_series_of_their_own() -> None:
-    """Prevents: a line that jumps between two drafts or rules and means neither."""
+    """Prevents: one line for two drafts or rules."""
     made = report(lengths=(0, 2, 4))
     arms = list(made.plan.arms)
     arms[2] = replace(arms[2], draft=1, verify_rule="token")
@@ -61,7 +61,7 @@ def test_arms_that_differ_in_more_than_the_length_are_series_of_their_own() -> N
 
 
 def test_loads_are_told_apart_by_what_differs() -> None:
-    """Prevents: two curves of the same name."""
+    """Prevents: two curves with one name."""
     made = report(lengths=(0, 2))
     loads = (Load(n_threads=2), Load(n_threads=4))
     arms = (*made.plan.arms, *(replace(arm, load=1) for arm in made.plan.arms))
@@ -102,7 +102,7 @@ def test_the_parts_of_a_token_s_time_are_those_of_its_arm() -> None:
 
 
 def texts_of(figure: Any) -> str:
-    """Everything that is written on a figure."""
+    """All text on a figure."""
     from matplotlib.text import Text
 
     return "\n".join(each.get_text() for each in figure.findobj(Text))
@@ -110,7 +110,7 @@ def texts_of(figure: Any) -> str:
 
 @pytest.mark.slow
 def test_every_plot_is_written_as_png_and_svg(tmp_path: Path) -> None:
-    """Prevents: an empty or half-written picture; a folder that must be made by hand."""
+    """Prevents: an empty or incomplete picture; a folder that must be created by hand."""
     written = plots.write(report(temperatures=(0.0,)), tmp_path / "new" / "plots")
     assert [path.name for path in written.paths] == [
         f"{name}.{kind}" for name in plots.PLOTS for kind in ("png", "svg")
@@ -133,7 +133,7 @@ def test_plots_without_figures_are_named_not_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_keeps_the_picture_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: an empty PNG where a good one was."""
+    """Prevents: an empty PNG in place of a good one."""
     made = report(temperatures=(0.0,), rows=())
     (png, svg) = plots.write(made, tmp_path).paths
     before = png.read_bytes()
@@ -154,7 +154,7 @@ def test_a_full_disk_keeps_the_picture_that_was_there(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", plots.PLOTS)
 def test_every_plot_says_what_was_measured_and_in_which_units(name: str) -> None:
-    """Prevents: a picture that means nothing once it is pasted elsewhere."""
+    """Prevents: a picture that cannot be understood without its report."""
     figure = plots.draw(report(partial="stopped by Ctrl-C", synthetic=0.8), name)
     assert figure is not None
     text = texts_of(figure)
@@ -184,7 +184,7 @@ def test_the_line_to_compare_with_is_in_every_plot_of_a_speedup() -> None:
 
 @pytest.mark.slow
 def test_an_arm_looks_the_same_in_every_panel_and_the_legend_knows_all() -> None:
-    """Prevents: the second panel of a stopped run drawn in the colours of other arms than the legend's."""
+    """Prevents: panels of a partial report with other colours than the legend."""
     made = report()
     rows = tuple(row for row in made.rows if row.condition == 1 or made.plan.arms[row.arm].name != "K=2")
     figure = plots.draw(replace(made, rows=rows), "speedup-by-class")
@@ -202,7 +202,7 @@ def test_an_arm_looks_the_same_in_every_panel_and_the_legend_knows_all() -> None
 
 @pytest.mark.slow
 def test_names_from_files_cannot_break_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a dollar, a control character or a Japanese class ending the program behind a long measurement."""
+    """Prevents: an error after a long measurement because of a dollar, a control character or Japanese text."""
     monkeypatch.setattr(plots, "FORMATS", ("svg",))
     made = report(temperatures=(0.0,))
     plan = replace(

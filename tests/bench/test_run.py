@@ -22,7 +22,7 @@ from tests.bench_cases import Stage, asked, lengths
 
 
 def parts(events: list[BenchEvent]) -> tuple[BenchPlan, list[BenchRun], BenchReport]:
-    """The plan, the runs as they came, and the report, which must be the last."""
+    """The plan, the runs in order, and the report, which must be the last event."""
     report = events[-1]
     assert isinstance(report, BenchReport)
     (plan,) = (event for event in events if isinstance(event, BenchPlan))
@@ -31,12 +31,12 @@ def parts(events: list[BenchEvent]) -> tuple[BenchPlan, list[BenchRun], BenchRep
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time for costs: the fakes cost nothing."""
+    """Costs take no time: those of fakes mean nothing."""
     monkeypatch.setattr(module, "MOST_COSTS_S", 0.001)
 
 
 def test_the_plan_comes_before_the_first_run_and_every_run_of_it_is_made_once() -> None:
-    """A matrix that grows while it is measured, or one with holes."""
+    """Prevents: a matrix that changes during the benchmark, or one with missing runs."""
     events = Stage().events(Stage().job(asked(4), temperatures=(0.0, 0.7), n_repetitions=2))
     first_run = next(i for i, event in enumerate(events) if isinstance(event, BenchRun))
     assert any(isinstance(event, BenchPlan) for event in events[:first_run])
@@ -49,7 +49,7 @@ def test_the_plan_comes_before_the_first_run_and_every_run_of_it_is_made_once() 
 
 
 def test_arms_take_turns_prompt_by_prompt_and_each_is_first_sometimes() -> None:
-    """All plain runs in the cool morning, all drafts in the heat; or one arm that always meets a cold cache."""
+    """Prevents: all plain runs on a cool machine and all drafts on a hot one; an arm that always meets a cold cache."""
     _, runs, _ = parts(Stage().events(Stage().job(asked(6), n_repetitions=1)))
     blocks = [runs[i : i + 3] for i in range(0, len(runs), 3)]
     assert all({run.arm for run in block} == {0, 1, 2} for block in blocks)
@@ -58,7 +58,7 @@ def test_arms_take_turns_prompt_by_prompt_and_each_is_first_sometimes() -> None:
 
 
 def test_every_load_is_opened_warmed_and_has_its_own_baseline() -> None:
-    """Threads compared with the plain run of other threads."""
+    """Prevents: an arm compared with plain decoding at another thread count."""
     stage = Stage()
     job = stage.job(asked(2), loads=(Load(n_threads=1), Load(n_threads=2)), lengths=lengths(2), n_repetitions=2)
     plan, runs, report = parts(stage.events(job))
@@ -72,13 +72,13 @@ def test_every_load_is_opened_warmed_and_has_its_own_baseline() -> None:
 
 
 def test_both_caches_are_empty_before_a_run() -> None:
-    """A prompt found in the KV by every arm but the first, which pays for all."""
+    """Prevents: a prompt cached for every arm but the first."""
     _, runs, _ = parts(Stage().events(Stage().job(asked(3), n_repetitions=2)))
     assert {run.stats.n_cached for run in runs} == {0}
 
 
 def test_a_depth_is_in_the_caches_before_the_clock_runs() -> None:
-    """A context depth whose reading is timed as the prompt's."""
+    """Prevents: the time to fill the context counted as prefill of the prompt."""
     stage = Stage(n_ctx=1024)
     _, runs, _ = parts(stage.events(stage.job(asked(2), depths=(0, 200))))
     cached = {run.condition: run.stats.n_cached for run in runs}
@@ -88,7 +88,6 @@ def test_a_depth_is_in_the_caches_before_the_clock_runs() -> None:
 
 
 def test_a_prompt_is_lengthened_to_what_was_asked_for() -> None:
-    """Short and long prompts that are equally long."""
     stage = Stage(n_ctx=1024)
     _, runs, _ = parts(stage.events(stage.job(asked(2), n_prompt=(0, 300))))
     assert all((run.stats.n_prompt >= 300) == (run.condition == 1) for run in runs)
@@ -96,7 +95,7 @@ def test_a_prompt_is_lengthened_to_what_was_asked_for() -> None:
 
 
 def test_with_a_fixed_length_every_answer_has_it_and_without_some_end_earlier() -> None:
-    """Speeds of answers of different lengths, told as those of one."""
+    """Prevents: speeds of answers of different lengths compared as equals."""
     _, fixed, report = parts(Stage().events(Stage().job(asked(6), temperatures=(1.0,))))
     assert {run.stats.n_emitted for run in fixed} == {8}
     assert {run.reason for run in fixed} == {"length"}
@@ -106,7 +105,7 @@ def test_with_a_fixed_length_every_answer_has_it_and_without_some_end_earlier() 
 
 
 def test_drafts_of_the_same_model_are_all_accepted_at_temperature_0() -> None:
-    """A figure of another arm in a row, or a draft that reads a stale cache."""
+    """Prevents: a figure of another arm in a row, or a draft that reads a stale cache."""
     _, _, report = parts(Stage().events(Stage().job(asked(4))))
     drafted = [row for row in report.rows_of(ALL) if row.n_drafted]
     assert [report.plan.arms[row.arm].name for row in drafted] == ["K=2", "K=3"]
@@ -115,7 +114,7 @@ def test_drafts_of_the_same_model_are_all_accepted_at_temperature_0() -> None:
 
 
 def test_the_same_job_gives_the_same_answers() -> None:
-    """Randomness from outside the seed."""
+    """Prevents: randomness that does not come from the seed."""
     first, second = (parts(Stage().events(Stage().job(asked(3), temperatures=(1.0,), seed=7)))[1] for _ in range(2))
     counts = [
         [(run.stats.n_drafted, run.stats.n_accepted, run.stats.accepted_at) for run in runs] for runs in (first, second)
@@ -124,7 +123,7 @@ def test_the_same_job_gives_the_same_answers() -> None:
 
 
 def test_several_drafts_are_compared_side_by_side() -> None:
-    """Every draft measured with the first one's model."""
+    """Prevents: every draft measured with the first draft model."""
     stage = Stage(n_drafts=2)
     _, _, report = parts(stage.events(stage.job(asked(4), lengths=lengths(3))))
     alphas = {report.plan.arms[row.arm].name: row.alpha for row in report.rows_of(ALL) if row.n_drafted}
@@ -135,14 +134,14 @@ def test_several_drafts_are_compared_side_by_side() -> None:
 
 
 def test_a_pause_comes_before_every_counted_run() -> None:
-    """A fanless laptop that was to cool down and did not."""
+    """Prevents: a fanless laptop that does not cool down."""
     pauses: list[float] = []
     _, runs, _ = parts(Stage().events(Stage().job(asked(2), delay_s=1.5), sleep=pauses.append))
     assert pauses == [1.5] * len(runs)
 
 
 def test_synthetic_acceptance_accepts_at_its_rate_and_judges_nothing() -> None:
-    """A loop whose cost is measured with the draft's own worth after all; or plain runs that are touched, too."""
+    """Prevents: the quality of the draft in the cost of the loop, or plain runs that are changed."""
     stage = Stage(n_drafts=2)
     job = stage.job(
         asked(8), lengths=lengths(3), rules=("token",), n_predict=(40,), synthetic=0.75, temperatures=(1.0,)
@@ -158,14 +157,14 @@ def test_synthetic_acceptance_accepts_at_its_rate_and_judges_nothing() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_the_synthetic_coin_ignores_what_it_is_asked(rate: float) -> None:
-    """Certain acceptances that are certain still."""
+    """Prevents: tokens with probability 1 that are always accepted."""
     coin = SyntheticChooser(RandomChooser(1), rate, 1)
     heads = [coin.flip(prob) for prob in (0.0, 1.0) for _ in range(500)]
     assert sum(heads) / 1000 == pytest.approx(rate, abs=0.05)
 
 
 def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
-    """A machine slower than it seemed: the arms that come last have fewer prompts, or the benchmark runs for hours."""
+    """Prevents: a machine slower than expected gives the last arms fewer prompts, or exceeds the budget by hours."""
     stage = Stage(eval_s=0.01)
     job = stage.job(asked(8), budget_s=6.0, lengths=lengths(2), temperatures=(0.0, 0.7))
     plan, runs, report = parts(stage.events(job))
@@ -180,7 +179,7 @@ def test_a_spent_budget_leaves_all_arms_with_the_same_prompts() -> None:
 
 
 def test_several_loads_have_the_same_prompts_where_the_budget_ends() -> None:
-    """The load that comes last is never measured."""
+    """Prevents: a last load that is never measured."""
     stage = Stage(eval_s=0.01)
     job = stage.job(
         asked(8), budget_s=2.0, lengths=lengths(2), loads=(Load(n_threads=1), Load(n_threads=2)), n_repetitions=1
@@ -192,7 +191,7 @@ def test_several_loads_have_the_same_prompts_where_the_budget_ends() -> None:
 
 
 def test_an_interrupted_benchmark_reports_what_was_measured() -> None:
-    """Ten minutes lost to one Ctrl-C, or a half-measured run among the whole ones."""
+    """Prevents: ten minutes lost to Ctrl-C, or an incomplete run among the others."""
     stage, cancel, seen = Stage(), Cancel(), []
     for event in module.bench(stage.job(asked(6)), stage.open, cancel):
         seen.append(event)
@@ -206,7 +205,6 @@ def test_an_interrupted_benchmark_reports_what_was_measured() -> None:
 
 
 def test_an_interruption_before_the_first_run_is_no_report() -> None:
-    """A report of nothing."""
     stage, cancel = Stage(), Cancel()
     stage.on_eval = cancel.set
     with pytest.raises(Interrupted):
@@ -214,7 +212,7 @@ def test_an_interruption_before_the_first_run_is_no_report() -> None:
 
 
 def test_progress_says_what_is_done_and_how_long_it_will_take() -> None:
-    """A bar that stands still for ten minutes."""
+    """Prevents: a progress bar that does not move."""
     stage = Stage(eval_s=0.01)
     progress = [event for event in stage.events(stage.job(asked(4))) if isinstance(event, BenchProgress)]
     counted = [event for event in progress if event.what.startswith("prompt ")]
@@ -225,7 +223,7 @@ def test_progress_says_what_is_done_and_how_long_it_will_take() -> None:
 
 
 def test_prompts_that_do_not_fit_the_context_are_left_out() -> None:
-    """A crash in the middle, for one long prompt of a file."""
+    """Prevents: an error in the middle because of one long prompt in a file."""
     long = replace(asked(1)[0], id="long", turns=("x" * 4000,))
     plan, _, _ = parts(Stage().events(Stage().job((*asked(2), long))))
     assert {prompt.id for prompt in plan.prompts} == {"q0", "q1"}
@@ -234,7 +232,7 @@ def test_prompts_that_do_not_fit_the_context_are_left_out() -> None:
 
 
 def test_a_draft_with_a_short_context_is_measured_as_far_as_it_goes_and_the_report_says_so() -> None:
-    """An error at the end of ten minutes, for one prompt that the draft could not read."""
+    """Prevents: an error after ten minutes because one prompt does not fit the draft's context."""
     stage = Stage(n_ctx_draft=32)
     long = replace(asked(1)[0], id="long", turns=("question " * 20,))
     plan, runs, report = parts(stage.events(stage.job((*asked(2), long))))
@@ -245,7 +243,7 @@ def test_a_draft_with_a_short_context_is_measured_as_far_as_it_goes_and_the_repo
 
 
 def test_lookups_alone_need_no_draft_model() -> None:
-    """A division by the costs of a draft that is not there."""
+    """Prevents: a division by the costs of a missing draft."""
     stage = Stage(n_drafts=0)
     _, _, report = parts(stage.events(stage.job(asked(2), strategies=("lookup",), drafts=())))
     assert [arm.name for arm in report.plan.arms] == ["plain", "K=2 lookup", "K=3 lookup"]
@@ -253,20 +251,20 @@ def test_lookups_alone_need_no_draft_model() -> None:
 
 
 def test_entropy_is_that_of_the_softmax() -> None:
-    """Bits for nats, or NaN where a token is forbidden."""
+    """Prevents: bits for nats, or NaN where a token is forbidden."""
     assert entropy_of(np.zeros(8, np.float32)) == pytest.approx(math.log(8))
     assert entropy_of(np.array([0.0, -np.inf, 0.0], np.float32)) == pytest.approx(math.log(2))
     assert entropy_of(np.array([1000.0, 0.0], np.float32)) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_places_are_counted_from_the_beginning_of_each_sentence() -> None:
-    """Sentences of Japanese that never end, or a place counted from the beginning of the answer."""
+    """Prevents: Japanese sentences that never end, or places counted from the start of the answer."""
     pieces = [b"One", b" two", b".", b" Three", b"\n", "四".encode(), "。".encode(), b"five"]
     assert places(range(len(pieces)), pieces.__getitem__) == [0, 1, 2, 0, 1, 0, 1, 0]
 
 
 def test_a_twin_is_right_everywhere_and_its_tokens_are_all_counted() -> None:
-    """Rows off by one: the draft's law of the next token held against this one."""
+    """Prevents: rows off by one: the draft's distribution compared with that of the next token."""
     stage = Stage()
     _, _, report = parts(stage.events(stage.job(asked(4), temperatures=(0.0, 0.7))))
     assert [found.temperature for found in report.insights] == [0.0, 0.7]
@@ -277,7 +275,7 @@ def test_a_twin_is_right_everywhere_and_its_tokens_are_all_counted() -> None:
 
 
 def test_notes_are_as_long_as_asked_and_never_the_same_twice() -> None:
-    """A context filled with one sentence over and over, which any lookup foresees."""
+    """Prevents: a context filled with one repeated sentence, which every lookup predicts."""
     text = notes(3000, lambda text: len(text) // 4)
     lines = [line for line in text.splitlines() if line.startswith("Note ")]
     assert 3000 <= len(text) // 4 <= 3200
