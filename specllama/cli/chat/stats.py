@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from specllama.chat.session import ChatSession, KvUse
@@ -21,31 +21,28 @@ def _time(stats: SpecStats, seconds: float) -> str:
     return percent(seconds / stats.decode_s if stats.decode_s else None)
 
 
-def _rows(last: SpecStats, whole: SpecStats) -> Iterator[tuple[str, str, str]]:
-    """(what, last answer, session)"""
-    for name, cell in (
-        ("tokens", lambda s: str(s.n_emitted)),
-        ("acceptance", lambda s: percent(s.acceptance_rate, 1)),
-        ("accepted", lambda s: f"{s.n_accepted}/{s.n_drafted}"),
-        ("per token", lambda s: percent(s.alpha, 1)),
-        ("tok/step", _length),
-        ("from draft", lambda s: percent(s.from_draft)),
-        ("speed", lambda s: rate(s.decode_tok_s, "t/s")),
-        ("prompt", lambda s: str(s.n_prompt)),
-        ("cached", lambda s: str(s.n_cached)),
-        ("draft time", lambda s: _time(s, s.draft_s)),
-        ("verify time", lambda s: _time(s, s.eval_s)),
-        ("other time", lambda s: _time(s, s.sample_s + s.kv_s)),
-    ):
-        yield name, cell(last), cell(whole)
+_FIGURES: tuple[tuple[str, Callable[[SpecStats], str]], ...] = (
+    ("tokens", lambda s: str(s.n_emitted)),
+    ("acceptance", lambda s: percent(s.acceptance_rate, 1)),
+    ("accepted", lambda s: f"{s.n_accepted}/{s.n_drafted}"),
+    ("per token", lambda s: percent(s.alpha, 1)),
+    ("tok/step", _length),
+    ("from draft", lambda s: percent(s.from_draft)),
+    ("speed", lambda s: rate(s.decode_tok_s, "t/s")),
+    ("prompt", lambda s: str(s.n_prompt)),
+    ("cached", lambda s: str(s.n_cached)),
+    ("draft time", lambda s: _time(s, s.draft_s)),
+    ("verify time", lambda s: _time(s, s.eval_s)),
+    ("other time", lambda s: _time(s, s.sample_s + s.kv_s)),
+)
 
 
-def _table(rows: Sequence[tuple[str, str, str]], palette: Palette) -> Iterator[str]:
-    head = ("", "last", "session")
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(3)]
-    for row in (head, *rows):
-        cells = f"{row[1].rjust(widths[1])}  {row[2].rjust(widths[2])}"
-        yield palette.paint("label", row[0].ljust(widths[0])) + "  " + palette.paint("value", cells)
+def _table(last: SpecStats, session: SpecStats, palette: Palette) -> Iterator[str]:
+    rows = [("", "last", "session"), *((name, cell(last), cell(session)) for name, cell in _FIGURES)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        figures = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield palette.paint("label", name.ljust(widths[0])) + "  " + palette.paint("value", figures)
 
 
 def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: Palette) -> Iterator[str]:
@@ -84,12 +81,12 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
         yield "no answers yet"
         return
     last, whole = session.answers[-1], session.stats
-    yield from _table(list(_rows(last, whole)), palette)
+    yield from _table(last, whole, palette)
     n_spec = whole.n_spec_steps or 1
     per_position = [(str(i), share) for i, share in enumerate(whole.acceptance_per_position, 1)]
     lengths = [(str(i), n / n_spec) for i, n in enumerate(whole.accepted_lengths)]
-    yield from _bars("accepted at position (of drafts)", per_position, width, palette)
-    yield from _bars("tokens accepted in a step", lengths, width, palette)
+    yield from _bars("acceptance rate by position", per_position, width, palette)
+    yield from _bars("accepted tokens per step", lengths, width, palette)
     sentences = [_speedup(session), _reuse(session), _kv("target", session.target_kv)]
     if session.draft_kv is not None:
         sentences.append(_kv("draft", session.draft_kv))
