@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from specllama.chat import saved as chat_file
 from specllama.cli.chat import command
 from specllama.cli.chat import complete as chat_complete
 from specllama.cli.chat.commands import COMMANDS
+from specllama.cli.codes import INTERRUPTED
 from specllama.cli.prompting import MAX_BYTES
 from specllama.drafters.length import CHAT
 from specllama.llama import LoadOptions
@@ -342,3 +344,24 @@ def test_every_command_has_a_help_text(chat) -> None:
     assert result.code == 0
     for each in COMMANDS:
         assert result.out.count(each.usage) >= 2
+
+
+@pytest.mark.parametrize("command", [["chat"], ["run", "abc", "-n", "3"]])
+@pytest.mark.parametrize("n_loaded", [1, 2])
+def test_ctrl_c_behind_the_last_progress_of_a_load_is_heard(
+    specllama: Callable[..., Result], pair: Pair, monkeypatch: pytest.MonkeyPatch, command: list[str], n_loaded: int
+) -> None:
+    """A Ctrl-C that is ignored: a piped chat went on waiting for a message."""
+    load, n_calls = llama.load, 0
+
+    def interrupted(*args: Any, **options: Any) -> llama.LlamaModel:
+        nonlocal n_calls
+        model = load(*args, **options)
+        n_calls += 1
+        if n_calls == n_loaded:
+            signal.raise_signal(signal.SIGINT)
+        return model
+
+    monkeypatch.setattr(llama, "load", interrupted)
+    found = specllama(*command, *pair.options)
+    assert (found.code, found.out) == (INTERRUPTED, "")

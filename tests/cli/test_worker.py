@@ -1,4 +1,4 @@
-"""The engine's thread: order of events, errors, an early end, and signals."""
+"""The engine's thread: order of events, errors, an early end; and the signals that end a process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
 from specllama.base.errors import NumericsError
+from specllama.cli.screen.ending import ending_in_order
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.events import Event, Notice
 from specllama.core.types import Cancel
@@ -101,14 +103,31 @@ def test_afterwards_signals_do_what_they_did_before() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_under_nohup_a_hangup_stays_ignored() -> None:
-    """An answer under `nohup` that ends when the terminal closes."""
+@pytest.mark.parametrize("handling", [lambda: interruptible(Cancel(), lambda: None), ending_in_order])
+def test_under_nohup_a_hangup_stays_ignored(handling: Callable[[], AbstractContextManager[None]]) -> None:
+    """An answer or a search under `nohup` that ends when the terminal closes."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    cancel = Cancel()
     try:
-        with interruptible(cancel, lambda: None):
+        with handling():
             os.kill(os.getpid(), signal.SIGHUP)
-        assert not cancel.is_set()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_process_like_an_exception(number: signal.Signals) -> None:
+    """Half a draft in the cache and a running child after a service manager stopped the program."""
+    before = signal.signal(number, signal.SIG_DFL)
+    tidied = []
+    try:
+        with pytest.raises(SystemExit) as ended, ending_in_order():
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                tidied.append(signal.getsignal(number))  # the next one ends the process at once
+        assert ended.value.code == 128 + number
+        assert tidied == [signal.SIG_DFL]
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)

@@ -1,8 +1,7 @@
-"""Messages: lines that break between words, and commands that can be copied."""
+"""Messages that break between words, commands that can be copied, and tables that cannot control the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +11,8 @@ import pytest
 from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
 from specllama.cli.screen.output import Output, Stream, wrapped
+from specllama.cli.screen.tables import draw_table
 from specllama.pairs.ask import Names
-from tests.cli.conftest import Result
-
-Run = Callable[..., Result]
 
 
 def test_prose_breaks_between_words_and_paths_stay_whole() -> None:
@@ -71,3 +68,15 @@ def test_a_benchmark_without_auto_says_how_the_pair_is_tuned_as_it_drafts(strate
     """Prevents: a tuning of the pair by its ids, after which a benchmark of draft-tli asks for the same again."""
     setup = SimpleNamespace(profile=None, stale="", model_strategy=strategy)
     assert _without_auto(setup, Names(target="a.gguf", draft="b.gguf")).endswith(told)  # type: ignore[arg-type]
+
+
+def test_no_text_in_a_table_steers_the_terminal() -> None:
+    """A file name or a line of models.toml that sets the title, or swallows the rest of the report."""
+    paper = StringIO()
+    stream = Stream(paper, True, False, False, False)
+    evil = "\x1b]0;X\x07\x1b[31m\n"
+    draw_table(Output(stream, stream), [evil, "size"], [[(evil, "red"), "1 GB"]], figures=["size"], styles=["green"])
+    assert "\x1b" not in paper.getvalue()
+    assert "\x07" not in paper.getvalue()
+    assert len(paper.getvalue().splitlines()) == 2
+    assert paper.getvalue().count("\\x1b]0;X\\x07\\x1b[31m\\x0a") == 2
