@@ -18,21 +18,11 @@ from specllama.core.stats import SpecStats
 PIECES = ["<think>", "a b", "</think>", "\n", "# T", "\n", "say ", "**yes**", "\x1b[2J"]
 
 
-class Paper(io.StringIO):
-    """A terminal that keeps what it is sent."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        raise OSError
-
-
 def show(
     look: AnswerLook, *, styled: bool = True, drafts: bool = True, starts_thinking: bool = False
 ) -> tuple[str, ChatView]:
     """What is written for an answer of all PIECES, every other one drafted; the first of them is the template's own."""
-    paper = Paper()
+    paper = io.StringIO()
     stream = Stream(paper, styled, styled, styled, styled)
     figures = Figures(100, drafts=drafts)
     answer = TextStream(lambda token: PIECES[token].encode())

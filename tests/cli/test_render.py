@@ -27,20 +27,8 @@ from specllama.core.stats import SpecStats
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Encoded(io.StringIO):
-    """A file of a named encoding."""
-
-    def __init__(self, encoding: str) -> None:
-        super().__init__()
-        self._encoding = encoding
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._encoding
-
-
 def _palette(*, coloured: bool = True, styled: bool = True, encoding: str = "utf-8") -> Palette:
-    return palette_of(Stream(Encoded(encoding), True, styled, coloured, styled))
+    return palette_of(Stream(io.TextIOWrapper(io.BytesIO(), encoding), True, styled, coloured, styled))
 
 
 def _figures(steps: list[tuple[int, int]], *, drafts: bool = True) -> Figures:
