@@ -1,4 +1,4 @@
-"""The library face: `load`, answers, chats, and what happens when answers are left, dropped or interrupted."""
+"""The library: `load`, answers, chats, and answers that are abandoned or interrupted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ from typing import Any
 import pytest
 
 import specllama
-from specllama import (
-    Finished,
-    ModelBusy,
-    Pair,
-    PairError,
-    SamplingParams,
-    StepEvent,
-    TokenEvent,
-    UsageError,
-    llama,
-)
+from specllama import Finished, ModelBusy, Pair, PairError, SamplingParams, StepEvent, TokenEvent, UsageError, llama
 from specllama.api import SamplingKeywords
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
 from specllama.cli.loading import ask_of
@@ -36,14 +26,14 @@ from tests import tiny
 from tests.hubserver import HubServer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
-ENDLESS = {98: float("-inf"), 99: float("-inf")}  # never ends by itself
+ENDLESS = {98: float("-inf"), 99: float("-inf")}  # no end tokens
 N_CTX = 1024
-NAME = "qwen2.5-coder-1.5b"  # the pair of the page
+NAME = "qwen2.5-coder-1.5b"  # the pair in docs/api.md
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target and a draft that speak ASCII through a chat template."""
+    """A target and a draft with an ASCII vocabulary and a chat template."""
     folder = tmp_path_factory.mktemp("api")
     options: dict[str, Any] = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 8192}
     return tiny.write_pair(folder, noise=0.03, **options)
@@ -51,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(autouse=True)
 def sound_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the child process would find out takes seconds."""
+    """No child process, which takes seconds."""
     monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
 
 
@@ -70,7 +60,7 @@ def ask(pair: Pair, text: str = "hello", **options: Any) -> specllama.Answer:
 
 
 def test_text_tokens_and_figures_agree_and_drafts_change_nothing(pair: Pair, capfd: pytest.CaptureFixture[str]) -> None:
-    """Prevents: pieces that are lost between the three ways to read an answer; a draft that decides the text."""
+    """Prevents: text lost between the three ways to read an answer; a draft that changes the text."""
     answer, plain = ask(pair), ask(pair, drafts=False)
     assert "".join(pair.stream("hello", temperature=0, max_tokens=40, logit_bias=ENDLESS)) == answer.text == str(answer)
     assert pair.stats.n_emitted == len(answer.tokens) == 40
@@ -84,7 +74,7 @@ def test_text_tokens_and_figures_agree_and_drafts_change_nothing(pair: Pair, cap
 
 
 def test_a_seed_a_stop_text_and_a_limit_are_kept(files: tuple[Path, Path]) -> None:
-    """Prevents: keywords that are taken and ignored."""
+    """Prevents: keywords that are ignored."""
     with opened(files, n_max=3) as pair:
         first, again, other = (ask(pair, temperature=1, seed=seed) for seed in (7, 7, 8))
         assert first.tokens == again.tokens != other.tokens
@@ -96,7 +86,7 @@ def test_a_seed_a_stop_text_and_a_limit_are_kept(files: tuple[Path, Path]) -> No
 
 
 def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
-    """Prevents: a template around what must be continued as it stands, or none around a question."""
+    """Prevents: a template around a raw prompt, or none around a question."""
     text = ask(pair, "b", system="a")
     told = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     assert pair.answer(told, temperature=0, max_tokens=40, logit_bias=ENDLESS).tokens == text.tokens
@@ -107,7 +97,7 @@ def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
 
 
 def test_an_answer_that_was_left_changes_no_later_one(files: tuple[Path, Path], pair: Pair) -> None:
-    """Prevents: a third answer that continues the wrong prompt, because an abandoned one was closed late."""
+    """Prevents: an answer that continues the wrong prompt because an abandoned one was closed late."""
     expected = [ask(pair, text).tokens for text in ("one", "two", "three")]
     with opened(files) as fresh:
         left = fresh.stream("one", temperature=0, logit_bias=ENDLESS)
@@ -132,7 +122,7 @@ def test_an_answer_that_was_left_changes_no_later_one(files: tuple[Path, Path], 
 def test_ctrl_c_within_an_answer_leaves_the_pair_usable(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, when: str, role: str
 ) -> None:
-    """Prevents: a KV that holds what nobody knows of, after an interrupt in the middle of a pass."""
+    """Prevents: unknown tokens in the KV cache after an interrupt in the middle of a pass."""
     expected, path = ask(pair).tokens, getattr(pair, role)
     original, n_left = LlamaModel.eval, 5
 
@@ -155,7 +145,7 @@ def test_ctrl_c_within_an_answer_leaves_the_pair_usable(
 
 
 def test_one_file_as_target_and_draft_is_loaded_twice(files: tuple[Path, Path]) -> None:
-    """Prevents: two readers of one KV, which gives wrong text in silence."""
+    """Prevents: target and draft with one KV cache, which gives wrong text."""
     with opened((files[0], files[0])) as pair:
         answer = ask(pair)
         assert answer.tokens == ask(pair, drafts=False).tokens
@@ -163,7 +153,7 @@ def test_one_file_as_target_and_draft_is_loaded_twice(files: tuple[Path, Path]) 
 
 
 def test_cancel_ends_an_answer_and_not_the_next(pair: Pair) -> None:
-    """Prevents: a button that cannot stop an answer, or that stops every later one."""
+    """Prevents: a cancel without effect, or one that ends later answers."""
     reading = pair.events("hello", temperature=0, logit_bias=ENDLESS)
     for event in reading:
         if isinstance(event, StepEvent):
@@ -177,7 +167,7 @@ def test_cancel_ends_an_answer_and_not_the_next(pair: Pair) -> None:
 def test_a_closed_pair_says_so_and_ends_what_was_being_read(
     files: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Prevents: a crash in freed memory, or a complaint on stderr when an iterator is collected late."""
+    """Prevents: a crash in freed memory, or a message on stderr when an iterator is collected late."""
     pair = opened(files)
     chat, left = pair.chat(), pair.stream("hello", logit_bias=ENDLESS)
     next(left)
@@ -193,7 +183,7 @@ def test_a_closed_pair_says_so_and_ends_what_was_being_read(
 
 
 def test_a_chat_goes_on_from_what_was_said(pair: Pair) -> None:
-    """Prevents: turns that the model does not see, or that it reads again from the start."""
+    """Prevents: turns that the model does not read, or that it reads again."""
     chat = pair.chat("brief", temperature=0, max_tokens=20, logit_bias=ENDLESS)
     first = chat.send("hello")
     assert [message.role for message in chat.messages] == ["system", "user", "assistant"]
@@ -212,7 +202,7 @@ def test_a_chat_goes_on_from_what_was_said(pair: Pair) -> None:
 
 
 def test_two_chats_share_the_models_but_not_the_words(pair: Pair) -> None:
-    """Prevents: one conversation in the KV of the other."""
+    """Prevents: tokens of one conversation in the other."""
     one, other = (pair.chat(temperature=0, max_tokens=10, logit_bias=ENDLESS) for _ in range(2))
     expected = one.send("hello").text
     other.send("another thing")
@@ -222,14 +212,24 @@ def test_two_chats_share_the_models_but_not_the_words(pair: Pair) -> None:
     assert one.send("hello").text == expected
 
 
+def test_a_full_context_is_noted_without_commands_of_the_chat(files: tuple[Path, Path]) -> None:
+    """Prevents: turns dropped silently, or a note about a command that a library does not have."""
+    notes: list[str] = []
+    with opened(files, on_note=notes.append) as pair:
+        chat = pair.chat(temperature=0, max_tokens=10, logit_bias=ENDLESS)
+        while not notes:
+            chat.send("x" * 200)
+    assert "is full" in notes[0]
+    assert "/" not in notes[0]
+    assert "--" not in notes[0]
+
+
 def test_progress_and_notes_reach_the_caller(tmp_path: Path) -> None:
-    """Prevents: a minute of loading without a sign of life; a missing template that nobody hears of."""
+    """Prevents: a minute of loading without progress; a missing template without a note."""
     heard: list[tuple[str, float]] = []
     notes: list[str] = []
-    target = tiny.write_model(tmp_path / "plain.gguf")
-    with specllama.load(
-        target=target, n_threads=1, on_note=notes.append, on_progress=lambda *each: heard.append(each)
-    ) as pair:
+    options: dict[str, Any] = {"on_note": notes.append, "on_progress": lambda *each: heard.append(each)}
+    with specllama.load(target=tiny.write_model(tmp_path / "plain.gguf"), n_threads=1, **options) as pair:
         assert (pair.draft, pair.spec_type) == (None, "none")
         pair.answer("abc", max_tokens=2)
         pair.answer("abc", max_tokens=2)
@@ -240,7 +240,7 @@ def test_progress_and_notes_reach_the_caller(tmp_path: Path) -> None:
 
 
 def test_repositories_of_the_hub_are_fetched_with_progress(files: tuple[Path, Path], hub_server: HubServer) -> None:
-    """Prevents: minutes of silence while gigabytes come, or a repository taken for a file."""
+    """Prevents: a download without progress, or a repository taken for a file."""
     names = "maker/tiny-GGUF:Q4_K_M", "maker/tinier-GGUF:Q4_0"
     for name, path in zip(names, files, strict=True):
         repo, _, quant = name.partition(":")
@@ -261,7 +261,7 @@ def test_repositories_of_the_hub_are_fetched_with_progress(files: tuple[Path, Pa
 def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
     files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prevents: a draft that is left out in silence, or a minute of loading before 'no'."""
+    """Prevents: a draft that is silently left out, or a minute of loading before the refusal."""
     monkeypatch.setattr(llama, "load", None)
     foreign = tiny.write_model(tmp_path / "foreign.gguf", n_vocab=14)
     with pytest.raises(PairError):
@@ -282,7 +282,7 @@ def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
 
 
 def test_defaults_are_those_of_the_command_line() -> None:
-    """Prevents: an answer from Python that differs from that of `specllama run`."""
+    """Prevents: an answer that differs from that of `specllama run`."""
     assert ask_of(ModelOptions(), DraftOptions(), HardwareOptions()) == Ask()
     assert SamplingOptions().params == SamplingParams()
     assert set(SamplingKeywords.__annotations__) == {field.name for field in fields(SamplingParams)}
@@ -293,7 +293,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 
 @pytest.fixture
 def named_pair(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny pair under the name that the page uses."""
+    """The tiny pair with the name in docs/api.md."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     target, draft = (shutil.copy(path, tmp_path) for path in files)

@@ -19,14 +19,13 @@ from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.llama import build_info
-from specllama.pairs.profile import ClassFigures
+from specllama.pairs.profile import ClassFigures, stamp_of
 
 MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
 
 _VERSION = 1  # of the record
 _N_LISTED = 4  # layers in a name; more become a number and a checksum
 _MODEL, _RECORD = ".gguf", ".json"
-_MAKE_AGAIN = "make the draft again: specllama draft make"
 MAKE: Final = "make"
 TUNE: Final = "tune"
 
@@ -65,12 +64,6 @@ class Parent:
     path: Path
     sha256: str
     stamp: tuple[int, ...] = ()  # `stamp_of` when the sum was computed; empty in older records
-
-
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Size and time of change (ns)."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +114,6 @@ class Derived:
         facts = to_plain(self)
         facts.pop("path")
         return {"version": _VERSION, **facts}
-
-    @classmethod
-    def from_json(cls, data: object, path: Path) -> Derived:
-        """The inverse of `to_json`. Raises ConfigError."""
-        record = path.with_suffix(_RECORD)
-        if not isinstance(data, dict) or data.get("version") != _VERSION:
-            raise ConfigError(f"{record} was written by another version of specllama", hint=_MAKE_AGAIN)
-        try:
-            return from_plain(cls, {**data, "path": str(path)}, "the record")
-        except ReportError as error:
-            raise ConfigError(f"{record} cannot be read: {error}", hint=_MAKE_AGAIN) from None
 
 
 def folder() -> Path:
@@ -190,12 +172,18 @@ def _save(derived: Derived) -> None:
 
 def read(path: Path) -> Derived | None:
     """The provenance of a draft; None if the file has none beside it. Raises ConfigError if it is damaged."""
+    record = path.with_suffix(_RECORD)
     try:
-        return Derived.from_json(parsed(path.with_suffix(_RECORD).read_text(encoding="utf-8")), path)
+        data = parsed(record.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or data.get("version") != _VERSION:
+            raise ValueError("another version of specllama wrote it")
+        return from_plain(Derived, {**data, "path": str(path)}, "the record")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path.with_suffix(_RECORD)} cannot be read: {error}", hint=_MAKE_AGAIN) from None
+    except (OSError, ValueError, ReportError) as error:
+        raise ConfigError(
+            f"{record} cannot be read: {error}", hint="make the draft again: specllama draft make"
+        ) from None
 
 
 def paths() -> Iterator[Path]:

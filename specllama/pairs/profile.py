@@ -11,7 +11,7 @@ from platformdirs import user_state_path
 
 from specllama.base import disk
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import ConfigError, ReportError
+from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
@@ -83,17 +83,9 @@ class Profile:
         return Prior(typical=typical, base=typical - Prior().slope * sure)
 
     def to_json(self) -> dict[str, object]:
-        """Plain data. Kernel paths have their names besides."""
+        """Plain data for `from_plain`, with the names of the kernel paths."""
         paths = {"target_path": self.target_path, "draft_path": self.draft_path, "plain_path": self.plain_path}
         return {**to_plain(self), **{name: path.to_json() if path else None for name, path in paths.items()}}
-
-    @classmethod
-    def from_json(cls, data: object) -> Profile:
-        """The inverse of `to_json`. Raises ConfigError."""
-        try:
-            return from_plain(cls, data, "the profile")
-        except ReportError as error:
-            raise ConfigError(f"the profile cannot be read: {error}", hint="run `specllama tune` again") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +125,12 @@ class FoundProfile:
     stale: str = ""  # what changed since it was made
 
 
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Size and time of change (ns)."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 def path_of(subject: ProfileKey) -> Path:
     """The profile's file. It is state, not cache: tuning takes minutes."""
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
@@ -147,20 +145,15 @@ def _circumstances(subject: ProfileKey, derived: Path | None) -> dict[str, objec
     """What must not change. The keys are shown to the user."""
     cpu = this_cpu()
     facts: dict[str, object] = {
-        "the target's file": _stamp(subject.target),
+        "the target's file": [*stamp_of(subject.target)],
         "the installed llama.cpp": build_info().fingerprint,
         "the CPU": f"{cpu.model} {cpu.fingerprint} {physical_cores()}",
     }
     if subject.draft is not None:
-        facts["the draft's file"] = _stamp(subject.draft)
+        facts["the draft's file"] = [*stamp_of(subject.draft)]
     if derived is not None:
-        facts[f"the derived draft {derived.stem}"] = _stamp(derived) if derived.is_file() else None
+        facts[f"the derived draft {derived.stem}"] = [*stamp_of(derived)] if derived.is_file() else None
     return facts
-
-
-def _stamp(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
 
 
 def save(subject: ProfileKey, profile: Profile) -> Path:
@@ -177,7 +170,7 @@ def find(subject: ProfileKey) -> FoundProfile:
         record = parsed(path_of(subject).read_text(encoding="utf-8"))
         if record["version"] != VERSION:
             return FoundProfile(stale="another version of specllama made it")
-        profile = Profile.from_json(record["profile"])
+        profile = from_plain(Profile, record["profile"])
         then, now = record["circumstances"], _circumstances(subject, profile.derived)
         changed = [name for name, fact in now.items() if then.get(name) != fact]
         if changed:
@@ -185,5 +178,5 @@ def find(subject: ProfileKey) -> FoundProfile:
         return FoundProfile(profile)
     except FileNotFoundError:
         return FoundProfile()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ReportError):
         return FoundProfile(stale="its file is damaged")

@@ -60,9 +60,6 @@ class Listener:
         return nullcontext(lambda _share, _n_bytes: None)
 
 
-# ----------------------------------------------------------------------------------------------------------- choosing
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which models, which strategy and how to load. No file has been looked up yet."""
@@ -135,9 +132,6 @@ def require_draft(strategies: Iterable[str], *, has_draft: bool) -> None:
             )
 
 
-# -------------------------------------------------------------------------------------------------------------- files
-
-
 @dataclass(frozen=True, slots=True)
 class File:
     """A model file on this disk and its header."""
@@ -180,9 +174,6 @@ def fetch(model: Model | str, listener: Listener, *, offline: bool = False, upda
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-# ------------------------------------------------------------------------------------------------------------ checking
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,9 +402,6 @@ def require_fit(setup: Setup, listener: Listener) -> None:
     report.require()
     for row in report.warnings:
         listener.detail(f"{row.test}: {row.reason}")
-
-
-# ------------------------------------------------------------------------------------------------------------- loading
 
 
 @dataclass(slots=True)

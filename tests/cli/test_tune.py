@@ -19,6 +19,7 @@ import pytest
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import SpecllamaError
+from specllama.base.jsonable import from_plain
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
@@ -91,7 +92,7 @@ def test_the_json_of_tuning_is_the_profile(specllama: Run, byte_pair: Pair) -> N
     result = specllama("tune", *byte_pair.options, "--quick", "--json")
     facts = json.loads(result.out)
     kept = json.loads(Path(facts["path"]).read_text())
-    assert Profile.from_json(facts["profile"]) == Profile.from_json(kept["profile"])
+    assert from_plain(Profile, facts["profile"]) == from_plain(Profile, kept["profile"])
     assert facts["failures"] == []
     assert [path["target"]["name"] for path in facts["kernel_paths"]] == ["rearranged weights"]  # F32 has only one
 
@@ -191,7 +192,7 @@ def test_an_automatic_length_keeps_the_text_and_records_every_decision(
     record = record_of(specllama(*args, "--json"))
     assert record["settings"]["spec_type"] == "chain"
     assert record["settings"]["draft_n_max_auto"] is True
-    assert Profile.from_json(record["profile"]) == PROFILE
+    assert from_plain(Profile, record["profile"]) == PROFILE
     assert record["acceptance"]["drafted"] > 0
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]
     steps = [event for event in events_of(specllama(*args, "--jsonl")) if event["event"] == "step"]

@@ -1,4 +1,4 @@
-"""Deriving drafts: what is cut, what is refused, and that llama.cpp computes with the result what it should."""
+"""Deriving drafts: what is cut, what is refused, and what llama.cpp computes with the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import DiskFull, ModelFileError, UnsupportedModel, UsageError
 from specllama.derive import make as derive
+from specllama.derive.layers import without_layers
 from specllama.files import gguf_rewrite
+from specllama.llama import Header
 from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from tests import tiny
@@ -25,6 +27,12 @@ pytestmark = pytest.mark.slow
 
 def _silent(_what: str, _share: float) -> None:
     pass
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Header:
+    """A model with four layers."""
+    return llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
 
 
 def _large(folder: Path, **options: object) -> Path:
@@ -44,23 +52,21 @@ def _logits(path: Path, tokens: Sequence[int]) -> np.ndarray:  # type: ignore[ty
 
 
 def test_a_copy_without_changes_is_the_same_model(tmp_path: Path) -> None:
-    """A value or a tensor that is lost or shifted on its way, also out of several parts."""
+    """Prevents: a value or a tensor that is lost or shifted, also from a split model."""
     path = tiny.write_model(tmp_path / "one.gguf", chat_template=tiny.CHATML, extra={"x.list": [1, 2, 3], "x.f": 0.5})
     parts = tiny.write_split(tmp_path / "split", 3)
-    for several in ([path], parts):
+    for several in (parts, [path]):
         source = gguf_rewrite.read_source(llama.read_header(several[0]).files)
         gguf_rewrite.write(source, tmp_path / "copy.gguf", values={}, tensors=source.tensors)
         assert np.array_equal(_logits(several[0], [1, 2, 3]), _logits(tmp_path / "copy.gguf", [1, 2, 3]))
-    source = gguf_rewrite.read_source(llama.read_header(path).files)
-    gguf_rewrite.write(source, path.with_name("c.gguf"), values={}, tensors=source.tensors)
-    before, after = (GGUFReader(each).fields for each in (path, path.with_name("c.gguf")))
+    before, after = (GGUFReader(each).fields for each in (path, tmp_path / "copy.gguf"))
     for key in before:
         if not key.startswith("GGUF."):
             assert [*map(bytes, before[key].parts)] == [*map(bytes, after[key].parts)], key
 
 
 def test_what_is_left_of_the_vocabulary_keeps_its_logits(tmp_path: Path) -> None:
-    """Rows of other tokens under the ids that stay: a draft that proposes nonsense."""
+    """Prevents: rows of other tokens under the kept ids."""
     parent = _large(tmp_path)
     cut = _cut(parent, Recipe(n_vocab=512))
     kept = llama.read_header(cut)
@@ -81,7 +87,7 @@ def test_what_is_left_of_the_vocabulary_keeps_its_logits(tmp_path: Path) -> None
 
 
 def test_the_bytes_and_the_special_tokens_stay_whatever_their_ids(tmp_path: Path) -> None:
-    """A draft that cannot spell a word, or does not know the end of an answer, because their ids are high."""
+    """Prevents: a draft that cannot spell a word or end an answer, because these ids are high."""
     cut = _cut(_large(tmp_path), Recipe(n_vocab=512))
     with tiny.load(cut) as small:
         pieces = {small.vocab.piece(token) for token in range(small.vocab_size)}
@@ -92,13 +98,13 @@ def test_the_bytes_and_the_special_tokens_stay_whatever_their_ids(tmp_path: Path
 
 @pytest.mark.parametrize(("n_vocab", "message"), [(100, "too small"), (100_000, "no smaller")])
 def test_a_vocabulary_that_cannot_be_is_refused(tmp_path: Path, n_vocab: int, message: str) -> None:
-    """A file without the tokens that spell, or a copy that saves nothing."""
+    """Prevents: a file without the tokens for single bytes, or a copy that saves nothing."""
     with pytest.raises(UsageError, match=message):
         _cut(_large(tmp_path), Recipe(n_vocab=n_vocab))
 
 
 def test_a_vocabulary_that_could_not_spell_its_own_tokens_is_not_cut(tmp_path: Path) -> None:
-    """A token of the target that the draft could not even spell; or a refusal for bytes that no token has."""
+    """Prevents: a token that the draft cannot spell; or a refusal for bytes that no token has."""
     words = tiny.word_level()
     at = words.tokens.index("ab") + 600
     strange = replace(words, tokens=(*words.tokens[:at], "ÿÿ", *words.tokens[at + 1 :]))
@@ -109,13 +115,11 @@ def test_a_vocabulary_that_could_not_spell_its_own_tokens_is_not_cut(tmp_path: P
     _cut(tiny.write_model(tmp_path / "n.gguf", vocabulary=fine), Recipe(n_vocab=512))
 
 
-def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> None:
-    """Layers under wrong numbers, or arrays with an entry for each layer left whole, as llama.cpp leaves them."""
-    arrays = {"llama.attention.head_count_kv": [1, 2, 1, 1], "llama.feed_forward_length": [64, 64, 64, 64]}
-    path = tiny.write_model(tmp_path / "m.gguf", n_layer=4)
-    cut = _cut(path, Recipe(dropped=(1, 2)))
+def test_leaving_out_a_layer_leaves_the_others_as_they_are(parent: Header) -> None:
+    """Prevents: layers under wrong numbers."""
+    cut = _cut(parent.path, Recipe(dropped=(1, 2)))
     assert llama.read_header(cut).n_layer == 2
-    source, left = (gguf_rewrite.read_source(llama.read_header(each).files) for each in (path, cut))
+    source, left = (gguf_rewrite.read_source(each.files) for each in (parent, llama.read_header(cut)))
     by_name = {tensor.name: tensor for tensor in source.tensors}
     for tensor in left.tensors:
         old = tensor.name.replace("blk.1.", "blk.3.")
@@ -125,25 +129,27 @@ def test_leaving_out_a_layer_leaves_the_others_as_they_are(tmp_path: Path) -> No
         )
         assert np.array_equal(ours, theirs), tensor.name
     assert _logits(cut, [1, 2]).shape == (2, 12)
-    with_arrays = tiny.write_bare(
-        tmp_path / "bare.gguf", vocabulary=tiny.letters(), extra={"llama.block_count": 4, **arrays}
-    )
-    about = llama.read_header(with_arrays, needs_weights=False)
-    bare = gguf_rewrite.read_source(about.files)
-    from specllama.derive.layers import without_layers
 
+
+def test_arrays_with_an_entry_per_layer_lose_the_same_entries(tmp_path: Path) -> None:
+    """Prevents: arrays left whole, as llama.cpp's own pruning leaves them."""
+    arrays = {"llama.attention.head_count_kv": [1, 2, 1, 1], "llama.feed_forward_length": [64, 64, 64, 64]}
+    extra = {"llama.block_count": 4, **arrays}
+    path = tiny.write_bare(tmp_path / "bare.gguf", vocabulary=tiny.letters(), extra=extra)
+    about = llama.read_header(path, needs_weights=False)
+    bare = gguf_rewrite.read_source(about.files)
     values, _ = without_layers(bare, about, (), (1,))
     gguf_rewrite.write(bare, tmp_path / "out.gguf", values=values, tensors=())
     assert llama.read_header(tmp_path / "out.gguf", needs_weights=False).n_head_kv == (1, 1, 1)
 
 
 def test_every_recipe_gives_a_model_that_runs(tmp_path: Path) -> None:
-    """A recipe whose steps do not fit together; a file that is there before it is whole."""
-    parent = _large(tmp_path, n_layer=4, n_embd=64)
+    """Prevents: steps of a recipe that do not fit together; an incomplete file at the destination."""
+    large = llama.read_header(_large(tmp_path, n_layer=4, n_embd=64))
     told: list[str] = []
     recipe = Recipe(quant="q4_0", n_vocab=500, dropped=(2,))
     destination = tmp_path / "made" / "draft.gguf"
-    derive.make(llama.read_header(parent), recipe, destination, lambda what, share: told.append(f"{what} {share <= 1}"))
+    derive.make(large, recipe, destination, lambda what, share: told.append(f"{what} {share <= 1}"))
     assert [path.name for path in destination.parent.iterdir()] == ["draft.gguf"]
     header = llama.read_header(destination)
     assert (header.n_layer, header.n_vocab) == (3, 512)
@@ -153,38 +159,36 @@ def test_every_recipe_gives_a_model_that_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "error", "message"),
+    ("recipe", "message"),
     [
-        (Recipe(), UsageError, "changes nothing"),
-        (Recipe(quant="Q9_X"), UsageError, "no quantisation 'Q9_X'"),
-        (Recipe(dropped=(4,)), UsageError, "no layer 4 .*0 to 3"),
-        (Recipe(dropped=(1, 1)), UsageError, "layer 1 is listed twice"),
-        (Recipe(dropped=(0, 1, 2)), UsageError, "3 of 4 layers"),
+        (Recipe(), "changes nothing"),
+        (Recipe(quant="Q9_X"), "no quantisation 'Q9_X'"),
+        (Recipe(dropped=(4,)), "no layer 4 .*0 to 3"),
+        (Recipe(dropped=(1, 1)), "layer 1 is listed twice"),
+        (Recipe(dropped=(0, 1, 2)), "3 of 4 layers"),
     ],
 )
-def test_recipes_that_cannot_be_meant_are_refused(
-    tmp_path: Path, recipe: Recipe, error: type[Exception], message: str
+def test_recipes_that_do_not_suit_the_parent_are_refused(
+    parent: Header, tmp_path: Path, recipe: Recipe, message: str
 ) -> None:
-    """A file that is written and useless, or an error from inside llama.cpp."""
-    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
-    with pytest.raises(error, match=message):
+    """Prevents: a useless file, or an error from inside llama.cpp."""
+    with pytest.raises(UsageError, match=message):
         derive.make(parent, recipe, tmp_path / "out.gguf", _silent)
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_layers_that_are_not_alike_are_never_left_out(tmp_path: Path) -> None:
-    """Every window and every rotation of a Gemma moved by one layer: it runs, and drafts rubbish."""
-    path = tiny.write_model(tmp_path / "m.gguf", arch="gemma3", sliding_window=16, n_layer=4)
-    with pytest.raises(UnsupportedModel, match="sliding windows"):
+@pytest.mark.parametrize(("sliding_window", "word"), [(16, "sliding windows"), (None, "architecture")])
+def test_layers_that_are_not_alike_are_never_left_out(tmp_path: Path, sliding_window: int | None, word: str) -> None:
+    """Prevents: each window and rotation of a Gemma moved by one layer, which runs and drafts nonsense."""
+    path = tiny.write_model(tmp_path / "m.gguf", arch="gemma3", sliding_window=sliding_window, n_layer=4)
+    with pytest.raises(UnsupportedModel, match=word):
         derive.checked(llama.read_header(path), Recipe(dropped=(1,)))
-    other = tiny.write_model(tmp_path / "n.gguf", arch="gemma3", n_layer=4)
-    with pytest.raises(UnsupportedModel, match="may depend on their number"):
-        derive.checked(llama.read_header(other), Recipe(dropped=(1,)))
 
 
-def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a model under the final name, or 'basic_ios::clear: iostream error'."""
-    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+def test_a_full_disk_is_one_error_and_leaves_nothing(
+    parent: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: half a model under the final name, or 'basic_ios::clear: iostream error'."""
 
     def full(*_args: object, **_rest: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -200,17 +204,15 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path: Path, monkeypatch
         derive.make(parent, Recipe(quant="Q4_0"), tmp_path / "made" / "out.gguf", _silent)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """'This should not have happened' for a folder that is none."""
-    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+def test_a_place_that_cannot_be_written_is_named(parent: Header, tmp_path: Path) -> None:
+    """Prevents: an internal error for a file in place of a folder."""
     (tmp_path / "file").touch()
     with pytest.raises(ModelFileError, match="file cannot be written"):
         derive.make(parent, Recipe(dropped=(1,)), tmp_path / "file" / "out.gguf", _silent)
 
 
-def test_an_interrupted_making_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C that costs the draft that was good, or leaves gigabytes behind."""
-    parent = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_layer=4))
+def test_an_interrupted_making_leaves_what_was_there(parent: Header, tmp_path: Path) -> None:
+    """Prevents: Ctrl-C that removes the older draft, or leaves gigabytes behind."""
     destination = tmp_path / "made" / "out.gguf"
     derive.make(parent, Recipe(dropped=(1,)), destination, _silent)
     before = destination.read_bytes()
@@ -225,7 +227,7 @@ def test_an_interrupted_making_leaves_what_was_there(tmp_path: Path, monkeypatch
 
 
 def test_names_of_recipes_are_short_and_tell_them_apart() -> None:
-    """Two drafts under one file name, or a name of four hundred characters."""
+    """Prevents: two drafts with one file name, or a name of four hundred characters."""
     many = [Recipe(dropped=tuple(range(n, n + 12))) for n in (0, 1)]
     names = [Recipe(quant="Q4_0", n_vocab=32000, dropped=(4, 7)).name, *(each.name for each in many)]
     assert names[0] == "q4_0+v32000+drop4.7"

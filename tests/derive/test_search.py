@@ -1,4 +1,4 @@
-"""The search for the fastest derived draft: what is tried, what is kept, and what it says where nothing helps."""
+"""The search for the fastest derived draft: what is tried and what is kept."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ CHEAP = ((1, 0.040), (2, 0.042), (4, 0.044), (8, 0.050))
 
 @pytest.fixture
 def parent(home: Path) -> Header:
-    """A draft whose target is never loaded."""
     home.mkdir()
     return llama.read_header(tiny.write_model(home / "draft.gguf", vocabulary=tiny.word_level(), n_layer=8))
 
 
 @pytest.fixture
 def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SearchOutcome]:
-    """Searches where a child takes as long and accepts as much as `worth` says of a recipe's name."""
+    """Searches whose children report the (cost, acceptance) that `worth` holds for a recipe's name."""
     (parent.path.parent / "target.gguf").write_bytes(b"target")
 
     def make(_parent: Header, recipe: Recipe, path: Path, _tell: Tell) -> None:
@@ -56,15 +55,8 @@ def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sea
             verify = tuple(point for point in CHEAP if point[0] in job.rows)
             return Measured(0.04, verify, ((1, cost * 0.04), (2, cost * 0.05)), traces)
 
-        return derive_search.search(
-            parent,
-            subject,
-            space,
-            lambda _what, _share: None,
-            way=Way(),
-            run=child,
-            **options,  # type: ignore[arg-type]
-        )
+        silent: Tell = lambda _what, _share: None  # noqa: E731
+        return derive_search.search(parent, subject, space, silent, way=Way(), run=child, **options)  # type: ignore[arg-type]
 
     return run
 
@@ -74,7 +66,7 @@ def _kept() -> list[str]:
 
 
 def test_each_change_is_tried_on_the_best_so_far_and_only_the_best_stays(search: Callable[..., SearchOutcome]) -> None:
-    """Gigabytes of candidates left behind, or a combination of two changes that both did harm."""
+    """Prevents: gigabytes of candidates left behind, or two harmful changes combined."""
     worth = {"": (0.4, 0.9), "q4_0": (0.2, 0.89), "q2_k": (0.19, 0.5), "q4_0+v512": (0.12, 0.88)}
     found = search(Space(("Q4_0", "Q2_K"), 512), worth)
     assert [trial.recipe.name for trial in found.trials] == ["q4_0", "q2_k", "q4_0+v512"]
@@ -90,20 +82,20 @@ def test_each_change_is_tried_on_the_best_so_far_and_only_the_best_stays(search:
     assert draft_view.verdict(found).startswith("Weights in Q4_0, 512 tokens: ")
 
 
-def test_where_none_is_clearly_faster_nothing_stays_and_that_is_said(search: Callable[..., SearchOutcome]) -> None:
-    """A draft kept for a gain that is noise, or a search that ends in silence."""
+def test_a_draft_that_is_not_clearly_faster_is_not_kept(search: Callable[..., SearchOutcome]) -> None:
+    """Prevents: a draft kept for noise, or a search without a result in words."""
     found = search(Space(("Q4_0",)), {"": (0.4, 0.9), "q4_0": (0.395, 0.9)})
     assert (found.best, found.kept, _kept()) == (None, None, [])
     assert draft_view.verdict(found).startswith("No derived draft is clearly faster than draft as it is")
     hopeless = search(Space(("Q4_0",)), {"": (2.0, 0.3), "q4_0": (1.5, 0.3)})
-    assert hopeless.best is not None  # the better of two bad ones
+    assert hopeless.best is not None  # the better of two slow ones
     assert draft_view.verdict(hopeless).endswith("; on this machine plain decoding is faster, whatever the prompt.")
 
 
 def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
     search: Callable[..., SearchOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The most important layers left out first, or more of them although speed falls."""
+    """Prevents: important layers left out first, or more layers although the speed falls."""
     harm = {0: 0.1, 1: 0.8, 2: 0.85, 3: 0.7, 4: 0.6, 5: 0.5, 6: 0.4, 7: 0.2}
     monkeypatch.setattr(derive_search.child, "run", lambda _work, _tell: [harm[n] for n in range(8)])
     worth = {"": (0.4, 0.9), "drop2": (0.33, 0.89), "drop1.2": (0.3, 0.4), "drop1.2.3": (0.1, 0.9)}
@@ -112,15 +104,15 @@ def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
     assert _kept() == ["draft+drop2"]
 
 
-def test_a_candidate_that_fails_is_told_and_the_search_goes_on(search: Callable[..., SearchOutcome]) -> None:
-    """All thrown away because one kind of weights kills the process."""
+def test_a_candidate_that_fails_is_reported_and_the_search_goes_on(search: Callable[..., SearchOutcome]) -> None:
+    """Prevents: all results lost because one weight type crashes the process."""
     found = search(Space(("Q2_K", "Q4_0")), {"": (0.4, 0.9), "q4_0": (0.2, 0.9)})
     assert found.failures == ("weights in Q2_K: it died",)
     assert _kept() == ["draft+q4_0"]
 
 
-def test_one_recipe_that_was_asked_for_stays_whatever_it_is_worth(search: Callable[..., SearchOutcome]) -> None:
-    """A draft that was asked for and vanished."""
+def test_an_explicit_recipe_is_kept_at_any_speed(search: Callable[..., SearchOutcome]) -> None:
+    """Prevents: an explicit draft that vanishes."""
     found = search(Space(), {"": (0.4, 0.9), "q2_k": (0.5, 0.2)}, only=Recipe(quant="Q2_K"))
     assert found.best is None
     assert found.kept is not None
@@ -130,7 +122,7 @@ def test_one_recipe_that_was_asked_for_stays_whatever_it_is_worth(search: Callab
 
 
 def test_what_was_there_before_is_used_and_stays(search: Callable[..., SearchOutcome], parent: Header) -> None:
-    """A draft made by hand that is gone after a search which found a better one."""
+    """Prevents: an older draft removed by a search that found a better one."""
     mine = drafts.place(parent.path, Recipe(quant="Q2_K"))
     mine.parent.mkdir(parents=True)
     mine.write_text("q2_k")
@@ -143,8 +135,7 @@ def test_what_was_there_before_is_used_and_stays(search: Callable[..., SearchOut
 def test_ctrl_c_leaves_nothing_of_what_was_made(
     search: Callable[..., SearchOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a search's files in the cache."""
-    monkeypatch.setattr(drafts, "measured", _interrupted)
+    """Prevents: files of half a search in the cache."""
     make = derive.make
 
     def then_stop(*args: object) -> None:
@@ -157,12 +148,8 @@ def test_ctrl_c_leaves_nothing_of_what_was_made(
     assert _kept() == []
 
 
-def _interrupted(*_args: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_everything_that_makes_sense_is_tried(parent: Header) -> None:
-    """A small vocabulary cut, or layers of a model with windows left out, in a search nobody gave a recipe."""
+def test_the_default_space_suits_the_parent(parent: Header) -> None:
+    """Prevents: a small vocabulary cut, or layers of a model with sliding windows left out."""
     assert derive_search.everything(parent) == Space(derive_search.QUANTS, 0, finds_layers=True)
     windowed = replace(parent, n_swa=512)
     assert not derive_search.everything(windowed).finds_layers

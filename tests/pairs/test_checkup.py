@@ -1,10 +1,11 @@
-"""What the doctor makes of what it finds."""
+"""The findings of `specllama doctor`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,26 +45,21 @@ def catalog() -> Catalog:
     return pairs.load_catalog(Path("/nonexistent"))
 
 
-def test_a_build_that_uses_the_cpu_is_fine() -> None:
-    """Prevents: a doctor that always finds something."""
-    finding = checkup.about_cpu(CPU, BUILD)
-    assert finding.level is Level.OK
-    assert "CPU_REPACK" in finding.found
-
-
 @pytest.mark.parametrize(
-    ("feature", "level"), [("AVX512", Level.ATTENTION), ("AMX_INT8", Level.ATTENTION), ("AVX_VNNI", Level.NOTE)]
+    ("feature", "level"),
+    [("AVX2", Level.OK), ("AVX512", Level.ATTENTION), ("AMX_INT8", Level.ATTENTION), ("AVX_VNNI", Level.NOTE)],
 )
 def test_an_unused_instruction_set_is_named_and_weighed(feature: str, level: Level) -> None:
-    """Prevents: a slow build that nobody notices, and an alarm over what an old compiler cannot know."""
+    """Prevents: a slow build that is not noticed, an alarm for a feature that old compilers lack, or for no reason."""
     finding = checkup.about_cpu(replace(CPU, features=CPU.features | {feature}), BUILD)
     assert finding.level is level
-    assert f"it leaves {feature} unused" in finding.found
+    assert "CPU_REPACK" in finding.found
+    assert (f"{feature} unused" in finding.found) == (level is not Level.OK)
     assert ("pip install --force-reinstall" in finding.hint) == (level is Level.ATTENTION)
 
 
-def test_a_gpu_that_the_build_cannot_use_is_worth_a_word() -> None:
-    """Prevents: a CPU-only build on a machine with a GPU, in silence (FIELD_CASES 35)."""
+def test_a_gpu_that_the_build_cannot_use_needs_attention() -> None:
+    """Prevents: a CPU-only build on a machine with a GPU without a warning (FIELD_CASES 35)."""
     finding = checkup.about_gpu(BUILD, "NVIDIA")
     assert finding.level is Level.ATTENTION
     assert 'CMAKE_ARGS="-DGGML_CUDA=on"' in finding.hint
@@ -75,13 +71,13 @@ def test_a_gpu_that_the_build_cannot_use_is_worth_a_word() -> None:
 
 
 def test_the_fallback_needs_attention_but_is_no_failure() -> None:
-    """Prevents: a slow build that nobody ever replaces."""
+    """Prevents: a slow build that is never replaced."""
     finding = checkup.about_decode(ProbeResult(State.FALLBACK, False, "SIGILL", "dies with SIGILL", "build again"))
     assert (finding.level, finding.hint) == (Level.ATTENTION, "build again")
 
 
 def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
-    """Prevents: nobody being able to tell which kernels answer, or why it is slower than after tuning."""
+    """Prevents: a slower answer after a change of kernel paths, without a visible cause."""
     profile = Profile(
         made="2026-01-02T03:04:05+00:00",
         quick=False,
@@ -93,10 +89,8 @@ def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
     )
     tuned = checkup.about_tuning("coder", FoundProfile(profile))
     assert tuned.level is Level.OK
-    assert tuned.found == (
-        "coder was tuned 2026-01-02; kernel path: rearranged weights, Q4_K in CPU_REPACK for the target, "
-        "weights as in the file for the draft"
-    )
+    for fact in ("2026-01-02", "Q4_K in CPU_REPACK for the target", "weights as in the file for the draft"):
+        assert fact in tuned.found
     for found, words in (
         (FoundProfile(), "coder was not tuned"),
         (FoundProfile(stale="the CPU changed since"), "CPU changed"),
@@ -105,14 +99,14 @@ def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
         assert (finding.level, words in finding.found, "specllama tune" in finding.hint) == (Level.NOTE, True, True)
 
 
-def test_memory_is_held_against_the_default_pair(catalog: Catalog) -> None:
-    """Prevents: learning only while loading that nothing fits."""
+def test_memory_is_compared_with_the_default_pair(catalog: Catalog) -> None:
+    """Prevents: an error only while loading."""
     assert checkup.about_memory(catalog, 1_000_000).level is Level.ATTENTION
     assert checkup.about_memory(catalog, 10**12).level is Level.OK
 
 
-def test_a_missing_default_pair_says_how_to_fetch_it_and_whether_it_fits(catalog: Catalog) -> None:
-    """Prevents: a download that fails at 90 % on a disk that was too small from the start."""
+def test_a_missing_default_pair_names_the_command_and_the_disk_space(catalog: Catalog) -> None:
+    """Prevents: a download that fails at 90 % on a disk that is too small."""
     pair = catalog.pair()
     models, disk = checkup.about_models(catalog, {}, 10**12)
     assert (models.level, disk.level) == (Level.NOTE, Level.OK)
@@ -126,7 +120,7 @@ def test_a_missing_default_pair_says_how_to_fetch_it_and_whether_it_fits(catalog
 
 @pytest.fixture
 def sound(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine on which everything is in order."""
+    """A machine without problems."""
     monkeypatch.setattr(checkup, "this_cpu", lambda: CPU)
     monkeypatch.setattr(crash_test, "installed", lambda: ProbeResult(State.OK))
     monkeypatch.setattr(llama, "build_info", lambda: BUILD)
@@ -138,7 +132,7 @@ def sound(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_sound_machine_needs_no_attention_and_goes_into_json(sound: pytest.MonkeyPatch) -> None:
-    """Prevents: an object in the report that JSON does not know."""
+    """Prevents: a value in the report that JSON cannot hold."""
     found = checkup.look()
     assert not found.needs_attention
     report = json.loads(to_json(found.to_json()))
@@ -149,7 +143,7 @@ def test_a_sound_machine_needs_no_attention_and_goes_into_json(sound: pytest.Mon
 
 
 def test_a_broken_build_is_not_loaded_by_the_doctor_itself(sound: pytest.MonkeyPatch) -> None:
-    """Prevents: the doctor dying of the disease (FIELD_CASES 36)."""
+    """Prevents: a doctor that crashes with the build (FIELD_CASES 36)."""
     sound.setattr(
         crash_test, "installed", lambda: ProbeResult(State.BROKEN, signal="SIGILL", detail="dies", hint="mend")
     )
@@ -161,7 +155,7 @@ def test_a_broken_build_is_not_loaded_by_the_doctor_itself(sound: pytest.MonkeyP
 
 
 def test_a_cache_that_cannot_be_written_is_a_finding(sound: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Prevents: `models pull` that fails on a machine where the doctor found that all is well."""
+    """Prevents: `models pull` that fails although the doctor found no problem."""
     assert checkup.about_cache(tmp_path / "new" / "specllama").level is Level.OK
     (tmp_path / "file").touch()
     sound.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -175,16 +169,9 @@ def test_a_cache_that_cannot_be_written_is_a_finding(sound: pytest.MonkeyPatch, 
 
 
 def test_bindings_that_do_not_load_and_a_spoilt_configuration_are_findings(sound: pytest.MonkeyPatch) -> None:
-    """Prevents: an error of one part hiding all the rest."""
-
-    def no_build() -> BuildInfo:
-        raise BackendError("no such library", hint="install it")
-
-    def no_catalog() -> Catalog:
-        raise ConfigError("models.toml: bad line", hint="line 3")
-
-    sound.setattr(llama, "build_info", no_build)
-    sound.setattr(pairs, "load_catalog", no_catalog)
+    """Prevents: an error of one part that hides all others."""
+    sound.setattr(llama, "build_info", Mock(side_effect=BackendError("no such library", hint="install it")))
+    sound.setattr(pairs, "load_catalog", Mock(side_effect=ConfigError("models.toml: bad line", hint="line 3")))
     found = checkup.look()
     wrong = {finding.name: finding.hint for finding in found.findings if finding.level is Level.ATTENTION}
     assert wrong == {"llama.cpp": "install it", "configuration": "line 3"}

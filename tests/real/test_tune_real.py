@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.base.jsonable import from_plain
 from specllama.llama import LoadOptions
 from specllama.llama.load_plan import physical_cores
 from specllama.pairs.profile import Profile, ProfileKey, Threads
@@ -35,7 +36,7 @@ def test_quick_tuning_of_a_model_that_drafts_for_itself_is_kept_and_used(model_f
 
     tuned = run("tune", "--quick", "--json")
     assert tuned.returncode == 0, tuned.stderr
-    profile = Profile.from_json(json.loads(tuned.stdout)["profile"])
+    profile = from_plain(Profile, json.loads(tuned.stdout)["profile"])
     assert 0.0005 < profile.step_s < 1.0
     assert 0.5 < profile.costs.draft_cost() < 2.0  # the draft is the target
     assert 1.0 < profile.costs.verify_cost(4) < 6.0
