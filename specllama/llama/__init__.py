@@ -1,4 +1,4 @@
-"""The only room that knows llama_cpp. Other rooms use the names of this page."""
+"""The only package that imports llama_cpp."""
 
 from specllama.llama.bindings import BuildInfo, Device, build_info
 from specllama.llama.header import Header

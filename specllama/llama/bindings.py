@@ -1,6 +1,6 @@
-"""What llama-cpp-python does not bind: devices, buffer types, C callbacks, the log.
+"""Functions of llama.cpp that llama-cpp-python does not bind: devices, buffer types, C callbacks, the log.
 
-Every symbol is looked up when it is first needed; one that is missing disables only what is built on it.
+Each symbol is looked up on first use; a missing one disables only the functions that need it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ _keep_alive: list[object] = []  # callbacks that llama.cpp may call until the pr
 
 @functools.cache
 def bindings() -> Any:
-    """The module llama_cpp, imported once, silenced, with its backends initialised. Raises BackendError."""
+    """The module llama_cpp, imported once, with its log redirected and its back ends loaded. Raises BackendError."""
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise BackendError(
             f"the llama.cpp bindings cannot be loaded: {error}",
-            hint="install them again: pip install --force-reinstall --no-cache-dir llama-cpp-python; "
-            "then run `specllama doctor`",
+            hint="pip install --force-reinstall --no-cache-dir llama-cpp-python; then: specllama doctor",
         ) from error
     _route_log(llama_cpp)
     llama_cpp.llama_backend_init()
@@ -41,18 +40,18 @@ def bindings() -> Any:
 
 
 def _route_log(lib: Any) -> None:
-    """Send llama.cpp's log into the log book; at exit to a C function, since Python can no longer be called then."""
+    """Send llama.cpp's log to the log book; at exit to a C function, since Python can no longer be called then."""
 
     def receive(level: int, text: bytes, _user_data: object) -> None:
         try:
             log.write(level, text.decode("utf-8", "replace"))
         except KeyboardInterrupt:  # the caller of llama.cpp raises it again
             log.interrupted = True
-        except Exception:  # would be printed in the middle of the output
+        except Exception:  # ctypes would print it into the output
             pass
 
     callback = lib.llama_log_callback(receive)
-    # abs(level) reads one integer and has no effect: a ready-made C function for a log without a reader.
+    # abs(level) reads one integer and has no effect: a ready-made C function that drops the log.
     silent = ctypes.cast(_c_library().abs, lib.llama_log_callback)
     _keep_alive.extend((callback, silent))
     lib.llama_log_set(callback, None)
@@ -64,33 +63,30 @@ def _c_library() -> Any:
 
 
 def abort_callback(lib: Any) -> Any:
-    """A callback that is true while the C string it is given is not empty: libc's strlen.
+    """libc's strlen as a callback: true while the C string is not empty.
 
-    llama.cpp asks once per graph node from its own thread; this answer needs neither the GIL nor any Python code.
-    Only the low byte of the length is looked at, and our strings have at most one character.
+    llama.cpp calls it once per graph node from its own thread; strlen needs neither the GIL nor Python code. llama.cpp
+    reads only the low byte of the length; our strings have at most one character.
     """
     return ctypes.cast(_c_library().strlen, lib.ggml_abort_callback)
 
 
-# --- symbols of libggml ---------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def symbol(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
-    """A function of libllama or the ggml libraries beside it. Raises BackendError where there is none."""
+    """A function of libllama or the ggml libraries beside it. Raises BackendError if there is none."""
     for library in _libraries():
         with contextlib.suppress(AttributeError):
-            function = library[name]  # a fresh function object: the bindings' own prototypes stay as they are
+            function = library[name]  # a new function object: the bindings' prototypes stay unchanged
             function.restype, function.argtypes = restype, list(argtypes)
             return function  # type: ignore[no-any-return]
     raise BackendError(
-        f"the installed llama.cpp has no function {name}", hint="install the version of llama-cpp-python that pip chose"
+        f"the installed llama.cpp has no function {name}", hint="pip install --force-reinstall specllama"
     )
 
 
 @functools.cache
 def _libraries() -> tuple[Any, ...]:
-    """libllama first: on Linux and macOS a look-up there finds its dependencies too; Windows needs each by name."""
+    """libllama first: on Linux and macOS a look-up there also searches its dependencies; Windows needs each by name."""
     lib = bindings()
     found = [lib.llama_cpp._lib]
     for path in library_paths():
@@ -101,7 +97,7 @@ def _libraries() -> tuple[Any, ...]:
 
 
 def library_paths() -> tuple[Path, ...]:
-    """The llama and ggml libraries of the installed bindings, without the links that carry version numbers."""
+    """The llama and ggml libraries of the installed bindings, without the links with version numbers."""
     folder = Path(bindings().llama_cpp._base_path)
     return tuple(
         path
@@ -110,14 +106,12 @@ def library_paths() -> tuple[Path, ...]:
     )
 
 
-# --- devices and buffer types ---------------------------------------------------------------------------------------
-
 _DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Something that llama.cpp can compute on."""
+    """A device that llama.cpp can compute on."""
 
     name: str  # "CPU", "CUDA0", "Metal"
     kind: str  # cpu, gpu, igpu, accel
@@ -127,12 +121,11 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """True where layers can be offloaded to it."""
         return self.kind in ("gpu", "igpu")
 
 
 def devices() -> tuple[Device, ...]:
-    """Every device of the installed build."""
+    """All devices of the installed build."""
     return tuple(map(_device, _device_handles()))
 
 
@@ -157,7 +150,7 @@ def _device(handle: int) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class ExtraBuffer:
-    """One of the CPU's extra buffer types: weights put there are stored rearranged."""
+    """An extra buffer type of the CPU, which stores weights in another layout."""
 
     name: str  # "AMX", "CPU_REPACK"
     handle: int  # of the buffer type
@@ -182,7 +175,7 @@ def extra_buffers() -> tuple[ExtraBuffer, ...]:
 
 
 def extra_buffer_types() -> tuple[str, ...]:
-    """Their names."""
+    """The names of `extra_buffers`."""
     return tuple(each.name for each in extra_buffers())
 
 
@@ -191,27 +184,24 @@ def _text_of(function: str, handle: int) -> str:
     return text.decode("utf-8", "replace") if text else ""
 
 
-# --- the build ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """Which llama.cpp is installed and what it can do."""
+    """The installed build of llama.cpp."""
 
     bindings: str  # version of llama-cpp-python
     llama_cpp: str  # version of llama.cpp itself
-    commit: str  # as the build recorded it; built from an archive, that may be the repository around the build folder
+    commit: str  # as recorded by the build; may be that of a repository around the build folder
     libraries: tuple[Path, ...]
     features: Mapping[str, str]  # per device and feature, as "CPU.AVX2": "1"
     devices: tuple[Device, ...]
     extra_buffer_types: tuple[str, ...]
     gpu_offload: bool
-    fingerprint: str  # changes with what is in the libraries, and with nothing else
+    fingerprint: str  # of the contents of the libraries
     system: str  # operating system and machine
 
 
 def build_info() -> BuildInfo:
-    """Describe the installed build. Raises BackendError where it cannot be loaded."""
+    """Raises BackendError if llama.cpp cannot be loaded."""
     lib = bindings()
     return BuildInfo(
         bindings=str(lib.__version__),

@@ -1,6 +1,6 @@
-"""Which weights of a file fit into which extra buffer type, asked of llama.cpp, and the orders to put them there.
+"""Which weights of a file fit into which extra buffer type, and the overrides that put them there.
 
-Nothing of a weight is read: a question takes its type and its shape.
+llama.cpp answers by the type and shape of a weight; no weights are read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specllama.llama.header import Header
 from specllama.llama.kernel_path import KernelPath, Matrix
 from specllama.llama.load_plan import AMX_SHORTEST_ROW
 
-# Weights that llama.cpp only ever multiplies with, in every architecture that has them. Whatever else it does with a
-# weight (look up rows, convolve) would read a rearranged one wrongly, so what is not named here is never placed.
+# Weights that llama.cpp uses in matrix products only, in every architecture. Other operations (row look-up,
+# convolution) would read a rearranged weight wrongly, so no other weight is ever placed.
 _IN_LAYERS = (
     "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_gate", "attn_q_a", "attn_q_b", "attn_kv_a_mqa",
     "attn_kv_b", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
@@ -28,7 +28,7 @@ _IN_LAYERS = (
 _LAYER_NAME = re.compile(rf"blk\.(\d+)\.({'|'.join(_IN_LAYERS)})\.weight")
 _HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
 _F32 = 0  # ggml's number of the type
-_N_ROWS = 512  # of the other factor; llama.cpp asks with as many
+_N_ROWS = 512  # of the other factor, as in llama.cpp's own check
 
 
 class _ContextParams(ctypes.Structure):
@@ -58,15 +58,15 @@ def matrices(header: Header) -> tuple[Matrix, ...]:
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:
-    """Two dimensions, its numbers stored in blocks or in 16 bits."""
+    """Two dimensions, with numbers in blocks or in 16 bits."""
     shape = tensor.shape
     return tensor.kind != _F32 and len(shape) > 1 and shape[1] > 1 and all(n == 1 for n in shape[2:])
 
 
 def overrides(header: Header, path: KernelPath) -> Any:
-    """Orders for llama.cpp's loading: an array of patterns and buffer types, ended by nulls; None for no orders.
+    """llama.cpp's overrides for loading: an array of patterns and buffer types, ended by nulls; None for none.
 
-    It has to live until the model is loaded. Raises BackendError where a buffer type is not there, or holds nothing.
+    Keep it alive while the model is. Raises BackendError for a missing buffer type, or one that can hold no weight.
     """
     if not path.placed:
         return None
@@ -75,7 +75,7 @@ def overrides(header: Header, path: KernelPath) -> Any:
         if buffer not in handles:
             there = ", ".join(handles) or "none"
             raise BackendError(
-                f"{kind.upper()} weights cannot be kept in {buffer}: this build of llama.cpp has {there} on this CPU",
+                f"{kind.upper()} weights cannot be stored in {buffer} (this build of llama.cpp has {there})",
                 hint="run `specllama tune` again",
             )
     names: dict[str, list[str]] = {}
@@ -99,7 +99,7 @@ def overrides(header: Header, path: KernelPath) -> Any:
 def patterns(names: Sequence[str]) -> list[str]:
     """Regular expressions that match these names of matrices and no others.
 
-    One for each kind of matrix: llama.cpp compiles every pattern anew for every tensor of the file.
+    One per kind of matrix, since llama.cpp compiles every pattern again for every tensor.
     """
     layers: dict[str, list[str]] = {}
     whole = []
@@ -113,11 +113,11 @@ def patterns(names: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _room() -> Iterator[int]:
-    """A ggml context for a few tensors without data."""
+    """A ggml context for tensors without data."""
     size = 8 * symbol("ggml_tensor_overhead", ctypes.c_size_t)()
     context = symbol("ggml_init", ctypes.c_void_p, _ContextParams)(_ContextParams(size, None, True))
     if not context:
-        raise BackendError("llama.cpp has no memory left to describe a tensor")
+        raise BackendError("llama.cpp is out of memory")
     try:
         yield context
     finally:
@@ -126,9 +126,9 @@ def _room() -> Iterator[int]:
 
 @functools.cache
 def _fits(buffer: ExtraBuffer, kind: int, n_in: int, n_out: int) -> bool:
-    """Can the buffer type hold a matrix of this type and shape, and multiply with it? As llama.cpp asks when loading.
+    """True if the buffer type can hold and multiply a matrix of this type and shape, as llama.cpp checks on loading.
 
-    The buffer is as large as the weight, but nothing is written to it, so it takes no memory worth the name.
+    The buffer is as large as the weight, but nothing is written to it, so it takes almost no memory.
     """
     if buffer.name == "AMX" and n_in < AMX_SHORTEST_ROW:
         return False

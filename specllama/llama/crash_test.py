@@ -1,8 +1,8 @@
-"""Does the installed llama.cpp survive a decode on this CPU? Asked of a child process, once per build.
+"""Test once per build, in a child process, whether the installed llama.cpp can decode on this CPU.
 
-A build can be made for another CPU, or be miscompiled (docs/design.md): then its first decode ends the process with
-a signal that no Python code can catch. So a child tries it on a tiny model, first with llama.cpp's own choice of weight
-layout (the 'extra buffer types': AMX, repacked), then, should that be fatal, without.
+A build for another CPU, or a miscompiled one (docs/design.md), ends the process at its first decode with a signal that
+Python cannot catch. The child decodes with a tiny model, first with the extra buffer types (AMX, repacked), and after a
+crash without them.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import BackendError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
-from specllama.files import gguf_tiny as probe_model
+from specllama.files import gguf_tiny
 from specllama.llama import library_hash
 
 TIMEOUT_S = 120.0
-_VERSION = 1  # raise it when the probe asks more than before: old answers are then forgotten
-_BATCHES = (48, 6, 1)  # tokens per decode: each width takes other kernels
+_VERSION = 1  # increase it when the test changes: old results are then ignored
+_BATCHES = (48, 6, 1)  # tokens per decode: each width uses other kernels
 
-# What a bad build dies of. Any other signal came from outside (no memory, a time limit) and says nothing about it.
+# The signals of a bad build. Any other signal came from outside (no memory, a time limit).
 _CRASHES = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP"}
 _WINDOWS_CRASHES = {0xC000001D: "SIGILL", 0xC0000005: "SIGSEGV", 0xC0000409: "SIGABRT"}
 
-# `-I` keeps the user's folder and environment out; the parent's own import path is passed on instead.
+# `-I` ignores the user's folder and environment; the child gets the parent's import path instead.
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);from specllama.llama import crash_test; crash_test.child()"
 )
 
-# With these GCC keeps the stores that fill the AMX tile configuration (scripts/toolchain.py builds with them, too).
+# With these flags GCC keeps the stores that fill the AMX tile configuration (see scripts/toolchain.py).
 GCC_FLAGS = "-fno-tree-dse -fno-dse"
 
 
 class State(Enum):
-    """How the installed llama.cpp fares."""
+    """The state of the installed llama.cpp."""
 
     OK = "ok"
     FALLBACK = "fallback"  # crashes with extra buffer types, works without
@@ -60,22 +60,22 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What is known about the installed llama.cpp."""
+    """The result for one build."""
 
     state: State
-    use_extra_bufts: bool = True  # what to load models with
-    signal: str = ""  # what the child died of: "SIGILL"
-    detail: str = ""  # one sentence: what was found
-    hint: str = ""  # one more: what to do about it
+    use_extra_bufts: bool = True  # to load models with
+    signal: str = ""  # that ended the child: "SIGILL"
+    detail: str = ""  # what was found, one sentence
+    hint: str = ""  # what to do about it
 
     def require(self) -> None:
-        """Raise BackendError where nothing can be decoded with this build."""
+        """Raise BackendError if this build cannot decode."""
         if self.state is State.BROKEN:
             raise BackendError(self.detail, hint=self.hint)
 
 
 def installed() -> ProbeResult:
-    """What is known about the installed llama.cpp; runs the child only where nothing is known yet."""
+    """The result for the installed llama.cpp, from the cache or a new test."""
     folder = library_folder()
     if folder is None:
         return ProbeResult(
@@ -86,16 +86,16 @@ def installed() -> ProbeResult:
     cache = _Cache.open()
     key = cache.key(folder)
     result = cache.results.get(key) or check()
-    if result.state is not State.BROKEN:  # what is broken may be mended without a change of these files
+    if result.state is not State.BROKEN:  # a missing system library may be installed later
         cache.keep(key, result)
     return result
 
 
 def check() -> ProbeResult:
-    """Ask the child, whatever is already known."""
+    """Test now, without the cache."""
     with tempfile.TemporaryDirectory(prefix="specllama-probe-") as folder:
         model = Path(folder) / "tiny.gguf"
-        model.write_bytes(probe_model.tiny_gguf())
+        model.write_bytes(gguf_tiny.tiny_gguf())
         first = _try(model, use_extra_bufts=True)
         if first.state is State.BROKEN and first.signal in _CRASHES:
             second = _try(model, use_extra_bufts=False)
@@ -104,15 +104,15 @@ def check() -> ProbeResult:
                     State.FALLBACK,
                     use_extra_bufts=False,
                     signal=first.signal,
-                    detail=f"The installed llama.cpp dies with {first.signal} on its fast weight layouts (AMX, "
-                    "repacked); they are switched off, which makes verification slower.",
+                    detail=f"The installed llama.cpp crashes with {first.signal} on its fast weight layouts (AMX, "
+                    "repacked). They are off, which makes verification slower.",
                     hint=rebuild_hint(),
                 )
         return first
 
 
 def library_folder() -> Path | None:
-    """Where the bindings will look for llama.cpp, found without importing them."""
+    """The folder of llama.cpp's libraries, found without importing the bindings."""
     if os.environ.get("LLAMA_CPP_LIB_PATH"):
         return Path(os.environ["LLAMA_CPP_LIB_PATH"])
     spec = importlib.util.find_spec("llama_cpp")
@@ -122,9 +122,9 @@ def library_folder() -> Path | None:
 
 
 def rebuild_hint(cmake_args: str = "") -> str:
-    """How to build llama.cpp again so that it works, and works fast, on this machine."""
+    """How to build llama.cpp for this machine."""
     variables = [f'CMAKE_ARGS="{cmake_args}"'] if cmake_args else []
-    if sys.platform.startswith("linux"):  # where the compiler is GCC, as a rule
+    if sys.platform.startswith("linux"):  # the compiler is usually GCC
         variables += [f'CFLAGS="{GCC_FLAGS}"', f'CXXFLAGS="{GCC_FLAGS}"']
     install = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
     command = " ".join([*variables, install, _bindings_requirement()])
@@ -132,24 +132,24 @@ def rebuild_hint(cmake_args: str = "") -> str:
 
 
 def child() -> None:
-    """The child's whole life: decode, and print what came of it as one line of JSON."""
+    """Entry point of the child: decode, and print the result as one line of JSON."""
     _, model, layout = sys.argv[1:]
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # dying is expected; leave no core file about
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file: a crash is expected
     try:
         problem = _decode(Path(model), use_extra_bufts=layout == "extra")
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     print(json.dumps({"problem": problem}), flush=True)
-    # Skip the teardown: some back ends crash while the interpreter goes down, which is no reason to distrust a build.
+    # Skip the teardown: some back ends crash at the exit of the interpreter, which does not matter here.
     os._exit(0)
 
 
 @dataclass(slots=True)
 class _Cache:
-    """What was found out before: per content of the libraries and CPU."""
+    """The results so far, by contents of the libraries and CPU."""
 
     path: Path
     results: dict[str, ProbeResult]
@@ -164,12 +164,11 @@ class _Cache:
             return cls(path, {})
 
     def key(self, folder: Path) -> str:
-        """Names the build in `folder` on this CPU."""
         text = f"{_VERSION}\n{library_hash.of(folder)}\n{this_cpu().fingerprint}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def keep(self, key: str, result: ProbeResult) -> None:
-        """Write down a result, unless it is there already. Where nothing can be written, the next start asks again."""
+        """Save a new result. If the cache cannot be written, the next start tests again."""
         if key in self.results:
             return
         self.results[key] = result
@@ -187,25 +186,20 @@ def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:
         return ProbeResult(
             State.BROKEN,
             detail=f"The installed llama.cpp did not finish a tiny decode within {TIMEOUT_S:.0f} seconds.",
-            hint="See whether the machine is overloaded, then run: specllama doctor",
+            hint="Check whether the machine is overloaded, then run: specllama doctor",
         )
     if died_of := _signal_name(done.returncode):
         return ProbeResult(
             State.BROKEN,
             signal=died_of,
-            detail=f"The installed llama.cpp dies with {died_of} on a tiny decode.",
-            hint=rebuild_hint() if died_of in _CRASHES else "It was ended from outside; is there memory enough?",
+            detail=f"The installed llama.cpp crashes with {died_of} on a tiny decode.",
+            hint=rebuild_hint() if died_of in _CRASHES else "Another process ended it; check the free memory.",
         )
-    return _verdict(done.stdout, done.stderr)
-
-
-def _verdict(stdout: str, stderr: str) -> ProbeResult:
-    """What a child that ended by itself had to say."""
-    last = stdout.strip().splitlines()[-1:]
+    last = done.stdout.strip().splitlines()[-1:]
     try:
         problem = json.loads(last[0])["problem"]
     except (ValueError, KeyError, IndexError, TypeError):
-        problem = " ".join(stderr.split()[-40:]) or "it ended without a word"
+        problem = " ".join(done.stderr.split()[-40:]) or "no output"
     if not problem:
         return ProbeResult(State.OK)
     return ProbeResult(State.BROKEN, detail=f"The installed llama.cpp does not work: {problem}.", hint=_hint(problem))
@@ -214,36 +208,36 @@ def _verdict(stdout: str, stderr: str) -> ProbeResult:
 def _hint(problem: str) -> str:
     if missing := re.search(r"(\S+): cannot open shared object file|Library not loaded: (\S+)", problem):
         library = Path(missing[1] or missing[2]).name
-        return f"The system library {library} is missing; install the package that holds it. Or: {rebuild_hint()}"
+        return f"Install the package with the system library {library}. Or: {rebuild_hint()}"
     return rebuild_hint()
 
 
 def _decode(model_path: Path, *, use_extra_bufts: bool) -> str:
-    """Decode some tokens of the tiny model. Returns what went wrong in one phrase, or nothing."""
+    """Decode some tokens with the tiny model. Returns the problem, or an empty string."""
     import llama_cpp as bindings
 
     lib: Any = bindings
     lib.llama_backend_init()
     model_params = lib.llama_model_default_params()
-    model_params.n_gpu_layers = 0  # it is the CPU that is asked
+    model_params.n_gpu_layers = 0  # the test is about the CPU
     model_params.use_extra_bufts = use_extra_bufts
     model = lib.llama_model_load_from_file(str(model_path).encode(), model_params)
     if not model:
-        return "it does not load a tiny model"
+        return "it cannot load a tiny model"
     context_params = lib.llama_context_default_params()
-    context_params.n_ctx = context_params.n_batch = context_params.n_ubatch = probe_model.N_CTX
+    context_params.n_ctx = context_params.n_batch = context_params.n_ubatch = gguf_tiny.N_CTX
     context_params.n_threads = context_params.n_threads_batch = 2
     context = lib.llama_init_from_model(model, context_params)
     if not context:
-        return "it makes no context for a tiny model"
+        return "it cannot open a context on a tiny model"
     for n_tokens in _BATCHES:
-        tokens = (ctypes.c_int32 * n_tokens)(*(token % probe_model.N_VOCAB for token in range(n_tokens)))
+        tokens = (ctypes.c_int32 * n_tokens)(*(token % gguf_tiny.N_VOCAB for token in range(n_tokens)))
         status = lib.llama_decode(context, lib.llama_batch_get_one(tokens, n_tokens))
         if status != 0:
             return f"a decode of {n_tokens} tokens returned {status}"
         logits = lib.llama_get_logits_ith(context, -1)
-        if not all(math.isfinite(logits[token]) for token in range(probe_model.N_VOCAB)):
-            return f"a decode of {n_tokens} tokens gave logits that are no numbers"
+        if not all(math.isfinite(logits[token]) for token in range(gguf_tiny.N_VOCAB)):
+            return f"a decode of {n_tokens} tokens gave NaN or infinite logits"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What a model file says about itself before any weight is loaded, and which kinds of models are refused at once."""
+"""The header of a model: its sizes and metadata, and the kinds of models that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,56 +10,28 @@ from pathlib import Path
 from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.files.gguf_header import TOKENS, TYPES, GgufHeader, damaged
 
-# llama.cpp asserts these, and a failed assertion ends the process.
+# llama.cpp asserts these limits, and a failed assertion ends the process.
 _MAX_LAYERS = 512
 _MAX_EXPERTS = 1024
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
-# Tokenizers whose failed assertions end the process where a file is damaged; no model that can be served has one.
+# Tokenizers whose assertions end the process for a damaged file; no usable model has one.
 _NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
 
-# Architectures that cannot be served. llama.cpp is asked again once the model is loaded (it may know more of them);
-# these names spare the reader of a large file the wait.
-_RECURRENT = frozenset(["mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"])
-_HYBRID = frozenset(
-    [
-        "jamba",
-        "falcon-h1",
-        "plamo2",
-        "granitehybrid",
-        "lfm2",
-        "lfm2moe",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "qwen3next",
-        "kimi-linear",
-        "bailingmoe3",
-        "kimi-k3",
-        "glm5-next",
-        "qwen35",
-        "qwen35moe",
-        "qwen4exp",
-        "deepseek4",
+# Architectures that cannot be used. llama.cpp is asked again once the model is loaded, but loading takes long.
+_KINDS: Mapping[str, Sequence[str]] = {
+    "recurrent": ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
+    "hybrid": (
+        "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3next",
+        "kimi-linear", "bailingmoe3", "kimi-k3", "glm5-next", "qwen35", "qwen35moe", "qwen4exp", "deepseek4",
         "minimax-01",
-    ]
-)
-_DIFFUSION = frozenset(["dream", "llada", "llada-moe", "rnd1"])
-_ENCODERS = frozenset(
-    [
-        "bert",
-        "modern-bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-        "neo-bert",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "eurobert",
-        "t5",
-        "t5encoder",
-        "gemma-embedding",
-        "llama-embed",
-    ]
-)
+    ),
+    "diffusion": ("dream", "llada", "llada-moe", "rnd1"),
+    "encoder": (
+        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+        "t5", "t5encoder", "gemma-embedding", "llama-embed",
+    ),
+}  # fmt: skip
 _PARTS_OF_MODELS = {
     "clip": "the image or sound encoder of a multimodal model",
     "eagle3": "a drafting head for another model",
@@ -71,7 +43,7 @@ _PARTS_OF_MODELS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """A model file's own description; no weights are needed for it."""
+    """The header of a model, of all its files."""
 
     path: Path
     parts: tuple[Path, ...]  # the file itself, or all parts of a split model in order
@@ -90,28 +62,25 @@ class Header:
     n_expert: int
     n_file_bytes: int  # all parts
     weight_bytes: Mapping[str, int]  # by ggml type, such as "q4_K"
-    metadata: Mapping[str, str]  # every scalar key as text, "true" and "false" for flags
+    metadata: Mapping[str, str]  # all scalar keys as text, "true" and "false" for flags
     causal: bool = True  # a token sees only those before it
-    files: tuple[GgufHeader, ...] = field(default=(), repr=False)  # the parts' own headers
+    files: tuple[GgufHeader, ...] = field(default=(), repr=False)  # the headers of the parts
 
     @property
     def gguf(self) -> GgufHeader:
-        """The header of the (first) file, for what is not a field here."""
+        """The header of the (first) file, for other keys."""
         return self.files[0]
 
     @property
     def n_params(self) -> int:
-        """How many numbers the weights are."""
         return sum(file.n_elements for file in self.files)
 
     @property
     def n_weight_bytes(self) -> int:
-        """All weights, without the metadata."""
         return sum(self.weight_bytes.values())
 
     @property
     def n_quantized_bytes(self) -> int:
-        """Weights that are stored in blocks of a few bits."""
         return sum(size for kind, size in self.weight_bytes.items() if kind not in _PLAIN_TYPES)
 
     @property
@@ -123,7 +92,7 @@ class Header:
 
 
 def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool = True) -> Header:
-    """Gather the headers of all parts into one. Raises ModelFileError where they are not those of a language model."""
+    """Combine the headers of all parts. Raises ModelFileError if they are not those of a language model."""
     first = files[0]
     architecture = first.text("general.architecture")
     of = f"{architecture}.".__add__
@@ -158,12 +127,12 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
     for file in files:
         if file.n_file_bytes < file.data_end:
             raise ModelFileError(
-                f"{file.path} is truncated: it has {file.n_file_bytes} of {file.data_end} bytes",
+                f"{file.path} is truncated: it has {file.n_file_bytes} bytes (expected {file.data_end})",
                 hint="delete it and download it again",
             )
     if needs_weights and not any(file.tensors for file in files):
         raise ModelFileError(
-            f"{header.path} holds a vocabulary but no weights", hint="get the model file itself, not its vocabulary"
+            f"{header.path} has a vocabulary but no weights", hint="get the model file itself, not its vocabulary"
         )
     _check_kind(header)
     _check_limits(header)
@@ -171,35 +140,39 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
 
 
 def refuse_architecture(header: Header) -> None:
-    """Raise UnsupportedModel for kinds that cannot be served exactly, before any weight is loaded."""
-    name = header.architecture
-    if name in _RECURRENT:
+    """Raise UnsupportedModel for kinds that cannot be decoded exactly, before any weight is loaded."""
+    name, kind = header.architecture, _kind_of(header)
+    if kind == "recurrent":
         raise cannot_roll_back(header.path, "a recurrent model", name)
-    if name in _HYBRID:
+    if kind == "hybrid":
         raise cannot_roll_back(header.path, "a model with recurrent layers", name)
-    if name in _DIFFUSION:
+    if kind == "diffusion":
         raise not_left_to_right(header.path, "a diffusion model", name)
-    if name in _ENCODERS or not header.causal:
+    if kind == "encoder" or not header.causal:
         raise not_left_to_right(header.path, "an encoder, made for embeddings", name)
     tokenizer = header.metadata.get("tokenizer.ggml.model", "")
     if tokenizer in _NO_TOKENIZERS:
         raise UnsupportedModel(
-            f"{header.path} has a tokenizer of the kind {tokenizer!r}, which no text generation model here has",
-            hint="choose another model; if this is one, its file is damaged",
+            f"{header.path} has a tokenizer of type {tokenizer!r}, which text generation models do not have",
+            hint="choose a text generation model; if this is one, its file is damaged",
         )
 
 
+def _kind_of(header: Header) -> str:
+    return next((kind for kind, names in _KINDS.items() if header.architecture in names), "")
+
+
 def cannot_roll_back(path: Path, what: str, architecture: str) -> UnsupportedModel:
-    """The error for models whose memory cannot forget single tokens."""
+    """The error for models whose memory cannot remove single tokens."""
     return UnsupportedModel(
-        f"{path} ({architecture}) is {what}: it cannot roll its memory back, and speculation needs that after every "
-        "rejected token",
+        f"{path} ({architecture}) is {what}: it cannot roll its memory back, which speculative decoding needs after "
+        "every rejected token",
         hint="choose a transformer model, such as Qwen2.5, Llama 3 or Gemma 3",
     )
 
 
 def not_left_to_right(path: Path, what: str, architecture: str) -> UnsupportedModel:
-    """The error for models that do not write one token after the other."""
+    """The error for models that do not generate token by token."""
     return UnsupportedModel(
         f"{path} ({architecture}) is {what}: it does not generate text token by token",
         hint="choose a text generation model",
@@ -207,16 +180,8 @@ def not_left_to_right(path: Path, what: str, architecture: str) -> UnsupportedMo
 
 
 def memory_kind(header: Header) -> str:
-    """How the model remembers, in a word or two: whether it can forget again is what speculation asks."""
-    if header.architecture in _RECURRENT:
-        return "recurrent"
-    if header.architecture in _HYBRID:
-        return "hybrid"
-    if header.architecture in _DIFFUSION:
-        return "diffusion"
-    if header.architecture in _ENCODERS:
-        return "encoder"
-    return f"window of {header.n_swa:,} tokens" if header.n_swa else "dense"
+    """The kind of memory, for reports: "recurrent", "window of 1,024 tokens", "dense"."""
+    return _kind_of(header) or (f"window of {header.n_swa:,} tokens" if header.n_swa else "dense")
 
 
 def _check_kind(header: Header) -> None:
@@ -233,10 +198,10 @@ def _check_kind(header: Header) -> None:
 
 
 def _check_limits(header: Header) -> None:
-    """Refuse what would trip an assertion in llama.cpp, for keys that the architecture has at all."""
+    """Raise for values that fail an assertion in llama.cpp."""
     name, gguf = header.architecture, header.gguf
     if f"{name}.block_count" not in gguf.entries:
-        return  # an architecture that is not known: llama.cpp says so better
+        return  # an unknown architecture: llama.cpp has the better message
     gguf.integer(f"{name}.block_count", 1, _MAX_LAYERS)
     n_expert = gguf.integer(f"{name}.expert_count", 0, _MAX_EXPERTS)
     gguf.integer(f"{name}.expert_used_count", min(n_expert, 1), n_expert, default=min(n_expert, 1))

@@ -1,7 +1,7 @@
-"""Kernel paths: in which arrangement a model's weights are kept, which decides what computes with them, and how fast.
+"""Kernel paths: the layout of a model's weights, which decides the kernels that compute with them.
 
-llama.cpp keeps a matrix as it is in the file, or rearranged in one of the CPU's extra buffer types; each has its own
-kernels, and each its own cost of a block against one row. A path is set when a model is loaded.
+llama.cpp keeps a matrix as in the file, or rearranged in one of the CPU's extra buffer types. Each layout has its own
+kernels, with their own cost of a block against one row. A path is fixed when a model is loaded.
 """
 
 from __future__ import annotations
@@ -12,45 +12,43 @@ from dataclasses import dataclass, replace
 
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 
-# A tensor type with less than this share of the weights changes nothing that could be measured.
+# A tensor type with a smaller share of the weights makes no measurable difference.
 LEAST_SHARE = 0.05
 _WORD = re.compile(r"[\w.+-]{1,64}")  # of a name that comes from a file
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight of a model file that hidden states are multiplied with."""
+    """A weight that hidden states are multiplied with."""
 
     name: str  # "blk.0.ffn_down.weight"
     kind: str  # its type, such as "q4_K"
     n_bytes: int
-    fits: tuple[str, ...]  # the extra buffer types that can hold it, as llama.cpp prefers them
-    placeable: bool = True  # False: shares its name with the token embedding, which no buffer type can hold
+    fits: tuple[str, ...]  # the extra buffer types that can hold it, in llama.cpp's order of preference
+    placeable: bool = True  # False if it is also the token embedding, which no buffer type can hold
 
 
 @dataclass(frozen=True, slots=True)
 class KernelPath:
-    """Where the weights go: llama.cpp's choice or as they are in the file, but for the tensor types in `placed`."""
+    """llama.cpp's choice of layouts or those of the file, except for the tensor types in `placed`."""
 
     extra_bufts: bool = True
     placed: tuple[tuple[str, str], ...] = ()  # (tensor type, extra buffer type); the first that fits counts
 
     def __post_init__(self) -> None:
         if not all(_WORD.fullmatch(word) for pair in self.placed for word in pair):
-            raise ValueError("a kernel path names no tensor types and buffer types")
+            raise ValueError("a kernel path has an invalid name of a tensor type or buffer type")
 
     @classmethod
     def of(cls, options: LoadOptions | LoadPlan) -> KernelPath:
-        """The path that a model takes which is loaded so."""
         return cls(options.use_extra_bufts, options.placed)
 
     def applied(self, options: LoadOptions) -> LoadOptions:
-        """`options` with this path."""
         return replace(options, use_extra_bufts=self.extra_bufts, placed=self.placed)
 
     @property
     def name(self) -> str:
-        """What people call it: "rearranged weights, Q4_K in CPU_REPACK"."""
+        """For reports: "rearranged weights, Q4_K in CPU_REPACK"."""
         kinds: dict[str, list[str]] = {}
         for kind, buffer in self.placed:
             kinds.setdefault(buffer, []).append(kind.upper())
@@ -58,7 +56,7 @@ class KernelPath:
         return ", ".join(["rearranged weights" if self.extra_bufts else "weights as in the file", *exceptions])
 
     def buffer_of(self, matrix: Matrix) -> str:
-        """The extra buffer type that holds a matrix; empty: it stays as it is in the file."""
+        """The extra buffer type that holds a matrix; empty if it stays as in the file."""
         if matrix.placeable:
             for kind, buffer in self.placed:
                 if kind == matrix.kind and buffer in matrix.fits:
@@ -66,7 +64,6 @@ class KernelPath:
         return matrix.fits[0] if self.extra_bufts and matrix.fits else ""
 
     def to_json(self) -> dict[str, object]:
-        """Plain data; the name is for people."""
         return {"name": self.name, "extra_bufts": self.extra_bufts, "placed": [list(pair) for pair in self.placed]}
 
 
@@ -75,10 +72,10 @@ AS_IN_FILE = KernelPath(extra_bufts=False)
 
 
 def candidates(matrices: Sequence[Matrix], n_bytes: int) -> tuple[KernelPath, ...]:
-    """Every path worth measuring for a file with `n_bytes` of weights, the default first, then weights as in the file.
+    """The paths to measure for a file with `n_bytes` of weights: the default, weights as in the file, then others.
 
-    The others differ from the default in one tensor type, the largest types first. No two put all matrices in the same
-    places; so where nothing can be rearranged, there is only the default.
+    The others differ from the default in one tensor type, the largest types first. No two paths are equal for this
+    file; if no weight can be rearranged, there is only the default.
     """
     bytes_of: dict[str, int] = {}
     for matrix in matrices:
@@ -95,10 +92,10 @@ def candidates(matrices: Sequence[Matrix], n_bytes: int) -> tuple[KernelPath, ..
 
 
 def _deviations(kind: str, matrices: Sequence[Matrix]) -> list[KernelPath]:
-    """The paths on which only this tensor type is kept elsewhere than llama.cpp would keep it."""
-    others: dict[tuple[str, str], None] = {}  # where llama.cpp keeps the other types
-    buffers: dict[str, None] = {}  # that can hold this one
-    ranks: dict[str, int] = {}  # of a buffer type among those that llama.cpp prefers
+    """The paths that differ from llama.cpp's choice for this tensor type only."""
+    others: dict[tuple[str, str], None] = {}  # llama.cpp's choice for the other types
+    buffers: dict[str, None] = {}  # that can hold this type
+    ranks: dict[str, int] = {}  # of a buffer type in llama.cpp's order of preference
     for matrix in matrices:
         for rank, buffer in enumerate(matrix.fits):
             ranks[buffer] = max(rank, ranks.get(buffer, 0))
@@ -106,6 +103,6 @@ def _deviations(kind: str, matrices: Sequence[Matrix]) -> list[KernelPath]:
             buffers.update(dict.fromkeys(matrix.fits))
         else:
             others[matrix.kind, matrix.fits[0]] = None
-    # Matrices of one type may differ in what holds their shapes, and the first order that fits counts.
+    # Matrices of one type may differ in the buffers that can hold them; the first entry that fits counts.
     ranked = tuple(sorted(others, key=lambda order: ranks[order[1]]))
     return [KernelPath(placed=((kind, buffer),)) for buffer in buffers] + [KernelPath(False, ranked)]

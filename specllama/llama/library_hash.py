@@ -1,6 +1,6 @@
-"""What names a build of llama.cpp: a hash of what is in its libraries, whatever their folder and dates.
+"""A hash of the contents of llama.cpp's libraries, independent of their folder and dates.
 
-Reading 20 MB of libraries takes time, so the hash is remembered until one of them changes.
+Reading 20 MB of libraries takes time, so the hash is stored until one of them changes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _KIND = "builds"
 
 
 def of(folder: Path) -> str:
-    """The hash of the files in `folder`; where it cannot be remembered, the next start reads them again."""
+    """The hash of the files in `folder`."""
     paths = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     known = storage.recall(_KIND, *paths)
     if isinstance(known, str):
         return known
     digest = hashlib.sha256()
-    for path in paths:  # one after the other: those of a GPU build are several hundred megabytes
+    for path in paths:  # one at a time: those of a GPU build have several hundred megabytes
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     found = digest.hexdigest()[:32]

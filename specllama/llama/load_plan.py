@@ -1,4 +1,4 @@
-"""How a model is to be loaded, and what follows from that: context size, GPU layers, memory mapping."""
+"""From load options to numbers: context size, GPU layers, memory mapping."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from specllama.base.errors import UsageError
 from specllama.llama.header import Header
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
 
-_GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs room for its runtime and for the screen
+_GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs memory for its runtime and for the screen
 _QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}
-# Which weights the CPU's extra buffer types take, at most: what they really take depends on the CPU and on each tensor.
+# The most that the CPU's extra buffer types can hold; the CPU and the shape of each tensor decide.
 _REPACKED_ANYWHERE = {"q1_0", "q2_k", "q4_0", "q4_k", "iq4_nl", "mxfp4"}
 _REPACKED_ON_ARM = {"q5_k", "q6_k", "q8_0"}
 _AMX = {"q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"}
-# llama.cpp's AMX kernels read memory that they never wrote where a row is a single block of 32: with MALLOC_PERTURB_=1
-# every logit of such a model is NaN (llama-cpp-python 0.3.36). Rows of 64 numbers are computed rightly.
+# llama.cpp's AMX kernels read uninitialized memory if a row is a single block of 32: with MALLOC_PERTURB_=1 all logits of
+# such a model are NaN (llama-cpp-python 0.3.36). Rows of 64 numbers are computed correctly.
 AMX_SHORTEST_ROW = 64
-_TOLERATED_COPY = 0.1  # a file is mapped although this share of it is kept twice: it loads faster and is shared
+_TOLERATED_COPY = 0.1  # a file is mapped if at most this share is kept twice: it loads faster and is shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """How to load a model. Invalid values raise UsageError when the model is loaded."""
 
-    n_ctx: int = 4096  # tokens; 0 = what the model was trained for, as far as memory allows
+    n_ctx: int = 4096  # tokens; 0 = the model's own context, as far as memory allows
     n_batch: int = 512  # most tokens in one llama.cpp call
     n_ubatch: int = 512  # most tokens computed at once
     n_threads: int | None = None  # None = the physical cores
@@ -38,24 +38,24 @@ class LoadOptions:
     flash_attn: Literal["auto", "on", "off"] = "auto"
     type_k: str = "f16"  # see memory.KV_TYPE_BYTES
     type_v: str = "f16"
-    use_extra_bufts: bool = True  # let llama.cpp rearrange weights for faster kernels
-    placed: tuple[tuple[str, str], ...] = ()  # but these tensor types in these extra buffer types; see kernel_path.py
+    use_extra_bufts: bool = True  # llama.cpp rearranges weights for faster kernels
+    placed: tuple[tuple[str, str], ...] = ()  # these tensor types in these extra buffer types; see kernel_path.py
     max_block: int = 33  # longest eval: the draft and the pending token
-    use_mmap: bool | None = None  # None = where that does not keep weights twice
+    use_mmap: bool | None = None  # None = unless that keeps weights twice
 
 
 def placeable(options: LoadOptions, *, has_gpu: bool) -> bool:
-    """May weights be placed by tensor type? No layer may be on a GPU: an order would keep weights off it."""
+    """True if weights can be placed by tensor type: no layer is on a GPU, which an override would keep it off."""
     return not has_gpu or options.n_gpu_layers == 0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What the installed build can offload to."""
+    """The GPU memory of the installed build."""
 
     supported: bool  # built with a GPU backend
     n_free: int  # bytes on all GPUs together
-    shared: bool  # the GPU lives in main memory (Apple silicon, integrated graphics)
+    shared: bool  # the GPU uses main memory (Apple silicon, integrated graphics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class LoadPlan:
 
 
 def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory, extra: tuple[str, ...]) -> LoadPlan:
-    """Turn wishes into numbers. `free` is main memory in bytes, `extra` names the CPU's extra buffer types.
+    """The numbers for these options. `free` is main memory in bytes, `extra` the names of extra buffer types.
 
-    Raises UsageError for impossible options and MemoryShort where the model does not fit.
+    Raises UsageError for invalid options and MemoryShort if the model does not fit.
     """
     _check(options)
     kv = {"type_k": options.type_k, "type_v": options.type_v}
@@ -92,7 +92,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, **kv)
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
     if options.placed and n_gpu_layers:
-        raise UsageError("weights can only be placed by tensor type where no layer is on a GPU", hint="add -ngl 0")
+        raise UsageError("weights cannot be placed by tensor type with layers on a GPU", hint="add -ngl 0")
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
     if need.total * (1.0 - on_gpu) > free:
         raise memory_short(header, int(need.total * (1.0 - on_gpu)), free, n_ctx)
@@ -118,13 +118,13 @@ def _spoiled_by_amx(header: Header, extra: tuple[str, ...]) -> bool:
 
 
 def physical_cores() -> int:
-    """Cores that this process may use; two threads of one core only get in each other's way."""
+    """Physical cores that this process may use; a second thread on a core makes both slower."""
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
 
 
 def thread_choices() -> tuple[int, ...]:
-    """Numbers of threads worth trying: the physical cores, half of them, and all that the system counts."""
+    """Thread counts to try: the physical cores, half of them, and the logical cores."""
     cores = physical_cores()
     logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or cores
     return tuple(dict.fromkeys((cores, max(cores // 2, 1), max(logical, 1))))
@@ -132,19 +132,19 @@ def thread_choices() -> tuple[int, ...]:
 
 def _check(options: LoadOptions) -> None:
     if options.n_ctx == 1:
-        raise UsageError("a context of one token has no room for an answer")
+        raise UsageError("the context is 1 token, expected at least 2")
     for name, lowest in (("n_ctx", 0), ("n_batch", 2), ("n_ubatch", 1), ("max_block", 1)):
         value = getattr(options, name)
         if not lowest <= value < 1 << 31:
-            raise UsageError(f"{name} must be at least {lowest}, not {value}")
+            raise UsageError(f"{name} is {value}, expected at least {lowest}")
     for name in ("n_threads", "n_threads_batch"):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= 1024:
-            raise UsageError(f"{name} must be 1 to 1024, not {value}")
+            raise UsageError(f"{name} is {value}, expected 1 to 1024")
     if options.flash_attn not in ("auto", "on", "off"):
-        raise UsageError(f"flash attention is on, off or auto, not {options.flash_attn!r}")
+        raise UsageError(f"flash_attn is {options.flash_attn!r}, expected on, off or auto")
     if isinstance(options.n_gpu_layers, str) and options.n_gpu_layers not in ("auto", "all"):
-        raise UsageError(f"GPU layers are a number, auto or all, not {options.n_gpu_layers!r}")
+        raise UsageError(f"n_gpu_layers is {options.n_gpu_layers!r}, expected a number, auto or all")
     if options.type_v in _QUANTIZED_KV and options.flash_attn == "off":
         raise UsageError(
             f"a V cache of type {options.type_v} needs flash attention", hint="leave out --flash-attn off, or use f16"
@@ -167,7 +167,7 @@ def _gpu_layers(header: Header, options: LoadOptions, need: MemoryNeed, gpu: Gpu
 
 
 def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gpu_layers: int) -> bool:
-    """Map the file unless the CPU would keep rearranged weights beside the mapped pages: a second copy."""
+    """Map the file, unless rearranged weights would be a second copy beside the mapped pages."""
     if options.use_mmap is not None:
         return options.use_mmap
     if n_gpu_layers > header.n_layer:
@@ -176,7 +176,7 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
 
 
 def _rearranged_bytes(header: Header, options: LoadOptions, extra: tuple[str, ...]) -> int:
-    """How many bytes of weights the CPU may keep in another arrangement."""
+    """The most bytes of weights that the CPU may keep rearranged."""
     taken = {kind.lower() for kind, _ in options.placed}
     for name in extra if options.use_extra_bufts else ():
         if name == "AMX":
@@ -194,10 +194,10 @@ def _warnings(header: Header, options: LoadOptions, gpu: GpuMemory, n_ctx: int) 
     asked = options.n_gpu_layers
     if asked not in ("auto", 0) and not gpu.supported:
         found.append(
-            f"-ngl {asked} has no effect: the installed llama.cpp was built for the CPU only. For a GPU build: "
+            f"-ngl {asked} has no effect: the installed llama.cpp is a CPU build. For a GPU build: "
             'CMAKE_ARGS="-DGGML_CUDA=on" (NVIDIA) or CMAKE_ARGS="-DGGML_METAL=on" (Apple), then '
             "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
         )
     if 0 < header.n_ctx_train < n_ctx:
-        found.append(f"a context of {n_ctx} tokens is longer than the {header.n_ctx_train} the model was trained for")
+        found.append(f"the context of {n_ctx} tokens is longer than the model was trained for ({header.n_ctx_train})")
     return tuple(found)

@@ -1,4 +1,4 @@
-"""How much memory a model and its context need, and how much there is: arithmetic only, llama.cpp is not asked."""
+"""The memory that a model and its context need, calculated from the header, and the free memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,21 @@ import psutil
 
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
+from specllama.files.gguf_header import TYPES
 from specllama.llama.header import Header
 
-# Bytes per number in a KV cache: quantised types store blocks of 32 numbers with a scale (and a minimum).
-KV_TYPE_BYTES = {
-    "f32": 4.0,
-    "f16": 2.0,
-    "bf16": 2.0,
-    "q8_0": 34 / 32,
-    "q5_1": 24 / 32,
-    "q5_0": 22 / 32,
-    "q4_1": 20 / 32,
-    "q4_0": 18 / 32,
-    "iq4_nl": 18 / 32,
-}
-CELL_STEP = 256  # llama.cpp rounds the number of KV cells up to this
-_MIN_FITTED_CTX = 512  # a smaller context is of no use: say that memory is short instead
+# The types of a KV cache: ggml's number, and bytes per number.
+_BY_NAME = {each.name: (number, each.n_bytes / each.n_values) for number, each in TYPES.items()}
+_KV_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+KV_TYPE_NUMBERS = {name: _BY_NAME[name][0] for name in _KV_NAMES}
+KV_TYPE_BYTES = {name: _BY_NAME[name][1] for name in _KV_NAMES}
+CELL_STEP = 256  # llama.cpp rounds the number of KV cells up to a multiple of this
+_MIN_FITTED_CTX = 512  # a smaller context is of no use: raise MemoryShort instead
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a loaded model occupies."""
+    """The memory of a loaded model, in bytes."""
 
     weights: int
     kv: int
@@ -36,22 +30,21 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.kv + self.compute
 
 
 def kv_bytes(header: Header, n_ctx: int, type_k: str, type_v: str) -> int:
-    """Size of the KV cache in bytes; layers with a sliding window keep the full context too (rollback needs it)."""
+    """Size of the KV cache in bytes; layers with a sliding window also keep the full context, for rollback."""
     n_cells = -(-n_ctx // CELL_STEP) * CELL_STEP
     per_head = header.key_length * _type_bytes(type_k) + header.value_length * _type_bytes(type_v)
     return int(n_cells * sum(header.n_head_kv) * per_head)
 
 
 def compute_bytes(header: Header, n_ctx: int, n_ubatch: int, n_outputs: int) -> int:
-    """Scratch memory of one forward pass, estimated from the widest moment of the graph.
+    """An estimate of the scratch memory of one forward pass.
 
-    Two live copies of the widest activation, the residual stream, the attention mask, and the logits of the
-    output rows (in the graph and again in the buffer that llama.cpp hands out).
+    Two copies of the widest activation, the residual stream, the attention mask, and the logits of the output rows (in
+    the graph and in the output buffer).
     """
     n_rows = min(n_ubatch, n_ctx)
     activations = n_rows * (2 * max(header.n_ff, 2 * header.n_embd) + 3 * header.n_embd) * 4
@@ -61,14 +54,14 @@ def compute_bytes(header: Header, n_ctx: int, n_ubatch: int, n_outputs: int) -> 
 
 
 def memory_free() -> int:
-    """Bytes of main memory that can be had without swapping."""
+    """Bytes of main memory that are available without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def need_for(
     header: Header, *, n_ctx: int, n_ubatch: int, n_outputs: int, type_k: str = "f16", type_v: str = "f16"
 ) -> MemoryNeed:
-    """What the model of `header` occupies with a context of `n_ctx` tokens."""
+    """The memory of a model with a context of `n_ctx` tokens."""
     return MemoryNeed(
         weights=header.n_weight_bytes,
         kv=kv_bytes(header, n_ctx, type_k, type_v),
@@ -77,10 +70,7 @@ def need_for(
 
 
 def fit_context(header: Header, free: int, *, n_ubatch: int, n_outputs: int, type_k: str, type_v: str) -> int:
-    """The longest context up to the one the model was trained for whose memory fits into `free` bytes.
-
-    Raises MemoryShort where not even a short one fits.
-    """
+    """The longest context, up to the model's own, that fits into `free` bytes. Raises MemoryShort if none fits."""
 
     def total(n_ctx: int) -> int:
         return need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, type_k=type_k, type_v=type_v).total
@@ -91,7 +81,7 @@ def fit_context(header: Header, free: int, *, n_ubatch: int, n_outputs: int, typ
     shortest = min(longest, _MIN_FITTED_CTX)
     if total(shortest) > free:
         raise memory_short(header, total(shortest), free, shortest)
-    low, high = shortest // CELL_STEP, longest // CELL_STEP  # total() grows with n_ctx: bisect on whole steps
+    low, high = shortest // CELL_STEP, longest // CELL_STEP  # bisect on whole steps
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if total(middle * CELL_STEP) <= free else (low, middle - 1)
@@ -99,14 +89,14 @@ def fit_context(header: Header, free: int, *, n_ubatch: int, n_outputs: int, typ
 
 
 def layers_that_fit(header: Header, need: MemoryNeed, free: int) -> int:
-    """How many layers (the output layer counts as one) fit into `free` bytes of a GPU, beside the compute buffer."""
+    """The number of layers, with the output layer, that fit into `free` bytes of a GPU beside the compute buffer."""
     n_units = header.n_layer + 1
     per_unit = (need.weights + need.kv) / n_units
     return max(0, min(n_units, int((free - need.compute) // per_unit)))
 
 
 def memory_short(header: Header, needed: int, free: int, n_ctx: int) -> MemoryShort:
-    """The error for a model that does not fit, with the numbers and the flag that helps."""
+    """The error for a model that does not fit into memory."""
     return MemoryShort(
         f"{header.path.name} with a context of {n_ctx} tokens needs {size_text(needed)}, "
         f"but only {size_text(free)} are free",
@@ -118,4 +108,4 @@ def _type_bytes(name: str) -> float:
     try:
         return KV_TYPE_BYTES[name]
     except KeyError:
-        raise UsageError(f"unknown KV cache type {name!r}", hint=f"use one of {', '.join(KV_TYPE_BYTES)}") from None
+        raise UsageError(f"the KV cache type is {name!r}, expected one of {', '.join(KV_TYPE_BYTES)}") from None

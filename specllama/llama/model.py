@@ -1,7 +1,7 @@
-"""Models on llama.cpp: load, eval, roll back. No ctypes type leaves this room.
+"""Models on llama.cpp: load, eval, roll back. No ctypes type leaves this package.
 
-The low-level API is driven directly: a batch whose arrays are filled through numpy views, logits of the block's rows
-only, and one KV sequence whose length is known here at every moment, also after an error.
+It calls the low-level API: a batch with numpy views of its arrays, logits of the block's rows only, and one KV sequence
+with a length that is always known, also after an error.
 """
 
 from __future__ import annotations
@@ -17,25 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specllama.base.errors import (
-    BackendError,
-    ContextFull,
-    Interrupted,
-    MemoryShort,
-    RollbackRefused,
-    SpecllamaError,
-)
+from specllama.base.errors import BackendError, ContextFull, Interrupted, MemoryShort, RollbackRefused, SpecllamaError
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
-from specllama.llama import buffers as llama_buffers
-from specllama.llama.bindings import (
-    abort_callback,
-    bindings,
-    devices,
-    extra_buffer_types,
-    log,
-)
+from specllama.llama import buffers
+from specllama.llama.bindings import abort_callback, bindings, devices, extra_buffer_types, log
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama.kernel_path import KernelPath, Matrix
 from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
@@ -54,17 +41,20 @@ from specllama.llama.open import (
 from specllama.llama.quantize import quantize
 from specllama.llama.vocab import Vocabulary
 
-_SEQUENCE = 0  # the one sequence that a chain needs
+_SEQUENCE = 0  # a chain needs one sequence
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 
 
 def set_log(sink: LogSink | None) -> None:
-    """Pass every line that llama.cpp logs to `sink(level, text)`; None keeps them unseen, as they are at first."""
+    """Pass all lines of llama.cpp's log to `sink(level, text)`; None (the default) shows none."""
     log.sink = sink
 
 
 def read_header(path: Path, *, needs_weights: bool = True) -> Header:
-    """What a model file says about itself; quick, no weights are read, nor required if so. Raises ModelFileError."""
+    """The header of a model; reads no weights, and accepts a file without any if not `needs_weights`.
+
+    Raises ModelFileError.
+    """
     path = Path(path)
     return make_header(path, read_parts(path), needs_weights=needs_weights)
 
@@ -74,7 +64,7 @@ def _opened(model: Path | Header, *, needs_weights: bool = True) -> Header:
 
 
 def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNeed:
-    """What the model would occupy when loaded so; a context of 0 counts as the one it was trained for."""
+    """The memory of the model with these options; a context of 0 is the model's own."""
     wish = options or LoadOptions()
     return need_for(
         model,
@@ -87,8 +77,8 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
 
 
 def matrices(model: Path | Header) -> tuple[Matrix, ...]:
-    """The matrices of a model file, and which of the CPU's extra buffer types can hold each. Raises ModelFileError."""
-    return llama_buffers.matrices(_opened(model))
+    """The matrices of a model file, with the extra buffer types that can hold each. Raises ModelFileError."""
+    return buffers.matrices(_opened(model))
 
 
 def load(
@@ -96,18 +86,17 @@ def load(
 ) -> LlamaModel:
     """Load a model and open a context on it.
 
-    `progress` gets the share that is loaded and stops the loading by returning False. Raises ModelFileError,
-    UnsupportedModel, MemoryShort, UsageError, BackendError, and Interrupted where `progress` said so.
+    `progress` receives the share that is loaded and may return False to stop. Raises ModelFileError, UnsupportedModel,
+    MemoryShort, UsageError, BackendError, and Interrupted if `progress` returns False.
     """
     wish = options or LoadOptions()
     about = _opened(model)
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
-    orders = llama_buffers.overrides(about, KernelPath.of(wish))
-    native = load_model(bindings(), log, about, plan, progress, orders)
+    native = load_model(about, plan, progress, buffers.overrides(about, KernelPath.of(wish)))
     try:
         refuse_kind(native, about)
-        open_context(native, log, about, plan, wish)
+        open_context(native, about, plan, wish)
         loaded = LlamaModel(native, about, plan)
         loaded.probe_rollback()
     except BaseException:
@@ -117,23 +106,23 @@ def load(
 
 
 def requantize(source: Path | Header, destination: Path, kind: str, *, progress: LoadProgress | None = None) -> None:
-    """Write `source` as `destination` with all weights in `kind`, see `llama_quantize.quantize`."""
+    """Write `source` to `destination` with its weights in `kind`; see `quantize`."""
     about = _opened(source)
     refuse_architecture(about)
-    quantize(bindings(), log, about, destination, kind, n_threads=physical_cores(), progress=progress)
+    quantize(about, destination, kind, n_threads=physical_cores(), progress=progress)
 
 
 def load_vocabulary(model: Path | Header) -> Vocabulary:
-    """The vocabulary of a model file without its weights. Raises ModelFileError and, as `load`, UnsupportedModel."""
-    native = load_vocabulary_only(bindings(), log, _opened(model, needs_weights=False))
+    """The vocabulary of a model file, without its weights. Raises ModelFileError and UnsupportedModel."""
+    native = load_vocabulary_only(_opened(model, needs_weights=False))
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 
 class LlamaModel:
     """A model with a KV cache for one sequence; implements `types.LanguageModel`.
 
-    Invariant: `length` = tokens in llama.cpp's memory + tokens held back, whatever happened. Tokens are held back by
-    `feed` when they do not fill a batch, so that the next `eval` computes them in the same pass as its own.
+    Invariant: `length` = tokens in llama.cpp's memory + held tokens, also after errors. `feed` holds tokens that do not
+    fill a batch, so that the next `eval` computes them in the same pass as its own.
     """
 
     def __init__(self, native: Native, about: Header, plan: LoadPlan) -> None:
@@ -156,24 +145,24 @@ class LlamaModel:
         self.warnings = plan.warnings
         self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)
         self.vocab_size = self.vocab.size
-        self.end_tokens = self.vocab.end_tokens  # now: asking for all takes a tenth of a second
+        self.end_tokens = self.vocab.end_tokens  # takes 0.1 s, so not in the first answer
         self.n_ctx = plan.n_ctx
         self.n_params: int = lib.llama_model_n_params(pointers.model)
         self.n_bytes: int = lib.llama_model_size(pointers.model)
         self.description = describe(native)
         self.caps = Caps(rollback=True, tree=False, features=False, max_block=plan.max_block)
-        self.busy_s = 0.0  # time spent inside llama.cpp since loading; callers look at differences
+        self.busy_s = 0.0  # time in llama.cpp since loading
         self.watch(None)
 
     @property
     def length(self) -> int:
-        """Tokens now in the KV, those held back for the next eval included."""
+        """Tokens in the KV cache, including held tokens."""
         return self._n_decoded + len(self._held)
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens without logits. Full batches are computed now, the remainder together with the next `eval`.
+        """Append tokens without logits. Full batches are computed now, the remainder with the next `eval`.
 
-        Raises ContextFull, Interrupted (what was computed stays, `length` says how much) and BackendError.
+        Raises ContextFull, Interrupted (computed tokens stay, see `length`) and BackendError.
         """
         self._require_room(len(tokens))
         start, held = self._n_decoded, self._held
@@ -192,14 +181,14 @@ class LlamaModel:
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         """Append tokens and return their logits, (len(tokens), V) float32: a read-only view, valid until the next call.
 
-        `parents` (one per token but the first) may only describe a chain. After an error the KV is as before. Raises
+        `parents` (one per token after the first) must describe a chain. An error leaves the KV cache unchanged. Raises
         ContextFull, Interrupted, UnsupportedModel for trees, BackendError for too many tokens or a failure.
         """
         n_rows = len(tokens)
         self._require_room(n_rows)
         if not 1 <= n_rows <= self.caps.max_block:
             raise BackendError(
-                f"eval takes 1 to {self.caps.max_block} tokens at once, not {n_rows}",
+                f"eval got {n_rows} tokens (expected 1 to {self.caps.max_block})",
                 hint="draft fewer tokens, or load the model with a larger max_block and n_batch",
             )
         require_chain(parents)
@@ -216,13 +205,13 @@ class LlamaModel:
         return self._logits(n_rows)
 
     def truncate(self, length: int) -> None:
-        """Drop every token from `length` on. Raises RollbackRefused, and then drops nothing."""
+        """Remove all tokens from `length` on. Raises RollbackRefused and then removes none."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if length < self._n_decoded:
             if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
                 raise RollbackRefused(
-                    f"llama.cpp would not remove the tokens from {length} on from its memory of {self._n_decoded}"
+                    f"llama.cpp did not remove the tokens from {length} on from its memory of {self._n_decoded}"
                 )
             self._n_decoded = length
             self._held = []
@@ -230,12 +219,12 @@ class LlamaModel:
             del self._held[length - self._n_decoded :]
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Of the last eval keep the KV up to `length` (the pending token) and the nodes of `path`."""
+        """Keep the KV cache up to `length` (the pending token) and the nodes of `path` of the last eval."""
         require_chain(kept=path)
         self.truncate(length + len(path))
 
     def watch(self, cancel: Cancel | None) -> None:
-        """Let a long `feed` or `eval` stop within one graph node of `cancel.set()`, on CPU backends; None ends that."""
+        """Stop a `feed` or `eval` within one graph node of `cancel.set()`, on CPU back ends; None ends the watch."""
         self._require_open()
         pointers = self._native.pointers
         pointers.cancel = cancel or Cancel()
@@ -246,15 +235,12 @@ class LlamaModel:
         pointers.callbacks[:] = [flag, function]
 
     def set_threads(self, n_one: int, n_many: int) -> None:
-        """Compute single tokens with `n_one` threads, and several at once with `n_many`, from now on."""
+        """Set the threads for single tokens and for several tokens at once."""
         self._require_open()
         self._lib.llama_set_n_threads(self._context, n_one, n_many)
 
     def close(self) -> None:
-        """Free model and context; a computation in another thread is stopped. Logits seen so far become invalid.
-
-        Closing twice does nothing.
-        """
+        """Free model and context, and stop a computation in another thread. All logits become invalid."""
         self._views.clear()
         self.vocab.close()
         self._native.close()
@@ -269,22 +255,22 @@ class LlamaModel:
 
     def _require_open(self) -> None:
         if not self._native.close.alive:
-            raise BackendError(f"{self.path.name} was closed")
+            raise BackendError(f"{self.path.name} is closed")
 
     def _require_room(self, n_new: int) -> None:
         self._require_open()
         if self.length + n_new > self.n_ctx:
             raise ContextFull(
-                f"{self.length} tokens and {n_new} more do not fit into the context of {self.n_ctx}",
+                f"{self.length} + {n_new} tokens do not fit into the context of {self.n_ctx}",
                 hint="use a longer context (--ctx-size)",
             )
 
     def _timed(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call into llama.cpp: the time counts as busy, and the memory in use cannot be freed meanwhile."""
+        """Call llama.cpp: the time counts as busy, and `close` waits."""
         pointers = self._native.pointers
         start_s = perf_counter()
         try:
-            pointers.in_call = True  # before looking whether it is open: `close` does both the other way round
+            pointers.in_call = True  # before the check: `close` uses the other order
             self._require_open()
             return function(*arguments)
         finally:
@@ -292,7 +278,7 @@ class LlamaModel:
             pointers.in_call = False
 
     def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
-        """Compute `tokens` after what is in the memory, with logits for the last `n_rows` of them; all or nothing."""
+        """Append `tokens`, with logits for the last `n_rows` of them; all or nothing."""
         start = self._n_decoded
         self._slots.fill(tokens, start, n_rows)
         try:
@@ -307,7 +293,7 @@ class LlamaModel:
         raise self._failure(status, tokens)
 
     def _cut_back(self, length: int) -> None:
-        """Remove what an interrupted call left in the memory; where it refuses, empty it: `length` must stay true."""
+        """Remove the tokens of a failed call; if llama.cpp refuses, empty the memory, so that `length` is right."""
         self._n_decoded = length
         if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
             self._timed(self._lib.llama_memory_clear, self._memory, False)
@@ -318,25 +304,25 @@ class LlamaModel:
             return Interrupted("the computation was stopped on request")
         if status == _NO_SLOT:
             return ContextFull(
-                f"no room for {len(tokens)} tokens in the KV cache", hint="use a longer context (--ctx-size)"
+                f"the KV cache has no room for {len(tokens)} tokens", hint="use a longer context (--ctx-size)"
             )
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if status == _INVALID_BATCH and wrong:
             return BackendError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens")
         reason = log.reason() or f"return code {status}"
-        log.clear()  # a later failure has its own reason
+        log.clear()  # not the reason of a later failure
         if status == _NO_MEMORY:
             return MemoryShort(f"llama.cpp ran out of memory: {reason}", hint="use a shorter context (--ctx-size)")
         return BackendError(
-            f"llama.cpp could not compute {len(tokens)} tokens: {reason}", hint="run `specllama doctor`"
+            f"llama.cpp failed to compute {len(tokens)} tokens: {reason}", hint="run `specllama doctor`"
         )
 
     def _logits(self, n_rows: int) -> FloatArray:
-        """The logits of the last decode's output rows, contiguous and in the order of the batch."""
+        """The logits of the last decode, one row per output in the order of the batch."""
         pointer = self._timed(self._lib.llama_get_logits, self._context)
         key = (ctypes.addressof(pointer.contents), n_rows)
         view = self._views.get(key)
-        if view is None:  # the buffer moves only when it grows, so a handful of views serve a whole session
+        if view is None:  # the buffer moves only when it grows, so a session needs few views
             array = (ctypes.c_float * (n_rows * self.vocab_size)).from_address(key[0])
             view = np.ctypeslib.as_array(array).reshape(n_rows, self.vocab_size)
             view.flags.writeable = False
@@ -344,13 +330,13 @@ class LlamaModel:
         return view
 
     def probe_rollback(self) -> None:
-        """Decode two tokens and take one back: whether this memory can do that is a property of the model."""
+        """Decode two tokens and remove one, which some models cannot. Raises UnsupportedModel."""
         token = self.vocab.bos or 0
         try:
             self._decode([token, token], 0)
             self.truncate(1)
         except RollbackRefused:
-            raise cannot_roll_back(self.path, "a model whose memory refused a rollback", self.architecture) from None
+            raise cannot_roll_back(self.path, "a model with a failed rollback", self.architecture) from None
         self._lib.llama_memory_clear(self._memory, False)
         self._n_decoded = 0
         self.busy_s = 0.0
@@ -379,7 +365,7 @@ class _BatchSlots:
             self.batch.seq_id[index][0] = _SEQUENCE
 
     def fill(self, tokens: Sequence[int], start: int, n_rows: int) -> None:
-        """Put `tokens` at positions from `start` on; the last `n_rows` of them want logits."""
+        """Put `tokens` at positions from `start` on, with logits for the last `n_rows`."""
         count = len(tokens)
         self._token[:count] = tokens
         np.add(self._offsets[:count], start, out=self._position[:count])

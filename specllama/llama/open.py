@@ -1,4 +1,4 @@
-"""Open models and contexts, own their C objects, and say by name why it did not work. The bindings are handed in."""
+"""Open models and contexts, own their C objects, and raise an error of ours with llama.cpp's reason."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
+from specllama.llama.bindings import bindings, log
 from specllama.llama.header import Header, cannot_roll_back, not_left_to_right, refuse_architecture
 from specllama.llama.load_plan import LoadOptions, LoadPlan
-from specllama.llama.log import LogBook
+from specllama.llama.memory import KV_TYPE_NUMBERS
 
-LoadProgress = Callable[[float], bool]  # told the share that is loaded; False stops the loading
+LoadProgress = Callable[[float], bool]  # receives the share that is loaded; False stops the loading
 
-_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
-_PATIENCE_S = 2.0  # a CPU back end stops within one graph node; others do not listen
+_PATIENCE_S = 2.0  # a CPU back end stops within one graph node; others ignore the flag
 _NEWER_FILE = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer")
 _ALLOCATION = ("allocate", "bad_alloc", "out of memory")
 _UPDATE = "the file is newer than the bindings: update specllama and llama-cpp-python"
 _LESS_MEMORY = "use a shorter context (--ctx-size), a smaller model, or close other programs"
-
+_NO_REASON = "no reason given"
 
 _alive: weakref.WeakSet[Native] = weakref.WeakSet()  # stopped at exit
 
@@ -40,9 +40,9 @@ class Pointers:
     model: int
     context: int | None = None
     batch: Any = None
-    in_call: bool = False  # llama.cpp is computing with them at this moment
-    cancel: Cancel = field(default_factory=Cancel)  # raised: the computation stops
-    callbacks: list[object] = field(default_factory=list)  # what C may still call or read
+    in_call: bool = False  # llama.cpp is computing with them
+    cancel: Cancel = field(default_factory=Cancel)  # stops the computation
+    callbacks: list[object] = field(default_factory=list)  # objects that C may still call or read
     overrides: Any = None
 
 
@@ -56,39 +56,32 @@ class Native:
         _alive.add(self)
 
 
-def load_model(
-    lib: Any,
-    log: LogBook,
-    about: Header,
-    plan: LoadPlan,
-    progress: LoadProgress | None,
-    overrides: Any = None,
-) -> Native:
-    """Load the weights, some of them by `overrides` (see llama_buffers.py).
+def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, overrides: Any = None) -> Native:
+    """Load the weights; `overrides` (see buffers.py) may place some of them.
 
-    Raises ModelFileError, MemoryShort, and Interrupted where `progress` said so.
+    Raises ModelFileError, MemoryShort, and Interrupted if `progress` returns False.
     """
-    params = lib.llama_model_default_params()
+    params = bindings().llama_model_default_params()
     params.n_gpu_layers = plan.n_gpu_layers
     params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
     params.use_extra_bufts = plan.use_extra_bufts
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)
-    native = _load(lib, log, about, params, progress)
-    native.pointers.overrides = overrides  # the model keeps its parameters, and with them this address
+    native = _load(about, params, progress)
+    native.pointers.overrides = overrides  # the model keeps this address in its parameters
     return native
 
 
-def load_vocabulary_only(lib: Any, log: LogBook, about: Header) -> Native:
-    """Load the vocabulary and no weights. Raises ModelFileError, and UnsupportedModel for what cannot be served."""
+def load_vocabulary_only(about: Header) -> Native:
+    """Load the vocabulary without weights. Raises ModelFileError and UnsupportedModel."""
     refuse_architecture(about)
-    params = lib.llama_model_default_params()
+    params = bindings().llama_model_default_params()
     params.vocab_only = True
-    return _load(lib, log, about, params, None)
+    return _load(about, params, None)
 
 
 def refuse_kind(native: Native, about: Header) -> None:
-    """Ask llama.cpp itself what `llama_header.refuse_architecture` guessed from names. Raises UnsupportedModel."""
+    """`header.refuse_architecture`, by llama.cpp's answers instead of names. Raises UnsupportedModel."""
     lib, model = native.pointers.lib, native.pointers.model
     if lib.llama_model_is_recurrent(model):
         raise cannot_roll_back(about.path, "a recurrent model", about.architecture)
@@ -100,7 +93,7 @@ def refuse_kind(native: Native, about: Header) -> None:
         raise not_left_to_right(about.path, "a model with an encoder", about.architecture)
 
 
-def open_context(native: Native, log: LogBook, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
+def open_context(native: Native, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
     """Open a context for one sequence on a loaded model. Raises MemoryShort and BackendError."""
     lib = native.pointers.lib
     params = lib.llama_context_default_params()
@@ -108,21 +101,21 @@ def open_context(native: Native, log: LogBook, about: Header, plan: LoadPlan, op
     params.n_batch = plan.n_batch
     params.n_ubatch = plan.n_ubatch
     params.n_seq_max = 1
-    params.n_outputs_max = plan.max_block  # a decode that asks for more rows ends the process
+    params.n_outputs_max = plan.max_block  # a decode with more rows ends the process
     params.n_threads = plan.n_threads
     params.n_threads_batch = plan.n_threads_batch
     params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
-    params.type_k = _KV_TYPES[options.type_k]
-    params.type_v = _KV_TYPES[options.type_v]
+    params.type_k = KV_TYPE_NUMBERS[options.type_k]
+    params.type_v = KV_TYPE_NUMBERS[options.type_v]
     params.kv_unified = True
-    params.swa_full = True  # a window that forgets cannot be rolled back across its edge
+    params.swa_full = True  # a cache of the window alone cannot be rolled back across its edge
     params.no_perf = True
     log.clear()
     native.pointers.context = lib.llama_init_from_model(native.pointers.model, params)
     log.raise_interrupt()
     if native.pointers.context:
         return
-    reason = log.reason() or "it gave no reason"
+    reason = log.reason() or _NO_REASON
     if _contains(reason, _ALLOCATION):
         raise MemoryShort(
             f"there is not enough memory for a context of {plan.n_ctx} tokens: {reason}", hint=_LESS_MEMORY
@@ -137,13 +130,14 @@ def describe(native: Native) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
-def _load(lib: Any, log: LogBook, about: Header, params: Any, progress: LoadProgress | None) -> Native:
-    stopped: list[BaseException | None] = []  # why the loading was stopped; None = `progress` returned False
+def _load(about: Header, params: Any, progress: LoadProgress | None) -> Native:
+    lib = bindings()
+    stopped: list[BaseException | None] = []  # the error that stopped the loading; None = `progress` returned False
 
     def report(done: float, _user_data: object) -> bool:
         try:
             go_on = progress is None or progress(done) is not False
-        except BaseException as error:  # it must not be lost between C frames; raised again below
+        except BaseException as error:  # cannot pass C frames; raised again below
             stopped.append(error)
             return False
         if not go_on:
@@ -160,12 +154,12 @@ def _load(lib: Any, log: LogBook, about: Header, params: Any, progress: LoadProg
         return native
     if stopped:
         raise stopped[0] or Interrupted(f"loading {about.path.name} was stopped on request")
-    raise _load_failure(about, log.reason() or "it gave no reason", lib.__version__)
+    raise _load_failure(about, log.reason() or _NO_REASON, lib.__version__)
 
 
 def _load_failure(about: Header, reason: str, version: str) -> SpecllamaError:
     if _contains(reason, _NEWER_FILE):
-        return ModelFileError(f"{about.path} is not known to llama-cpp-python {version}: {reason}", hint=_UPDATE)
+        return ModelFileError(f"llama-cpp-python {version} does not support {about.path}: {reason}", hint=_UPDATE)
     if _contains(reason, _ALLOCATION):
         return MemoryShort(f"there is not enough memory to load {about.path.name}: {reason}", hint=_LESS_MEMORY)
     return ModelFileError(
@@ -178,7 +172,7 @@ def _contains(reason: str, words: tuple[str, ...]) -> bool:
 
 
 def _stop(pointers: Pointers) -> bool:
-    """Stop what another thread computes; False where that does not end soon."""
+    """Stop the computation of another thread; False if it does not end soon."""
     give_up_s = perf_counter() + _PATIENCE_S
     while pointers.in_call:
         pointers.cancel.set()
@@ -199,10 +193,9 @@ def _free(pointers: Pointers) -> None:
 
 
 def _leave() -> None:
-    """At exit: nothing may compute while C++ tears its libraries down.
+    """At exit, stop all computations before C++ unloads its libraries.
 
-    The system takes the memory back by itself, and a thread may still be reading logits; only a GPU's driver wants its
-    objects freed in order.
+    The system frees the memory, and a thread may still read logits, so only a GPU's objects are freed here.
     """
     for native in list(_alive):
         if _stop(native.pointers) and native.pointers.lib.llama_supports_gpu_offload():

@@ -1,4 +1,4 @@
-"""Store a model's weights in another quantisation, which llama.cpp does. The bindings are handed in."""
+"""Store a model's weights in another quantization with llama.cpp."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specllama.base.errors import BackendError, UsageError
+from specllama.llama.bindings import bindings, log
 from specllama.llama.header import Header
-from specllama.llama.log import LogBook
 from specllama.llama.open import LoadProgress
 
 _STEP = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")  # "[  12/ 290] blk.0.attn_q.weight - ...": one line a tensor
@@ -20,14 +19,14 @@ _STEP = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")  # "[  12/ 290] blk.0.attn_q.weight
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One way to store weights."""
+    """A quantization of llama.cpp."""
 
     ftype: int  # llama.cpp's llama_ftype
-    bits: float  # a weight, about
-    pure: bool  # every matrix in this one type; else a mixture that spends more bits where they matter
+    bits: float  # per weight, about
+    pure: bool  # all matrices in this type; else a mixture with more bits for important matrices
 
 
-# Those of llama.cpp that need no importance matrix, from the coarsest to the finest.
+# The quantizations that need no importance matrix, from the coarsest to the finest.
 QUANTS: Mapping[str, Quant] = {
     "Q2_K": Quant(10, 3.0, False),
     "Q3_K_S": Quant(11, 3.5, False),
@@ -49,29 +48,21 @@ QUANTS: Mapping[str, Quant] = {
 
 
 def quant_of(name: str) -> str:
-    """The name in QUANTS that is meant, in any case. Raises UsageError."""
+    """The name in QUANTS, from a name in any case. Raises UsageError."""
     if name.upper() not in QUANTS:
-        raise UsageError(f"there is no quantisation {name!r}", hint=f"one of {', '.join(QUANTS)}")
+        raise UsageError(f"the quantization is {name!r}, expected one of {', '.join(QUANTS)}")
     return name.upper()
 
 
 def quantize(
-    lib: Any,
-    log: LogBook,
-    about: Header,
-    destination: Path,
-    kind: str,
-    *,
-    n_threads: int,
-    progress: LoadProgress | None = None,
+    about: Header, destination: Path, kind: str, *, n_threads: int, progress: LoadProgress | None = None
 ) -> None:
-    """Write the model of `about`, whatever its weights are stored in now, with its weights as `kind`.
+    """Write the model of `about` with its weights as `kind`.
 
-    `progress` gets the share that is done, and cannot stop it: llama.cpp has no way to. Nor does it survive every
-    file, so this belongs in a child process. What is at `destination` after an error is worthless. Raises UsageError
-    and BackendError.
+    `progress` receives the share that is done; it cannot stop llama.cpp. llama.cpp crashes on some files, so call this
+    in a child process. Delete `destination` after an error. Raises UsageError and BackendError.
     """
-    quant = QUANTS[quant_of(kind)]
+    lib, quant = bindings(), QUANTS[quant_of(kind)]
     params = lib.llama_model_quantize_default_params()
     params.nthread = n_threads
     params.ftype = quant.ftype
@@ -91,4 +82,5 @@ def quantize(
     finally:
         log.sink = before
     if status:
-        raise BackendError(f"llama.cpp cannot store {about.path.name} as {kind}: {log.reason() or 'it gave no reason'}")
+        reason = log.reason() or "no reason given"
+        raise BackendError(f"llama.cpp cannot store {about.path.name} as {kind}: {reason}")

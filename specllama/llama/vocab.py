@@ -1,4 +1,4 @@
-"""A model's vocabulary: text to tokens and back, special tokens, the tokens that end an answer."""
+"""A model's vocabulary: text to tokens and back, special tokens, end tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specllama.base.errors import PromptError
 
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _MAX_TEXT_BYTES = 2**31 - 1  # lengths are 32-bit in llama.cpp
-_PIECE_BYTES = 64  # nearly every piece is shorter; a longer one is asked for again
+_PIECE_BYTES = 64  # nearly all pieces are shorter; a longer one takes a second call
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3  # llama_token_attr
 
 
 class Vocabulary:
-    """The vocabulary of a loaded model. `owner` is kept so that the model lives at least as long."""
+    """The vocabulary of a loaded model. The reference to `owner` keeps the model alive."""
 
     def __init__(self, lib: Any, handle: int, owner: object) -> None:
         self._lib = lib
@@ -33,24 +33,24 @@ class Vocabulary:
         self.add_eos = bool(lib.llama_vocab_get_add_eos(handle))
 
     def close(self) -> None:
-        """Let go of the model. What was cached can still be read; anything else raises ValueError."""
+        """Release the model. Cached values stay available; other calls raise ValueError."""
         self._owner = None
 
     def tokenize(self, text: str | bytes, *, special: bool, bos: bool = False) -> list[int]:
         """The tokens of `text`. With `special`, text like `<|im_end|>` becomes the control token; without, plain text.
 
-        `bos` puts the begin token in front (where the vocabulary has one); nothing else is ever added. Bytes that are
-        not UTF-8 become U+FFFD, null bytes are text. Raises PromptError where llama.cpp cannot take the text.
+        `bos` puts the begin token in front, if the vocabulary has one. Bytes that are not UTF-8 become U+FFFD; null
+        bytes are text. Raises PromptError if llama.cpp cannot tokenize the text.
         """
         self._check()
         data = _clean_utf8(text)
         if len(data) > _MAX_TEXT_BYTES:
-            raise PromptError(f"the text has {len(data)} bytes, more than llama.cpp can tokenise at once")
+            raise PromptError(f"the text has {len(data)} bytes (expected at most {_MAX_TEXT_BYTES})")
         tokens = self._tokenize(data, special) if data else []
         return [self.bos, *tokens] if bos and self.bos is not None else tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that `token` adds to a text; control tokens add none unless `special`. Cached."""
+        """The bytes of `token` in a text; control tokens have none unless `special`. Cached."""
         key = (token, special)
         found = self._pieces.get(key)
         if found is None:
@@ -58,18 +58,18 @@ class Vocabulary:
         return found
 
     def text(self, token: int) -> str:
-        """The raw entry of the vocabulary, such as `Ġthe` or `▁the`."""
+        """The raw entry, such as `Ġthe` or `▁the`."""
         self._check(token)
         return (self._lib.llama_vocab_get_text(self._handle, token) or b"").decode("utf-8", "replace")
 
     def texts(self) -> list[str]:
-        """All raw entries in order: what two vocabularies are compared by."""
+        """All raw entries in order, to compare vocabularies."""
         self._check()
         get, handle = self._lib.llama_vocab_get_text, self._handle
         return [(get(handle, token) or b"").decode("utf-8", "replace") for token in range(self.size)]
 
     def pieces(self) -> list[bytes]:
-        """What `piece` says of every token, in order."""
+        """`piece` of every token, in order."""
         self._check()
         get, handle, capacity = self._lib.llama_token_to_piece, self._handle, _PIECE_BYTES
         buffer, pieces = ctypes.create_string_buffer(capacity), list[bytes]()
@@ -79,21 +79,21 @@ class Vocabulary:
         return pieces
 
     def is_control(self, token: int) -> bool:
-        """True for tokens that steer and are never shown, such as `<|im_start|>`."""
+        """True for tokens that are never shown, such as `<|im_start|>`."""
         self._check(token)
         return bool(self._lib.llama_vocab_is_control(self._handle, token))
 
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
-        """Every token that ends an answer (end of text, of turn, of message); there may be several."""
+        """All tokens that end an answer (end of text, of turn, of message)."""
         self._check()
         is_end, handle = self._lib.llama_vocab_is_eog, self._handle
         return frozenset(token for token in range(self.size) if is_end(handle, token))
 
     def special_texts(self) -> tuple[str, ...]:
-        """The texts that `tokenize` turns into a token with `special` and reads as plain text without. Cached.
+        """The texts that `tokenize` turns into one token only with `special`. Cached.
 
-        Those of user-defined tokens are not among them: llama.cpp looks for them either way, such as Gemma's `\\n\\n`.
+        User-defined tokens, such as Gemma's `\\n\\n`, are excluded: llama.cpp finds them in any text.
         """
         return self._special_texts
 
@@ -121,7 +121,7 @@ class Vocabulary:
             if 0 <= count <= capacity:
                 return buffer[:count]
             if -count <= capacity:
-                raise PromptError(f"llama.cpp cannot tokenise this text of {len(data)} bytes")
+                raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
             capacity = -count
 
     def _piece(self, token: int, special: bool) -> bytes:
@@ -136,11 +136,11 @@ class Vocabulary:
 
 
 def _clean_utf8(text: str | bytes) -> bytes:
-    """UTF-8 that llama.cpp's tokenizers can walk through; undecodable arguments (surrogates) are bytes again first."""
+    """Valid UTF-8, which llama.cpp's tokenizers need; surrogates of undecodable arguments become their bytes first."""
     data = text.encode("utf-8", "surrogateescape" if _escaped(text) else "replace") if isinstance(text, str) else text
     return data.decode("utf-8", "replace").encode("utf-8")
 
 
 def _escaped(text: str) -> bool:
-    """True where every surrogate in `text` stands for a byte that Python could not decode."""
+    """True if every surrogate in `text` is a byte that Python could not decode."""
     return all(0xDC80 <= ord(char) <= 0xDCFF for char in text if 0xD800 <= ord(char) <= 0xDFFF)

@@ -1,9 +1,9 @@
-"""Text to fill contexts with: notes that stand before a question and have nothing to do with it. Our own."""
+"""Text that fills a context: our own notes, which come before a question and are unrelated to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
+from itertools import count, islice
 
 _OPENING = "The numbered notes are background. The question comes after them.\n\n"
 _NOTES = (
@@ -17,22 +17,16 @@ _NOTES = (
     "Half of the chairs in the hall belong to the choir, the other half to nobody who could be found.",
 )
 
-Count = Callable[[str], int]  # the tokens of a text
-
-
-def _pieces() -> Iterator[str]:
-    """Notes without end, no two of them the same."""
-    for n in count(1):
-        yield f"Note {n}: {_NOTES[(n * 5) % len(_NOTES)]}\n"
+Count = Callable[[str], int]  # the number of tokens of a text
 
 
 def notes(n_tokens: int, n_tokens_of: Count) -> str:
-    """Notes of about `n_tokens` tokens, never fewer; '' for none."""
+    """Different notes of at least `n_tokens` tokens, and few more; '' for 0."""
     if n_tokens <= 0:
         return ""
-    text, pieces = _OPENING, _pieces()
+    text, numbers = _OPENING, count(1)
     while (missing := n_tokens - n_tokens_of(text)) > 0:
-        # A note has some 25 tokens: whole batches of them, so that the text is not counted for each.
-        for _ in range(max(missing // 32, 1)):
-            text += next(pieces)
+        # A note has about 25 tokens. Adding several at once saves counting the text for each.
+        for n in islice(numbers, max(missing // 32, 1)):
+            text += f"Note {n}: {_NOTES[(n * 5) % len(_NOTES)]}\n"
     return text + "\n"

@@ -1,4 +1,4 @@
-"""The few prompts that `tune` and `check --probe` measure with: one of four classes of the benchmark's."""
+"""The prompts of `tune` and `check --probe`: one from each of four classes of the benchmark."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from specllama.prompts.load import built_in
 
-# Short ones, for they are read again and again; what the profiles call the class -> the prompt's id. The classes differ
-# in how predictable their answers are, and so in how much of a draft is accepted.
+# The class in profiles -> the prompt's id. The prompts are short because they are prefilled many times. The classes
+# differ in how predictable their answers are, and so in their acceptance rate.
 IDS: Mapping[str, str] = {
     "code": "coding-en-1",
     "summary": "summarization-en-1",

@@ -1,9 +1,9 @@
-"""Prompts to measure with: our own for twelve classes, or those of a file; our JSON Lines and Spec-Bench's."""
+"""Benchmark prompts: the built-in ones of twelve classes, or a file of JSON Lines (ours or Spec-Bench's)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,51 +13,36 @@ from specllama.base.disk import read_bytes
 from specllama.base.errors import PromptError, UsageError
 from specllama.base.jsonable import parsed
 
-# The classes differ in how predictable their answers are, and so in how much of a draft is accepted. The prompts were
-# written for this program and are under its licence: prompts/<class>.jsonl, in English, Japanese and Chinese by turns,
-# so that the first three of a class and either half of it hold every language.
+# The classes differ in how predictable their answers are, and so in their acceptance rate. The prompts were written for
+# this program and have its licence. Each prompts/<class>.jsonl alternates English, Japanese and Chinese, so that its
+# first three prompts, and each half, have every language.
 CATEGORIES = (
-    "coding",
-    "math",
-    "qa",
-    "summarization",
-    "rag",
-    "translation",
-    "reasoning",
-    "writing",
-    "roleplay",
-    "extraction",
-    "dialogue",
-    "poem",
-)
-RESERVED = "all"  # reports call all classes together so
-UNSORTED = "other"  # the class of a prompt whose file names none
-UNKNOWN_LANGUAGE = "und"  # as BCP 47 has it
-_MOST_CHARS = 80  # of an id, class or language: they head the rows of tables
+    "coding", "math", "qa", "summarization", "rag", "translation",
+    "reasoning", "writing", "roleplay", "extraction", "dialogue", "poem",
+)  # fmt: skip
+RESERVED = "all"  # the row of all classes in reports
+UNSORTED = "other"  # the default class
+UNKNOWN_LANGUAGE = "und"  # the default language, as in BCP 47
+_MOST_CHARS = 80  # of an id, class or language, which are headings in tables
 
 _HINT = 'each line is {"id": ..., "category": ..., "language": ..., "turns": [...]}, {"prompt": ...}, or Spec-Bench\'s'
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """What one user asks, turn by turn; the answers between them are the model's own."""
+    """The turns of one user; the model answers each."""
 
     id: str  # unique in its file
     category: str
-    language: str  # BCP 47: "en", "ja", "zh"; "und" where the file does not say
-    turns: tuple[str, ...]  # at least one, none of them empty
+    language: str  # BCP 47: "en", "ja", "zh", "und"
+    turns: tuple[str, ...]  # at least one, none empty
 
 
 def built_in(categories: Sequence[str] | None = None) -> tuple[BenchPrompt, ...]:
-    """Our own prompts of these classes, in the order of CATEGORIES whatever order they are asked for in.
-
-    Raises UsageError for a class that there is none of.
-    """
+    """The built-in prompts of these classes, in the order of CATEGORIES. Raises UsageError for an unknown class."""
     for name in categories or ():
         if name not in CATEGORIES:
-            raise UsageError(
-                f"there is no class of prompts called {name!r}", hint=f"there are: {', '.join(CATEGORIES)}"
-            )
+            raise UsageError(f"the class is {name!r}, expected one of {', '.join(CATEGORIES)}")
     wanted = [name for name in CATEGORIES if categories is None or name in categories]
     folder = resources.files("specllama") / "prompts"
     return tuple(
@@ -68,30 +53,24 @@ def built_in(categories: Sequence[str] | None = None) -> tuple[BenchPrompt, ...]
 
 
 def read(path: Path) -> tuple[BenchPrompt, ...]:
-    """The prompts of a file, in its order. Empty lines and keys that mean nothing here are passed over.
-
-    Raises PromptError that names the line of what is wrong.
-    """
+    """The prompts of a file. Empty lines and unknown keys are ignored. Raises PromptError with the line number."""
     try:
         data = read_bytes(path)
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        text = data.decode("utf-8-sig")  # some editors put a byte order mark before the first line
+        text = data.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         n_line = data[: error.start].count(b"\n") + 1
         raise PromptError(f"{path}, line {n_line}: byte {error.start} is not UTF-8 text") from None
     prompts = _prompts(text, str(path))
     if not prompts:
-        raise PromptError(f"{path} holds no prompt", hint=_HINT)
+        raise PromptError(f"{path} has no prompts", hint=_HINT)
     return prompts
 
 
 def _prompts(text: str, name: str) -> tuple[BenchPrompt, ...]:
-    return tuple(_parsed(text, name))
-
-
-def _parsed(text: str, name: str) -> Iterator[BenchPrompt]:
+    prompts: list[BenchPrompt] = []
     line_of: dict[str, int] = {}
     for n_line, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -99,31 +78,32 @@ def _parsed(text: str, name: str) -> Iterator[BenchPrompt]:
         try:
             prompt = _prompt(line, n_line)
             if prompt.id in line_of:
-                raise _BadLine(f"the id {_short(prompt.id)} was given in line {line_of[prompt.id]} already")
+                raise _BadLine(f"the id {_short(prompt.id)} is already in line {line_of[prompt.id]}")
         except _BadLine as error:
             raise PromptError(f"{name}, line {n_line}: {error}", hint=_HINT) from None
         line_of[prompt.id] = n_line
-        yield prompt
+        prompts.append(prompt)
+    return tuple(prompts)
 
 
 class _BadLine(Exception):
-    """Something in a line is not what it should be; the message says what."""
+    """A line is invalid; the message says why."""
 
 
 def _prompt(line: str, n_line: int) -> BenchPrompt:
     try:
         data = parsed(line)
     except json.JSONDecodeError as error:
-        raise _BadLine(f"no JSON: {error.msg} at column {error.colno}") from None
-    except ValueError:  # nested beyond reason; a number of more digits than Python reads
-        raise _BadLine("no JSON that can be read") from None
+        raise _BadLine(f"not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError:  # nested too deeply; a number with more digits than Python reads
+        raise _BadLine("not JSON that can be read") from None
     if not isinstance(data, dict):
         raise _BadLine(f"found {_short(data)}, expected an object")
     return BenchPrompt(_id(data, n_line), _category(data), _word(data, "language", UNKNOWN_LANGUAGE), _turns(data))
 
 
 def _id(data: dict[str, Any], n_line: int) -> str:
-    """The name of a prompt; Spec-Bench numbers its own; without either it is that of the line."""
+    """Our `id` or Spec-Bench's `question_id`; the default is the line number."""
     if "id" in data or "question_id" not in data:
         return _word(data, "id", f"line-{n_line}")
     number = data["question_id"]
@@ -135,12 +115,12 @@ def _id(data: dict[str, Any], n_line: int) -> str:
 def _category(data: dict[str, Any]) -> str:
     name = _word(data, "category", UNSORTED)
     if name == RESERVED:
-        raise _BadLine(f"category is {_short(name)}, which stands for all classes together")
+        raise _BadLine(f"category is {_short(name)}, which is reserved")
     return name
 
 
 def _word(data: dict[str, Any], key: str, default: str) -> str:
-    """A name that can head a row of a table."""
+    """A name of one short line."""
     value = data.get(key, default)
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _MOST_CHARS:
         raise _BadLine(f"{key} is {_short(value)}, expected one short line of text")
@@ -150,7 +130,7 @@ def _word(data: dict[str, Any], key: str, default: str) -> str:
 def _turns(data: dict[str, Any]) -> tuple[str, ...]:
     if "prompt" in data:
         if "turns" in data:
-            raise _BadLine("it has both prompt and turns, expected one of them")
+            raise _BadLine("both prompt and turns, expected one of them")
         return (_text(data["prompt"], "prompt"),)
     turns = data.get("turns")
     if not isinstance(turns, list) or not turns:
@@ -159,16 +139,16 @@ def _turns(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _text(value: object, where: str) -> str:
-    """What a person may ask: some text, and such as can be written as UTF-8 (JSON can spell halves of characters)."""
+    """A text that is not empty and can be written as UTF-8; JSON allows halves of surrogate pairs."""
     if not isinstance(value, str) or not value.strip():
         raise _BadLine(f"{where} is {_short(value)}, expected text")
     if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
-        raise _BadLine(f"{where} holds half of a surrogate pair, which is no text")
+        raise _BadLine(f"{where} has half of a surrogate pair, expected text")
     return value
 
 
 def _short(value: object) -> str:
-    """A value as it may stand in a message."""
+    """A value for a message."""
     if isinstance(value, (list, dict)):
         kind = "list" if isinstance(value, list) else "object"
         return f"an empty {kind}" if not value else f"a{'n' * (kind == 'object')} {kind}"

@@ -1,8 +1,8 @@
-"""A text of many kinds to count tokens in: our own, so that it may go anywhere this program goes."""
+"""A text of many kinds, written for this program, for comparing tokenizers."""
 
 from __future__ import annotations
 
-# What people ask models for: code, prose, a chat, figures, lists, and languages other than English.
+# Code, prose, a chat, figures, lists, and languages other than English.
 SAMPLE = '''def merge(left: list[int], right: list[int]) -> list[int]:
     """Merge two sorted lists into one."""
     merged, i, j = [], 0, 0

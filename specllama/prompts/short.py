@@ -1,4 +1,4 @@
-"""The prompts that the audit asks: short ones, because every look at a pair begins with reading them."""
+"""The prompts of the audit: short ones, because each part of the audit begins with a prefill."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from specllama.prompts.load import built_in
 
-# Open questions first: where the draft is often wrong there is more to go wrong.
+# Open questions first: more rejected tokens test more.
 WANTED = (
     ("writing", "en"),
     ("qa", "ja"),
@@ -21,7 +21,7 @@ WANTED = (
 
 
 def short_prompts(n_most: int) -> Mapping[str, str]:
-    """At most `n_most` prompts by their ids: the shortest of each class and language."""
+    """Id -> prompt of at most `n_most` prompts: the shortest of each class and language."""
     prompts = built_in()
     found = {}
     for category, language in WANTED[:n_most]:

@@ -135,7 +135,7 @@ def test_o_replaces_a_file_only_with_force(specllama: Run, words: Pair, tmp_path
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["--quant", "q9"], 2, "there is no quantisation 'q9'"),
+        (["--quant", "q9"], 2, "the quantization is 'q9'"),
         (["--drop-layers", "7"], 2, "draft.gguf has no layer 7 (expected 0 to 2)"),
         (["--drop-layers", "1-"], 2, "--drop-layers is 1-, expected auto or a list of layers"),
         (["--drop-layers", "0,0"], 2, "layer 0 is listed twice"),

@@ -160,7 +160,7 @@ def test_a_recurrent_model_is_refused_by_its_header_by_llama_cpp_or_by_trying(
     """Prevents: gigabytes loaded first (FIELD_CASES 20); a memory unknown to both lists that fails in an answer."""
     path = tiny.write_model(tmp_path / "mamba.gguf", arch="mamba")
     assert "recurrent" in refusal(path, UnsupportedModel)
-    monkeypatch.setattr("specllama.llama.header._RECURRENT", frozenset())
+    monkeypatch.setattr("specllama.llama.header._KINDS", {})
     assert "recurrent" in refusal(path, UnsupportedModel)
     monkeypatch.setattr("specllama.llama.model.refuse_kind", lambda native, about: None)
     assert "rollback" in refusal(path, UnsupportedModel)

@@ -1,4 +1,4 @@
-"""Kernel paths: which are worth measuring, what they are called, and what comes back from a file."""
+"""Kernel paths: candidates, names, and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ON_AVX2 = [
 
 
 def test_each_tensor_type_is_tried_in_every_buffer_that_holds_it() -> None:
-    """A path nobody measures because only everything or nothing is rearranged."""
+    """Prevents: paths with some rearranged types that are never measured."""
     assert candidates(ON_AMX, 1100) == (
         DEFAULT,
         AS_IN_FILE,
@@ -35,46 +35,46 @@ def test_each_tensor_type_is_tried_in_every_buffer_that_holds_it() -> None:
     )
 
 
-def test_paths_that_put_every_weight_in_the_same_place_are_measured_once() -> None:
-    """Minutes of measuring the same thing under three names, and a winner among them by noise."""
+def test_equal_paths_are_measured_once() -> None:
+    """Prevents: minutes for one path under three names, with a winner by noise."""
     assert candidates(ON_AVX2, 1000) == (DEFAULT, AS_IN_FILE)
     assert candidates([ON_AVX2[1]], 300) == (DEFAULT,)
     assert candidates([], 300) == (DEFAULT,)
 
 
-def test_a_type_with_hardly_any_weights_is_left_where_it_is() -> None:
-    """A child process for each of the four types that a file has three tensors of."""
+def test_a_type_with_few_weights_is_not_tried() -> None:
+    """Prevents: a child process for each type with three tensors."""
     few = [*ON_AVX2, Matrix("blk.0.attn_k.weight", "q4_0", 10, (REPACK,))]
     assert candidates(few, 1010) == (DEFAULT, AS_IN_FILE, KernelPath(False, (("q4_0", REPACK),)))
     assert [path for path in candidates(few, 1010) if path.placed == (("q4_0", AMX),)] == []
     assert candidates(few, 100_000) == (DEFAULT, AS_IN_FILE)
 
 
-def test_other_types_stay_where_llama_cpp_keeps_them_whichever_shape_comes_first() -> None:
-    """An order for AMX that no weight is left for, which ends the loading, because an odd shape stood first."""
-    odd = Matrix("output.weight", "q4_0", 200, (REPACK,))  # of a shape that AMX does not take
+def test_other_types_stay_in_llama_cpps_choice_for_any_order_of_shapes() -> None:
+    """Prevents: an entry for AMX without weights, which fails on loading, because an odd shape is first."""
+    odd = Matrix("output.weight", "q4_0", 200, (REPACK,))  # of a shape that AMX cannot hold
     usual = Matrix("blk.0.attn_q.weight", "q4_0", 200, (AMX, REPACK))
     matrices = [odd, usual, ON_AMX[1]]
     (path,) = (each for each in candidates(matrices, 700) if not each.extra_bufts and len(each.placed) == 2)
     assert [path.buffer_of(matrix) for matrix in matrices] == [REPACK, AMX, ""]
 
 
-def test_a_head_that_is_the_embedding_goes_where_llama_cpp_puts_it() -> None:
-    """Two paths taken for different, or for the same, although the largest matrix of the file says otherwise."""
+def test_a_head_that_is_the_embedding_stays_in_llama_cpps_choice() -> None:
+    """Prevents: equal paths taken for different ones, or the reverse, by the largest matrix of the file."""
     head = Matrix("token_embd.weight", "q4_K", 500, (REPACK,), placeable=False)
     placed = KernelPath(False, (("q4_K", REPACK),))
     assert (DEFAULT.buffer_of(head), placed.buffer_of(head), placed.buffer_of(ON_AVX2[0])) == (REPACK, "", REPACK)
     assert candidates([head], 500) == (DEFAULT, AS_IN_FILE)
 
 
-def test_of_several_buffers_for_a_type_the_first_that_holds_the_matrix_counts() -> None:
-    """An order that llama.cpp cannot carry out, which ends the process."""
+def test_of_several_buffers_for_a_type_the_first_that_fits_counts() -> None:
+    """Prevents: an override that ends the process in llama.cpp."""
     path = KernelPath(False, (("q4_K", AMX), ("q4_K", REPACK)))
     assert [path.buffer_of(matrix) for matrix in (ON_AMX[0], ON_AVX2[0], ON_AMX[1])] == [AMX, REPACK, ""]
 
 
-def test_people_are_told_which_path_it_is() -> None:
-    """Two different paths of one name in a report."""
+def test_different_paths_have_different_names() -> None:
+    """Prevents: two paths with one name in a report."""
     assert DEFAULT.name == "rearranged weights"
     assert AS_IN_FILE.name == "weights as in the file"
     assert KernelPath(placed=(("q4_K", REPACK),)).name == "rearranged weights, Q4_K in CPU_REPACK"
@@ -83,7 +83,7 @@ def test_people_are_told_which_path_it_is() -> None:
 
 
 def test_a_path_comes_back_from_json_and_from_load_options() -> None:
-    """A tensor type lost on its way through the profile, so that another path is loaded than was measured."""
+    """Prevents: a lost tensor type in the profile, so that another path is loaded than was measured."""
     for path in candidates(ON_AMX, 1100):
         assert from_plain(KernelPath, json.loads(json.dumps(path.to_json()))) == path
         assert KernelPath.of(path.applied(LoadOptions(n_ctx=99))) == path
@@ -101,7 +101,7 @@ def test_a_path_comes_back_from_json_and_from_load_options() -> None:
         {"extra_bufts": True, "placed": [["q4_K", None]]},
     ],
 )
-def test_a_path_with_impossible_values_is_refused(data: object) -> None:
-    """A damaged profile that ends in C, or writes to the terminal."""
+def test_a_path_with_invalid_values_is_refused(data: object) -> None:
+    """Prevents: a damaged profile that crashes C code or writes to the terminal."""
     with pytest.raises(ReportError, match="kernel path"):
         from_plain(KernelPath, data, "a kernel path")

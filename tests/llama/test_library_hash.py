@@ -1,4 +1,4 @@
-"""The name of a build: what is in its files, wherever they are."""
+"""The hash of a build: the contents of its libraries."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def folder(home: Path) -> Path:
 
 
 def test_the_same_wheel_in_another_clone_has_the_same_name(folder: Path, tmp_path: Path) -> None:
-    """'The installed llama.cpp changed' in every new clone, and minutes of tuning again."""
+    """Prevents: 'the installed llama.cpp changed', and minutes of tuning, in each new clone."""
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     os.utime(other / "libggml.so", (1, 1))
     assert library_hash.of(other) == library_hash.of(folder)
 
 
-def test_another_content_of_the_same_size_and_date_elsewhere_has_another_name(folder: Path) -> None:
-    """Costs of one build steering another one that happens to be as long."""
+def test_other_contents_of_the_same_size_have_another_hash(folder: Path) -> None:
+    """Prevents: costs of one build used for another one of the same size."""
     before = library_hash.of(folder)
     (folder / "libggml.so").write_bytes(b"gpml")
     os.utime(folder / "libggml.so", (7, 7))
@@ -40,14 +40,14 @@ def test_another_content_of_the_same_size_and_date_elsewhere_has_another_name(fo
 
 
 def test_the_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty megabytes read at every start."""
+    """Prevents: 20 MB read at each start."""
     found = library_hash.of(folder)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read again"))
     assert library_hash.of(folder) == found
 
 
 def test_one_library_at_a_time_is_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte of memory for the name of a build for GPUs."""
+    """Prevents: a gigabyte of memory for the hash of a GPU build."""
     seen: list[str] = []
     real = hashlib.sha256
 
@@ -73,8 +73,8 @@ def test_one_library_at_a_time_is_in_memory(folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "[" * 100_000])
-def test_a_damaged_or_missing_memory_costs_time_and_nothing_else(folder: Path, home: Path, text: str) -> None:
-    """No start any more because a cache file is damaged."""
+def test_a_damaged_record_is_ignored(folder: Path, home: Path, text: str) -> None:
+    """Prevents: a program that cannot start because of a damaged cache file."""
     found = library_hash.of(folder)
     (place,) = home.rglob("builds/*.json")
     place.write_text(text)
@@ -82,6 +82,6 @@ def test_a_damaged_or_missing_memory_costs_time_and_nothing_else(folder: Path, h
 
 
 def test_the_build_is_named_by_content() -> None:
-    """A fingerprint that still follows dates."""
+    """Prevents: a fingerprint by dates."""
     info = llama.build_info()
     assert info.fingerprint == library_hash.of(info.libraries[0].parent)[:16]

@@ -1,4 +1,4 @@
-"""llama.cpp's log is kept, quoted and passed on, and never shown."""
+"""llama.cpp's log: kept, quoted, passed on, and never shown."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_the_reason_is_the_error_that_explains() -> None:
     assert book.reason() == "error loading model: missing tensor 'x'"
 
 
-def test_a_lone_generic_error_is_better_than_none() -> None:
-    """Prevents: an empty reason where llama.cpp said at least something."""
+def test_a_generic_error_is_the_reason_if_there_is_no_other() -> None:
+    """Prevents: an empty reason although llama.cpp logged an error."""
     book = LogBook()
     book.write(ERROR, "x: failed to load model\n")
     assert book.reason() == "failed to load model"
@@ -35,7 +35,7 @@ def test_a_lone_generic_error_is_better_than_none() -> None:
 
 
 def test_continued_lines_are_one_line_of_the_first_level() -> None:
-    """Prevents: the dots of a progress line as a line each, and a line lost because its newline came later."""
+    """Prevents: a line for each dot of a progress line; a line lost because its newline comes later."""
     heard: list[tuple[str, str]] = []
     book = LogBook()
     book.sink = lambda level, text: heard.append((level, text))
@@ -47,17 +47,15 @@ def test_continued_lines_are_one_line_of_the_first_level() -> None:
 
 
 def test_the_book_forgets_old_lines() -> None:
-    """Prevents: a long session filling memory with log lines."""
+    """Prevents: a long session that fills the memory with log lines."""
     book = LogBook(n_lines=3)
     for index in range(10):
         book.write(ERROR, f"line {index}\n")
     assert book.reason() == "line 7; line 8; line 9"
 
 
-def test_a_sink_hears_llama_cpp_and_a_broken_one_harms_nobody(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Prevents: `--verbose` showing nothing; an exception in a C callback printed into the answer."""
+def test_a_sink_gets_the_log_and_its_errors_are_dropped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Prevents: `--verbose` without effect; an exception in a C callback printed into the answer."""
     heard: list[str] = []
     path = tiny.write_model(tmp_path / "m.gguf")
 
@@ -74,8 +72,8 @@ def test_a_sink_hears_llama_cpp_and_a_broken_one_harms_nobody(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_of_llama_cpp_reaches_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Prevents: ggml lines inside the answer or the live view (FIELD_CASES 31)."""
+def test_llama_cpp_writes_nothing_to_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Prevents: ggml lines in the answer or the live view (FIELD_CASES 31)."""
     with tiny.load(tiny.write_model(tmp_path / "m.gguf")) as model:
         model.feed([1, 2, 3])
         model.eval([4])
@@ -95,12 +93,11 @@ def test_nothing_of_llama_cpp_reaches_the_terminal(tmp_path: Path, capfd: pytest
         "vocab = model.vocab; del model; vocab.piece(3); vocab.tokenize('abc', special=True)",
     ],
 )
-def test_a_program_ends_silently_however_it_leaves_its_models(tmp_path: Path, ending: str) -> None:
-    """Prevents: a crash or a line on stderr after the program's end (FIELD_CASES 30)."""
+def test_a_program_ends_silently_with_open_models(tmp_path: Path, ending: str) -> None:
+    """Prevents: a crash or a line on stderr at the program's end (FIELD_CASES 30)."""
     path = tiny.write_model(tmp_path / "m.gguf")
-    assert (
-        run(f"from tests import tiny\nfrom pathlib import Path\nmodel = tiny.load(Path({str(path)!r}))\n{ending}") == ""
-    )
+    program = f"from tests import tiny\nfrom pathlib import Path\nmodel = tiny.load(Path({str(path)!r}))\n{ending}"
+    assert run(program) == ""
 
 
 def test_a_failed_load_leaves_nothing_on_stderr(tmp_path: Path) -> None:
@@ -122,7 +119,7 @@ else:
 
 @pytest.mark.slow
 def test_leaving_while_another_thread_computes_does_not_crash(tmp_path: Path) -> None:
-    """Prevents: freeing a model at exit under a thread that is still inside llama.cpp."""
+    """Prevents: a model freed at exit while a thread is in llama.cpp."""
     path = tiny.write_model(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, n_ctx=4096)
     program = f"""
 import contextlib, threading, time
@@ -141,20 +138,14 @@ time.sleep(0.05)
 
 def run(program: str) -> str:
     """Standard error and output of a fresh interpreter, which must end with status 0."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
 def test_an_interrupt_inside_the_callback_is_raised_where_the_call_returns() -> None:
-    """Prevents: a Ctrl-C during loading that is printed, swallowed, and followed by the whole answer."""
+    """Prevents: a lost Ctrl-C during loading."""
     book = LogBook()
     book.raise_interrupt()
     book.interrupted = True

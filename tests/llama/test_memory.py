@@ -1,4 +1,4 @@
-"""The arithmetic of memory: what is needed, what fits, and the plan that follows from it."""
+"""Memory: the estimate, what fits, and the load plan."""
 
 from __future__ import annotations
 
@@ -51,29 +51,17 @@ def plan(
 
 
 def test_the_kv_size_is_the_one_llama_cpp_allocates() -> None:
-    """Prevents: a wrong factor in the KV formula; llama.cpp logs 112.00 MiB for this model at 4096 tokens."""
+    """Prevents: a wrong KV formula; llama.cpp logs 112.00 MiB for this model at 4096 tokens."""
     assert kv_bytes(QWEN, 4096, "f16", "f16") == 112 * 1024 * 1024
-
-
-def test_cells_are_rounded_up_as_llama_cpp_does() -> None:
-    """Prevents: promising less memory than is taken for short contexts."""
     assert kv_bytes(QWEN, 1, "f16", "f16") == kv_bytes(QWEN, 256, "f16", "f16") == kv_bytes(QWEN, 257, "f16", "f16") / 2
-
-
-def test_quantised_kv_needs_the_blocks_size() -> None:
-    """Prevents: counting q8_0 as one byte per number and forgetting the scales."""
-    assert kv_bytes(QWEN, 4096, "q8_0", "q8_0") == 112 * 1024 * 1024 * 34 // 64
-
-
-def test_layers_with_different_heads_are_summed() -> None:
-    """Prevents: taking the first layer's head count for all."""
+    assert kv_bytes(QWEN, 4096, "q8_0", "q8_0") == 112 * 1024 * 1024 * 34 // 64, "numbers and scales"
     mixed = dataclasses.replace(QWEN, n_layer=2, n_head_kv=(1, 3))
     even = dataclasses.replace(QWEN, n_layer=2, n_head_kv=(2, 2))
     assert kv_bytes(mixed, 512, "f16", "f16") == kv_bytes(even, 512, "f16", "f16")
 
 
 def test_the_compute_estimate_is_near_what_was_measured() -> None:
-    """Prevents: an estimate that refuses models which fit, or admits ones that do not.
+    """Prevents: an estimate that rejects models that fit, or accepts ones that do not.
 
     Measured for this model: 68.5 MiB of compute buffer and 0.6 MB of output rows for each of 33 tokens.
     """
@@ -81,41 +69,33 @@ def test_the_compute_estimate_is_near_what_was_measured() -> None:
     assert measured <= memory_needed(QWEN).compute <= 1.5 * measured
 
 
-def test_too_little_memory_is_told_in_numbers_before_loading() -> None:
-    """Prevents: `--ctx-size 131072` ending in the out-of-memory killer (FIELD_CASES 27)."""
+def test_too_little_memory_is_an_error_before_loading() -> None:
+    """Prevents: `--ctx-size 131072` ended by the out-of-memory killer (FIELD_CASES 27)."""
     with pytest.raises(MemoryShort, match=r"131072 tokens needs [\d.]+ GB, but only 2 GB are free") as caught:
         plan(LoadOptions(n_ctx=131072), free=2 * GB)
     assert "--ctx-size" in caught.value.hint
 
 
-def test_context_size_zero_is_what_the_model_was_trained_for() -> None:
-    """Prevents: 0 being taken as a context without room."""
+def test_context_size_zero_is_the_models_own_or_what_fits() -> None:
+    """Prevents: 0 taken literally; a long-context model rejected although a shorter context fits."""
     assert plan(LoadOptions(n_ctx=0)).n_ctx == 32768
-
-
-@pytest.mark.parametrize("free", [1_400_000_000, 1_700_000_000, 2_000_000_000])
-def test_context_size_zero_shrinks_to_what_fits(free: int) -> None:
-    """Prevents: refusing a long-context model outright where a shorter context would do."""
-    chosen = plan(LoadOptions(n_ctx=0), free=free)
-    more = need_for(QWEN, n_ctx=chosen.n_ctx + 256, n_ubatch=512, n_outputs=33).total
-    assert 512 <= chosen.n_ctx < 32768
-    assert chosen.need.total <= free < more
-
-
-def test_context_size_zero_on_far_too_little_memory_is_an_error() -> None:
-    """Prevents: a context of no tokens."""
+    for free in (1_400_000_000, 1_700_000_000, 2_000_000_000):
+        chosen = plan(LoadOptions(n_ctx=0), free=free)
+        more = need_for(QWEN, n_ctx=chosen.n_ctx + 256, n_ubatch=512, n_outputs=33).total
+        assert 512 <= chosen.n_ctx < 32768
+        assert chosen.need.total <= free < more
     with pytest.raises(MemoryShort):
         fit_context(QWEN, GB, n_ubatch=512, n_outputs=33, type_k="f16", type_v="f16")
 
 
-def test_a_longer_context_than_trained_is_warned_about() -> None:
-    """Prevents: silent nonsense behind the trained length."""
+def test_a_longer_context_than_trained_has_a_warning() -> None:
+    """Prevents: wrong text behind the trained length without a warning."""
     assert any("trained for" in warning for warning in plan(LoadOptions(n_ctx=40000)).warnings)
     assert plan(LoadOptions(n_ctx=4096)).warnings == ()
 
 
-def test_gpu_layers_on_a_cpu_build_are_warned_about_with_the_way_out() -> None:
-    """Prevents: `-ngl 99` doing nothing without a word (FIELD_CASES 35)."""
+def test_gpu_layers_on_a_cpu_build_have_a_warning() -> None:
+    """Prevents: `-ngl 99` without effect and without a warning (FIELD_CASES 35)."""
     chosen = plan(LoadOptions(n_gpu_layers=99))
     assert chosen.n_gpu_layers == 0
     assert "-ngl 99" in chosen.warnings[0]
@@ -124,8 +104,8 @@ def test_gpu_layers_on_a_cpu_build_are_warned_about_with_the_way_out() -> None:
     assert plan(LoadOptions(n_gpu_layers=0)).warnings == ()
 
 
-def test_automatic_gpu_layers_take_what_fits() -> None:
-    """Prevents: running out of GPU memory, and leaving a GPU unused that holds half the model."""
+def test_automatic_gpu_layers_are_those_that_fit() -> None:
+    """Prevents: too little GPU memory; an unused GPU that can hold half the model."""
     large = plan(gpu=GpuMemory(supported=True, n_free=24 * GB, shared=False))
     small = plan(gpu=GpuMemory(supported=True, n_free=1_200_000_000, shared=False))
     assert large.n_gpu_layers == 29
@@ -134,7 +114,7 @@ def test_automatic_gpu_layers_take_what_fits() -> None:
 
 
 def test_a_model_on_the_gpu_needs_no_main_memory() -> None:
-    """Prevents: refusing a model that fits the GPU because main memory is small."""
+    """Prevents: rejecting a model that fits the GPU because main memory is small."""
     gpu = GpuMemory(supported=True, n_free=24 * GB, shared=False)
     assert plan(LoadOptions(n_gpu_layers="all"), free=GB // 10, gpu=gpu).n_gpu_layers == 29
     with pytest.raises(MemoryShort):
@@ -142,15 +122,15 @@ def test_a_model_on_the_gpu_needs_no_main_memory() -> None:
 
 
 def test_layers_that_fit_leave_room_for_the_compute_buffer() -> None:
-    """Prevents: filling a GPU with weights until nothing can be computed."""
+    """Prevents: a GPU full of weights without room for a computation."""
     need = memory_needed(QWEN)
     assert layers_that_fit(QWEN, need, need.total) == 29
     assert layers_that_fit(QWEN, need, need.compute) == 0
     assert layers_that_fit(QWEN, need, 0) == 0
 
 
-def test_weights_that_are_rearranged_are_not_mapped_too() -> None:
-    """Prevents: 1947 MB resident for a file of 1065 MiB: the mapped pages and a second, rearranged copy."""
+def test_a_file_is_mapped_unless_many_weights_are_rearranged() -> None:
+    """Prevents: 1947 MB resident for a file of 1065 MiB, the mapped pages and a rearranged copy; a slow start."""
     assert not plan().use_mmap
     assert plan(LoadOptions(use_extra_bufts=False)).use_mmap
     assert plan(extra=()).use_mmap
@@ -158,22 +138,18 @@ def test_weights_that_are_rearranged_are_not_mapped_too() -> None:
     assert not plan(extra=("SOMETHING_NEW",)).use_mmap
     assert plan(LoadOptions(use_mmap=True)).use_mmap
     assert not plan(LoadOptions(use_mmap=False), extra=()).use_mmap
-
-
-def test_a_file_of_which_little_is_rearranged_is_mapped() -> None:
-    """Prevents: reading a whole file into memory for a few rearranged tensors."""
     mostly_plain = dataclasses.replace(QWEN, weight_bytes={"q4_K": 28_000_000, "q5_0": 300_000_000, "f16": 9})
     assert plan(header=mostly_plain).use_mmap
 
 
 def test_batches_never_exceed_the_context_nor_blocks_the_batch() -> None:
-    """Prevents: the assertions by which llama.cpp ends the process for such sizes."""
+    """Prevents: failed assertions in llama.cpp."""
     chosen = plan(LoadOptions(n_ctx=64, n_batch=512, n_ubatch=1024, max_block=100))
     assert (chosen.n_batch, chosen.n_ubatch, chosen.max_block) == (64, 64, 64)
 
 
 def test_threads_default_to_the_physical_cores() -> None:
-    """Prevents: two threads on one core, which halves the speed of both."""
+    """Prevents: two threads on one core, which are half as fast."""
     assert plan().n_threads == plan().n_threads_batch == physical_cores() >= 1
     chosen = plan(LoadOptions(n_threads=3))
     assert (chosen.n_threads, chosen.n_threads_batch) == (3, 3)
@@ -196,8 +172,8 @@ def test_threads_default_to_the_physical_cores() -> None:
         LoadOptions(type_v="q8_0", flash_attn="off"),
     ],
 )
-def test_impossible_options_are_usage_errors(options: LoadOptions) -> None:
-    """Prevents: an option that llama.cpp answers with an assertion or a null pointer."""
+def test_invalid_options_are_usage_errors(options: LoadOptions) -> None:
+    """Prevents: a failed assertion or a null pointer in llama.cpp."""
     with pytest.raises(UsageError):
         plan(options)
 

@@ -1,10 +1,11 @@
-"""`LlamaModel` on tiny files through the real llama.cpp: logits, rollback, held-back tokens, errors, interruption."""
+"""`LlamaModel` on tiny files with the real llama.cpp: logits, rollback, held tokens, errors, interruption."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel
 from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
 from specllama.llama.bindings import bindings
+from specllama.llama.memory import KV_TYPE_BYTES
 from tests import tiny
 
 PROMPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 2, 4, 6, 8]
@@ -51,15 +53,26 @@ class Broken:
         return self._functions[name] if name in self._functions else getattr(self._lib, name)
 
 
+@contextmanager
+def broken(model: LlamaModel, **functions: Callable[..., object]) -> Iterator[None]:
+    """Replace functions of the bindings in the block."""
+    lib = model._lib
+    model._lib = Broken(lib, **functions)
+    try:
+        yield
+    finally:
+        model._lib = lib
+
+
 def fresh(path: Path, tokens: list[int], n_rows: int, **options: object) -> FloatArray:
-    """Logits of the last `n_rows` tokens from a model that has seen nothing else."""
+    """Logits of the last `n_rows` tokens from a new model."""
     with tiny.load(path, n_batch=8, n_ubatch=8, max_block=6, **options) as other:
         other.feed(tokens[:-n_rows])
         return other.eval(tokens[-n_rows:]).copy()
 
 
 def test_logits_have_one_row_for_each_token_of_the_block(model: LlamaModel) -> None:
-    """Prevents: logits for the prompt too (2.5 GB at 4096 x 152k), or for the last token only."""
+    """Prevents: logits also for the prompt (2.5 GB at 4096 x 152k), or only for the last token."""
     model.feed(PROMPT[:3])
     logits = model.eval([4, 5])
     assert logits.shape == (2, 12)
@@ -70,7 +83,7 @@ def test_logits_have_one_row_for_each_token_of_the_block(model: LlamaModel) -> N
 
 
 def test_rows_follow_the_order_of_the_tokens(model: LlamaModel, path: Path) -> None:
-    """Prevents: rows mixed up where llama.cpp reorders outputs; each row is what its prefix alone predicts."""
+    """Prevents: rows in another order because llama.cpp reorders outputs."""
     model.feed(PROMPT)
     rows = model.eval([3, 1, 4, 1, 5, 2]).copy()
     for index in range(6):
@@ -79,7 +92,7 @@ def test_rows_follow_the_order_of_the_tokens(model: LlamaModel, path: Path) -> N
 
 
 def test_the_view_agrees_with_llama_cpps_own_row_lookup(model: LlamaModel) -> None:
-    """Prevents: a wrong stride or offset into llama.cpp's logits."""
+    """Prevents: a wrong stride or offset in llama.cpp's logits."""
     model.feed(PROMPT[:5])
     logits = model.eval([1, 2, 3])
     for index in range(3):
@@ -87,8 +100,8 @@ def test_the_view_agrees_with_llama_cpps_own_row_lookup(model: LlamaModel) -> No
         np.testing.assert_array_equal(np.ctypeslib.as_array(pointer, (12,)), logits[index])
 
 
-def test_laws_depend_on_the_whole_history_and_are_neither_flat_nor_certain(path: Path) -> None:
-    """Prevents: tiny models so simple that no test on them could fail."""
+def test_distributions_depend_on_the_whole_history_and_are_neither_flat_nor_certain(path: Path) -> None:
+    """Prevents: tiny models so simple that no test with them can fail."""
     one, other = fresh(path, [0, 1, 2, 3], 1)[0], fresh(path, [5, 1, 2, 3], 1)[0]
     probs = np.exp(one - one.max()) / np.exp(one - one.max()).sum()
     assert np.abs(one - other).max() > 0.1
@@ -96,7 +109,7 @@ def test_laws_depend_on_the_whole_history_and_are_neither_flat_nor_certain(path:
 
 
 def test_the_slices_in_which_a_prompt_is_fed_do_not_matter(model: LlamaModel, path: Path) -> None:
-    """Prevents: logits that depend on how the engine cuts the prompt for its progress events."""
+    """Prevents: logits that depend on how the engine divides the prompt for its progress events."""
     for size in (1, 3, 5, 8, 14):
         model.truncate(0)
         for start in range(0, len(PROMPT), size):
@@ -104,27 +117,23 @@ def test_the_slices_in_which_a_prompt_is_fed_do_not_matter(model: LlamaModel, pa
         np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*PROMPT, 1, 2], 2))
 
 
-def test_held_back_tokens_count_and_are_computed_with_the_next_block(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_tokens_count_and_are_computed_with_the_next_block(model: LlamaModel) -> None:
     """Prevents: an extra pass over the weights for every prompt and every fully accepted block."""
     sizes: list[int] = []
     decode = model._lib.llama_decode
-    monkeypatch.setattr(
-        model, "_lib", Broken(model._lib, llama_decode=lambda *a: sizes.append(a[1].n_tokens) or decode(*a))
-    )
-    model.feed(PROMPT[:10])
-    assert (model.length, sizes) == (10, [8])
-    model.eval([1, 2, 3])
-    assert (model.length, sizes) == (13, [8, 5])
-    model.feed(PROMPT[:7])
-    model.eval([1, 2])  # 7 and 2 exceed the batch of 8: the held ones go first
-    assert (model.length, sizes) == (22, [8, 5, 7, 2])
+    with broken(model, llama_decode=lambda *a: sizes.append(a[1].n_tokens) or decode(*a)):
+        model.feed(PROMPT[:10])
+        assert (model.length, sizes) == (10, [8])
+        model.eval([1, 2, 3])
+        assert (model.length, sizes) == (13, [8, 5])
+        model.feed(PROMPT[:7])
+        model.eval([1, 2])  # 7 and 2 exceed the batch of 8: the held tokens go first
+        assert (model.length, sizes) == (22, [8, 5, 7, 2])
 
 
 @pytest.mark.parametrize("kept", range(5))
-def test_after_a_rollback_the_rejected_tokens_have_never_been(model: LlamaModel, path: Path, kept: int) -> None:
-    """Prevents: a rejected token left in the KV, or a committed one lost; bit for bit, with equal chunks."""
+def test_a_rollback_leaves_no_trace_of_rejected_tokens(model: LlamaModel, path: Path, kept: int) -> None:
+    """Prevents: a rejected token left in the KV cache, or an accepted one lost; bit for bit, with equal chunks."""
     committed = [7, 1, 2, 3, 4, 5][: 1 + kept]
     after = []
     for rejected in (0, 8):
@@ -138,8 +147,8 @@ def test_after_a_rollback_the_rejected_tokens_have_never_been(model: LlamaModel,
     np.testing.assert_allclose(after[0], fresh(path, [*PROMPT, *committed, 8, 8], 2), atol=1e-3)
 
 
-def test_many_steps_of_speculation_leave_the_kv_of_a_fresh_prefill(model: LlamaModel, path: Path) -> None:
-    """Prevents: a slow drift of the KV that one step does not show."""
+def test_many_steps_of_speculation_leave_the_kv_of_a_new_prefill(model: LlamaModel, path: Path) -> None:
+    """Prevents: a slow drift of the KV cache that one step does not show."""
     rng = np.random.default_rng(3)
     tokens = list(PROMPT)
     model.feed(tokens)
@@ -154,7 +163,7 @@ def test_many_steps_of_speculation_leave_the_kv_of_a_fresh_prefill(model: LlamaM
 
 
 def test_rollback_crosses_the_edge_of_a_sliding_window(tmp_path: Path) -> None:
-    """Prevents: tokens that left a sliding window (and its cells) missing after a rollback (FIELD_CASES 23)."""
+    """Prevents: tokens missing after a rollback because they had left a sliding window (FIELD_CASES 23)."""
     path = tiny.write_model(tmp_path / "g.gguf", arch="gemma3", n_layer=4, sliding_window=8, n_ctx=2048)
     with tiny.load(path, n_ctx=1024, n_batch=8, n_ubatch=8, max_block=6) as model:
         model.feed(PROMPT)
@@ -164,15 +173,15 @@ def test_rollback_crosses_the_edge_of_a_sliding_window(tmp_path: Path) -> None:
         np.testing.assert_allclose(model.eval([7]), fresh(path, [*PROMPT, 7], 1), atol=1e-4)
 
 
-def test_a_short_window_is_not_what_makes_the_logits(tmp_path: Path) -> None:
-    """Prevents: the test above passing because the window had no effect at all."""
+def test_a_short_window_changes_the_logits(tmp_path: Path) -> None:
+    """Prevents: the test above passing because the window has no effect."""
     short = tiny.write_model(tmp_path / "s.gguf", arch="gemma3", n_layer=4, sliding_window=4)
     long = tiny.write_model(tmp_path / "l.gguf", arch="gemma3", n_layer=4, sliding_window=512)
     assert np.abs(fresh(short, PROMPT, 1) - fresh(long, PROMPT, 1)).max() > 0.01
 
 
-def test_truncating_into_the_held_back_tokens_needs_no_llama_cpp(model: LlamaModel, path: Path) -> None:
-    """Prevents: forgetting held-back tokens, or removing computed ones in their place."""
+def test_truncating_held_tokens(model: LlamaModel, path: Path) -> None:
+    """Prevents: lost held tokens, or computed ones removed instead."""
     model.feed(PROMPT[:11])
     model.truncate(9)
     assert model.length == 9
@@ -185,7 +194,7 @@ def test_truncating_into_the_held_back_tokens_needs_no_llama_cpp(model: LlamaMod
 
 
 def test_truncating_to_the_same_length_does_nothing(model: LlamaModel) -> None:
-    """Prevents: an off-by-one that eats a token at each step."""
+    """Prevents: an off-by-one that removes a token at each step."""
     model.feed(PROMPT)
     model.truncate(model.length)
     assert model.length == len(PROMPT)
@@ -194,21 +203,19 @@ def test_truncating_to_the_same_length_does_nothing(model: LlamaModel) -> None:
             model.truncate(length)
 
 
-def test_a_refused_rollback_is_an_error_and_changes_nothing(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: ignoring llama_memory_seq_rm's answer, after which the length is a lie."""
+def test_a_failed_rollback_is_an_error_and_changes_nothing(model: LlamaModel) -> None:
+    """Prevents: a wrong length because the result of llama_memory_seq_rm is ignored."""
     model.feed(PROMPT)
     model.eval([1, 2])
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "_lib", Broken(model._lib, llama_memory_seq_rm=lambda *a: False))
-        with pytest.raises(RollbackRefused):
-            model.truncate(3)
+    with broken(model, llama_memory_seq_rm=lambda *a: False), pytest.raises(RollbackRefused):
+        model.truncate(3)
     assert model.length == len(PROMPT) + 2
     model.truncate(3)
     assert model.length == 3
 
 
-def test_a_chain_may_be_spelled_out_and_a_tree_is_refused(model: LlamaModel, path: Path) -> None:
-    """Prevents: a tree evaluated as if it were a chain, which would be a wrong law without an error."""
+def test_a_chain_is_accepted_and_a_tree_is_refused(model: LlamaModel, path: Path) -> None:
+    """Prevents: a tree evaluated as a chain, which gives a wrong distribution without an error."""
     model.feed(PROMPT)
     np.testing.assert_array_equal(model.eval([1, 2, 3], [-1, 0]), fresh(path, [*PROMPT, 1, 2, 3], 3))
     before = model.length
@@ -221,18 +228,18 @@ def test_a_chain_may_be_spelled_out_and_a_tree_is_refused(model: LlamaModel, pat
     assert not model.caps.tree
 
 
-def test_too_long_a_block_is_an_error_and_not_the_end_of_the_process(model: LlamaModel) -> None:
-    """Prevents: the assertion with which llama.cpp answers more output rows than were announced."""
+def test_too_long_a_block_is_an_error(model: LlamaModel) -> None:
+    """Prevents: a failed assertion in llama.cpp for more output rows than announced."""
     assert model.caps.max_block == 6
     for tokens in ([1] * 7, []):
-        with pytest.raises(BackendError, match="1 to 6 tokens"):
+        with pytest.raises(BackendError, match="1 to 6"):
             model.eval(tokens)
     assert model.length == 0
     assert model.eval([1] * 6).shape == (6, 12)
 
 
-def test_the_context_ends_exactly_where_it_was_asked_to(path: Path) -> None:
-    """Prevents: a context rounded up silently, a hang, or a lost token at its end (FIELD_CASES 24)."""
+def test_the_context_has_exactly_the_given_size(path: Path) -> None:
+    """Prevents: a context rounded up, a hang, or a lost token at its end (FIELD_CASES 24)."""
     with tiny.load(path, n_ctx=20, n_batch=8) as model:
         model.feed(PROMPT)
         model.eval([1, 2, 3, 4, 5, 6])
@@ -247,7 +254,7 @@ def test_the_context_ends_exactly_where_it_was_asked_to(path: Path) -> None:
 
 @pytest.mark.parametrize("token", [-1, 12, 2_000_000_000])
 def test_a_token_outside_the_vocabulary_is_named_and_harmless(model: LlamaModel, token: int) -> None:
-    """Prevents: 'return code -1' as the whole message."""
+    """Prevents: 'return code -1' as the only message."""
     model.feed(PROMPT[:3])
     with pytest.raises(BackendError, match=f"token {token} is outside"):
         model.eval([1, token])
@@ -259,19 +266,18 @@ def test_a_token_outside_the_vocabulary_is_named_and_harmless(model: LlamaModel,
     ("status", "error"),
     [(1, ContextFull), (2, Interrupted), (-1, BackendError), (-2, MemoryShort), (-3, BackendError)],
 )
-def test_every_return_code_is_a_named_error_after_which_the_length_is_true(
-    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]
+def test_after_every_return_code_the_length_is_right(
+    model: LlamaModel, path: Path, status: int, error: type[Exception]
 ) -> None:
-    """Prevents: tokens of a failed call left in the KV, where the next answer would see them."""
+    """Prevents: tokens of a failed call left in the KV cache of the next answer."""
     decode = model._lib.llama_decode
 
     def fail(context: object, batch: object) -> int:
-        decode(context, batch)  # the worst case: all of it was computed before the failure
+        decode(context, batch)  # the worst case: all tokens are computed before the failure
         return status
 
     model.feed(PROMPT)
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "_lib", Broken(model._lib, llama_decode=fail))
+    with broken(model, llama_decode=fail):
         with pytest.raises(error):
             model.eval([1, 2, 3])
         assert model.length == len(PROMPT)
@@ -282,27 +288,25 @@ def test_every_return_code_is_a_named_error_after_which_the_length_is_true(
 
 
 @pytest.mark.parametrize("call", [lambda model: model.eval([2]), lambda model: model.feed([2] * 20)])
-def test_where_even_the_trimming_is_refused_the_memory_is_emptied(
-    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[LlamaModel], object]
+def test_if_the_failed_tokens_cannot_be_removed_the_memory_is_emptied(
+    model: LlamaModel, path: Path, call: Callable[[LlamaModel], object]
 ) -> None:
-    """Prevents: a length that is true for nobody."""
+    """Prevents: a wrong length."""
     model.feed(PROMPT)
     model.eval([1])
     model.feed([3])
-    broken = Broken(model._lib, llama_decode=lambda *a: -3, llama_memory_seq_rm=lambda *a: False)
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "_lib", broken)
-        with pytest.raises(BackendError):
-            call(model)
+    with (
+        broken(model, llama_decode=lambda *a: -3, llama_memory_seq_rm=lambda *a: False),
+        pytest.raises(BackendError),
+    ):
+        call(model)
     assert model.length == 0
     model.feed(PROMPT)
     np.testing.assert_array_equal(model.eval([1]), fresh(path, [*PROMPT, 1], 1))
 
 
-def test_ctrl_c_between_two_chunks_leaves_a_true_length(
-    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: Python's own KeyboardInterrupt, which arrives as the C call returns, losing count of the KV."""
+def test_ctrl_c_between_two_chunks_leaves_the_right_length(model: LlamaModel, path: Path) -> None:
+    """Prevents: a wrong length after a KeyboardInterrupt, which Python raises when the C call returns."""
     decode = model._lib.llama_decode
     calls: list[int] = []
 
@@ -314,27 +318,23 @@ def test_ctrl_c_between_two_chunks_leaves_a_true_length(
         return status
 
     tokens = PROMPT * 3
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "_lib", Broken(model._lib, llama_decode=interrupt))
-        with pytest.raises(KeyboardInterrupt):
-            model.feed(tokens)
+    with broken(model, llama_decode=interrupt), pytest.raises(KeyboardInterrupt):
+        model.feed(tokens)
     assert model.length == 8
     model.feed(tokens[8:])
     np.testing.assert_array_equal(model.eval([1]), fresh(path, [*tokens, 1], 1))
 
 
 def test_the_end_tokens_are_known_before_the_first_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking for each of 150,000 tokens takes a tenth of a second, for which the first token and the figures waited."""
+    """Prevents: 0.1 s for 150,000 calls in the first answer."""
     with tiny.load(path) as loaded:
         monkeypatch.setattr(type(loaded.vocab), "_check", lambda self, *tokens: pytest.fail("the vocabulary was asked"))
         assert loaded.end_tokens
 
 
 @pytest.mark.parametrize("n_held", [0, 3, 7])
-def test_ctrl_c_as_a_block_is_computed_leaves_the_kv_as_before(
-    model: LlamaModel, path: Path, monkeypatch: pytest.MonkeyPatch, n_held: int
-) -> None:
-    """Prevents: the held-back tokens counted twice, or lost, when an eval does not get to its end."""
+def test_ctrl_c_in_an_eval_leaves_the_kv_unchanged(model: LlamaModel, path: Path, n_held: int) -> None:
+    """Prevents: held tokens counted twice, or lost, by an interrupted eval."""
     decode = model._lib.llama_decode
 
     def interrupt(context: object, batch: object) -> int:
@@ -343,16 +343,14 @@ def test_ctrl_c_as_a_block_is_computed_leaves_the_kv_as_before(
 
     tokens = [*PROMPT[:8], *PROMPT[:n_held]]
     model.feed(tokens)
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "_lib", Broken(model._lib, llama_decode=interrupt))
-        with pytest.raises(KeyboardInterrupt):
-            model.eval([1, 2])
+    with broken(model, llama_decode=interrupt), pytest.raises(KeyboardInterrupt):
+        model.eval([1, 2])
     assert model.length == len(tokens)
     np.testing.assert_array_equal(model.eval([1, 2]), fresh(path, [*tokens, 1, 2], 2))
 
 
-def test_a_raised_flag_stops_before_anything_is_computed(model: LlamaModel, path: Path) -> None:
-    """Prevents: an answer that goes on after Ctrl-C, or a flag that stays raised for ever."""
+def test_a_set_flag_stops_before_the_computation(model: LlamaModel, path: Path) -> None:
+    """Prevents: an answer that goes on after Ctrl-C; a flag that is never cleared."""
     cancel = Cancel()
     model.watch(cancel)
     model.feed(PROMPT)
@@ -368,7 +366,7 @@ def test_a_raised_flag_stops_before_anything_is_computed(model: LlamaModel, path
 
 
 def test_a_long_prefill_in_a_thread_is_stopped_by_the_flag(tmp_path: Path) -> None:
-    """Prevents: Ctrl-C one second into an 8,000-token prefill that is noticed at its end (FIELD_CASES 37)."""
+    """Prevents: Ctrl-C in an 8,000-token prefill that takes effect at its end (FIELD_CASES 37)."""
     path = tiny.write_model(tmp_path / "m.gguf", n_embd=128, n_ff=1024, n_layer=6, n_ctx=8192)
     with tiny.load(path, n_ctx=8192, n_batch=4096, n_ubatch=64) as model:
         cancel = Cancel()
@@ -401,7 +399,7 @@ def test_a_long_prefill_in_a_thread_is_stopped_by_the_flag(tmp_path: Path) -> No
 
 
 def test_two_models_may_watch_one_flag(path: Path) -> None:
-    """Prevents: the draft going on for the length of a prefill after the target has stopped."""
+    """Prevents: a draft that continues its prefill after the target has stopped."""
     cancel = Cancel()
     with tiny.load(path) as one, tiny.load(path) as other:
         one.watch(cancel)
@@ -413,7 +411,7 @@ def test_two_models_may_watch_one_flag(path: Path) -> None:
 
 
 def test_busy_time_is_the_time_inside_llama_cpp(model: LlamaModel) -> None:
-    """Prevents: a report of the loop's overhead that counts llama.cpp's own time, or hides it."""
+    """Prevents: a wrong overhead of the loop in reports."""
     assert model.busy_s == 0.0
     start_s = time.perf_counter()
     model.feed(PROMPT)
@@ -422,23 +420,24 @@ def test_busy_time_is_the_time_inside_llama_cpp(model: LlamaModel) -> None:
     assert 0.0 < model.busy_s <= time.perf_counter() - start_s
 
 
-def test_a_closed_model_says_so_and_closes_again(path: Path) -> None:
-    """Prevents: a call into freed memory, and a second close that frees twice."""
+def test_a_closed_model_raises_and_can_be_closed_again(path: Path) -> None:
+    """Prevents: a call with freed memory; a second close that frees twice."""
     with tiny.load(path) as model:
         model.eval([1])
     model.close()
-    for call in (model.feed, model.eval):
+    for call in (
+        lambda: model.feed([1]),
+        lambda: model.eval([1]),
+        lambda: model.truncate(0),
+        lambda: model.watch(Cancel()),
+    ):
         with pytest.raises(BackendError, match="closed"):
-            call([1])
-    with pytest.raises(BackendError, match="closed"):
-        model.truncate(0)
-    with pytest.raises(BackendError, match="closed"):
-        model.watch(Cancel())
+            call()
 
 
-@pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"])
-def test_every_kv_type_is_the_one_that_llama_cpp_then_uses(tmp_path: Path, kv: str) -> None:
-    """Prevents: a name that stands for another number in llama.cpp, or a flag that is parsed and not passed on."""
+@pytest.mark.parametrize("kv", KV_TYPE_BYTES)
+def test_llama_cpp_uses_the_given_kv_type(tmp_path: Path, kv: str) -> None:
+    """Prevents: a name with the number of another type; a flag that is parsed and not used."""
     path = tiny.write_model(tmp_path / "m.gguf", n_embd=64)  # quantised types need heads of 32 numbers
     for type_k, type_v in ((kv, "f16"), ("f16", kv)):
         heard: list[str] = []
@@ -455,7 +454,7 @@ def test_every_kv_type_is_the_one_that_llama_cpp_then_uses(tmp_path: Path, kv: s
 def test_extra_buffer_types_and_mapping_are_passed_on(
     path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
-    """Prevents: the probe's way around a crashing build having no effect."""
+    """Prevents: the crash test's fallback without effect."""
     seen: list[tuple[bool, bool]] = []
     lib = bindings()
 
@@ -463,32 +462,32 @@ def test_extra_buffer_types_and_mapping_are_passed_on(
         seen.append((params.use_extra_bufts, params.load_mode == 1))
         return lib.llama_model_load_from_file(name, params)
 
-    monkeypatch.setattr("specllama.llama.model.bindings", lambda: Broken(lib, llama_model_load_from_file=spy))
+    monkeypatch.setattr("specllama.llama.open.bindings", lambda: Broken(lib, llama_model_load_from_file=spy))
     tiny.load(path, use_extra_bufts=wanted, use_mmap=wanted).close()
     assert seen == [(wanted, wanted)]
 
 
 def test_a_kv_type_that_does_not_fit_the_heads_is_explained(path: Path) -> None:
-    """Prevents: a null pointer instead of llama.cpp's reason."""
+    """Prevents: an error without llama.cpp's reason."""
     with pytest.raises(BackendError, match="block size"):
         tiny.load(path, type_k="q8_0")
 
 
 @pytest.mark.parametrize("flash_attn", ["on", "off", "auto"])
 def test_flash_attention_is_a_choice(path: Path, flash_attn: str) -> None:
-    """Prevents: on and off exchanged with auto's -1."""
+    """Prevents: wrong numbers for on, off and auto."""
     with tiny.load(path, flash_attn=flash_attn) as model:
         assert model.eval(PROMPT).shape == (14, 12)
 
 
 def test_options_are_checked_before_loading(path: Path) -> None:
-    """Prevents: a wrong option answered by an assertion inside llama.cpp."""
+    """Prevents: a failed assertion in llama.cpp by a wrong option."""
     with pytest.raises(UsageError):
         load(path, LoadOptions(type_v="q9"))
 
 
-def test_loading_tells_its_progress_and_can_be_stopped(path: Path) -> None:
-    """Prevents: a long load without a sign of life, or one that Ctrl-C cannot stop."""
+def test_loading_reports_its_progress_and_can_be_stopped(path: Path) -> None:
+    """Prevents: a long load without progress, or one that Ctrl-C cannot stop."""
     seen: list[float] = []
     load(path, LoadOptions(n_threads=1), progress=lambda share: seen.append(share) is None).close()
     assert seen == sorted(seen)
@@ -498,7 +497,7 @@ def test_loading_tells_its_progress_and_can_be_stopped(path: Path) -> None:
 
 
 def test_an_error_in_the_progress_callback_is_raised_again(path: Path) -> None:
-    """Prevents: a KeyboardInterrupt swallowed by the C frames between."""
+    """Prevents: a KeyboardInterrupt lost in C frames."""
 
     def interrupt(share: float) -> bool:
         raise KeyboardInterrupt
@@ -507,8 +506,8 @@ def test_an_error_in_the_progress_callback_is_raised_again(path: Path) -> None:
         load(path, LoadOptions(n_threads=1), progress=interrupt)
 
 
-def test_a_model_tells_what_it_is(tmp_path: Path) -> None:
-    """Prevents: reports that name the wrong file, size or template."""
+def test_a_model_has_its_facts(tmp_path: Path) -> None:
+    """Prevents: reports with the wrong file, size or template."""
     path = tiny.write_model(tmp_path / "m.gguf", vocabulary=tiny.byte_level(), chat_template=tiny.CHATML)
     with tiny.load(path) as model:
         assert model.chat_template == tiny.CHATML
@@ -522,7 +521,7 @@ def test_a_model_tells_what_it_is(tmp_path: Path) -> None:
 
 
 def test_gpu_layers_on_a_cpu_build_only_warn(path: Path) -> None:
-    """Prevents: `-ngl 99` failing, or passing without a word, on a build without a GPU (FIELD_CASES 35)."""
+    """Prevents: `-ngl 99` as an error, or without a warning, on a CPU build (FIELD_CASES 35)."""
     if build_info().gpu_offload:
         pytest.skip("this build has a GPU back end")
     with tiny.load(path, n_gpu_layers=99) as model:
@@ -533,7 +532,7 @@ def test_gpu_layers_on_a_cpu_build_only_warn(path: Path) -> None:
 
 
 def test_the_build_is_described() -> None:
-    """Prevents: a doctor and a benchmark record without the facts they exist for."""
+    """Prevents: missing facts in doctor and in benchmark reports."""
     info = build_info()
     assert info.bindings.count(".") == 2
     assert any("llama" in path.name for path in info.libraries)
@@ -553,7 +552,7 @@ def test_a_pair_of_tiny_files_agrees_often_and_not_always(tmp_path: Path) -> Non
 
 
 def test_equal_arguments_write_equal_files(tmp_path: Path) -> None:
-    """Prevents: tests on random weights that cannot be repeated."""
+    """Prevents: tests with random weights that cannot be repeated."""
     one = tiny.write_model(tmp_path / "a.gguf", seed=5)
     two = tiny.write_model(tmp_path / "b.gguf", seed=5)
     three = tiny.write_model(tmp_path / "c.gguf", seed=6)

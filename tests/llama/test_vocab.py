@@ -1,4 +1,4 @@
-"""Text to tokens and back, through llama.cpp's own tokenizers on tiny vocabularies."""
+"""Text to tokens and back, with llama.cpp's tokenizers on tiny vocabularies."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def text_of(vocabulary: Vocabulary, tokens: list[int], *, special: bool = False)
     return b"".join(vocabulary.piece(token, special=special) for token in tokens)
 
 
-def test_special_text_is_a_control_token_only_where_it_is_meant(byte_level: Vocabulary) -> None:
-    """Prevents: `<|im_end|>` typed by a user ending the turn (docs/design.md, invariant 8)."""
+def test_special_text_is_a_control_token_only_on_request(byte_level: Vocabulary) -> None:
+    """Prevents: a user's `<|im_end|>` that ends the turn (docs/design.md, invariant 8)."""
     control = tiny.token_id(tiny.byte_level(), "<|im_end|>")
     assert byte_level.tokenize("a<|im_end|>", special=True) == [ord("a"), control]
     plain = byte_level.tokenize("a<|im_end|>", special=False)
@@ -37,8 +37,8 @@ def test_special_text_is_a_control_token_only_where_it_is_meant(byte_level: Voca
     assert text_of(byte_level, plain) == b"a<|im_end|>"
 
 
-def test_control_tokens_add_no_text_unless_asked(byte_level: Vocabulary) -> None:
-    """Prevents: `<|im_end|>` appearing in answers."""
+def test_control_tokens_have_text_only_on_request(byte_level: Vocabulary) -> None:
+    """Prevents: `<|im_end|>` in answers."""
     control = tiny.token_id(tiny.byte_level(), "<|im_end|>")
     assert byte_level.is_control(control)
     assert not byte_level.is_control(5)
@@ -48,14 +48,14 @@ def test_control_tokens_add_no_text_unless_asked(byte_level: Vocabulary) -> None
 
 
 def test_merges_are_used(byte_level: Vocabulary) -> None:
-    """Prevents: a tiny vocabulary that never shows tokens of several bytes."""
+    """Prevents: a tiny vocabulary without tokens of several bytes."""
     assert byte_level.tokenize("the the", special=False) == [257, 258]
     assert byte_level.piece(258) == b" the"
     assert byte_level.text(258) == "Ġthe"
 
 
 def test_all_end_tokens_are_found(byte_level: Vocabulary) -> None:
-    """Prevents: stopping only at EOS while the model ends its turns with another token (FIELD_CASES 33)."""
+    """Prevents: stopping only at EOS although the model ends its turns with another token (FIELD_CASES 33)."""
     vocab = tiny.byte_level()
     ends = {tiny.token_id(vocab, "<|im_end|>"), tiny.token_id(vocab, "<|endoftext|>")}
     assert byte_level.end_tokens == ends
@@ -63,7 +63,7 @@ def test_all_end_tokens_are_found(byte_level: Vocabulary) -> None:
 
 
 def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabulary, byte_level: Vocabulary) -> None:
-    """Prevents: two BOS, or none (FIELD_CASES 32); an EOS nobody asked for."""
+    """Prevents: two BOS, or none (FIELD_CASES 32); an unwanted EOS."""
     assert sentencepiece.add_bos
     assert sentencepiece.bos == 1
     without = sentencepiece.tokenize("the", special=True)
@@ -75,8 +75,8 @@ def test_begin_tokens_are_added_on_demand_and_never_twice(sentencepiece: Vocabul
     assert byte_level.tokenize("a", special=True, bos=True) == [byte_level.bos, ord("a")]
 
 
-def test_the_kinds_and_flags_of_both_tokenizers_are_told(byte_level: Vocabulary, sentencepiece: Vocabulary) -> None:
-    """Prevents: the pair gate comparing a BPE with a SentencePiece vocabulary as if they were one kind."""
+def test_the_kinds_and_flags_of_both_tokenizers_are_known(byte_level: Vocabulary, sentencepiece: Vocabulary) -> None:
+    """Prevents: the pair check comparing a BPE with a SentencePiece vocabulary as one kind."""
     assert (byte_level.kind, byte_level.add_bos, byte_level.add_eos) == ("bpe", False, False)
     assert (sentencepiece.kind, sentencepiece.add_bos) == ("spm", True)
 
@@ -99,14 +99,14 @@ def test_null_bytes_are_text(byte_level: Vocabulary, text: str | bytes) -> None:
 def test_what_is_not_utf8_becomes_a_replacement_character(
     byte_level: Vocabulary, sentencepiece: Vocabulary, text: str | bytes
 ) -> None:
-    """Prevents: a C++ exception that ends the process, or an encoding error, over a stray byte in a pipe."""
+    """Prevents: a C++ exception that ends the process, or an encoding error, by an invalid byte in a pipe."""
     for vocabulary in (byte_level, sentencepiece):
         told = text_of(vocabulary, vocabulary.tokenize(text, special=True)).decode()
         assert "\ufffd" in told or "?" in told
 
 
-def test_arguments_that_python_could_not_decode_are_their_bytes_again(byte_level: Vocabulary) -> None:
-    """Prevents: an emoji that arrived as surrogates (a C locale) being lost."""
+def test_surrogates_of_undecodable_arguments_become_their_bytes(byte_level: Vocabulary) -> None:
+    """Prevents: the loss of an emoji in a C locale, where it becomes surrogates."""
     escaped = "😀".encode().decode("ascii", "surrogateescape")
     assert text_of(byte_level, byte_level.tokenize(escaped, special=False)).decode() == "😀"
 
@@ -114,14 +114,14 @@ def test_arguments_that_python_could_not_decode_are_their_bytes_again(byte_level
 @pytest.mark.slow
 @given(text=st.text())
 def test_every_text_comes_back_byte_for_byte(byte_level: Vocabulary, text: str) -> None:
-    """Prevents: a byte lost or added on the way through a byte-level vocabulary."""
+    """Prevents: a byte lost or added by a byte-level vocabulary."""
     data = text.encode("utf-8", "replace")
     assert text_of(byte_level, byte_level.tokenize(text, special=False)) == data
 
 
 @given(data=st.binary())
-def test_any_bytes_whatever_are_survived(sentencepiece: Vocabulary, data: bytes) -> None:
-    """Prevents: a crash in the tokenizer, which no Python code could catch."""
+def test_any_bytes_are_tokenized(sentencepiece: Vocabulary, data: bytes) -> None:
+    """Prevents: a crash in the tokenizer, which Python cannot catch."""
     tokens = sentencepiece.tokenize(data, special=True)
     assert all(0 <= token < sentencepiece.size for token in tokens)
 
@@ -134,7 +134,7 @@ def test_long_texts_are_not_cut(byte_level: Vocabulary) -> None:
 
 @pytest.mark.parametrize("token", [-1, 263, 1 << 31])
 def test_tokens_outside_the_vocabulary_are_value_errors(byte_level: Vocabulary, token: int) -> None:
-    """Prevents: std::out_of_range thrown through C, which ends the process."""
+    """Prevents: std::out_of_range in C++, which ends the process."""
     for ask in (byte_level.piece, byte_level.text, byte_level.is_control):
         with pytest.raises(ValueError, match="outside the vocabulary"):
             ask(token)
@@ -149,7 +149,7 @@ def test_a_long_piece_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_closed_vocabulary_says_so(tmp_path: Path) -> None:
-    """Prevents: a look into freed memory."""
+    """Prevents: reading freed memory."""
     model = tiny.load(tiny.write_model(tmp_path / "m.gguf"))
     cached = model.vocab.piece(0)
     model.close()
