@@ -19,7 +19,7 @@ _QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}
 _REPACKED_ANYWHERE = {"q1_0", "q2_k", "q4_0", "q4_k", "iq4_nl", "mxfp4"}
 _REPACKED_ON_ARM = {"q5_k", "q6_k", "q8_0"}
 _AMX = {"q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"}
-# llama.cpp's AMX kernels read uninitialized memory if a row is a single block of 32: with MALLOC_PERTURB_=1 all logits of
+# llama.cpp's AMX kernels read uninitialized memory if a row is one block of 32: with MALLOC_PERTURB_=1 all logits of
 # such a model are NaN (llama-cpp-python 0.3.36). Rows of 64 numbers are computed correctly.
 AMX_SHORTEST_ROW = 64
 _TOLERATED_COPY = 0.1  # a file is mapped if at most this share is kept twice: it loads faster and is shared
