@@ -1,11 +1,10 @@
-"""The loop's own cost: the time a step spends outside the models, at the vocabulary of Qwen2.5.
+"""The loop's own cost: the time a step spends outside the models, at the vocabulary size of Qwen2.5.
 
     python benchmarks/overhead.py
 
-Two stand-in models answer from prepared rows and count the time of their own calls, as `llama/model.py` does; what the
-engine reports as `loop_s` is then everything else: laws, draws, verification, bookkeeping, events. The first table has
-K = 0, 1, 2, 4, 8 drafted tokens after a short prompt; the second has one line for everything that once cost a step more
-than it had to.
+Two stand-in models return prepared rows and take no time, so the engine's `loop_s` is everything else: laws, draws,
+verification, bookkeeping, events. The first table has K = 0, 1, 2, 4, 8 drafted tokens after a short prompt. The second
+has a line for everything that could make a step expensive.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from __future__ import annotations
 import math
 import platform
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,7 @@ class Rows:
     n_ctx = N_LONG + 1024
     end_tokens: frozenset[int] = frozenset()
     caps = Caps()
-    # The rows are there already: whatever handing them out takes is no cost of the loop, so nothing is copied.
-    busy_s = 0.0
+    busy_s = 0.0  # nothing is copied, so a call takes no time
 
     def __init__(self, table: Table) -> None:  # table: (64, V) float32
         self.vocab_size = table.shape[1]
@@ -81,14 +80,13 @@ class Spelling:
 
 
 class AlwaysProbes:
-    """A planner that never drafts, and judges the draft by the last tokens of every step."""
+    """A planner that never drafts, and probes the draft at every step."""
+
+    _asked = False
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         self._asked = not self._asked
         return DraftPlan(probe=N_PROBED if self._asked else 0)
-
-    def __init__(self) -> None:
-        self._asked = False
 
     def go_on(self, depth: int, confidence: float) -> bool:
         return False
@@ -96,84 +94,56 @@ class AlwaysProbes:
     def look(self, depth: int) -> bool:
         return False
 
-    def learn(self, depth: int, confidence: float, acceptance: float) -> None:
-        """Nothing is learned."""
-
-    def alone(self, offer: Sequence[float]) -> int:
-        return 0
-
-    def learn_alone(self, n_given: int, n_emitted: int) -> None:
+    def learn(self, confidence: float, acceptance: float) -> None:
         """Nothing is learned."""
 
     def observe(self, seen: Observation) -> None:
         """Nothing is learned."""
 
 
-def median_loop_ms(
-    target: Table, drafter: ModelDrafter, params: SamplingParams, n_drafted: int, n_prompt: int
-) -> float:
-    """Median over the steps of one answer, in milliseconds; the first step is left out."""
-    prompt = [token % N_TRIMMED for token in range(n_prompt)]
-    events = Engine(Rows(target), drafter).generate(prompt, params, RandomChooser(0), max_tokens=N_TOKENS)
-    steps = [event.loop_s for event in events if isinstance(event, StepEvent) and len(event.drafted) == n_drafted]
-    return 1000 * statistics.median(steps[1:])
-
-
 def best_ms(
-    target: Table, draft: Table, params: SamplingParams, k: int = 4, n_prompt: int = 3, p_min: float = 0.0
+    target: Table, drafter: Callable[[], ModelDrafter], params: SamplingParams, k: int = 4, n_prompt: int = 3
 ) -> float:
-    """The best of several answers."""
-    return min(
-        median_loop_ms(target, ModelDrafter(Rows(draft), n_max=k, p_min=p_min), params, k, n_prompt)
-        for _ in range(N_ANSWERS)
-    )
+    """Median over the steps of an answer with `k` drafted tokens, without the first; the best of several answers."""
+    prompt = [token % N_TRIMMED for token in range(n_prompt)]
 
+    def median() -> float:
+        events = Engine(Rows(target), drafter()).generate(prompt, params, RandomChooser(0), max_tokens=N_TOKENS)
+        steps = [event.loop_s for event in events if isinstance(event, StepEvent) and len(event.drafted) == k]
+        return 1000 * statistics.median(steps[1:])
 
-def trimmed_ms(target: Table, draft: Table, params: SamplingParams) -> float:
-    """The same with a draft of fewer tokens."""
-    ids = np.arange(N_TRIMMED, dtype=np.int64) * (N_VOCAB // N_TRIMMED)
-    rows = np.ascontiguousarray(draft[:, ids])
-    return min(
-        median_loop_ms(
-            target,
-            ModelDrafter(TranslatedModel(Rows(rows), ids, Spelling(ids), vocab_size=N_VOCAB), n_max=4),
-            params,
-            n_drafted=4,
-            n_prompt=3,
-        )
-        for _ in range(N_ANSWERS)
-    )
-
-
-def probing_ms(target: Table, draft: Table, params: SamplingParams, n_prompt: int) -> float:
-    """The same with a probe of the draft in every step, and no drafts."""
-    return min(
-        median_loop_ms(target, ModelDrafter(Rows(draft), policy=AlwaysProbes()), params, 0, n_prompt)
-        for _ in range(N_ANSWERS)
-    )
+    return min(median() for _ in range(N_ANSWERS))
 
 
 def cases(target: Table, draft: Table) -> Iterator[tuple[str, float]]:
     """(what is measured, milliseconds a step)"""
-    off = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    yield "temperature 0", best_ms(target, draft, GREEDY)
-    yield "temperature 0, 32,768 tokens of context", best_ms(target, draft, GREEDY, n_prompt=N_LONG)
-    yield (
-        "temperature 0, end tokens forbidden",
-        best_ms(target, draft, SamplingParams(temperature=0.0, logit_bias=NO_END)),
-    )
-    yield "temperature 0, repeat penalty", best_ms(target, draft, SamplingParams(temperature=0.0, repeat_penalty=1.1))
-    yield "temperature 0, confidence asked for", best_ms(target, draft, GREEDY, p_min=1e-9)
-    yield "temperature 0, trimmed draft", trimmed_ms(target, draft, GREEDY)
-    yield "temperature 0.8", best_ms(target, draft, SAMPLED)
-    yield "temperature 0.8, 32,768 tokens of context", best_ms(target, draft, SAMPLED, n_prompt=N_LONG)
-    yield "temperature 0.8, end tokens forbidden", best_ms(target, draft, SamplingParams(logit_bias=NO_END))
-    yield "temperature 0.8, repeat penalty", best_ms(target, draft, SamplingParams(repeat_penalty=1.1))
-    yield "temperature 0.8, trimmed draft", trimmed_ms(target, draft, SAMPLED)
-    yield "temperature 0.8, no top-k", best_ms(target, draft, SamplingParams(top_k=0))
-    yield "temperature 0.8, no filter", best_ms(target, draft, SamplingParams(**off))  # type: ignore[arg-type]
-    yield f"temperature 0, no drafts, {N_PROBED} rows probed", probing_ms(target, draft, GREEDY, 64)
-    yield "the same, 32,768 tokens of context", probing_ms(target, draft, GREEDY, N_LONG)
+    ids = np.arange(N_TRIMMED, dtype=np.int64) * (N_VOCAB // N_TRIMMED)
+    rows = np.ascontiguousarray(draft[:, ids])
+
+    def plain() -> ModelDrafter:
+        return ModelDrafter(Rows(draft), n_max=4)
+
+    def asking() -> ModelDrafter:
+        return ModelDrafter(Rows(draft), n_max=4, p_min=1e-9)
+
+    def trimmed() -> ModelDrafter:
+        return ModelDrafter(TranslatedModel(Rows(rows), ids, Spelling(ids), vocab_size=N_VOCAB), n_max=4)
+
+    def probing() -> ModelDrafter:
+        return ModelDrafter(Rows(draft), policy=AlwaysProbes())
+
+    for temperature in (0.0, 0.8):
+        name, params = f"temperature {temperature:g}", SamplingParams(temperature=temperature)
+        yield name, best_ms(target, plain, params)
+        yield f"{name}, {N_LONG:,} tokens of context", best_ms(target, plain, params, n_prompt=N_LONG)
+        yield f"{name}, end tokens forbidden", best_ms(target, plain, replace(params, logit_bias=NO_END))
+        yield f"{name}, repeat penalty", best_ms(target, plain, replace(params, repeat_penalty=1.1))
+        yield f"{name}, trimmed draft", best_ms(target, trimmed, params)
+    yield "temperature 0, confidence asked for", best_ms(target, asking, GREEDY)
+    yield "temperature 0.8, no top-k", best_ms(target, plain, SamplingParams(top_k=0))
+    yield "temperature 0.8, no filter", best_ms(target, plain, SamplingParams(top_k=0, top_p=1.0, min_p=0.0))
+    yield f"temperature 0, no drafts, {N_PROBED} rows probed", best_ms(target, probing, GREEDY, 0, 64)
+    yield f"the same, {N_LONG:,} tokens of context", best_ms(target, probing, GREEDY, 0, N_LONG)
 
 
 def main() -> None:
@@ -189,7 +159,7 @@ def main() -> None:
         ("the same, repeat penalty 1.1", SamplingParams(repeat_penalty=1.1)),
         ("temperature 0.8, no top-k", SamplingParams(top_k=0)),
     ):
-        times = [best_ms(target, draft, params, k) for k in KS]
+        times = [best_ms(target, lambda k=k: ModelDrafter(Rows(draft), n_max=k), params, k) for k in KS]  # type: ignore[misc]
         slope, base = np.polyfit(KS, times, 1)
         cells = " | ".join(f"{ms:.2f}" for ms in times)
         print(f"| {name} | {cells} | {base:.2f} ms | {slope:.2f} ms |", flush=True)

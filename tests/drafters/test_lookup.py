@@ -1,4 +1,4 @@
-"""`LookupDrafter`: what it proposes, how sure it is, and what it remembers from turn to turn."""
+"""`LookupDrafter`: its proposals, its confidence, and its index from turn to turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMS = SamplingParams()
 
 
 class Taking:
-    """A policy that takes everything and remembers what it was asked."""
+    """A policy that takes `n` tokens and records the questions."""
 
     def __init__(self, n: int = 99) -> None:
         self.n = n
@@ -39,7 +39,7 @@ def propose(drafter: LookupDrafter, tokens: Sequence[int], limit: int = 8) -> tu
 
 
 def said(drafter: LookupDrafter, tokens: list[int], *more: int) -> None:
-    """The target says `more`; the drafter hears of it token by token."""
+    """The target emits `more`; the drafter observes it token by token."""
     for token in more:
         tokens.append(token)
         drafter.observe(Observation(tokens, Draft(), Verdict((), token), "none"))
@@ -58,7 +58,7 @@ def test_the_longest_match_decides() -> None:
 
 
 def test_the_most_frequent_continuation_is_proposed_and_the_latest_among_equals() -> None:
-    """The first continuation ever seen, though the text has changed its mind since."""
+    """The first continuation, although another one is more frequent or newer."""
     tokens = [1, 2, 5, 1, 2, 6, 1, 2, 6, 1, 2]
     assert propose(begun(tokens), tokens, 1) == (6,)
     tokens = [1, 2, 5, 1, 2, 6, 1, 2]
@@ -82,7 +82,7 @@ def test_a_draft_stays_within_the_limit_and_n_max(limit: int) -> None:
 
 
 def test_the_policy_is_asked_before_every_token_with_the_chance_that_it_is_right() -> None:
-    """A length decided after the fact, or with numbers that mean nothing."""
+    """A length decided after the draw, or by a confidence that is no probability."""
     policy = Taking(2)
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     drafter = begun(tokens, policy)
@@ -97,7 +97,7 @@ def test_the_policy_is_asked_before_every_token_with_the_chance_that_it_is_right
 
 
 def test_without_a_policy_short_matches_are_left_alone() -> None:
-    """Every article and comma starting a draft: a lookup must be worth its rows by itself."""
+    """A draft after every article and comma, which costs more than it gains."""
     drafter = LookupDrafter(n_max=8)
     tokens = [1, 2, 3, 4, 1]
     drafter.begin(tokens)
@@ -107,8 +107,8 @@ def test_without_a_policy_short_matches_are_left_alone() -> None:
     assert propose(drafter, tokens)[:2] == (5, 6)
 
 
-def test_confidence_is_learned_from_every_token_that_is_said_whether_drafted_or_not() -> None:
-    """A lookup that has to fail in drafts before it knows that this text does not repeat itself."""
+def test_confidence_is_learned_from_every_token_drafted_or_not() -> None:
+    """A lookup that must fail in drafts before it learns that the text does not repeat itself."""
     tokens = [1, 2] * 3
     drafter = begun(tokens)
     before = next(drafter.offer(tokens, 1)).confidence
@@ -123,13 +123,12 @@ def test_confidence_is_learned_from_every_token_that_is_said_whether_drafted_or_
 
 
 def test_the_prompt_teaches_text_and_not_confidence() -> None:
-    """A prompt that never repeats itself says nothing about whether the answer will copy from it."""
+    """Confidence learned from a prompt: it does not tell whether the answer copies from it."""
     tokens = [each for i in range(50) for each in (1, 2, 100 + i)] + [1, 2]
     fresh = begun([1, 2, 3, 1, 2])
-    assert next(begun(tokens).offer(tokens, 1)).confidence == pytest.approx(
-        lookup_room._Record().chance(2, 0), abs=1e-12
-    )
-    assert next(fresh.offer([1, 2, 3, 1, 2], 1)).confidence == pytest.approx(lookup_room._Record().chance(2, 2))
+    prior = lookup_room._Record()
+    assert next(begun(tokens).offer(tokens, 1)).confidence == pytest.approx(prior.chance(2, 0))
+    assert next(fresh.offer([1, 2, 3, 1, 2], 1)).confidence == pytest.approx(prior.chance(2, 2))
 
 
 def test_a_chat_goes_on_in_the_same_index() -> None:
@@ -145,8 +144,8 @@ def test_a_chat_goes_on_in_the_same_index() -> None:
     assert propose(drafter, tokens, 2) == (42, 43)
 
 
-def test_what_a_conversation_no_longer_holds_is_forgotten() -> None:
-    """/regen or the next prompt of a benchmark: copying the discarded answer would be no draft but an echo."""
+def test_text_that_left_the_conversation_is_forgotten() -> None:
+    """A draft copied from a discarded answer, after /regen or before a benchmark's next prompt."""
     tokens = [1, 2, 3]
     drafter = begun(tokens)
     drafter.follow(tokens)
@@ -171,12 +170,12 @@ def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyP
 def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
     """A planner that is asked token by token cannot weigh a block whose fourth row is cheaper than its third."""
 
-    class Two(Taking):
-        offers: list[Sequence[float]] = []  # noqa: RUF012
+    offers: list[Sequence[float]] = []
 
+    class Two(Taking):
         def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
             assert lag is None
-            self.offers.append(offer)
+            offers.append(offer)
             return DraftPlan(n_given=2)
 
         def look(self, depth: int) -> bool:
@@ -188,7 +187,7 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     drafter = begun(tokens, Two())
     assert propose(drafter, tokens, 5) == (4, 5)
-    assert [len(offer) for offer in Two.offers] == [5]
+    assert [len(offer) for offer in offers] == [5]
     assert drafter.report().decisions[0].plan == DraftPlan(n_given=2)
 
 

@@ -28,7 +28,7 @@ def longest_match(text: list[int]) -> tuple[int, list[int]]:
 
 
 def texts(seed: int) -> list[int]:
-    """Random tokens mixed with copies of what was said before."""
+    """Random tokens mixed with copies of earlier ones."""
     rng = random.Random(seed)
     n_vocab, text = rng.choice([2, 3, 5, 12]), [0]
     while len(text) < rng.randint(2, 80):
@@ -87,7 +87,7 @@ def test_a_draft_can_be_followed_beyond_the_end_of_the_text() -> None:
 
 
 def test_nothing_matches_in_a_text_without_repetition() -> None:
-    """The empty match, whose every token is a continuation, taken for a match."""
+    """The empty match, which every token continues, taken for a match."""
     assert index_of([]).match().length == 0
     assert index_of([4]).match().length == 0
     index = index_of([1, 2, 3])
