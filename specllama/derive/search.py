@@ -14,6 +14,7 @@ from typing import Literal
 from specllama import llama
 from specllama.base import child
 from specllama.base.child import Tell
+from specllama.base.cpu import this_cpu
 from specllama.base.disk import checksum
 from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import make as derive
@@ -26,7 +27,7 @@ from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import traces
 from specllama.tuning.child import Measured, MeasureJob, RunMeasureJob, Way, load, open_draft, run_child
-from specllama.tuning.traces import Trace, TracedAnswer
+from specllama.tuning.traces import Trace
 from specllama.tuning.tune import PATH_MARGIN, Findings, Judged, TuneEffort, figures, judged
 
 # Tried by default: types with fast kernels on all CPUs, and a vocabulary that covers nearly all of a text.
@@ -144,10 +145,7 @@ class _Search:
     made: list[Path] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    errors: list[SpecllamaError] = field(default_factory=list)  # of the failures
-    verify: Points = ()
-    answers: tuple[TracedAnswer, ...] = ()
-    first: Measured | None = None
+    first: Measured | None = None  # of the parent and the target
     n_done: int = 0
 
     def step(self, name: str) -> Tell:
@@ -161,23 +159,18 @@ class _Search:
         return told
 
     def look_at_parent(self) -> Trial:
-        """Measure the parent and the target."""
         job = MeasureJob(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)
-        found = self.first = self.run(job, self.step("the draft as it is"))
-        assert found.verify is not None, "the first job measures the target"
-        self.verify = tuple((n, cost / found.verify[0][1]) for n, cost in found.verify)
-        self.answers = found.answers
-        return self._trial(Recipe(), self.parent.path, found, None)
+        self.first = self.run(job, self.step("the draft as it is"))
+        return self._trial(Recipe(), self.parent.path, self.first)
 
-    def _trial(self, recipe: Recipe, path: Path, found: Measured, derived: Derived | None) -> Trial:
+    def _trial(self, recipe: Recipe, path: Path, found: Measured, derived: Derived | None = None) -> Trial:
         """Costs are in units of T(1), measured in the same rounds."""
-        assert found.verify is not None
-        unit = found.verify[0][1]
-        costs = CostProfile(verify=self.verify, draft=tuple((n, cost / unit) for n, cost in found.draft))
+        assert self.first is not None
+        costs = CostProfile(verify=_in_units(self.first.verify, self.first), draft=_in_units(found.draft, found))
         return Trial(recipe, path, path.stat().st_size, costs, found.traces, derived, found.noise)
 
-    def attempt(self, recipe: Recipe) -> Trial | None:
-        """Make and measure a candidate; None if it fails (see `failures`)."""
+    def attempt(self, recipe: Recipe, *, must: bool = False) -> Trial | None:
+        """Make and measure a candidate. A failure is raised if `must`, else kept in `failures`."""
         tell = self.step(recipe.name)
         try:
             recipe = derive.checked(self.parent, recipe)
@@ -190,8 +183,9 @@ class _Search:
             job = self._job(derived.path)
             found = self.run(job, lambda what, share: tell(what, 0.5 + share / 2))
         except SpecllamaError as error:
+            if must:
+                raise
             self.failures.append(f"{recipe.summary}: {error}")
-            self.errors.append(error)
             return None
         trial = self._trial(recipe, derived.path, found, derived)
         self.trials.append(trial)
@@ -199,11 +193,8 @@ class _Search:
 
     def _job(self, draft: Path) -> MeasureJob:
         assert self.first is not None
-        subject = replace(self.subject, draft=draft)
-        threads = self.first.threads
-        return MeasureJob(
-            subject, self.way, self.effort.seconds / 2, 0, answers=self.answers, rows=(1,), threads=threads
-        )
+        subject, seconds, first = replace(self.subject, draft=draft), self.effort.seconds / 2, self.first
+        return MeasureJob(subject, self.way, seconds, 0, answers=first.answers, rows=(1,), threads=first.threads)
 
     def ranked_layers(self, base: Path) -> list[int]:
         """All layers, sorted by the acceptance rate without them, highest first."""
@@ -216,6 +207,12 @@ class _Search:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return sorted(layers, key=lambda layer: -accepted[layer])
+
+
+def _in_units(points: Points | None, found: Measured) -> Points:
+    assert points is not None
+    assert found.verify is not None
+    return tuple((n, cost / found.verify[0][1]) for n, cost in points)
 
 
 def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Tell) -> list[float]:
@@ -265,8 +262,8 @@ def search(
     state = _Search(parent, subject, way, effort, tell, run, n_steps=1 + recipes + bool(space.dropped) + bool(only))
     try:
         best = first = state.look_at_parent()
-        if only is not None and state.attempt(only) is None:
-            raise state.errors[-1]
+        if only is not None:
+            state.attempt(only, must=True)
         for quant in space.quants:
             best = _better(best, state.attempt(Recipe(quant=quant)))
         if space.n_vocab:
@@ -321,10 +318,11 @@ def _measurement(
     step_s: float,
     by: Literal["make", "tune"],
 ) -> Measurement:
+    cpu = this_cpu()
     return Measurement(
         target=subject.target.name,
         target_sha256=checksum(subject.target),
-        cpu=drafts.cpu_here(),
+        cpu=f"{cpu.model} {cpu.fingerprint}",
         made=made,
         step_s=step_s,
         cost=draft.cost,

@@ -75,9 +75,12 @@ def look() -> Checkup:
     cpu, probed = this_cpu(), crash_test.installed()
     build, build_findings = _look_at_build(probed, cpu)
     catalog, config = _look_at_config()
-    models = {} if catalog is None else _cached(catalog)
+    found = {} if catalog is None else {name: hub.find(model) for name, model in catalog.models.items()}
+    models = {name: path for name, path in found.items() if path is not None}
     memory_free, disk_free = llama.memory_free(), _disk_free(models_dir())
-    findings = [about_program(), *build_findings, config, about_cache(user_cache_path("specllama"))]
+    program = f"{version('specllama')} in {Path(__file__).parents[1]}, Python {platform.python_version()}"
+    findings = [Finding("specllama", Level.OK, program), *build_findings, config]
+    findings.append(about_cache(user_cache_path("specllama")))
     if catalog is not None:
         findings += [about_memory(catalog, memory_free), *about_models(catalog, models, disk_free)]
         findings += _look_at_tuning(catalog, models) if build is not None else []
@@ -91,12 +94,6 @@ def look() -> Checkup:
         models=models,
         config_files=() if catalog is None else catalog.files,
     )
-
-
-def about_program() -> Finding:
-    """The installed specllama and Python."""
-    found = f"{version('specllama')} in {Path(__file__).parents[1]}, Python {platform.python_version()}"
-    return Finding("specllama", Level.OK, found)
 
 
 def about_decode(probed: ProbeResult) -> Finding:
@@ -230,11 +227,6 @@ def _look_at_tuning(catalog: Catalog, models: Mapping[str, Path]) -> list[Findin
         return []
     found = profiles.find(profiles.ProfileKey(target, LoadOptions(), draft, LoadOptions()))
     return [about_tuning(pair.name, found)]
-
-
-def _cached(catalog: Catalog) -> dict[str, Path]:
-    found = {name: hub.find(model) for name, model in catalog.models.items()}
-    return {name: path for name, path in found.items() if path is not None}
 
 
 def _gpu_on_board(cpu: Cpu) -> str:

@@ -15,7 +15,6 @@ from typing import Final, Literal
 from platformdirs import user_cache_path
 
 from specllama.base import disk
-from specllama.base.cpu import this_cpu
 from specllama.base.errors import ConfigError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.llama import build_info
@@ -72,7 +71,7 @@ class Measurement:
 
     target: str  # the file's name
     target_sha256: str
-    cpu: str
+    cpu: str  # model and fingerprint
     made: str  # UTC, ISO 8601
     step_s: float  # T(1) of the target
     cost: float  # c, of one drafted token, in T(1)
@@ -140,12 +139,6 @@ def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
     )
     _save(derived)
     return derived
-
-
-def cpu_here() -> str:
-    """This machine, as measurements name it."""
-    cpu = this_cpu()
-    return f"{cpu.model} {cpu.fingerprint}"
 
 
 def now() -> str:

@@ -16,16 +16,6 @@ Wanted: TypeAlias = Model | Path | str  # a model of the catalog, a file, or `us
 _BEGINS_A_PATH = ("/", "./", "../", "~")
 
 
-def _is_path(text: str) -> bool:
-    """True if `text` is an existing file or can only be the name of one."""
-    return (
-        meant(text).is_file()
-        or text.startswith(_BEGINS_A_PATH)
-        or "\\" in text
-        or (text.endswith(".gguf") and ":" not in text)
-    )
-
-
 def named(text: str, *, draft: bool = False) -> Wanted:
     """The model that `text` names; of a pair its target, or its `draft`. Raises ConfigError.
 
@@ -33,7 +23,8 @@ def named(text: str, *, draft: bool = False) -> Wanted:
     """
     if draft and (path := derived.named(text)) is not None:
         return path
-    if _is_path(text):
+    looks_like_path = text.startswith(_BEGINS_A_PATH) or "\\" in text or (text.endswith(".gguf") and ":" not in text)
+    if looks_like_path or meant(text).is_file():
         return meant(text)
     catalog = load_catalog()
     try:

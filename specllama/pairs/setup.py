@@ -193,10 +193,10 @@ class Setup:
     @property
     def subject(self) -> ProfileKey:
         """The key of the pair's profile."""
-        draft = self.draft
-        options = None if draft is None else self.draft_options(self.target_options.n_ctx)
-        path = draft.path if draft else None
-        return ProfileKey(self.target.path, self.target_options, path, options, self.model_strategy)
+        key = ProfileKey(self.target.path, self.target_options, model_strategy=self.model_strategy)
+        if self.draft is None:
+            return key
+        return replace(key, draft=self.draft.path, draft_options=self.draft_options(self.target_options.n_ctx))
 
     def policy(self, *, greedy: bool) -> DraftPolicy | None:
         """The controller of the draft length for one answer or chat; None without a profile."""
@@ -220,19 +220,17 @@ class Setup:
         As the target by default, except the KV cache: it stays f16, because a draft with a coarser one drafts badly.
         """
         assert self.draft is not None
-        hardware, profile = self.hardware, self.profile
+        asked, profile = self.hardware, self.profile
         path = KernelPath.of(self.target_options) if profile is None else profile.draft_path
         tuned = profile.threads.draft if profile is not None and profile.threads is not None else None
         return replace(
             path.applied(self.target_options),
             n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
-            n_threads=hardware.n_threads_draft or hardware.n_threads or tuned,
-            n_threads_batch=(
-                hardware.n_threads_batch_draft or hardware.n_threads_draft or hardware.n_threads_batch or tuned
-            ),
-            n_gpu_layers=hardware.n_gpu_layers_draft,
-            type_k=hardware.type_k_draft,
-            type_v=hardware.type_v_draft,
+            n_threads=asked.n_threads_draft or asked.n_threads or tuned,
+            n_threads_batch=asked.n_threads_batch_draft or asked.n_threads_draft or asked.n_threads_batch or tuned,
+            n_gpu_layers=asked.n_gpu_layers_draft,
+            type_k=asked.type_k_draft,
+            type_v=asked.type_v_draft,
             max_block=1 if profile is None else PROBE_TOKENS,  # a probe reads many rows at once
         )
 
@@ -250,7 +248,10 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     Raises BackendError, DownloadError, ModelFileError, UnsupportedModel and MemoryShort.
     """
     hardware = choice.hardware
-    use_extra_bufts = _usable_buffers(listener)
+    build = crash_test.installed()
+    build.require()
+    if not build.use_extra_bufts:
+        listener.warn(build.detail, build.hint)
     target = bring(choice.target, listener, offline=choice.offline)
     refuse_architecture(target.header)
     draft = None if choice.draft is None else bring(choice.draft, listener, offline=choice.offline)
@@ -264,7 +265,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         flash_attn=hardware.flash_attn,
         type_k=hardware.type_k,
         type_v=hardware.type_v,
-        use_extra_bufts=use_extra_bufts,
+        use_extra_bufts=build.use_extra_bufts,
         max_block=(choice.length.longest if choice.strategy != "none" else 0) + 1,
     )
     setup = Setup(
@@ -346,15 +347,6 @@ def _out_of_reach(profile: Profile, setup: Setup) -> str:
     if any(path.placed and not placeable(options, has_gpu=has_gpu) for path, options in loads):
         return "it places weights by their type, which a GPU does not allow"
     return ""
-
-
-def _usable_buffers(listener: Listener) -> bool:
-    """True if models can be loaded with extra buffer types. Raises BackendError if the build cannot decode at all."""
-    result = crash_test.installed()
-    result.require()
-    if not result.use_extra_bufts:
-        listener.warn(result.detail, result.hint)
-    return result.use_extra_bufts
 
 
 def _longest_context(setup: Setup) -> int:
