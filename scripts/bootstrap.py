@@ -1,7 +1,7 @@
-"""Makes .venv ready for a recipe of the Makefile; needs nothing but Python, and is quick when there is nothing to do.
+"""Set up .venv for a recipe of the Makefile. Needs only Python, and is quick if .venv is up to date.
 
-This file must be understood by any Python there is, Python 2 included, so that a wrong one gets a sentence and not a
-traceback. Everything newer stands in the modules beside it.
+This file must run on any Python, also Python 2, so that an old one gives an error message and no traceback. The modules
+beside it use newer syntax.
 """
 # ruff: noqa: UP031
 
@@ -13,7 +13,7 @@ OLDEST = (3, 10)
 
 
 def version_problem(version, executable):
-    """The sentence to say about a Python that is too old, or an empty string."""
+    """The error message for a Python that is too old, or an empty string."""
     if tuple(version[:2]) >= OLDEST:
         return ""
     found = ".".join(str(part) for part in version[:3])
@@ -28,7 +28,7 @@ def version_problem(version, executable):
 
 
 def newer_python():
-    """The name of a Python that is new enough and runs (a version manager's stand-in may not), or an empty string."""
+    """The name of a new enough Python that runs (a version manager's shim may not), or an empty string."""
     for minor in (14, 13, 12, 11, 10):
         name = "python3.%d" % minor
         with open(os.devnull, "w") as nowhere:

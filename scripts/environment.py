@@ -1,4 +1,4 @@
-"""Makes .venv hold specllama and the llama.cpp build of this machine; does nothing, quickly, when it already does."""
+"""Install specllama and the llama.cpp build of this machine in .venv, unless it is up to date."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ import wheelhouse
 from progress import Stage, Ticker, run_logged, tail
 from toolchain import ROOT, Compiler, Plan, SetupError, make_plan
 
-OLDEST_PIP = (23, 1)  # older ones cannot install this project editable, or build wheels in silence
+OLDEST_PIP = (23, 1)  # older versions cannot install this project as editable, or build wheels without output
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What .venv has to hold. Written into it at the end, so that a later start only compares."""
+    """The required state of .venv. It is written into .venv at the end, so that a later start only compares."""
 
     key: str  # of the llama.cpp build
     compiler: str
-    pyproject: str  # hash: a changed dependency or entry point means installing again
+    pyproject: str  # hash: a changed dependency or entry point requires a new installation
     extras: tuple[str, ...]
     python: str
-    place: str  # where .venv stands: it does not survive being moved
+    place: str  # the path of .venv, which cannot be moved
 
 
 class Venv:
@@ -46,7 +46,7 @@ class Venv:
         self.log = path / "specllama-setup.log"
 
     def made_for(self) -> Goal | None:
-        """The goal this environment was last made for, if that can be read."""
+        """The goal of the last installation, if it can be read."""
         try:
             facts = json.loads(self.stamp.read_text(encoding="utf-8"))
             return Goal(**{**facts, "extras": tuple(facts["extras"])})
@@ -54,21 +54,20 @@ class Venv:
             return None
 
     def holds(self, goal: Goal) -> bool:
-        """True if nothing has to be done."""
+        """True if the environment is up to date."""
         return (
             self.made_for() == goal and (self.path / "bin" / "specllama").exists() and self.installed_key() == goal.key
         )
 
     def installed_key(self) -> str | None:
-        """The key of the installed llama.cpp build. pip itself notes which file a package came from, so an install
-        by hand over ours is seen, too."""
+        """The key of the installed llama.cpp build, by pip's record of the wheel, which also shows a manual install."""
         for note in self.path.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info/direct_url.json"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 return Path(json.loads(note.read_text(encoding="utf-8"))["url"]).parent.name
         return None
 
     def create(self, goal: Goal) -> None:
-        """Make the environment, or make it anew where it is another Python's, was moved, or does not run."""
+        """Make the environment, also again if its Python differs or does not run, or if it was moved."""
         made_for = self.made_for()
         moved = made_for is not None and made_for.place != goal.place
         if self.python.exists() and self._version() == goal.python and not moved:
@@ -86,7 +85,7 @@ class Venv:
             raise SetupError(f"{' '.join(command)} failed:\n{done.stdout.rstrip()}")
 
     def install(self, goal: Goal, wheel: Path) -> None:
-        """Install the llama.cpp build and specllama, editable, with what they need."""
+        """Install the llama.cpp build and specllama (editable) with their dependencies."""
         self.stamp.unlink(missing_ok=True)
         self.log.write_bytes(b"")
         ticker = Ticker("Python packages")
@@ -101,7 +100,7 @@ class Venv:
 
     def _pip(self, ticker: Ticker, *arguments: str) -> None:
         command = [str(self.python), "-m", "pip", *arguments, "--no-input", "--progress-bar", "off"]
-        # A user's PIP_USER makes no sense in here and would stop pip.
+        # PIP_USER would stop pip in a virtual environment.
         env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         try:
             status = run_logged(command, log=self.log, ticker=ticker, stage_of=_pip_stage, env=env)
@@ -110,10 +109,10 @@ class Venv:
             raise
         if status:
             ticker.finish("failed")
-            raise SetupError(f"pip {arguments[0]} failed; the end of its log:\n{tail(self.log)}\nwhole log: {self.log}")
+            raise SetupError(f"pip {arguments[0]} failed; the end of its log:\n{tail(self.log)}\nlog: {self.log}")
 
     def _version(self) -> str:
-        """Major and minor version of this environment's Python; every venv notes it."""
+        """Major and minor version of this environment's Python, from its pyvenv.cfg."""
         with contextlib.suppress(OSError):
             found = re.search(r"^version\S* *= *(\d+\.\d+)", (self.path / "pyvenv.cfg").read_text(), re.MULTILINE)
             return found[1] if found else ""
@@ -126,7 +125,7 @@ class Venv:
 
 
 def base_python() -> Path:
-    """The Python behind the one that runs this, which may be that of the very environment to be replaced."""
+    """The Python behind this one, which may be that of the environment to replace."""
     plain = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
     return plain if plain.exists() else Path(sys.executable).resolve()
 
@@ -134,10 +133,10 @@ def base_python() -> Path:
 def main(arguments: list[str]) -> int:
     """Exit status of `bootstrap.py`."""
     parser = argparse.ArgumentParser(prog="bootstrap.py", description=__doc__)
-    parser.add_argument("--dev", action="store_true", help="with what the tests and linters need")
+    parser.add_argument("--dev", action="store_true", help="also install the tests' and linters' dependencies")
     parser.add_argument("--wheel", action="store_true", help="only build llama.cpp, and print the folder of the wheel")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that compilers and half-made files go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the clean-up of compilers and partial files
     try:
         if options.wheel:
             print(prepare_wheel(os.environ).parent)
@@ -152,7 +151,7 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare(env: Mapping[str, str], *, extras: tuple[str, ...]) -> None:
-    """Bring .venv to what `extras` needs. Raises SetupError."""
+    """Install .venv with `extras`. Raises SetupError."""
     venv = Venv(ROOT / ".venv")
     plan = make_plan(env, remembered=_remembered(venv))
     goal = _goal(plan, venv, extras)
@@ -165,7 +164,7 @@ def prepare(env: Mapping[str, str], *, extras: tuple[str, ...]) -> None:
 
 
 def prepare_wheel(env: Mapping[str, str]) -> Path:
-    """Only the compiled wheel, for installers that make their own environments (pipx, uv)."""
+    """The compiled wheel alone, for installers with their own environments (pipx, uv)."""
     venv = Venv(ROOT / ".venv")
     plan = make_plan(env, remembered=_remembered(venv))
     with _alone(env):
@@ -180,7 +179,7 @@ def _wheel(plan: Plan, venv: Venv, env: Mapping[str, str]) -> Path:
 
 def _goal(plan: Plan, venv: Venv, extras: tuple[str, ...]) -> Goal:
     made_for = venv.made_for()
-    kept = made_for.extras if made_for else ()  # `make run` after `make test` takes nothing away
+    kept = made_for.extras if made_for else ()  # `make run` after `make test` removes nothing
     return Goal(
         key=plan.key,
         compiler=plan.compiler,
@@ -192,21 +191,21 @@ def _goal(plan: Plan, venv: Venv, extras: tuple[str, ...]) -> Goal:
 
 
 def _remembered(venv: Venv) -> Compiler | None:
-    """The compiler .venv was made with: should it be gone by now, what it built is still good."""
+    """The compiler of the last installation; its build stays valid after it is removed."""
     made_for = venv.made_for()
     return Compiler(cc="", cxx="", version=made_for.compiler) if made_for else None
 
 
 @contextlib.contextmanager
 def _alone(env: Mapping[str, str]) -> Iterator[None]:
-    """One set-up at a time for this user: two would compile the same thing twice, or install into one another."""
+    """A lock per user: two set-ups would compile twice and install into the same environment."""
     cache = wheelhouse.cache_home(env)
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "setup.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("waiting for another set-up of specllama to end")
+            _say("waiting for another set-up of specllama")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""Shows that a long step is alive: one updating line on a terminal, a line now and then elsewhere. Writes to stderr."""
+"""Progress on stderr: one updating line on a terminal, a line at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-QUIET_S = 15.0  # longest silence in a pipe
-TICK_S = 0.5  # the clock on a terminal moves at least this often
+QUIET_S = 15.0  # longest time without a line in a pipe
+TICK_S = 0.5  # longest time between two updates on a terminal
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a step is doing just now; `done` of `total` where it can be counted."""
+    """The current work of a step; `done` of `total` if it can be counted."""
 
     what: str
     done: int = 0
     total: int = 0
-    detail: str = ""  # shown where it can be overwritten
+    detail: str = ""  # shown on a terminal only
 
     def __str__(self) -> str:
         if not self.total:
@@ -35,13 +35,13 @@ class Stage:
 
     @property
     def tenths(self) -> int:
-        """Progress in tenths: one line each in a pipe."""
+        """Progress in tenths; a pipe gets one line for each."""
         return 10 * self.done // self.total if self.total else 0
 
 
 @dataclass
 class Ticker:
-    """The line of one step."""
+    """The progress line of one step."""
 
     title: str
     stream: TextIO = field(default_factory=lambda: sys.stderr)
@@ -53,7 +53,7 @@ class Ticker:
         self._shown: Stage | None = None
 
     def show(self, stage: Stage) -> None:
-        """Say what is going on; as often as you like."""
+        """Show the stage; may be called at any rate."""
         now_s = self.clock()
         if self._live:
             self._redraw(f"{self.title}: {stage}  {_clock(now_s - self._start_s)}  {stage.detail}".rstrip())
@@ -65,7 +65,7 @@ class Ticker:
             self._shown, self._shown_s = stage, now_s
 
     def finish(self, outcome: str) -> None:
-        """The step's last word, which stays on the screen."""
+        """Show the outcome, which stays on the screen."""
         text = f"{self.title}: {outcome}  {_clock(self.clock() - self._start_s)}"
         if self._live:
             self._redraw(text)
@@ -91,9 +91,9 @@ def run_logged(
     stage_of: Callable[[str], Stage | None],
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command and return its exit status: its output goes to `log`, and what `stage_of` reads in it to `ticker`.
+    """Run a command and return its exit status. Its output goes to `log`, its stages to `ticker`.
 
-    The command gets a process group of its own, so that whatever ends this process ends the compilers, too.
+    The command gets its own process group, so that its compilers end with this process.
     """
     with (
         log.open("ab") as file,

@@ -1,4 +1,4 @@
-"""What llama.cpp is to be built with here: compiler, CPU, GPU, flags, and the key that names such a build."""
+"""The plan of a llama.cpp build for this machine: compiler, CPU, GPU, flags, and its key."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = 1  # raise it when this file or wheelhouse.py builds differently from the same inputs
+RECIPE = 1  # increase it when this file or wheelhouse.py builds differently from the same inputs
 
-# GCC drops the stores that fill the AMX tile configuration as dead, and the first decode dies with an illegal
+# GCC removes the stores that fill the AMX tile configuration as dead, and the first decode crashes with an illegal
 # instruction (measured with GCC 12 on a CPU with AMX; docs/design.md). Without these two passes it keeps them.
 GCC_FLAGS = "-fno-tree-dse -fno-dse"
 
-# The bindings need libllama and ggml, and no program around them.
+# The bindings need only libllama and ggml.
 LEAN = (
     "-DLLAVA_BUILD=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
@@ -33,21 +33,11 @@ LEAN = (
     "-DLLAMA_BUILD_TESTS=OFF",
 )
 
-# Whatever of the environment reaches the compiler or CMake, and so belongs to the key.
+# Environment variables that the compiler or CMake reads; they are part of the key.
 BUILD_VARIABLES = (
-    "CMAKE_ARGS",
-    "SKBUILD_CMAKE_ARGS",
-    "CFLAGS",
-    "CXXFLAGS",
-    "CPPFLAGS",
-    "LDFLAGS",
-    "CUDAFLAGS",
-    "CUDAARCHS",
-    "CUDACXX",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "MACOSX_DEPLOYMENT_TARGET",
-)
+    "CMAKE_ARGS", "SKBUILD_CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDAARCHS",
+    "CUDACXX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "MACOSX_DEPLOYMENT_TARGET",
+)  # fmt: skip
 
 INSTALL_COMPILER = {
     "Darwin": "xcode-select --install",
@@ -57,61 +47,59 @@ INSTALL_COMPILER = {
 
 
 class SetupError(Exception):
-    """Something that stops the set-up; the message is meant for a person."""
+    """An error of the set-up, with a message for the user."""
 
 
 class NoCompiler(SetupError):
-    """No compiler that runs."""
+    """There is no working compiler."""
 
     def __init__(self, found: str) -> None:
         install = INSTALL_COMPILER.get(platform.system(), "see the documentation of your system")
-        super().__init__(f"{found}, and llama.cpp has to be compiled once. To install a compiler: {install}")
+        super().__init__(f"{found} (required to compile llama.cpp once). To install a compiler: {install}")
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """The C and C++ compiler that CMake will be told to use."""
+    """The C and C++ compiler for CMake."""
 
     cc: str
     cxx: str
-    version: str  # its name first: "gcc 12.2.0"
+    version: str  # with its name: "gcc 12.2.0"
 
     @property
     def is_gcc(self) -> bool:
-        """True for GCC itself, not for those that imitate it."""
         return self.version.startswith("gcc ")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides what the built libraries are like."""
+    """All inputs of the build."""
 
     bindings: str  # version of llama-cpp-python
-    flags: tuple[str, ...]  # for CMake, in order; the user's own come last and win
+    flags: tuple[str, ...]  # for CMake; the user's come last and override
     environment: Mapping[str, str]
     compiler: str
-    cpu: str  # its fingerprint: the same code runs on the same fingerprint
-    cpu_model: str  # for people; not part of the key
+    cpu: str  # fingerprint: equal for CPUs that run the same code
+    cpu_model: str  # not part of the key
     system: str
-    cc: str  # where the compilers are; not part of the key
+    cc: str  # not part of the key
     cxx: str
 
     @property
     def parts(self) -> dict[str, object]:
-        """What the key is made of."""
-        for_people = ("cpu_model", "cc", "cxx")
-        facts = {name: value for name, value in asdict(self).items() if name not in for_people}
-        return {"recipe": RECIPE, **facts, "flags": list(self.flags)}  # as JSON gives it back
+        """The parts of the key."""
+        facts = {name: value for name, value in asdict(self).items() if name not in ("cpu_model", "cc", "cxx")}
+        return {"recipe": RECIPE, **facts, "flags": list(self.flags)}  # a list, as in JSON
 
     @property
     def key(self) -> str:
-        """The folder name of such a build; two builds that differ in any part have different keys."""
+        """The folder name of the build, different for builds that differ in any part."""
         text = json.dumps(self.parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def make_plan(env: Mapping[str, str], *, remembered: Compiler | None = None) -> Plan:
-    """The plan for this machine. Raises NoCompiler where there is none and none is remembered."""
+    """The plan for this machine. Raises NoCompiler if there is neither a compiler nor a `remembered` one."""
     cpu = load_module("cpu", ROOT / "specllama" / "base" / "cpu.py").this_cpu()
     try:
         compiler = find_compiler(env)
@@ -133,11 +121,11 @@ def make_plan(env: Mapping[str, str], *, remembered: Compiler | None = None) -> 
 
 
 def cmake_flags(compiler: Compiler, env: Mapping[str, str], *, nvcc: str | None) -> tuple[str, ...]:
-    """CMake's arguments: ours first, then the user's CMAKE_ARGS, which therefore win."""
+    """CMake's arguments: ours first, then the user's CMAKE_ARGS, which override them."""
     flags = ["-DGGML_NATIVE=ON", *LEAN]
     if compiler.is_gcc:
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS")):
-            # Named here, CMake no longer reads the variable; so pass its value on.
+            # With this argument CMake ignores the variable, so add its value.
             flags.append(f"-DCMAKE_{language}_FLAGS={GCC_FLAGS} {env.get(variable, '')}".rstrip())
     if nvcc:
         flags += ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
@@ -145,7 +133,7 @@ def cmake_flags(compiler: Compiler, env: Mapping[str, str], *, nvcc: str | None)
 
 
 def find_compiler(env: Mapping[str, str]) -> Compiler:
-    """The compilers CMake would take: CC and CXX, else the usual names. Raises NoCompiler."""
+    """The compilers that CMake would choose: CC and CXX, else the usual names. Raises NoCompiler."""
     cc = _first_command("CC", _C_NAMES, env)
     cxx = _first_command("CXX", _CXX_NAMES, env)
     macros = _predefined_macros(cxx)
@@ -155,13 +143,13 @@ def find_compiler(env: Mapping[str, str]) -> Compiler:
 
 
 def find_nvcc(env: Mapping[str, str], has_gpu: Callable[[], bool] | None = None) -> str | None:
-    """Path of the CUDA compiler, if there is one, a GPU for it, and SPECLLAMA_CPU does not say otherwise."""
+    """Path of the CUDA compiler, if there is one and a GPU, and SPECLLAMA_CPU is not set."""
     if env.get("SPECLLAMA_CPU", "0") not in ("", "0"):
         return None
     nvcc = env.get("CUDACXX") or shutil.which("nvcc", path=env.get("PATH"))
     if not nvcc and os.access("/usr/local/cuda/bin/nvcc", os.X_OK):
         nvcc = "/usr/local/cuda/bin/nvcc"
-    # A toolkit without a GPU is common on build machines; a CUDA build would only be slow to make there.
+    # Build machines often have the toolkit without a GPU; a CUDA build would only take long there.
     return nvcc if nvcc and (has_gpu or _has_nvidia_gpu)() else None
 
 
@@ -174,7 +162,7 @@ def bindings_version(pyproject: str) -> str:
 
 
 def system_name() -> str:
-    """Operating system, architecture, and the C library whose age decides where the result loads."""
+    """Operating system, architecture, and C library; its version decides where the result loads."""
     if sys.platform == "darwin":
         libc = "macOS " + platform.mac_ver()[0].split(".")[0]
     else:
@@ -183,7 +171,7 @@ def system_name() -> str:
 
 
 def load_module(name: str, path: Path) -> ModuleType:
-    """One module of the package, loaded alone: the package itself needs numpy, which is not installed yet."""
+    """One module of the package, loaded without the package, which needs numpy."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -204,7 +192,7 @@ def _first_command(variable: str, usual: tuple[str, ...], env: Mapping[str, str]
     if env.get(variable):
         program = shlex.split(env[variable])[0]
         if shutil.which(program, path=path) is None:
-            raise NoCompiler(f"{variable} names {program}, which is not there")
+            raise NoCompiler(f"{variable} is {program}, which does not exist")
         return env[variable]
     for name in usual:
         if shutil.which(name, path=path):
@@ -213,7 +201,7 @@ def _first_command(variable: str, usual: tuple[str, ...], env: Mapping[str, str]
 
 
 def _predefined_macros(cxx: str) -> dict[str, str]:
-    """What the compiler says of itself; `c++ --version` may be anyone's, these names are not."""
+    """The compiler's predefined macros, which identify it better than `c++ --version`."""
     command = [*shlex.split(cxx), "-dM", "-E", "-x", "c++", os.devnull]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -224,5 +212,5 @@ def _predefined_macros(cxx: str) -> dict[str, str]:
 
 
 def _has_nvidia_gpu() -> bool:
-    # Device files answer at once; nvidia-smi may take seconds, on every start.
+    # Device files are quick to check; nvidia-smi may take seconds at each start.
     return any(os.path.exists(device) for device in ("/dev/nvidia0", "/dev/dxg"))

@@ -1,6 +1,6 @@
-"""The cache of compiled llama-cpp-python wheels: one folder per build key, and never a wheel out of another's folder.
+"""The cache of compiled llama-cpp-python wheels: one folder per build key.
 
-pip keeps a wheel it once built and does not notice other compiler flags, so its own cache is not used here.
+pip's cache is not used, because it ignores changed compiler flags.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain import NoCompiler, Plan, SetupError
 
 _NINJA = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
 _MAKE = re.compile(r"^\s*\[ *(\d+)%\] ")
-_STAGES = (  # what pip or scikit-build-core prints -> what it means
+_STAGES = (  # output of pip or scikit-build-core -> stage
     (re.compile(r"^Collecting llama-cpp-python"), "fetching the source"),
     (re.compile(r"^\s*Installing build dependencies: started"), "fetching the build tools"),
     (re.compile(r"\*\*\* Configuring CMake"), "configuring"),
@@ -31,7 +31,7 @@ _STAGES = (  # what pip or scikit-build-core prints -> what it means
 
 
 def cache_home(env: Mapping[str, str]) -> Path:
-    """specllama's cache folder; the one that the program itself uses, too."""
+    """specllama's cache folder, the same as that of the program."""
     if env.get("XDG_CACHE_HOME"):
         return Path(env["XDG_CACHE_HOME"]) / "specllama"
     usual = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
@@ -39,7 +39,7 @@ def cache_home(env: Mapping[str, str]) -> Path:
 
 
 def find(plan: Plan, shelf: Path) -> Path | None:
-    """The wheel built by exactly this plan, whole, or None."""
+    """The complete wheel of exactly this plan, or None."""
     folder = shelf / plan.key
     try:
         record = json.loads((folder / "build.json").read_text(encoding="utf-8"))
@@ -51,11 +51,12 @@ def find(plan: Plan, shelf: Path) -> Path | None:
 
 
 def build(plan: Plan, shelf: Path, python: Path, env: Mapping[str, str]) -> Path:
-    """Compile the wheel of this plan and put it on the shelf, in one move. The caller holds the lock."""
+    """Compile the wheel of this plan and move it to the shelf. The caller holds the lock."""
     if not plan.cxx:
-        raise NoCompiler("the C++ compiler that built this environment is gone")
+        raise NoCompiler("the C++ compiler of this environment was removed")
     shelf.mkdir(parents=True, exist_ok=True)
-    _sweep(shelf)
+    for left in shelf.glob(".building-*"):  # of a killed build
+        shutil.rmtree(left, ignore_errors=True)
     log = shelf / f"{plan.key}.log"
     log.write_bytes(b"")
     ticker = Ticker("llama.cpp")
@@ -76,13 +77,14 @@ def build(plan: Plan, shelf: Path, python: Path, env: Mapping[str, str]) -> Path
             ticker.finish("failed")
             raise SetupError(_failure(plan, log))
         _record(plan, wheels[0], took_s=time.monotonic() - start_s)
-        _replace(folder, shelf / plan.key)
+        shutil.rmtree(shelf / plan.key, ignore_errors=True)  # a damaged one
+        os.replace(folder, shelf / plan.key)
     ticker.finish("built")
     return shelf / plan.key / wheels[0].name
 
 
 def pip_wheel(python: Path, plan: Plan, folder: Path) -> list[str]:
-    """The command that compiles: from source, whatever wheels an index, a folder or pip's cache may offer."""
+    """The command that compiles from source and uses no ready-made wheel."""
     return [
         *(str(python), "-m", "pip", "wheel", "--verbose", "--no-input", "--no-deps", "--no-cache-dir"),
         *("--no-binary", "llama-cpp-python", "--wheel-dir", str(folder)),
@@ -91,20 +93,20 @@ def pip_wheel(python: Path, plan: Plan, folder: Path) -> list[str]:
 
 
 def build_env(plan: Plan, env: Mapping[str, str], temporary: Path) -> dict[str, str]:
-    """The environment of the build: the plan's flags and compilers, all cores, and a folder for 500 MB on the way."""
+    """The environment of the build: the plan's flags and compilers, all cores, and a folder for 500 MB of work."""
     return {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(n_cores()),
         **env,
         "CMAKE_ARGS": shlex.join(plan.flags),
         "CC": plan.cc,
         "CXX": plan.cxx,
-        "TMPDIR": str(temporary),  # an interrupted pip leaves its work behind; there it is swept up
-        "PYTHONUNBUFFERED": "1",  # else the stages arrive late, in a bunch
+        "TMPDIR": str(temporary),  # removed after an interruption
+        "PYTHONUNBUFFERED": "1",  # else the stages arrive late
     }
 
 
 def stage_of(line: str) -> Stage | None:
-    """What a line of the build's output tells about its progress."""
+    """The stage by a line of the build's output."""
     if found := _NINJA.match(line):
         return Stage("compiling", int(found[1]), int(found[2]))
     if found := _MAKE.match(line):
@@ -119,8 +121,8 @@ def n_cores() -> int:
 
 def _announce(plan: Plan, log: Path) -> None:
     sys.stderr.write(
-        f"llama.cpp has to be compiled once for this machine ({plan.cpu_model}, {plan.compiler}); "
-        f"that takes some minutes on {n_cores()} cores. Log: {log}\n"
+        f"llama.cpp is compiled once for this machine ({plan.cpu_model}, {plan.compiler}); "
+        f"this takes some minutes on {n_cores()} cores. Log: {log}\n"
     )
 
 
@@ -130,14 +132,8 @@ def _failure(plan: Plan, log: Path) -> str:
         hints.append("SPECLLAMA_CPU=1 builds without CUDA.")
     if plan.environment:
         hints.append(f"The build used {', '.join(plan.environment)} from the environment.")
-    return "\n".join(
-        [
-            f"building llama-cpp-python {plan.bindings} failed; the end of its log:",
-            tail(log),
-            f"whole log: {log}",
-            *hints,
-        ]
-    )
+    first = f"building llama-cpp-python {plan.bindings} failed; the end of its log:"
+    return "\n".join([first, tail(log), f"log: {log}", *hints])
 
 
 def _record(plan: Plan, wheel: Path, *, took_s: float) -> None:
@@ -150,18 +146,6 @@ def _record(plan: Plan, wheel: Path, *, took_s: float) -> None:
         "took_s": round(took_s),
     }
     wheel.with_name("build.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def _replace(folder: Path, final: Path) -> None:
-    if final.exists():  # damaged, or `find` would have taken it
-        shutil.rmtree(final)
-    os.replace(folder, final)
-
-
-def _sweep(shelf: Path) -> None:
-    """Remove what a killed build left behind."""
-    for folder in shelf.glob(".building-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

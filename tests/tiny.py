@@ -1,27 +1,24 @@
-"""Tiny random GGUF files, so that tests run the real llama.cpp in milliseconds.
-
-What exists here:
+"""Tiny random GGUF files, with which the real llama.cpp takes milliseconds.
 
 - `write_model(path, ...)`: one model; see its parameters. `arch` is "llama" (default), "qwen2", "gemma3" (with a
-  sliding window) or
-  "mamba" (recurrent, cannot roll back).
+  sliding window) or "mamba" (recurrent, cannot roll back).
 - `write_pair(folder, noise=0.05, ...)`: a target and a draft that agree often but not always; returns the two paths.
 - `write_split(path, n_parts)`: a written model cut into `-00001-of-0000N` parts; returns their paths.
 - `write_bare(path, ...)`: a header of any keys and no tensors (vocab-only files, unknown architectures).
 - `letters(n)`: a vocabulary for enumeration: n - 3 one-letter tokens, then `<|bos|>`, `<|im_end|>` and `<|endoftext|>`.
 - `byte_level()`: 256 byte tokens, three merges ("th", "the", " the"), then `<|bos|>`, `<|im_start|>`, `<|im_end|>`,
-  `<|endoftext|>`: tokenises any text, ends with either of the last two.
-- `ascii_level()`: the printable ASCII characters and the newline instead of the bytes, so that whatever the model says
-  reads the same when it is tokenised again; no merges. The special tokens are those of `byte_level`.
-- `word_level()`: `byte_level` with many words of two letters, for what cuts vocabularies.
+  `<|endoftext|>`: tokenizes any text, ends with either of the last two.
+- `ascii_level()`: the printable ASCII characters and the newline, without merges, so that every answer has the same
+  tokens when it is tokenized again. The special tokens are those of `byte_level`.
+- `word_level()`: `byte_level` with many words of two letters, for tests that reduce vocabularies.
 - `sentencepiece()`: `<unk> <s> </s>`, 256 byte tokens `<0x00>`.., then some pieces with the U+2581 space.
-- `load(path, **options)`: such a file as a `LlamaModel` with one thread (two only get in each other's way here) and a
-  context of 256 tokens; the options are those of `LoadOptions`.
+- `load(path, **options)`: a `LlamaModel` with one thread (two are slower here) and a context of 256 tokens; the options
+  are those of `LoadOptions`.
 - `cut(path, n_bytes)`, `overwrite(path, offset, data)`: damaged copies of a file, made in place.
 - `CHATML`: a small chat template; `token_id(vocabulary, text)`: the id of a text in a vocabulary.
 
-The weights make laws that are neither flat nor one-hot (`scale` is about the standard deviation of the logits) and that
-depend on the whole history, not only on the last token. Equal arguments give equal files, byte for byte.
+The weights give distributions that are neither flat nor one-hot (`scale` is about the standard deviation of the logits)
+and depend on the whole history. Equal arguments give equal files, byte for byte.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ _TENSORS_PER_LAYER_NORMS = {
 
 @dataclass(frozen=True)
 class TinyVocabulary:
-    """What the tokenizer part of a GGUF file says."""
+    """The tokenizer metadata of a GGUF file."""
 
     model: str  # "gpt2" or "llama"
     tokens: tuple[str, ...]
@@ -83,7 +80,7 @@ class Shape:
 
 
 def _byte_characters() -> list[str]:
-    """The 256 printable characters with which GPT-2 vocabularies spell bytes."""
+    """The 256 printable characters for bytes in GPT-2 vocabularies."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
@@ -101,7 +98,7 @@ def letters(n_vocab: int = 12, *, add_bos: bool = False) -> TinyVocabulary:
         model="gpt2",
         tokens=tokens,
         types=tuple(int(kind) for kind in types),
-        merges=("ÿ ÿ",),  # the format wants at least one; this one is never met
+        merges=("ÿ ÿ",),  # the format requires one; this one never occurs
         bos=n_letters,
         eot=n_letters + 1,
         eos=n_letters + 2,
@@ -110,7 +107,7 @@ def letters(n_vocab: int = 12, *, add_bos: bool = False) -> TinyVocabulary:
 
 
 def byte_level(*, add_bos: bool = False, extra_tokens: Sequence[str] = ()) -> TinyVocabulary:
-    """A vocabulary that spells every byte string, with a few merges; `extra_tokens` are appended as control tokens."""
+    """A vocabulary for any bytes, with a few merges; `extra_tokens` are appended as control tokens."""
     space = _byte_characters()[0x20]
     merged = ("th", "the", space + "the")
     special = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", *extra_tokens)
@@ -130,7 +127,7 @@ def byte_level(*, add_bos: bool = False, extra_tokens: Sequence[str] = ()) -> Ti
 
 
 def ascii_level() -> TinyVocabulary:
-    """A vocabulary that spells ASCII text only; other characters are lost."""
+    """A vocabulary for ASCII text; other characters are lost."""
     characters = _byte_characters()
     tokens = tuple(characters[byte] for byte in (0x0A, *range(0x20, 0x7F)))
     special = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -139,7 +136,7 @@ def ascii_level() -> TinyVocabulary:
         model="gpt2",
         tokens=(*tokens, *special),
         types=(int(TokenType.NORMAL),) * n_normal + (int(TokenType.CONTROL),) * len(special),
-        merges=("ÿ ÿ",),  # the format wants at least one; this one is never met
+        merges=("ÿ ÿ",),  # the format requires one; this one never occurs
         bos=n_normal,
         eot=n_normal + 2,
         eos=n_normal + 3,
