@@ -1,4 +1,4 @@
-"""The set-up behind the Makefile: which build is wanted, which wheel is taken, what is shown, what is left behind."""
+"""The set-up of the Makefile: the build plan, the wheels, the progress, the environment."""
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -57,11 +57,8 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-# --- bootstrap.py: any Python ---
-
-
-def test_bootstrap_is_written_in_words_that_every_python_reads() -> None:
-    """Prevents: an f-string or an annotation in the one file that must run before the version is known."""
+def test_bootstrap_has_no_newer_syntax() -> None:
+    """Prevents: an f-string or an annotation in the file that must run on any Python."""
     tree = ast.parse((ROOT / "scripts" / "bootstrap.py").read_text(encoding="utf-8"), feature_version=(3, 4))
     newer = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.AsyncFunctionDef, ast.Nonlocal)
     assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
@@ -72,27 +69,24 @@ def test_bootstrap_is_written_in_words_that_every_python_reads() -> None:
     assert imported <= {"os", "sys", "subprocess"}
 
 
-# --- toolchain.py: which build ---
-
-
 def test_gcc_keeps_the_stores_that_amx_needs() -> None:
-    """Prevents: a build that dies with an illegal instruction on its first decode (docs/design.md, llama.cpp)."""
+    """Prevents: a build that crashes with an illegal instruction on its first decode (docs/design.md, llama.cpp)."""
     flags = toolchain.cmake_flags(GCC, {}, nvcc=None)
     assert "-DCMAKE_C_FLAGS=-fno-tree-dse -fno-dse" in flags
     assert "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse" in flags
     assert not [flag for flag in toolchain.cmake_flags(CLANG, {}, nvcc=None) if "dse" in flag]
 
 
-def test_the_users_own_flags_are_kept_and_come_last() -> None:
-    """Prevents: CFLAGS silently lost to ours, and CMAKE_ARGS that cannot override."""
+def test_the_users_flags_are_kept_and_come_last() -> None:
+    """Prevents: ignored CFLAGS; CMAKE_ARGS that cannot override."""
     env = {"CFLAGS": "-O1", "CMAKE_ARGS": "-DGGML_NATIVE=OFF '-DX=a b'"}
     flags = toolchain.cmake_flags(GCC, env, nvcc=None)
     assert "-DCMAKE_C_FLAGS=-fno-tree-dse -fno-dse -O1" in flags
     assert flags[-2:] == ("-DGGML_NATIVE=OFF", "-DX=a b")
 
 
-def test_cuda_needs_a_compiler_and_a_gpu_and_can_be_declined(tmp_path: Path) -> None:
-    """Prevents: an hour of CUDA compilation on a machine that has the toolkit but no GPU."""
+def test_cuda_needs_a_compiler_and_a_gpu_and_can_be_switched_off(tmp_path: Path) -> None:
+    """Prevents: an hour of CUDA compilation on a machine with the toolkit but no GPU."""
     nvcc = program(tmp_path / "nvcc", "")
     env = {"PATH": str(tmp_path)}
     assert toolchain.find_nvcc(env, lambda: True) == str(nvcc)
@@ -102,8 +96,8 @@ def test_cuda_needs_a_compiler_and_a_gpu_and_can_be_declined(tmp_path: Path) -> 
     assert "-DGGML_CUDA=ON" in toolchain.cmake_flags(GCC, {}, nvcc=str(nvcc))
 
 
-def test_the_compiler_is_known_by_its_macros(tmp_path: Path) -> None:
-    """Prevents: taking clang for GCC because it is called c++, or because it claims __GNUC__."""
+def test_the_compiler_is_identified_by_its_macros(tmp_path: Path) -> None:
+    """Prevents: clang taken for GCC because its name is c++, or because it defines __GNUC__."""
     program(tmp_path / "cc", "")
     gcc = "echo '#define __GNUC__ 12'; echo '#define __VERSION__ \"12.2.0\"'"
     program(tmp_path / "c++", gcc)
@@ -114,8 +108,8 @@ def test_the_compiler_is_known_by_its_macros(tmp_path: Path) -> None:
     assert not found.is_gcc
 
 
-def test_a_missing_compiler_is_one_sentence_with_what_to_install(tmp_path: Path) -> None:
-    """Prevents: two hundred lines of CMake where 'install a compiler' would do."""
+def test_a_missing_compiler_is_one_sentence_with_the_package(tmp_path: Path) -> None:
+    """Prevents: two hundred lines of CMake instead of 'install a compiler'."""
     with pytest.raises(NoCompiler) as caught:
         toolchain.find_compiler({"PATH": str(tmp_path)})
     assert "\n" not in str(caught.value)
@@ -123,10 +117,8 @@ def test_a_missing_compiler_is_one_sentence_with_what_to_install(tmp_path: Path)
         toolchain.find_compiler({"PATH": os.environ["PATH"], "CXX": "nonesuch -O2"})
 
 
-def test_a_compiler_that_was_removed_after_the_build_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: `make run` refusing to start because of a compiler it no longer needs."""
+def test_a_compiler_may_be_removed_after_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: `make run` that fails without a compiler although it needs none."""
     monkeypatch.setattr(toolchain, "find_nvcc", lambda *_, **__: None)
     with_compiler = toolchain.make_plan(os.environ)
     monkeypatch.setattr(toolchain, "_C_NAMES", ("nonesuch",))
@@ -139,8 +131,8 @@ def test_a_compiler_that_was_removed_after_the_build_is_remembered(
         wheelhouse.build(without, tmp_path, Path(sys.executable), {})
 
 
-def test_what_changes_the_libraries_changes_the_key_and_nothing_else_does(plan: Plan) -> None:
-    """Prevents: a wheel of other flags or another CPU being installed; five minutes of compilation for another path."""
+def test_the_key_changes_with_the_libraries_only(plan: Plan) -> None:
+    """Prevents: a wheel of other flags or another CPU; five minutes of compilation for another path."""
     changes = ({"bindings": "0.3.37"}, {"flags": ("-DGGML_NATIVE=OFF",)}, {"environment": {"LDFLAGS": "-s"}},
                {"compiler": "gcc 13.1.0"}, {"cpu": "x86_64 avx2 avx512f"}, {"system": "Linux glibc 2.31"})  # fmt: skip
     assert len({plan.key, *(replace(plan, **change).key for change in changes)}) == 1 + len(changes)
@@ -148,14 +140,12 @@ def test_what_changes_the_libraries_changes_the_key_and_nothing_else_does(plan: 
 
 
 def test_the_version_comes_from_the_pin_in_pyproject() -> None:
-    """Prevents: compiling one version and having pip compile another."""
+    """Prevents: compiling another version than pip installs."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"llama-cpp-python=={toolchain.bindings_version(text)}"' in text
     with pytest.raises(SetupError):
         toolchain.bindings_version('dependencies = ["llama-cpp-python>=0.3"]')
 
-
-# --- wheelhouse.py: the cache ---
 
 PIP_THAT_BUILDS = """
 for word; do [ "$previous" = --wheel-dir ] && folder=$word; previous=$word; done
@@ -165,8 +155,8 @@ echo "the wheel for $CMAKE_ARGS" > "$folder/llama_cpp_python-0.3.36-py3-none-any
 PIP_THAT_FAILS = "echo 'error: the moon is full'; exit 7"
 
 
-def test_a_built_wheel_is_found_again_by_its_own_plan_alone(plan: Plan, tmp_path: Path) -> None:
-    """Prevents: a wheel taken from another key's folder."""
+def test_a_wheel_is_found_by_its_own_plan_only(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: a wheel of another key."""
     python = program(tmp_path / "python", PIP_THAT_BUILDS)
     wheel = wheelhouse.build(plan, tmp_path / "shelf", python, dict(os.environ))
     assert wheel.read_text() == "the wheel for -DGGML_NATIVE=ON\n"
@@ -176,11 +166,11 @@ def test_a_built_wheel_is_found_again_by_its_own_plan_alone(plan: Plan, tmp_path
     other = replace(plan, cpu="x86_64 sse2")
     assert wheelhouse.find(other, tmp_path / "shelf") is None
     wheel.parent.rename(tmp_path / "shelf" / other.key)
-    assert wheelhouse.find(other, tmp_path / "shelf") is None, "the folder's name alone must not count"
+    assert wheelhouse.find(other, tmp_path / "shelf") is None, "the folder's name is not enough"
 
 
-def test_a_damaged_wheel_and_what_a_killed_build_left_are_replaced(plan: Plan, tmp_path: Path) -> None:
-    """Prevents: installing what a full disk left of a wheel; a cache that grows by a build tree at every power cut."""
+def test_a_damaged_wheel_is_replaced_and_files_of_a_killed_build_are_removed(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: installing a truncated wheel; a cache that grows with each killed build."""
     python = program(tmp_path / "python", PIP_THAT_BUILDS)
     wheel = wheelhouse.build(plan, tmp_path, python, dict(os.environ))
     wheel.write_bytes(wheel.read_bytes()[:5])
@@ -191,8 +181,8 @@ def test_a_damaged_wheel_and_what_a_killed_build_left_are_replaced(plan: Plan, t
     assert not (tmp_path / ".building-left").exists()
 
 
-def test_a_failed_build_shows_the_end_of_its_log_and_where_it_is(plan: Plan, tmp_path: Path) -> None:
-    """Prevents: 'exit status 7' after five minutes, and nothing else."""
+def test_a_failed_build_shows_the_end_and_the_path_of_its_log(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: only 'exit status 7' after five minutes."""
     python = program(tmp_path / "python", PIP_THAT_FAILS)
     with pytest.raises(SetupError) as caught:
         wheelhouse.build(plan, tmp_path / "shelf", python, dict(os.environ))
@@ -202,7 +192,7 @@ def test_a_failed_build_shows_the_end_of_its_log_and_where_it_is(plan: Plan, tmp
 
 
 def test_an_interrupted_build_leaves_no_half_wheel(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: Ctrl-C during the first build spoiling every later one."""
+    """Prevents: a partial wheel after Ctrl-C."""
 
     def interrupted(command: list[str], **_: object) -> int:
         (Path(command[command.index("--wheel-dir") + 1]) / "half.whl").write_text("half")
@@ -215,7 +205,7 @@ def test_an_interrupted_build_leaves_no_half_wheel(plan: Plan, tmp_path: Path, m
 
 
 def test_the_build_takes_no_ready_made_wheel(plan: Plan, tmp_path: Path) -> None:
-    """Prevents: pip handing back what it once built with other flags."""
+    """Prevents: pip using a wheel that it built with other flags."""
     command = wheelhouse.pip_wheel(Path("python"), plan, tmp_path)
     assert command[command.index("--no-binary") + 1] == "llama-cpp-python"
     assert "--no-cache-dir" in command
@@ -236,22 +226,19 @@ def test_the_build_takes_no_ready_made_wheel(plan: Plan, tmp_path: Path) -> None
         ("  -- Found Threads: TRUE", None),
     ],
 )
-def test_the_builds_own_words_tell_how_far_it_is(line: str, stage: Stage | None) -> None:
-    """Prevents: five minutes of silence."""
+def test_the_stage_is_read_from_the_output(line: str, stage: Stage | None) -> None:
+    """Prevents: five minutes without progress."""
     assert wheelhouse.stage_of(line) == stage
 
 
-def test_the_cache_is_where_the_system_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Prevents: compiled wheels inside the checkout, gone with it."""
+def test_the_cache_is_in_the_systems_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Prevents: compiled wheels in the checkout, removed with it."""
     assert wheelhouse.cache_home({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "specllama"
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setattr(wheelhouse.sys, "platform", "darwin")
     assert wheelhouse.cache_home({}) == tmp_path / "Library/Caches" / "specllama"
     monkeypatch.setattr(wheelhouse.sys, "platform", "linux")
     assert wheelhouse.cache_home({}) == tmp_path / ".cache" / "specllama"
-
-
-# --- progress.py: what is shown ---
 
 
 class Clock:
@@ -268,7 +255,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_pipe_gets_few_plain_lines() -> None:
-    """Prevents: escape bytes and a thousand lines in a CI log, and a silence that looks like a hang."""
+    """Prevents: escape bytes and a thousand lines in a CI log; a silence that looks like a hang."""
     clock, stream = Clock(), io.StringIO()
     ticker = Ticker("llama.cpp", stream=stream, clock=clock)
     for done in range(1, 341):
@@ -283,8 +270,8 @@ def test_a_pipe_gets_few_plain_lines() -> None:
     assert len(times_s) < 40
 
 
-def test_a_terminal_gets_one_line_that_moves_and_a_dumb_one_no_escape_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a screenful of progress lines, or one that wraps and can no longer be redrawn."""
+def test_a_terminal_gets_one_updating_line_and_a_dumb_one_no_escape_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a screen full of progress lines; a line that wraps and cannot be redrawn."""
     monkeypatch.setenv("COLUMNS", "40")
     for term in ("xterm", "dumb"):
         monkeypatch.setenv("TERM", term)
@@ -299,7 +286,7 @@ def test_a_terminal_gets_one_line_that_moves_and_a_dumb_one_no_escape_bytes(monk
 
 
 def test_a_commands_whole_output_goes_to_the_log(tmp_path: Path) -> None:
-    """Prevents: an error message that nobody kept."""
+    """Prevents: a lost error message."""
     log = tmp_path / "log"
     stages: list[str] = []
 
@@ -315,8 +302,8 @@ def test_a_commands_whole_output_goes_to_the_log(tmp_path: Path) -> None:
     assert progress.tail(log, n_lines=2) == "    two\n    three"
 
 
-def test_what_stops_the_set_up_stops_the_compilers_too(tmp_path: Path) -> None:
-    """Prevents: compilers that go on in the background after Ctrl-C."""
+def test_stopping_the_set_up_stops_the_compilers(tmp_path: Path) -> None:
+    """Prevents: compilers that run on in the background after Ctrl-C."""
     pids: list[int] = []
 
     def interrupt(line: str) -> Stage | None:
@@ -333,12 +320,9 @@ def test_what_stops_the_set_up_stops_the_compilers_too(tmp_path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """True while a process runs; one that ended but was not yet collected by init does not count."""
+    """True while a process runs; a zombie does not count."""
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
-
-
-# --- environment.py: .venv ---
 
 
 @pytest.fixture
@@ -349,7 +333,7 @@ def goal(tmp_path: Path) -> Goal:
 
 @pytest.fixture
 def venv(tmp_path: Path, goal: Goal) -> Venv:
-    """A .venv, as it looks after a set-up for `goal`."""
+    """A .venv after a set-up for `goal`."""
     venv = Venv(tmp_path / ".venv")
     program(venv.path / "bin" / "specllama", "")
     program(venv.python, "")
@@ -360,31 +344,27 @@ def venv(tmp_path: Path, goal: Goal) -> Venv:
 
 
 def installed_from(venv: Venv, url: str) -> None:
-    """The note that pip leaves about where llama-cpp-python came from."""
+    """pip's record of the origin of llama-cpp-python."""
     note = venv.path / "lib/python3.11/site-packages/llama_cpp_python-0.3.36.dist-info/direct_url.json"
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps({"url": url}))
 
 
-def test_an_environment_that_serves_is_left_alone(venv: Venv, goal: Goal) -> None:
-    """Prevents: pip running at every start."""
+def test_an_environment_holds_its_goal_and_no_other(venv: Venv, goal: Goal) -> None:
+    """Prevents: pip running at each start; a stale environment after a pull or a change of flags."""
     assert venv.holds(goal)
+    for change in ({"key": "key2"}, {"pyproject": "hash2"}, {"extras": ("dev",)}, {"place": "/else"}):
+        assert not venv.holds(replace(goal, **change)), change
 
 
-@pytest.mark.parametrize("change", [{"key": "key2"}, {"pyproject": "hash2"}, {"extras": ("dev",)}, {"place": "/else"}])
-def test_any_other_goal_needs_work(venv: Venv, goal: Goal, change: dict[str, object]) -> None:
-    """Prevents: a stale environment after a pull, or after a change of flags."""
-    assert not venv.holds(replace(goal, **change))
-
-
-def test_an_installation_by_hand_over_ours_is_noticed(venv: Venv, goal: Goal) -> None:
-    """Prevents: running with the build that crashes because a stamp says all is well."""
+def test_a_manual_installation_over_ours_is_noticed(venv: Venv, goal: Goal) -> None:
+    """Prevents: a build that crashes accepted because of the stamp."""
     installed_from(venv, "file:///elsewhere/llama_cpp_python-0.3.36-py3-none-any.whl")
     assert not venv.holds(goal)
 
 
-def test_only_another_build_is_installed_by_force(venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: the old libraries staying because pip sees the same version number."""
+def test_only_another_build_is_reinstalled(venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: old libraries that stay because the version number is the same."""
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(Venv, "_pip", lambda self, ticker, *arguments: calls.append(arguments))
     monkeypatch.setattr(Venv, "_pip_version", lambda self: (24, 0))
@@ -395,10 +375,8 @@ def test_only_another_build_is_installed_by_force(venv: Venv, goal: Goal, monkey
     assert calls[0] == ("install", "--no-deps", "--force-reinstall", "/shelf/key2/x.whl")
 
 
-def test_a_failed_installation_is_not_taken_for_a_good_one(
-    venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: a stamp left standing while pip died half-way."""
+def test_a_failed_installation_has_no_stamp(venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a partial installation accepted because of the stamp."""
     monkeypatch.setattr(environment, "run_logged", lambda *_, **__: 1)
     with pytest.raises(SetupError, match="pip install failed"):
         venv.install(goal, Path("x.whl"))
@@ -415,10 +393,10 @@ def test_a_failed_installation_is_not_taken_for_a_good_one(
         (lambda venv: venv.stamp.write_text(venv.stamp.read_text().replace(".venv", "moved")), True),
     ],
 )
-def test_a_venv_that_cannot_run_is_made_anew_and_no_other(
+def test_only_a_venv_that_cannot_run_is_made_again(
     harm: Callable[[Venv], object], remade: bool, venv: Venv, goal: Goal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prevents: a dead .venv after an upgrade of Python or a move of the folder, and a good one thrown away."""
+    """Prevents: a broken .venv after an upgrade of Python or a move of the folder; a good one removed."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -432,8 +410,8 @@ def test_a_venv_that_cannot_run_is_made_anew_and_no_other(
     assert commands == ([again] if remade else [])
 
 
-def test_an_environment_is_made_anew_by_the_python_behind_it() -> None:
-    """Prevents: an environment that points into the one it has just replaced, and so to itself."""
+def test_an_environment_is_made_again_by_the_python_behind_it() -> None:
+    """Prevents: an environment that points to itself because it replaced its own Python."""
     base = environment.base_python()
     assert Path(sys.prefix) not in base.parents or sys.prefix == sys.base_prefix
     code = "import sys; print(sys.prefix == sys.base_prefix, *sys.version_info[:2])"
@@ -442,14 +420,14 @@ def test_an_environment_is_made_anew_by_the_python_behind_it() -> None:
 
 
 def test_the_extras_of_an_earlier_recipe_are_kept(venv: Venv, goal: Goal, plan: Plan) -> None:
-    """Prevents: `make run` after `make test` installing everything again, and `make test` after it once more."""
+    """Prevents: a new installation for `make run` after `make test`, and another one for `make test`."""
     venv.stamp.write_text(json.dumps({**goal.__dict__, "extras": ["dev"]}))
     assert environment._goal(plan, venv, ()).extras == ("dev",)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with nothing in it, whose `make_plan` is cheap."""
+    """An empty checkout."""
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -457,7 +435,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_second_start_neither_installs_nor_waits(checkout: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a second `make run` that does not start at once."""
+    """Prevents: a second `make run` that is slow."""
     steps: list[str] = []
     monkeypatch.setattr(environment, "make_plan", lambda env, remembered: plan)
     monkeypatch.setattr(environment, "_wheel", lambda *_: steps.append("wheel") or Path("x.whl"))
@@ -478,7 +456,7 @@ def test_a_second_start_neither_installs_nor_waits(checkout: Path, plan: Plan, m
 def test_two_set_ups_at_once_go_one_after_the_other(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prevents: two terminals compiling the same thing at once and moving it over one another."""
+    """Prevents: two terminals that compile at once and overwrite each other's files."""
     order: list[str] = []
 
     def second() -> None:
@@ -512,11 +490,8 @@ def test_a_problem_is_a_sentence_and_an_exit_status(
     assert shown.err.startswith("specllama: no compiler")
 
 
-# --- the Makefile ---
-
-
 def make_run(folder: Path, prompt: str, *, program_text: str) -> subprocess.CompletedProcess[str]:
-    """`make run` around a make-believe specllama, with an stdin that stays open."""
+    """`make run` with a fake specllama and an stdin that stays open."""
     program(folder / "bin" / "specllama", program_text)
     words = ["run", f"PROMPT={prompt}", f"BIN={folder}/bin", "PYTHON=true", "ARGS=-q"]
     read_end, write_end = os.pipe()
@@ -540,12 +515,12 @@ def make_run(folder: Path, prompt: str, *, program_text: str) -> subprocess.Comp
     "prompt", ["two words", 'it\'s "$HOME" `x` # no', "$(shell touch gone-wrong)", "--help", "two\nlines", "100 %", ""]
 )
 def test_a_prompt_reaches_the_program_as_it_was_written(prompt: str, tmp_path: Path) -> None:
-    """Prevents: make or the shell expanding, cutting or running what a person asked."""
+    """Prevents: make or the shell expanding, cutting or running a prompt."""
     done = make_run(tmp_path, prompt, program_text='for word; do printf "%s\\0" "$word"; done')
     assert done.stdout.split("\0")[:-1] == ["run", "-q", "--", prompt]
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
 
-def test_make_run_does_not_wait_for_an_stdin_that_nobody_closes(tmp_path: Path) -> None:
-    """Prevents: `make run` hanging under a program that left a pipe open, because run reads what is piped to it."""
+def test_make_run_does_not_wait_for_an_open_stdin(tmp_path: Path) -> None:
+    """Prevents: `make run` that hangs under a program with an open pipe, because `run` reads stdin."""
     assert make_run(tmp_path, "x", program_text="cat; echo read to the end").stdout == "read to the end\n"
