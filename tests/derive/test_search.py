@@ -86,10 +86,10 @@ def test_a_draft_that_is_not_clearly_faster_is_not_kept(search: Callable[..., Se
     """Prevents: a draft kept for noise, or a search without a result in words."""
     found = search(Space(("Q4_0",)), {"": (0.4, 0.9), "q4_0": (0.395, 0.9)})
     assert (found.best, found.kept, _kept()) == (None, None, [])
-    assert draft_view.verdict(found).startswith("No derived draft is clearly faster than draft as it is")
+    assert "No derived draft is clearly faster" in draft_view.verdict(found)
     hopeless = search(Space(("Q4_0",)), {"": (2.0, 0.3), "q4_0": (1.5, 0.3)})
     assert hopeless.best is not None  # the better of two slow ones
-    assert draft_view.verdict(hopeless).endswith("; on this machine plain decoding is faster, whatever the prompt.")
+    assert "plain decoding is faster" in draft_view.verdict(hopeless)
 
 
 def test_layers_are_left_out_one_by_one_as_long_as_that_pays(
