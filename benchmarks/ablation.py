@@ -1,7 +1,7 @@
-"""What each constant and mechanism of the controller is worth: replays with one of them neutralised at a time.
+"""Ablation of the controller: replays with one constant or mechanism neutralised at a time.
 
-`replay.py report FILE.jsonl --ablate` prints the table. A change patches a module or a class, so the program holds no
-switches for it. What is worth less than 2 % on every machine does not stay in the controller.
+`replay.py report FILE.jsonl --ablate` prints the table. A change patches a module or a class, so the program needs no
+switches. A mechanism that gains less than 2 % on every machine is removed from the controller.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def measured(cases: Sequence[Case], change: Change) -> dict[str, list[float]]:
 
 
 def losses(rates: Sequence[float], before: Sequence[float]) -> tuple[float, float]:
-    """(loss of the geometric mean, loss of the case that loses most), in percent of the rate before."""
+    """(loss of the geometric mean, largest loss of a case), in percent of the rate before."""
     logs = [math.log(rate / was) for rate, was in zip(rates, before, strict=True)]
     return 100 * (1 - math.exp(fmean(logs))), 100 * (1 - math.exp(min(logs)))
 
 
 def table(cases: Sequence[Case], changes: Mapping[str, Change] = CHANGES) -> Iterator[str]:
-    """The rows, each as soon as it is measured."""
+    """Yields each row as soon as it is measured."""
     before = measured(cases, nullcontext)
     yield f"| neutralised | {' | '.join(before)} |"
     yield "|---|" + "---|" * len(before)

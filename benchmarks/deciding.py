@@ -1,8 +1,8 @@
-"""What drafting without a model and deciding over the length cost in Python itself.
+"""Python time of the lookup drafter and of the controller.
 
     python benchmarks/deciding.py
 
-The text is the standard library's own source, word by word, so that it repeats itself as code does.
+The text is source code of the standard library, word by word, because code repeats itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ COSTS = CostProfile(
 
 
 def words() -> list[int]:
-    """The text as token ids, one per word or mark."""
+    """The text as token ids, one per word, sign or space."""
     source = "".join(inspect.getsource(module) for module in (argparse, ast, inspect, statistics, re))
     ids: dict[str, int] = {}
     return [ids.setdefault(word, len(ids)) for word in re.findall(r"\w+|[^\w\s]|\s+", source)][:N_TEXT]
 
 
 def us(work: Callable[[], object], n: int) -> float:
-    """Microseconds for one of `n` things that `work` does; the best of five."""
+    """Microseconds of one of the `n` items of `work`; the best of five runs."""
     times = []
     for _ in range(5):
         started = perf_counter()
@@ -53,7 +53,7 @@ def us(work: Callable[[], object], n: int) -> float:
 
 
 def read(text: Sequence[int]) -> LookupDrafter:
-    """A drafter that has indexed `text`, its second half as the target's own words."""
+    """A drafter that has indexed `text`, the second half as an answer."""
     drafter = LookupDrafter(n_max=16)
     drafter.begin(text[: len(text) // 2])
     while not drafter.follow(text):
@@ -62,7 +62,7 @@ def read(text: Sequence[int]) -> LookupDrafter:
 
 
 def decisions(n_steps: int) -> dict[str, float]:
-    """Microseconds of each kind of question, in the mean over so many steps of a chain drafter."""
+    """Mean microseconds of each call to the controller, over `n_steps` of a chain drafter."""
     controller = Controller(COSTS)
     spent, asked = dict.fromkeys(("plan", "look", "go_on", "observe"), 0.0), dict.fromkeys(("look", "go_on"), 0)
 

@@ -2,10 +2,10 @@
 
     python benchmarks/loop.py [--rounds 3] [--k 4] [--predict 128] [--prompts code,summary]
 
-One run, interleaved: for every round and prompt, plain decoding through our loop, our loop, and theirs, in turn. Two
-speeds are compared. "Decode" is steady decoding: theirs as their program reports it, which begins when both models have
-read the prompt; ours from the third step on, because the second step is where our draft reads the prompt, so as not to
-delay the first token. "Whole" is the whole answer, both prompts included. Loading counts on neither side.
+One run, interleaved: for every round and prompt plain decoding in our loop, our loop, and theirs. "Decode" is steady
+decoding: theirs as reported by the program, which starts when both models have read the prompt; ours from the third
+step on, because our draft reads the prompt in the second step. "Whole" is the whole answer, with the prompt of both
+models. Loading is not counted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bars_arms import hear
 from peers import programs
 from prompts import PROMPTS
 
 from specllama import Engine, RandomChooser, SamplingParams, llama
 from specllama.chat.conversation import Conversation, Message
+from specllama.core.events import Finished, StepEvent, TokenEvent
 from specllama.drafters.model import ModelDrafter
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
@@ -40,8 +42,6 @@ TOLD = re.compile(rb"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 
 @dataclass(frozen=True)
 class Timing:
-    """One answer: how fast it was, and what it said."""
-
     decode: float  # tokens per second
     whole: float
     first_s: float  # until the first token
@@ -49,36 +49,72 @@ class Timing:
     acceptance: float | None = None
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The default pair, loaded with the same context and threads as theirs."""
+
+    name: str
+    target: llama.LlamaModel
+    draft: llama.LlamaModel
+    target_path: Path
+    draft_path: Path
+
+
+@contextmanager
+def opened(n_threads: int) -> Iterator[Opened]:
+    pair = load_catalog().pair()
+    target_path, draft_path = hub.fetch(pair.target).path, hub.fetch(pair.draft).path
+    options = llama.LoadOptions(
+        n_ctx=N_CTX, n_threads=n_threads, n_threads_batch=n_threads,
+        use_extra_bufts=probe.installed().use_extra_bufts,
+    )  # fmt: skip
+    with llama.load(target_path, options) as target, llama.load(draft_path, options) as draft:
+        yield Opened(pair.name, target, draft, target_path, draft_path)
+
+
 def ours(engine: Engine, tokens: list[int], n_predict: int, *, may_end: bool = True) -> Timing:
-    """One greedy answer from an empty KV; where it may not end it has `n_predict` tokens."""
+    """One greedy answer from an empty KV cache, of exactly `n_predict` tokens unless it may end."""
     engine.target.truncate(0)
     bias = {} if may_end else dict.fromkeys(engine.target.end_tokens, float("-inf"))
     params = SamplingParams(temperature=0.0, logit_bias=bias)
-    said = hear(engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict))
+    said, n_steady, steady_s = list[int](), 0, 0.0
+    for event in engine.generate(tokens, params, RandomChooser(0), max_tokens=n_predict):
+        if isinstance(event, TokenEvent):
+            said.append(event.token)
+            n_steady += event.step >= 2
+        elif isinstance(event, StepEvent) and event.step >= 2:
+            steady_s += event.step_s
     assert isinstance(engine.target, llama.LlamaModel)
-    text, stats = b"".join(map(engine.target.vocab.piece, said.tokens)), said.stats
-    whole = len(said.tokens) / (stats.prompt_s + stats.decode_s)
-    decode = said.n_steady / said.steady_s if said.steady_s else 0.0
-    return Timing(decode, whole, stats.prompt_s, text, stats.acceptance_rate)
+    assert isinstance(event, Finished)
+    text, stats = b"".join(map(engine.target.vocab.piece, said)), event.stats
+    whole = len(said) / (stats.prompt_s + stats.decode_s)
+    return Timing(n_steady / steady_s if steady_s else 0.0, whole, stats.prompt_s, text, stats.acceptance_rate)
 
 
-def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_predict: int, n_threads: int) -> Timing:
-    """One greedy answer of llama-speculative-simple in a process of its own."""
+def printed(program: Path, model: Path, prompt: str, n_predict: int, n_threads: int, *more: str) -> bytes:
+    """The output of a program of llama.cpp for one greedy answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(prompt)
         file.flush()
         threads = str(n_threads)
         done = subprocess.run(
-            [str(program), "-m", str(target), "-md", str(draft), "-bf", file.name, "-n", str(n_predict), "--temp", "0",
-             "-c", str(N_CTX), "-t", threads, "-tb", threads, "-td", threads, "-tbd", threads,
-             "--spec-type", "draft-simple", "--spec-draft-n-max", str(k), "--spec-draft-p-min", "0",
-             "--log-colors", "off"],
+            [str(program), "-m", str(model), "-bf", file.name, "-n", str(n_predict), "--temp", "0", "-c", str(N_CTX),
+             "-t", threads, "-tb", threads, "--log-colors", "off", *more],
             capture_output=True,
             check=True,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    told = {kind: (int(n), float(s)) for kind, n, s in TOLD.findall(done.stdout + done.stderr)}
-    text = done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_predict: int, n_threads: int) -> Timing:
+    """One greedy answer of llama-speculative-simple."""
+    threads = str(n_threads)
+    text = printed(
+        program, target, prompt, n_predict, n_threads, "-md", str(draft), "-td", threads, "-tbd", threads,
+        "--spec-type", "draft-simple", "--spec-draft-n-max", str(k), "--spec-draft-p-min", "0",
+    )  # fmt: skip
+    told = {kind: (int(n), float(s)) for kind, n, s in TOLD.findall(text)}
     (_, encode_s), (n_decoded, decode_s) = told[b"encoded"], told[b"decoded"]
     return Timing(n_decoded / decode_s, n_decoded / (encode_s + decode_s), encode_s, text)
 
@@ -97,18 +133,11 @@ def main() -> None:
     args = parser.parse_args()
 
     program = programs() / "llama-speculative-simple"
-    catalog = load_catalog()
-    pair = catalog.pair(catalog.default)
-    target_path, draft_path = hub.fetch(pair.target).path, hub.fetch(pair.draft).path
-    options = llama.LoadOptions(
-        n_ctx=N_CTX, n_threads=args.threads, n_threads_batch=args.threads,
-        use_extra_bufts=probe.installed().use_extra_bufts,
-    )  # fmt: skip
     rows: list[str] = []
     every: dict[str, list[float]] = {"decode": [], "whole": [], "plain": []}
-    with llama.load(target_path, options) as target, llama.load(draft_path, options) as draft:
-        plain, speculative = Engine(target), Engine(target, ModelDrafter(draft, n_max=args.k))
-        talk = Conversation(target.vocab, target.chat_template)
+    with opened(args.threads) as pair:
+        plain, speculative = Engine(pair.target), Engine(pair.target, ModelDrafter(pair.draft, n_max=args.k))
+        talk = Conversation(pair.target.vocab, pair.target.chat_template)
         for name in args.prompts.split(","):
             message = [Message("user", PROMPTS[name])]
             prompt, tokens = talk.text(message), talk.tokens(message)
@@ -117,9 +146,11 @@ def main() -> None:
                 found = {
                     "plain": ours(plain, tokens, args.predict),
                     "ours": ours(speculative, tokens, args.predict),
-                    "theirs": theirs(program, target_path, draft_path, prompt, args.k, args.predict, args.threads),
+                    "theirs": theirs(
+                        program, pair.target_path, pair.draft_path, prompt, args.k, args.predict, args.threads
+                    ),
                 }
-                draft.truncate(0)
+                pair.draft.truncate(0)
                 for arm, timing in found.items():
                     print(f"{name} {round_} {arm}: {timing.decode:.2f} t/s decode, {timing.whole:.2f} whole",
                           file=sys.stderr)  # fmt: skip

@@ -1,9 +1,9 @@
-"""llama.cpp's own programs, built from the very source that the installed bindings vendor, with the same flags.
+"""Builds the programs of llama.cpp from the source of the installed bindings, with the same flags.
 
     python benchmarks/peers.py            # builds them once and prints the folder
 
-The source comes with llama-cpp-python's source distribution; flags and compilers are those of `make`. Needs cmake and
-ninja. `SPECLLAMA_PEERS=FOLDER` takes programs that are already there.
+The source is in the source distribution of llama-cpp-python; flags and compilers are those of `make`. Needs cmake and
+ninja. With `SPECLLAMA_PEERS=FOLDER` it uses existing programs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ from toolchain import make_plan  # noqa: E402
 from wheelhouse import build_env, cache_home, n_cores  # noqa: E402
 
 PROGRAMS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-bench")
-# The bindings' build leaves the programs out and finds ggml on its own; everything else is taken over.
-OWN_FLAGS = (
-    "-DLLAMA_BUILD_TOOLS=OFF",
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
-    "-DLLAVA_BUILD=OFF",
-)
+# Flags of the bindings that leave the programs out.
+OWN_FLAGS = ("-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF", "-DLLAVA_BUILD=OFF")
 PROGRAM_FLAGS = ("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF")
 
 
 def programs() -> Path:
-    """The folder of the built programs; builds them where they are missing."""
+    """The folder of the programs; builds missing ones."""
     if ready := os.environ.get("SPECLLAMA_PEERS"):
         return Path(ready)
     plan = make_plan(os.environ)

@@ -1,4 +1,4 @@
-"""The prompts of the comparisons: our own, four kinds, fixed before anything was measured."""
+"""Prompts of the comparisons: four kinds, our own, fixed before the first measurement."""
 
 from __future__ import annotations
 

@@ -3,13 +3,13 @@
     python benchmarks/servers.py [--rounds 3] [--k 4] [--predict 64] [--prompts code,question]
 
 Same pair, prompts, K, threads, context and build flags; greedy. For every prompt and round each arm answers in turn:
-our loop and the server without a draft, our loop and the server with one; each server is a process of its own that
-stays up, rests while others work, and is told to keep no prompt. "First" is the time from the prompt's first token to
-the answer's; in the server the draft reads the prompt in it, in ours in the second step. "Decode" is steady decoding:
-theirs behind the first token, ours behind the second step, so that the draft's reading is in neither. "Whole" is all
-tokens over all time. Loading and HTTP count on neither side.
+our loop and the server, without and with a draft. Each server is a process that stays up, is idle while others work,
+and caches no prompt. "First" is the time from the first prompt token to the first token of the answer; it contains the
+draft's prefill in the server, but not in our loop, where the draft reads the prompt in the second step. "Decode" is
+steady decoding: theirs after the first token, ours after the second step, both without the draft's prefill. "Whole" is
+all tokens over all time. Loading and HTTP are not counted.
 
-Then, round by round, `llama-bench` and our loop without a draft read 512 tokens, and write 64 from an empty context.
+Then `llama-bench` and our loop without a draft read 512 tokens and write 64 from an empty context, round by round.
 """
 
 from __future__ import annotations
@@ -32,47 +32,38 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from loop import N_CTX, Timing, ours, spread
+from loop import N_CTX, Timing, opened, ours, spread
 from peers import programs
 from prompts import PROMPTS
 
 from specllama import Engine, llama
 from specllama.chat.conversation import Conversation, Message
 from specllama.drafters.model import ModelDrafter
-from specllama.files import hub
-from specllama.files.catalog import load_catalog
-from specllama.llama import crash_test as probe
 
 READ, WRITTEN = 512, 64  # tokens of llama-bench's two tests
-START_S = 60.0  # a server that is not up by then is not coming up
+START_S = 60.0  # limit for the start of a server
 
 
-class Server:
-    """A llama-server that is up."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def answer(self, tokens: list[int], n_predict: int) -> Timing:
-        """One greedy answer to a prompt that it is told not to remember."""
-        question = {"prompt": tokens, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": False}
-        request = urllib.request.Request(
-            f"{self.url}/completion", json.dumps(question).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request) as reply:
-            found: dict[str, Any] = json.load(reply)
-        timings = found["timings"]
-        assert timings["prompt_n"] == len(tokens), f"it read {timings['prompt_n']} tokens of {len(tokens)}"
-        n, prompt_s, decode_s = timings["predicted_n"], timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
-        drafted = timings.get("draft_n")
-        rate = timings["draft_n_accepted"] / drafted if drafted else None
-        # Its clock for the answer starts when the first token is there, so that one is left out of the tokens, too.
-        return Timing((n - 1) / decode_s, n / (prompt_s + decode_s), prompt_s, found["content"].encode(), rate)
+def served(url: str, tokens: list[int], n_predict: int) -> Timing:
+    """One greedy answer of a server, without its prompt cache."""
+    question = {"prompt": tokens, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": False}
+    request = urllib.request.Request(
+        f"{url}/completion", json.dumps(question).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        found: dict[str, Any] = json.load(reply)
+    timings = found["timings"]
+    assert timings["prompt_n"] == len(tokens), f"it read {timings['prompt_n']} tokens of {len(tokens)}"
+    n, prompt_s, decode_s = timings["predicted_n"], timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
+    drafted = timings.get("draft_n")
+    rate = timings["draft_n_accepted"] / drafted if drafted else None
+    # The server's clock starts at the first token, so that token is not counted.
+    return Timing((n - 1) / decode_s, n / (prompt_s + decode_s), prompt_s, found["content"].encode(), rate)
 
 
 @contextmanager
-def serving(program: Path, arguments: list[str]) -> Iterator[Server]:
-    """A server of these arguments, up until the block ends."""
+def serving(program: Path, arguments: list[str]) -> Iterator[str]:
+    """The address of a server that runs until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -91,14 +82,14 @@ def serving(program: Path, arguments: list[str]) -> Iterator[Server]:
                     break
             except OSError:
                 time.sleep(0.2)
-        yield Server(url)
+        yield url
     finally:
         process.terminate()
         process.wait()
 
 
 def bench(program: Path, model: Path, n_threads: int) -> dict[str, float]:
-    """Tokens per second of llama-bench's two tests, after its own warm-up."""
+    """Tokens per second of the two tests of llama-bench, after its warm-up."""
     done = subprocess.run(
         [str(program), "-m", str(model), "-p", str(READ), "-n", str(WRITTEN), "-r", "1", "-t", str(n_threads), "-o",
          "json"],
@@ -110,7 +101,7 @@ def bench(program: Path, model: Path, n_threads: int) -> dict[str, float]:
 
 
 def ratios(mine: list[Timing], theirs: list[Timing], what: str) -> str:
-    """Ours over theirs, round by round: the median and the range."""
+    """Median and range of ours over theirs, round by round."""
     return spread([getattr(a, what) / getattr(b, what) for a, b in zip(mine, theirs, strict=True)])
 
 
@@ -118,7 +109,7 @@ def middle(answers: list[Timing], what: str) -> float:
     return statistics.median(getattr(answer, what) for answer in answers)
 
 
-def compare_servers(plain: Engine, drafting: Engine, servers: dict[str, Server], talk: Conversation,
+def compare_servers(plain: Engine, drafting: Engine, servers: dict[str, str], talk: Conversation,
                     args: argparse.Namespace) -> None:  # fmt: skip
     rows = []
     for name in args.prompts.split(","):
@@ -129,11 +120,11 @@ def compare_servers(plain: Engine, drafting: Engine, servers: dict[str, Server],
             drafting.drafter.model.truncate(0)
             turns: list[tuple[str, Callable[[], Timing]]] = [
                 ("ours plain", partial(ours, plain, tokens, args.predict)),
-                ("plain", partial(servers["plain"].answer, tokens, args.predict)),
+                ("plain", partial(served, servers["plain"], tokens, args.predict)),
                 ("ours draft", partial(ours, drafting, tokens, args.predict)),
-                ("draft", partial(servers["draft"].answer, tokens, args.predict)),
+                ("draft", partial(served, servers["draft"], tokens, args.predict)),
             ]
-            # Backwards every other time: it must not matter who comes after whom.
+            # The order is reversed every other time, because the machine warms up.
             found = {arm: answer() for arm, answer in turns[:: -1 if round_ % 2 else 1]}
             for arm, answer in found.items():
                 print(f"{name} {round_} {arm}: first {answer.first_s:.2f} s, decode {answer.decode:.2f} t/s, "
@@ -169,7 +160,7 @@ def compare_bench(plain: Engine, program: Path, model: Path, args: argparse.Name
         }
 
     for round_ in range(args.rounds + 1):
-        if round_ % 2:  # whoever comes second finds a warmer machine
+        if round_ % 2:  # the second one meets a warmer machine
             found, other = measured(), bench(program, model, args.threads)
         else:
             other, found = bench(program, model, args.threads), measured()
@@ -195,28 +186,23 @@ def main() -> None:
     args = parser.parse_args()
 
     folder = programs()
-    pair = load_catalog().pair()
-    target_path, draft_path = hub.fetch(pair.target).path, hub.fetch(pair.draft).path
-    options = llama.LoadOptions(
-        n_ctx=N_CTX, n_threads=args.threads, n_threads_batch=args.threads,
-        use_extra_bufts=probe.installed().use_extra_bufts,
-    )  # fmt: skip
-    threads = str(args.threads)
-    common = ["-m", str(target_path), "-c", str(N_CTX), "-np", "1", "-t", threads, "-tb", threads, "--cache-ram", "0"]
-    with_draft = ["-md", str(draft_path), "-td", threads, "-tbd", threads, "--spec-type", "draft-simple",
-                  "--spec-draft-n-max", str(args.k), "--spec-draft-p-min", "0"]  # fmt: skip
-    build = llama.build_info()
-    print(f"{pair.name}, {args.predict} tokens at most, {args.threads} threads, temperature 0, {args.rounds} rounds "
-          f"after one of warm-up; llama-cpp-python {build.bindings}, Python {platform.python_version()}\n")  # fmt: skip
-    with llama.load(target_path, options) as target, llama.load(draft_path, options) as draft:
-        plain, drafting = Engine(target), Engine(target, ModelDrafter(draft, n_max=args.k))
+    threads, build = str(args.threads), llama.build_info()
+    with opened(args.threads) as pair:
+        print(f"{pair.name}, {args.predict} tokens at most, {threads} threads, temperature 0, {args.rounds} rounds "
+              f"after one of warm-up; llama-cpp-python {build.bindings}, "
+              f"Python {platform.python_version()}\n")  # fmt: skip
+        plain, drafting = Engine(pair.target), Engine(pair.target, ModelDrafter(pair.draft, n_max=args.k))
         if args.only != "bench":
-            talk = Conversation(target.vocab, target.chat_template)
+            talk = Conversation(pair.target.vocab, pair.target.chat_template)
             program = folder / "llama-server"
+            common = ["-m", str(pair.target_path), "-c", str(N_CTX), "-np", "1", "-t", threads, "-tb", threads,
+                      "--cache-ram", "0"]  # fmt: skip
+            with_draft = ["-md", str(pair.draft_path), "-td", threads, "-tbd", threads, "--spec-type", "draft-simple",
+                          "--spec-draft-n-max", str(args.k), "--spec-draft-p-min", "0"]  # fmt: skip
             with serving(program, common) as one, serving(program, [*common, *with_draft]) as two:
                 compare_servers(plain, drafting, {"plain": one, "draft": two}, talk, args)
         if args.only != "server":
-            compare_bench(plain, folder / "llama-bench", target_path, args)
+            compare_bench(plain, folder / "llama-bench", pair.target_path, args)
 
 
 if __name__ == "__main__":
