@@ -131,28 +131,24 @@ def _answer(
         out.detail(f"seed {seed}")
         if out.format == "jsonl":
             out.data({"event": "start", **record.header, "prompt_tokens": tokens})
-        finished = _show(events, _view(out, answer, figures, record, live), record, cancel)
+            view: View = EventView(out, answer, record)
+        else:
+            kind = RecordView if out.format == "json" else AnswerView
+            view = kind(out, answer, figures, live=live)
+        finished = _show(events, view, record, cancel)
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
             out.note(summary(finished.stats, drafts=figures.drafts))
             if finished.reason == "length":
-                out.note(_cut(finished.stats.n_emitted, sampling.predict, models.target.n_ctx))
+                n_emitted, full = finished.stats.n_emitted, f"the context of {models.target.n_ctx} tokens is full"
+                why = (
+                    f"after {n_emitted} tokens (-n)"
+                    if n_emitted == sampling.predict
+                    else f"because {full} (--ctx-size)"
+                )
+                out.note(f"note: the answer was cut {why}")
         return finished.reason
-
-
-def _cut(n_emitted: int, n_predict: int, n_ctx: int) -> str:
-    if n_emitted == n_predict:
-        return f"note: the answer was cut after {n_emitted} tokens (-n)"
-    return f"note: the answer was cut because the context of {n_ctx} tokens is full (--ctx-size)"
-
-
-def _view(out: Output, answer: TextStream, figures: Figures, record: Record, live: bool) -> View:
-    if out.format == "jsonl":
-        return EventView(out, answer, record)
-    if out.format == "json":
-        return RecordView(out, answer, figures, live=live)
-    return AnswerView(out, answer, figures, live=live)
 
 
 def _show(events: Iterator[Event], view: View, record: Record, cancel: Cancel) -> Finished:

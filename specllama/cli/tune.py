@@ -28,7 +28,7 @@ from specllama.pairs.profile import ClassFigures, Profile
 from specllama.pairs.setup import Listener, Setup
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.tune import Findings, Layout
+from specllama.tuning.tune import Findings
 
 _LOCK = "tuning"  # two at a time would disturb each other's figures
 N_PROFILE_BYTES = 20_000  # an upper bound
@@ -120,7 +120,10 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         show(output, profile)
         if output.verbose:
             for layout in found.layouts:
-                output.line(_measured(layout))
+                cost_of = dict(layout.verify or ())
+                costs = "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
+                costs = ", too slow for the target" if layout.verify is None else costs
+                output.line(f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms{costs}")
             if profile.strategy == TRANSLATED:
                 output.prose(f"The draft reads {found.n_spelled:.2f} of its tokens for one of the target's.")
         for sentence in _compared(found, profile):
@@ -143,14 +146,6 @@ def _fitting(setup: Setup, listener: Listener) -> Setup:
     if setup.model_strategy == TRANSLATED:
         listener.note(f"tuned for {TRANSLATED}: the draft has another tokenizer and drafts the tokens that both have")
     return setup
-
-
-def _measured(layout: Layout) -> str:
-    told = f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms"
-    if layout.verify is None:
-        return f"{told}, too slow for the target"
-    cost_of = dict(layout.verify)
-    return told + "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
 
 
 # `draft make` measures with other settings.

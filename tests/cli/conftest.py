@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,8 +18,10 @@ import pyte
 import pytest
 from rich.cells import cell_len
 
+from specllama import llama
 from specllama.cli.app import main
 from specllama.cli.screen.terminal import END_FRAME
+from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama import crash_test as probe
 from tests import tiny
 
@@ -80,6 +82,38 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("talker")
     options = {"vocabulary": tiny.ascii_level(), "chat_template": tiny.CHATML, "n_ctx": 100_000, "noise": 0.03}
     return Pair(*tiny.write_pair(folder, **options))
+
+
+@pytest.fixture(scope="session")
+def short_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair that reads any text and needs little memory."""
+    folder = tmp_path_factory.mktemp("short")
+    return Pair(*tiny.write_pair(folder, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=2048))
+
+
+@pytest.fixture(scope="session")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A byte-level target and a SentencePiece draft; they share all bytes and little else."""
+    folder = tmp_path_factory.mktemp("strangers")
+    target = tiny.write_model(
+        folder / "target.gguf", vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=4096, scale=4.0
+    )
+    draft = tiny.write_model(folder / "draft.gguf", vocabulary=tiny.sentencepiece(), seed=2, n_ctx=4096, scale=1.0)
+    return Pair(target, draft)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[LoadOptions]:
+    """The options of every model that is loaded; it is loaded with one thread and an f16 KV cache."""
+    options_of: list[LoadOptions] = []
+    original = llama.load
+
+    def spy(path: Path, options: LoadOptions, **rest: Any) -> LlamaModel:
+        options_of.append(options)
+        return original(path, replace(options, n_threads=1, n_threads_batch=1, type_k="f16", type_v="f16"), **rest)
+
+    monkeypatch.setattr(llama, "load", spy)
+    return options_of
 
 
 @dataclass(frozen=True)

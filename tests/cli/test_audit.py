@@ -12,7 +12,6 @@ from specllama.audit.faults import AcceptsEverything
 from specllama.audit.parts import AuditEffort
 from specllama.cli.audit import command
 from specllama.core.engine import Engine
-from tests import tiny
 from tests.cli.conftest import Pair, Run, Terminal, record_of
 
 pytestmark = pytest.mark.slow
@@ -27,13 +26,6 @@ NARROW = ("--top-k", "4", "--spec-draft-n-max", "2")
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest audit with results in every part."""
     monkeypatch.setattr(command, "QUICK", LITTLE)
-
-
-@pytest.fixture(scope="module")
-def short_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A pair that reads any text and needs little memory."""
-    folder = tmp_path_factory.mktemp("short")
-    return Pair(*tiny.write_pair(folder, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=2048))
 
 
 def test_a_correct_pair_passes_with_a_whole_report(specllama: Run, short_pair: Pair) -> None:

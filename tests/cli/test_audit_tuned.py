@@ -19,7 +19,7 @@ from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.profile import ProfileKey
 from specllama.pairs.setup import Listener, choose, prepare
 from tests.cli.conftest import Pair, Result, record_of
-from tests.cli.test_audit import LITTLE, NARROW, short_pair  # noqa: F401  # a fixture
+from tests.cli.test_audit import LITTLE, NARROW
 from tests.cli.test_tune import PROFILE
 
 pytestmark = pytest.mark.slow
@@ -54,9 +54,7 @@ def test_the_tuned_draft_is_audited_unless_one_is_named(
 
 
 def test_the_report_names_the_profile(
-    specllama: Callable[..., Result],
-    short_pair: Pair,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    specllama: Callable[..., Result], short_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: a report that does not name its draft and kernel path."""
     monkeypatch.setattr(command, "QUICK", LITTLE)

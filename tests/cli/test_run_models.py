@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,21 +102,13 @@ def test_gpu_layers_without_a_gpu_build_are_warned_about(specllama: Run, pair: P
 
 
 def test_a_build_that_crashes_is_worked_around_with_a_warning(
-    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    specllama: Run, pair: Pair, loaded: list[llama.LoadOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: an illegal instruction that the crash test had found (FIELD_CASES 36)."""
-    loaded: list[bool] = []
-    original = llama.load
-
-    def spy(path: Path, options: llama.LoadOptions, **rest: Any) -> llama.LlamaModel:
-        loaded.append(options.use_extra_bufts)
-        return original(path, options, **rest)
-
     found = probe.ProbeResult(probe.State.FALLBACK, False, "SIGILL", "the build crashes.", "Build it again.")
-    monkeypatch.setattr(llama, "load", spy)
     monkeypatch.setattr(probe, "installed", lambda: found)
     result = specllama("run", *pair.options, "--raw", "abc", "-n", "2")
-    assert (result.code, loaded) == (0, [False, False])
+    assert (result.code, [options.use_extra_bufts for options in loaded]) == (0, [False, False])
     assert result.err.startswith("warning: the build crashes.\nhint: Build it again.\n")
 
 
@@ -155,17 +146,8 @@ def test_the_system_prompt_goes_through_the_template(specllama: Run, byte_pair: 
     assert len(told) > len(plain)
 
 
-def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, loaded: list[llama.LoadOptions]) -> None:
     """Prevents: -td, -tbd, -ngld or -ctkd without effect, or applied to the wrong model."""
-    loaded: list[llama.LoadOptions] = []
-    original = llama.load
-
-    def spy(path: Path, options: llama.LoadOptions, **rest: Any) -> llama.LlamaModel:
-        loaded.append(options)
-        tiny_ones = replace(options, n_threads=1, n_threads_batch=1, type_k="f16", type_v="f16")
-        return original(path, tiny_ones, **rest)
-
-    monkeypatch.setattr(llama, "load", spy)
     args = ["run", "-m", str(pair.target), "-md", str(pair.draft), "--raw", "abc", "-n", "1"]
     specllama(*args, "-t", "1", "-tb", "2", "-td", "3", "-tbd", "4", "-ngl", "0", "-ngld", "1", "-ctk", "q8_0")
     target, draft = loaded

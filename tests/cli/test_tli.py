@@ -20,17 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3", "--draft-max", "3", "--json"]
 
 
-@pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A byte-level target and a SentencePiece draft; they share all bytes and little else."""
-    folder = tmp_path_factory.mktemp("strangers")
-    target = tiny.write_model(
-        folder / "target.gguf", vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=4096, scale=4.0
-    )
-    draft = tiny.write_model(folder / "draft.gguf", vocabulary=tiny.sentencepiece(), seed=2, n_ctx=4096, scale=1.0)
-    return Pair(target, draft)
-
-
 def test_a_pair_of_two_tokenizers_is_refused_with_a_hint(specllama: Run, strangers: Pair) -> None:
     """Prevents: 'does not fit' without naming the strategy that works; a translation without a request."""
     options = strangers.options[:4]

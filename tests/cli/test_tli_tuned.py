@@ -14,7 +14,6 @@ from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile, ProfileKey
 from tests.cli.conftest import Pair, Run, record_of
 from tests.cli.test_audit import LITTLE, NARROW
-from tests.cli.test_tli import strangers  # noqa: F401  # a fixture
 from tests.cli.test_tune import DEAR, HINT, PROFILE, quick  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
@@ -29,7 +28,7 @@ def kept(pair: Pair, profile: Profile, strategy: str = "draft-tli") -> Path:
     return profiles.save(ProfileKey(pair.target, wish, pair.draft, wish, strategy), profile)
 
 
-def test_tuning_by_text_leaves_a_profile_that_answers_use(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+def test_tuning_by_text_leaves_a_profile_that_answers_use(specllama: Run, strangers: Pair) -> None:
     """Prevents: a refusal of pairs that `run` accepts; a profile that the next answer does not find."""
     told = specllama("tune", *strangers.options, "--quick")
     assert told.code == 0, told.err
@@ -45,7 +44,7 @@ def test_tuning_by_text_leaves_a_profile_that_answers_use(specllama: Run, strang
     assert again["profile"] == found["profile"]
 
 
-def test_a_tuned_draft_keeps_the_text(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+def test_a_tuned_draft_keeps_the_text(specllama: Run, strangers: Pair) -> None:
     """Prevents: costs of another strategy; a translation that changes the text."""
     kept(strangers, BY_TEXT)
     args = ["run", *strangers.options, *ASK, "--temp", "0"]
@@ -66,7 +65,7 @@ def test_a_tuned_draft_keeps_the_text(specllama: Run, strangers: Pair) -> None: 
     assert (named.code, named.out) == (1, "")
 
 
-def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) -> None:
     """Prevents: loading a draft that tuning found too slow; a named draft that is not loaded."""
     kept(strangers, replace(BY_TEXT, costs=DEAR))
     record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
@@ -77,7 +76,7 @@ def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) 
     assert named["acceptance"]["drafted"] == 0
 
 
-def test_with_a_stale_profile_the_length_is_fixed(specllama: Run, strangers: Pair) -> None:  # noqa: F811
+def test_with_a_stale_profile_the_length_is_fixed(specllama: Run, strangers: Pair) -> None:
     """Prevents: 'does not fit' after a new build of llama.cpp."""
     path = kept(strangers, BY_TEXT)
     record = json.loads(path.read_text())
@@ -93,10 +92,7 @@ def test_with_a_stale_profile_the_length_is_fixed(specllama: Run, strangers: Pai
 
 
 def test_bench_and_audit_take_the_pair_as_answers_do(
-    specllama: Run,
-    strangers: Pair,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    specllama: Run, strangers: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: a benchmark or audit of another strategy than `run` uses."""
     kept(strangers, BY_TEXT)

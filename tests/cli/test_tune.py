@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import SpecllamaError
 from specllama.base.jsonable import from_plain
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
-from specllama.llama import LlamaModel, LoadOptions
+from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
@@ -208,17 +206,9 @@ def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Cal
 
 
 def test_the_profiles_kernel_paths_are_loaded(
-    specllama: Run, pair: Pair, keep: Callable[[Profile], Path], monkeypatch: pytest.MonkeyPatch
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path], loaded: list[LoadOptions]
 ) -> None:
     """Prevents: costs of another kernel path; blocks longer than the target was loaded for; probes of one row."""
-    loaded: list[LoadOptions] = []
-    load = llama.load
-
-    def watched(path: Path, options: LoadOptions, **rest: Any) -> LlamaModel:
-        loaded.append(options)
-        return load(path, options, **rest)
-
-    monkeypatch.setattr(llama, "load", watched)
     keep(PROFILE)
     models = record_of(specllama("run", *pair.options, *ASK, "--json"))["models"]
     assert models["target"]["kernel_path"] == "weights as in the file"

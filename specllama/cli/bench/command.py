@@ -114,8 +114,10 @@ def bench(
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
     with ExitStack() as each:  # a report that cannot be shown is still written and drawn
-        each.callback(_plot, report, options, output)
-        each.callback(_write, target, report, output)
+        if options.plots is not None:
+            each.callback(_plot, report, options.plots, output)
+        if target is not None:
+            each.callback(_write, target, report, output)
         if options.format == "md":
             _show(report, output, full=options.verbose)
         elif options.format != "jsonl":  # its lines were printed during the runs
@@ -137,11 +139,9 @@ def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) ->
     return drafting, sampling
 
 
-def _plot(report: BenchReport, options: BenchOutput, output: Output) -> None:
-    if options.plots is None:
-        return
-    written = bench_plots.write(report, storage.meant(options.plots))
-    output.note(f"{len(written.paths)} plots are in {options.plots}")
+def _plot(report: BenchReport, folder: str, output: Output) -> None:
+    written = bench_plots.write(report, storage.meant(folder))
+    output.note(f"{len(written.paths)} plots are in {folder}")
     if written.missing:
         output.note(f"note: nothing was measured for the plots {', '.join(written.missing)}")
 
@@ -192,10 +192,8 @@ def _form(path: Path) -> str:
     return path.suffix.removeprefix(".").lower()
 
 
-def _write(path: Path | None, report: BenchReport, output: Output) -> None:
+def _write(path: Path, report: BenchReport, output: Output) -> None:
     """Write the full report. Raises ReportError after writing it elsewhere or printing it."""
-    if path is None:
-        return
     text = "\n".join(_lines(report, _form(path))) + "\n"
     try:
         storage.write_text(path, text)
@@ -210,16 +208,14 @@ def _write(path: Path | None, report: BenchReport, output: Output) -> None:
 
 def _rescued(text: str, suffix: str) -> Path | None:
     """`text` in a new temporary file; None if that cannot be written either."""
+    path = None
     try:
         with NamedTemporaryFile("w", encoding="utf-8", prefix="specllama-", suffix=suffix, delete=False) as file:
             path = Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
+            file.write(text)
     except OSError:
+        if path is not None:
+            path.unlink(missing_ok=True)
         return None
     return path
 

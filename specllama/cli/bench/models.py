@@ -17,7 +17,7 @@ from specllama.bench.report import Load
 from specllama.chat.conversation import Conversation, Message
 from specllama.chat.settings import require_known
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
-from specllama.cli.loading import Said, hardware_of
+from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.record import describe_model
 from specllama.cli.screen.output import Output
 from specllama.cli.tuned import tune_command
@@ -100,14 +100,6 @@ def _context(hardware: BenchHardware, sampling: BenchSampling, runs: BenchRuns, 
     return max(default, wanted)
 
 
-def _strategies(asked: Sequence[str], *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
-    """The strategies by name. Raises UsageError if one lacks a draft."""
-    auto = model_strategy if has_draft else LOOKUP_ALONE
-    found = tuple(dict.fromkeys(auto if name == "auto" else name for name in asked))
-    require_draft(found, has_draft=has_draft)
-    return found
-
-
 def _without_auto(tuned: Setup, names: Names) -> str:
     """Why there is no controller; empty if a profile has one."""
     if tuned.profile is not None:
@@ -126,19 +118,11 @@ def prepare(
 ) -> BenchSubject:
     """Everything that is known before weights are loaded. Raises the errors of `pairs.setup`."""
     extra = models.model_draft or []
-    one = Names(
-        pair=models.pair,
-        target=models.model,
-        draft=extra[0] if extra else None,
-        target_repo=models.hf_repo,
-        draft_repo=models.hf_repo_draft,
-        offline=models.offline,
-    )
+    one = replace(names_of(models), draft=extra[0] if extra else None)
     listener = Said(output)
     plain = _hardware(hardware, loads_of(hardware)[0])
     names = [name for name in drafting.spec_type if name == "auto" or REGISTRY[name].needs_model]
-    lengths = [each.longest for each in drafting.spec_draft_n_max if not each.is_auto]
-    longest = max([*lengths, 1])
+    longest = max([1, *(each.longest for each in drafting.spec_draft_n_max if not each.is_auto)])
     if TRANSLATED in names and set(names) - {TRANSLATED}:  # all drafts are translated, or none
         raise UsageError(
             "--spec-type draft-tli is for drafts with another tokenizer and cannot be mixed with the other strategies",
@@ -149,7 +133,9 @@ def prepare(
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx))
     first = pair_setup.prepare(choice, listener)
     require_known(replace(sampling, temp=0.0).params.logit_bias, first.target.header.n_vocab)
-    strategies = _strategies(drafting.spec_type, has_draft=first.draft is not None, model_strategy=first.model_strategy)
+    auto = first.model_strategy if first.draft is not None else LOOKUP_ALONE
+    strategies = tuple(dict.fromkeys(auto if name == "auto" else name for name in drafting.spec_type))
+    require_draft(strategies, has_draft=first.draft is not None)
     tuned, without_auto = first, ""
     if AUTO_LENGTH in drafting.spec_draft_n_max:
         tuned = pair_setup.tuned(first, any_strategy=True)
@@ -165,16 +151,8 @@ def prepare(
     setups = []
     for file in files:
         profile = pair_setup.profile_for(file, first, tuned.profile)
-        setup = BenchSetup(
-            first.target,
-            file,
-            options,
-            plain,
-            first.strategy,
-            DraftLength.auto(TUNED),
-            profile,
-            model_strategy=first.model_strategy,
-        )
+        by = first.strategy, DraftLength.auto(TUNED), profile
+        setup = BenchSetup(first.target, file, options, plain, *by, model_strategy=first.model_strategy)
         pair_setup.require_fit(setup, listener)
         setups.append(setup)
     auto_strategy = tuned.strategy if tuned.profile is not None else ""

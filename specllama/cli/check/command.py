@@ -110,7 +110,9 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
         wish = _wish(hardware, choice.n_ctx)
         assert choice.draft is not None, "refused by _choice"
-        find_draft = partial(candidate, choice.draft, _draft_wish(hardware))
+        # The draft's context follows the target's.
+        draft_wish = LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
+        find_draft = partial(candidate, choice.draft, draft_wish)
         report = check_pair(candidate(choice.target, wish), find_draft, strategy=choice.model_strategy)
     found = None
     if not options.json:
@@ -127,11 +129,6 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
 def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
     return LoadOptions(n_ctx=n_ctx, type_k=hardware.cache_type_k, type_v=hardware.cache_type_v)
-
-
-def _draft_wish(hardware: HardwareOptions) -> LoadOptions:
-    """How the draft is loaded; its context follows the target's."""
-    return LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
 
 
 def _choice(models: PairOptions, hardware: HardwareOptions, spec_type: str, output: Output) -> Choice:

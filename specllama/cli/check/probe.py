@@ -12,7 +12,7 @@ from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.tables import markdown_table
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
-from specllama.pairs.setup import Choice, Models, Setup, load_models, prepare
+from specllama.pairs.setup import Choice, Models, load_models, prepare
 from specllama.prompts.four import sample_prompts
 from specllama.tuning.costs import VERIFY_ROWS, measure_acceptance, measure_costs
 from specllama.tuning.forecast import Outlook, outlook
@@ -30,17 +30,14 @@ def probe_pair(choice: Choice, output: Output) -> Outlook:
     """Load and measure both models. Raises PairError if nothing can be drafted, and the errors of loading."""
     setup = prepare(choice, Said(output))
     with load_models(setup, Said(output), Cancel()) as models:
-        found = _measure(models, _prompts(models, setup), output)
+        conversation = Conversation(models.target.vocab, setup.target.template)
+        prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
+        room = models.target.n_ctx - N_TOKENS
+        prompts = {name: tokens for name, tokens in prompts.items() if 0 < len(tokens) <= room}
+        found = _measure(models, prompts, output)
     if found is None:
         raise PairError("no token was drafted, so there is nothing to measure", hint="use a larger --ctx-size")
     return found
-
-
-def _prompts(models: Models, setup: Setup) -> Mapping[str, Sequence[int]]:
-    conversation = Conversation(models.target.vocab, setup.target.template)
-    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
-    room = models.target.n_ctx - N_TOKENS
-    return {name: tokens for name, tokens in prompts.items() if 0 < len(tokens) <= room}
 
 
 def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Output) -> Outlook | None:

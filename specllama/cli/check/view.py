@@ -23,17 +23,10 @@ def show_report(output: Output, report: CompatReport) -> None:
         _draw(output, report)
     else:
         _write(output, report)
-    output.line(verdict(report))
+    tests = ", ".join(row.test for row in (report.warnings if report.fits else report.failures))
+    verdict = "It does not fit: " if not report.fits else "It fits, but see: " if tests else "It fits"
+    output.line(f"{verdict}{tests}.")
     output.detail(RULE)
-
-
-def verdict(report: CompatReport) -> str:
-    """Whether the draft fits, and the tests that failed or warn."""
-    if not report.fits:
-        return f"It does not fit: {', '.join(row.test for row in report.failures)}."
-    if report.warnings:
-        return f"It fits, but see: {', '.join(row.test for row in report.warnings)}."
-    return "It fits."
 
 
 def _worth_explaining(report: CompatReport) -> list[CheckRow]:
@@ -54,8 +47,14 @@ def _draw(output: Output, report: CompatReport) -> None:
     for mark in (RowMark.PASS, RowMark.WARN):
         if _n_table_lines(rows, folded, console.width) + n_why > console.height:
             folded.append(mark)
-    shown = [row for row in rows if row.mark not in folded]
-    _draw_rows(output, report, shown, console.width)
+    side = max((console.width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
+    heads = "", "", shortened(f"target {report.target}", side), shortened(f"draft {report.draft}", side)
+    cells = [
+        ((row.mark.value, _COLOURS[row.mark]), row.test, row.target, row.draft)
+        for row in rows
+        if row.mark not in folded
+    ]
+    draw_table(output, heads, cells, widths=(_MARK_WIDTH, _TEST_WIDTH, side, side))
     for mark in reversed(folded):
         if line := _folded(rows, mark):
             console.print(line)
@@ -76,13 +75,6 @@ def _coloured(mark: RowMark, text: str) -> Text:
     from rich.text import Text
 
     return Text(mark.value, style=_COLOURS[mark]).append(text, style="default")
-
-
-def _draw_rows(output: Output, report: CompatReport, rows: list[CheckRow], width: int) -> None:
-    side = max((width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
-    heads = "", "", shortened(f"target {report.target}", side), shortened(f"draft {report.draft}", side)
-    cells = [((row.mark.value, _COLOURS[row.mark]), row.test, row.target, row.draft) for row in rows]
-    draw_table(output, heads, cells, widths=(_MARK_WIDTH, _TEST_WIDTH, side, side))
 
 
 def _explanations(rows: list[CheckRow]) -> Iterator[Text]:

@@ -120,7 +120,9 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
     The last line on stdout is the path of the new file.
     """
     output = open_output(color=options.color, format="json" if options.json else "human", quiet=options.quiet)
-    space = _space(recipe)
+    finds = recipe.drop_layers == "auto"
+    dropped = () if finds or recipe.drop_layers is None else recipe.drop_layers
+    space = Space(recipe.quant or (), recipe.vocab or 0, dropped, finds)
     parent_wanted, target_wanted = _meant(models)
     destination = None if options.output is None else _destination(options.output, force=options.force)
     searches = space.recipe is None or options.measure
@@ -136,13 +138,14 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
         return
     assert space.recipe is not None
     derived, is_new = _made(parent, space.recipe, destination, force=options.force, output=output)
-    _tell_made(derived, is_new, output)
-
-
-def _space(options: RecipeOptions) -> Space:
-    finds = options.drop_layers == "auto"
-    dropped = () if finds or options.drop_layers is None else options.drop_layers
-    return Space(options.quant or (), options.vocab or 0, dropped, finds)
+    if output.format == "json":
+        output.data({"made": is_new, "draft": draft_view.draft_json(derived)})
+        return
+    share = derived.n_bytes / max(derived.parent.path.stat().st_size, 1)
+    size = f"{size_text(derived.n_bytes)}, {100 * share:.0f} % of its parent"
+    output.note(f"{'made' if is_new else 'already made:'} {derived.name}: {derived.recipe.summary}; {size}")
+    output.note(draft_view.use_of(derived))
+    output.line(str(derived.path))
 
 
 def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
@@ -188,18 +191,6 @@ def _made(
             return drafts.record(path, recipe, parent.path), True
 
 
-def _tell_made(derived: Derived, is_new: bool, output: Output) -> None:
-    if output.format == "json":
-        output.data({"made": is_new, "draft": draft_view.draft_json(derived)})
-        return
-    share = derived.n_bytes / max(derived.parent.path.stat().st_size, 1)
-    did = "made" if is_new else "already made:"
-    size = f"{size_text(derived.n_bytes)}, {100 * share:.0f} % of its parent"
-    output.note(f"{did} {derived.name}: {derived.recipe.summary}; {size}")
-    output.note(draft_view.use_of(derived))
-    output.line(str(derived.path))
-
-
 def _search(
     parent: Header,
     target: Wanted,
@@ -210,9 +201,7 @@ def _search(
     output: Output,
 ) -> None:
     """Search, report, keep the fastest."""
-    only = space.recipe
-    if only is not None:
-        only = derive.checked(parent, only)
+    only = None if space.recipe is None else derive.checked(parent, space.recipe)
     if space.finds_layers:
         refuse_undroppable(parent)
     if space.dropped:
@@ -274,7 +263,13 @@ def remove(
 ) -> None:
     """Remove derived drafts from the cache."""
     output = open_output(quiet=quiet)
-    paths = [_named(name) for name in dict.fromkeys(names)]
+    paths = []
+    for name in dict.fromkeys(names):
+        path = drafts.named(name)
+        if path is None:
+            known = ", ".join(each.stem for each in drafts.paths())
+            raise ConfigError(f"there is no derived draft named {name!r}", hint=f"there are: {known}" if known else "")
+        paths.append(path)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("removing files needs --yes (stdin is not a terminal)")
@@ -282,12 +277,3 @@ def remove(
         typer.confirm(f"Remove {', '.join(path.stem for path in paths)} ({size})?", abort=True, err=True)
     for path in paths:
         output.note(f"removed {path.stem} ({size_text(drafts.remove(path))})")
-
-
-def _named(name: str) -> Path:
-    """Raises ConfigError if there is no such draft."""
-    path = drafts.named(name)
-    if path is None:
-        known = ", ".join(each.stem for each in drafts.paths())
-        raise ConfigError(f"there is no derived draft named {name!r}", hint=f"there are: {known}" if known else "")
-    return path

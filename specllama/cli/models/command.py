@@ -124,7 +124,10 @@ def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] =
         else:
             doomed.append(model)
     if doomed and not yes:
-        _ask(doomed)
+        if not sys.stdin.isatty():
+            raise UsageError("removing files needs --yes (stdin is not a terminal)")
+        size = size_text(sum(found.stat().st_size for model in doomed if (found := hub.find(model))))
+        typer.confirm(f"Remove {', '.join(model.name for model in doomed)} ({size})?", abort=True, err=True)
     for model in doomed:
         removed = hub.remove(model)
         if not removed:
@@ -141,15 +144,6 @@ def _other_users(catalog: Catalog, name: str, model: Model) -> list[str]:
         if pair.name != name and other is not None and hub.find(other):
             users.append(pair.name)
     return users
-
-
-def _ask(doomed: list[Model]) -> None:
-    """Raises UsageError if there is no terminal to ask on."""
-    if not sys.stdin.isatty():
-        raise UsageError("removing files needs --yes (stdin is not a terminal)")
-    sizes = [found.stat().st_size for model in doomed if (found := hub.find(model))]
-    names = ", ".join(model.name for model in doomed)
-    typer.confirm(f"Remove {names} ({size_text(sum(sizes))})?", abort=True, err=True)
 
 
 _WHAT = "A model's name, a GGUF file, or user/repo[:quant or file.gguf] on the Hub."
