@@ -97,7 +97,7 @@ def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
         "auto": setup.strategy,
         "auto_draft": None if setup.draft is None else setup.draft.path.name,
         "tuned": None if profile is None else profile.made,
-        "costs": None if profile is None else profile.costs.to_json(),
+        "costs": None if profile is None else asdict(profile.costs),
         "path": KernelPath.of(setup.target_options).name,
         "plain_path": KernelPath.of(here.plain.plan).name,
         "threads": here.n_threads,

@@ -293,7 +293,7 @@ def report(args: argparse.Namespace) -> None:
               "| temperature | class | answers | best K of the model | controller, model alone | over it "
               "| best fixed setting | `auto` | over it | >= 0.95 | worst answer | >= 0.98 of plain |\n"
               "|---|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
-        told["machines"][here.name] = {"costs": here.costs.to_json(), "auto": here.auto, "cases": []}
+        told["machines"][here.name] = {"costs": asdict(here.costs), "auto": here.auto, "cases": []}
         for temperature, each in replays:
             seen = each.on(here.at(temperature))
             print(_row(temperature, seen, len(each.answers)), flush=True)

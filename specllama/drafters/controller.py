@@ -1,4 +1,4 @@
-"""Measured costs, and the controller that decides from them whether, with what and how far to draft."""
+"""Measured costs, and the controller that decides from them what to draft and how far (docs/controller.md)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from specllama.core.types import DraftPlan, Observation
 from specllama.drafters.calibration import Calibration
 from specllama.drafters.length import TUNED
 
-# A plan with the model must promise so many times the rate of the best plan without it. Less is within the error of the
-# estimates.
+# A plan with the model needs this rate over the best plan without it: less is within the error of the estimates.
 LEAST_RATE = 1.02
 
-# A model that does not pay is probed: it reads the end of the text and is asked what it would have said there. The
-# first probe comes after FIRST_GAP tokens where the model is believed to pay, after DOUBTFUL_GAP where it is not. After
-# one in vain the gap grows by the cost of a probe in T(1) times GAP_PER_PROBE_COST.
+# A model that does not pay is probed: it reads the end of the text, and its predictions are compared with the text. The
+# first probe comes after FIRST_GAP tokens if the model is expected to pay, else after DOUBTFUL_GAP. Each bad probe adds
+# its cost in T(1) times GAP_PER_PROBE_COST to the gap.
 FIRST_GAP, DOUBTFUL_GAP = 8, 20
 GAP_PER_PROBE_COST = 192.0
 PROBE_TOKENS = 24
 
-# Catching up is an investment, and the length of the answer is not known. It must be earned back within HORIZON
-# tokens, or within half as many as the model was not used for. On a model that was never seen at work no more than
-# BLIND_INVESTMENT is spent, in T(1): it is probed first. A long prompt costs tens.
+# Catching up must pay within HORIZON tokens, or within half of the tokens for which the model was not used: the length
+# of the answer is unknown. Before the first sample it may cost BLIND_INVESTMENT at most, in T(1); a long prompt costs
+# tens.
 HORIZON = 32
 BLIND_INVESTMENT = 0.5
 
@@ -34,7 +33,7 @@ Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascendin
 
 
 def cost_at(points: Points, n: float) -> float:
-    """The cost of n rows, on straight lines between the measured points; behind the last one its slope goes on."""
+    """The cost of n rows: linear between the measured points, with the last slope after the last point."""
     if len(points) == 1:
         return points[0][1] * n
     for (n_low, low), (n_high, high) in pairwise(points):
@@ -44,20 +43,20 @@ def cost_at(points: Points, n: float) -> float:
 
 
 def _require_points(points: Points, name: str) -> None:
-    """Raises ConfigError where `points` cannot be meant."""
+    """Raises ConfigError for points that are no costs."""
     rows = [n for n, _ in points]
     if not rows or rows[0] != 1 or any(a >= b for a, b in pairwise(rows)):
         raise ConfigError(f"the cost profile's {name!r} has points at rows {rows}, expected 1 and ascending")
     if not all(0.0 <= cost < math.inf for _, cost in points):
-        raise ConfigError(f"the cost profile's {name!r} holds a cost that is not a number from 0")
+        raise ConfigError(f"the cost profile's {name!r} holds a cost that is no number, expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostProfile:
-    """What a pass over n rows costs, for target and draft, in units of T(1): the target's pass over one row.
+    """Measured costs of passes over n rows, in units of T(1): the target's pass over one row.
 
-    Measured points; T may have any shape. The draft's points of many rows are what catching up costs. Raises
-    ConfigError where the points cannot be meant.
+    T may have any shape. The draft's points of many rows are the cost of catching up. Raises ConfigError for points
+    that are no costs.
     """
 
     verify: Points
@@ -74,66 +73,58 @@ class CostProfile:
         return cost_at(self.verify, n)
 
     def draft_cost(self, n: int = 1) -> float:
-        """One pass of the draft over n rows; that over one row is the c of the cost model."""
+        """The draft's pass over n rows; over one row it is the c of the cost model."""
         return cost_at(self.draft, n)
-
-    def to_json(self) -> dict[str, object]:
-        """Lists of [rows, cost]."""
-        return {"verify": [list(point) for point in self.verify], "draft": [list(point) for point in self.draft]}
 
 
 @dataclass(slots=True)
 class _Step:
-    """What was planned and answered since the last verification."""
+    """The plan and the answers since the last verification."""
 
     plan: DraftPlan
     limit: int
     looks: bool  # `look` is asked before every evaluation
-    typical: float  # acceptance of the model's token while its confidence is not known
+    typical: float  # acceptance of a token of the model at unknown confidence
     reach: float = 1.0  # chance that all tokens drafted so far are accepted
-    confidences: list[float | None] = field(default_factory=list)  # of each of them; None = it was looked up
+    confidences: list[float | None] = field(default_factory=list)  # of each of them; None = looked up
 
     def add(self, confidence: float | None, chance: float) -> None:
-        """One token more is drafted."""
         self.confidences.append(confidence)
         self.reach *= chance
 
 
 class Controller:
-    """A `Planner`: drafts as long as the next tokens are expected to earn more than their time.
+    """A `Planner` that drafts as long as the next tokens are expected to save more time than they cost.
 
-    The rule. With P(i) the estimated chance that drafted token i is reached and accepted, the plan is the draft of the
-    highest rate R = (1 + P(1) + ... + P(k)) / (cost of drafting k tokens + T(k+1)), k = 0 among the candidates, the
-    smaller k winning ties. While drafting, with the confidences seen so far, it goes on at n iff some m > n has
-    P(n+1) + ... + P(m) > R * (cost of drafting m-n more + T(m+1) - T(n+1)); what is spent already does not count.
-    Candidates are the head of what a lookup offers, the model's own draft, and the model's behind that head.
+    P(i) is the estimated chance that drafted token i is reached and accepted. The plan is the draft with the highest
+    rate R = (1 + P(1) + ... + P(k)) / (cost of drafting k tokens + T(k+1)), k = 0 included; the smaller k wins ties.
+    The candidates are the first tokens of the lookup's offer, the model's own draft, and the model's after the offer.
+    While drafting, with the confidences seen so far, it continues at n if for some m > n
+    P(n+1) + ... + P(m) > R * (cost of drafting m-n more + T(m+1) - T(n+1)).
 
-    Only stored costs and past verifications enter, and nothing after a token was drawn: the text is exact, and the
-    same seed gives the same text. A model that does not pay is neither evaluated nor fed; see the constants above for
-    how it is probed, and how it comes back.
+    It depends on stored costs and past verifications only, and on nothing after a draw: the text is exact, and the same
+    seed gives the same text. A model that does not pay is neither evaluated nor fed, but probed.
     """
 
     def __init__(self, costs: CostProfile, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
         self.costs = costs
-        # Blocks that were not measured are not tried: kernels have cliffs behind which T(n) leaps.
+        # Blocks that were not measured are not tried: T(n) can jump.
         self.n_max = min(n_max, max(costs.verify[-1][0] - 1, 1))
         self.calibration = calibration or Calibration()
         self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
         self._draft = costs.draft_cost()
-        # A model's block that is accepted whole leaves it one token more to read in the next step.
+        # After a fully accepted block the model reads one token more in the next step.
         self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
         self._step: _Step | None = None
         self._n_unused = 0  # tokens emitted since the model last drafted
         self._n_idle = 0  # tokens emitted since it last drafted or was probed
         self._gap = 0  # idle tokens before the next probe; 0 until the model is first considered
-        self._probed = False  # a probe was ordered, and its outcome not judged yet
+        self._probed = False  # the last plan has a probe
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
-        """See `Planner.plan`; the rule is the class's."""
         return self._begin_step(limit, offer, lag, looks=True).plan
 
     def _begin_step(self, limit: int, offer: Sequence[float], lag: int | None, *, looks: bool) -> _Step:
-        """Plan, and keep what the questions to come will need."""
         limit = min(limit, self.n_max)
         n_given, rate = self._best_offer(offer[:limit])
         plan = DraftPlan(n_given, rate=rate)
@@ -145,7 +136,7 @@ class Controller:
         return step
 
     def _best_offer(self, chances: Sequence[float]) -> tuple[int, float]:
-        """(tokens of the offer to take, rate) without the model. chances: of each, those before it accepted."""
+        """(tokens of the offer to take, rate) without the model; chances: of each, if all before it are accepted."""
         n_best, best, reach, n_expected = 0, 1.0, 1.0, 1.0
         for n, chance in enumerate(chances, 1):
             reach *= chance
@@ -156,13 +147,13 @@ class Controller:
         return n_best, best
 
     def _with_model(self, without: DraftPlan, chances: Sequence[float], limit: int, lag: int) -> DraftPlan:
-        """The plan with the model drawing, or being probed, where that is better than the plan `without` it."""
+        """The plan with the model, if it is better than `without`; else `without`, perhaps with a probe."""
         n_given, rate = self._best_model(chances, limit)
         pays = rate > LEAST_RATE * without.rate
         if pays and self._worth_catching_up(lag, rate, without.rate):
             return DraftPlan(n_given, limit - n_given, rate=rate)
         self._gap = self._gap or (FIRST_GAP if pays else DOUBTFUL_GAP)
-        if self._probed:  # in vain
+        if self._probed:  # without success
             self._probed = False
             self._gap += 0 if pays else int(GAP_PER_PROBE_COST * self.costs.draft_cost(PROBE_TOKENS))
         elif self._n_idle >= self._gap and (self.calibration.empty or not pays):
@@ -179,7 +170,7 @@ class Controller:
             for chance in chances[:start]:
                 reach *= chance
                 n_expected += reach
-            cost = self.costs.draft_cost(start + 1)  # it reads the offered tokens before it draws its own
+            cost = self.costs.draft_cost(start + 1)  # the model reads the offered tokens first
             for n in range(start + 1, limit + 1):
                 reach *= typical
                 n_expected += reach
@@ -190,39 +181,39 @@ class Controller:
         return n_given, best
 
     def _worth_catching_up(self, lag: int, rate: float, rival: float) -> bool:
-        """Does it pay to read `lag` tokens, to emit tokens at `rate` instead of `rival`?"""
+        """True if reading `lag` tokens pays, to emit tokens at `rate` instead of `rival`."""
         cost = self.costs.draft_cost(lag + 1) - self._draft
         if cost > BLIND_INVESTMENT and self.calibration.empty:
             return False
         return cost <= max(HORIZON, self._n_unused // 2) * (1.0 / rival - 1.0 / rate)
 
     def look(self, depth: int) -> bool:
-        """May the model be evaluated for token `depth`? The evaluation is among the costs, the confidence unknown."""
+        """May the model be evaluated for token `depth`? Its confidence is unknown."""
         step = self._open_step()
         return depth < step.limit and self._pays(step, depth, step.typical, self._draft)
 
     def go_on(self, depth: int, confidence: float) -> bool:
         """May token `depth` be drawn from the law that was just evaluated?
 
-        A drafter that does not ask before it evaluates goes on to evaluate the next law, so for it that counts too.
+        A drafter that does not ask `look` evaluates the next law at once, so the cost of that counts as well.
         """
         step = self._open_step()
         if depth >= step.limit:
             return False
         chance = self.calibration.at(confidence)
         allowed = step.plan.n_drawn > 0 and self._pays(step, depth, chance, 0.0 if step.looks else self._draft)
-        if step.plan.probe:  # asked by a drafter that knows no plans: one token is its probe
+        if step.plan.probe:  # a drafter without plans: one token is its probe
             allowed = depth == 0
         if allowed:
             step.add(confidence, chance)
         return allowed
 
     def _open_step(self) -> _Step:
-        """The step in progress; a drafter that knows no plans has one made by its first question."""
+        """The step in progress; the first question of a drafter without plans begins one."""
         return self._step or self._begin_step(self.n_max, (), 0, looks=False)
 
     def _pays(self, step: _Step, n: int, chance: float, cost: float) -> bool:
-        """Does some m > n earn more than it costs? `chance` and `cost` are those of token n (0 = first)."""
+        """True if some m > n saves more than it costs. `chance` and `cost` are those of token n (0 = first)."""
         reach, gain = step.reach, 0.0
         for m in range(n + 1, step.limit + 1):
             reach *= chance if m == n + 1 else step.typical
@@ -234,11 +225,10 @@ class Controller:
         return False
 
     def learn(self, confidence: float, acceptance: float) -> None:
-        """See `Planner.learn`."""
         self.calibration.learn(confidence, acceptance)
 
     def observe(self, seen: Observation) -> None:
-        """Learn which tokens were accepted. A rejection tells of one token; of those behind it nothing is known."""
+        """Learn from the accepted tokens and the first rejected one; those after it were not judged."""
         step, self._step = self._step, None
         n_accepted = len(seen.verdict.path)
         self._n_idle += n_accepted + 1

@@ -1,4 +1,4 @@
-"""What one child of a tuning measures: what passes of a target and a draft cost, and what the draft is worth."""
+"""The child process of `tune`: costs of passes of target and draft, and traces of the draft's acceptance."""
 
 from __future__ import annotations
 
@@ -24,35 +24,40 @@ from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.profile import ProfileKey, Threads
 from specllama.prompts.four import sample_prompts
 from specllama.tuning import traces
-from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS, Pass, interleaved, reading, spread, verifying
+from specllama.tuning.costs import (
+    READ_ROWS,
+    VERIFY_ROWS,
+    Pass,
+    TellShare,
+    finished,
+    interleaving,
+    reading,
+    spread,
+    verifying,
+)
 from specllama.tuning.traces import Trace, TracedAnswer
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
 
-# A block takes at least the time of one row. Where it seems faster, by more than noise, another program interrupted.
+# A block takes at least the time of one row. If it seems faster by more than noise, another program interrupted.
 PLAUSIBLE = 0.9
-
-HELD_UP = "twice a pass over one row took longer than one over several: the machine is too busy to measure anything"
-
-# Another number of threads than the default one must be faster by this factor.
-THREAD_MARGIN = 1.03
-# Share of a child's work that is done after loading, trying numbers of threads, and measuring passes.
+THREAD_MARGIN = 1.03  # another number of threads must be faster than the default by this factor
+# Share of a child's work that is done after loading, after trying threads, and after measuring passes.
 LOADED, TRIED, MEASURED = 0.1, 0.2, 0.6
 TELL_S = 1.0  # between two reports of progress
-N_VERIFIED = 5  # rows of the pass by which threads for blocks are judged
+N_VERIFIED = 5  # rows of the pass that decides the threads for blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of loading a pair: the kernel paths of both."""
+    """A way of loading a pair: the kernel paths of target and draft."""
 
     target: KernelPath = DEFAULT
     draft: KernelPath = DEFAULT
 
     @property
     def name(self) -> str:
-        """For people."""
         if self.target == self.draft:
             return self.target.name
         return f"{self.target.name} for the target, {self.draft.name} for the draft"
@@ -60,37 +65,37 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class MeasureJob:
-    """What one child does."""
+    """What one child measures."""
 
     subject: ProfileKey
     way: Way
     seconds: float
-    n_tokens: int  # of an answer to every prompt, for traces; 0 = none are wanted
-    most_step_s: float = math.inf  # nothing more is measured of a target whose T(1) is longer
-    checks: bool = False  # T(1) alone, to see whether the machine is as fast as it was
-    answers: tuple[TracedAnswer, ...] = ()  # of another child; the draft is judged by them
+    n_tokens: int  # of each answer for traces; 0 = no traces
+    most_step_s: float = math.inf  # if T(1) is longer, only T(1) is measured
+    checks: bool = False  # measure T(1) alone, to compare it with an earlier child
+    answers: tuple[TracedAnswer, ...] = ()  # of another child, for judging the draft
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
-    threads: Threads | None = None  # found by another child; None = try some, unless the subject says how many
-    n_spelled: float | None = None  # as another child counted it; None = count
-    threads_s: float = 1.0  # for trying them
+    threads: Threads | None = None  # of another child; None = find them, unless the user fixed them
+    n_spelled: float | None = None  # of another child; None = count
+    threads_s: float = 1.0  # for finding the threads
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one child found: seconds by rows."""
+    """What one child found. Costs are seconds by rows."""
 
     step_s: float  # T(1), measured before everything else
-    verify: Points | None  # None: T(1) alone was reason enough, or all that was asked for
-    draft: Points  # by tokens of the target, however many of the draft's they are; empty where there is none
+    verify: Points | None  # None = only T(1) was measured
+    draft: Points  # by tokens of the target; empty without a draft
     traces: tuple[Trace, ...]
-    answers: tuple[TracedAnswer, ...] = ()  # behind the traces
-    threads: Threads | None = None  # measured with; None = those of the subject
-    noise: float = 0.0  # width of the middle half of a pass's times, as a share of their median; the usual pass's
-    n_spelled: float = 1.0  # of the draft's own tokens to one of the target's, in the answers; or in the prompts
+    answers: tuple[TracedAnswer, ...] = ()  # of the traces
+    threads: Threads | None = None  # used here; None = those of the subject
+    noise: float = 0.0  # `costs.spread`, the median over the passes
+    n_spelled: float = 1.0  # draft tokens for one target token, in the answers, or without answers in the prompts
 
 
 def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
-    """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError if none does."""
+    """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError without any."""
     conversation = Conversation(target.vocab, target.chat_template)
     prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
     fit = {
@@ -99,7 +104,7 @@ def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, li
         if 1 < len(tokens) <= target.n_ctx - n_tokens and max(tokens) < n_known
     }
     if not fit:
-        raise PromptError("no prompt fits these models, so there is nothing to measure with")
+        raise PromptError(f"no built-in prompt fits these models (context {target.n_ctx} tokens, {n_known} known ids)")
     return fit
 
 
@@ -108,29 +113,29 @@ def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> P
 
 
 def _n_cells(draft: LlamaModel | TranslatedModel, tokens: Sequence[int]) -> int:
-    """How many of its own tokens a draft reads `tokens` as."""
+    """The number of draft tokens that spell `tokens`."""
     return draft.n_cells(tokens) if isinstance(draft, TranslatedModel) else len(tokens)
 
 
 def _known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[int]:
-    """As many tokens that the draft has as one of its own, as all that it drafts are; any where there are none."""
+    """As many tokens as `text` has, each a single token of the draft, as drafted tokens are."""
     known = [token for token in text if _n_cells(draft, (token,)) == 1] or list(text)
     return (known * -(-len(text) // len(known)))[: len(text)]
 
 
 def by_tokens(cells: Points, n_spelled: float) -> Points:
-    """Costs by tokens of the target, each read as so many of the draft's, from those by the draft's own tokens.
+    """Costs by tokens of the target, from costs by tokens of the draft.
 
-    A drafted token is always one of the draft's, the token that was emitted before it may be several. Every pass is
-    charged with the usual number, so a draft is never thought cheaper than it is.
+    A drafted token is one token of the draft, but the emitted token before it may be several. Every pass is charged
+    with the mean, so a draft never seems cheaper than it is.
     """
-    if n_spelled == 1.0:  # as it was measured, to the last bit
+    if n_spelled == 1.0:  # no rounding
         return cells
     return tuple((n, cost_at(cells, n * n_spelled)) for n, _ in cells)
 
 
 class Bench:
-    """A target and a draft as one child has them, with some text read."""
+    """The loaded target and draft of one child, and the text to measure with."""
 
     def __init__(self, job: MeasureJob, target: LlamaModel, draft: LlamaModel | None) -> None:
         self.job = job
@@ -146,57 +151,51 @@ class Bench:
         self.before, self.rest = text[:N_BEFORE], text[N_BEFORE:]
 
     def put(self, draft: LlamaModel) -> None:
-        """Take another draft."""
         self.draft, self._own_draft = in_target_ids(self.target, draft, strategy=self.job.subject.strategy), draft
 
     def judge(self, by: TracedAnswer) -> tuple[Trace, Trace]:
-        """The draft judged by an answer."""
         assert self.draft is not None
         return traces.judged(self.draft, by)
 
     def read(self) -> None:
-        """Both read what stands before every pass."""
+        """Both models read the text that precedes every pass."""
         for model in (self.target, self.draft):
             if model is not None:
                 model.truncate(0)
                 model.feed(self.before)
 
     def verifying(self, n_rows: int) -> Pass:
-        """A pass of the target."""
         return verifying(self.target, N_BEFORE, self.rest[:n_rows])
 
     def reading(self, n_rows: int) -> Pass:
-        """A pass of the draft."""
         assert self.draft is not None
         return reading(self.draft, N_BEFORE, _known(self.draft, self.rest)[:n_rows])
 
     def n_spelled(self, answers: Sequence[TracedAnswer]) -> float:
-        """How many of its own tokens the draft reads one of the target's as, in what the target says."""
+        """Draft tokens for one target token, in the target's answers."""
         if self.draft is None:
             return 1.0
         said = [token for each in answers for token in each.tokens] or [*self.before, *self.rest]
         return _n_cells(self.draft, said) / len(said)
 
     def use(self, threads: Threads) -> None:
-        """Compute with so many threads from now on."""
         self.target.set_threads(threads.decode, threads.verify)
         if self._own_draft is not None:
             self._own_draft.set_threads(threads.draft, threads.draft)
 
     def default_threads(self) -> Threads:
-        """Those that the models were loaded with."""
+        """The threads that the models were loaded with."""
         plan, other = self.target.plan, (self._own_draft or self.target).plan
         return Threads(plan.n_threads, plan.n_threads_batch, other.n_threads)
 
 
-def _within(tell: Tell, what: str, shares: tuple[float, ...], share: float) -> None:
-    """Report progress of a part that spans `shares` (begin, end) of the whole."""
-    begin, end = shares
-    tell(what, begin + share * (end - begin))
+def _part(tell: Tell, what: str, begin: float, end: float) -> TellShare:
+    """Reports the progress of a part that spans `begin` to `end` of the whole."""
+    return lambda share: tell(what, begin + share * (end - begin))
 
 
 def _seldom(tell: Tell) -> Tell:
-    """`tell`, at most once in TELL_S or for a new part: drawing on another core slows the pass that follows."""
+    """`tell`, at most once in TELL_S and for each new part: drawing on another core slows the next pass."""
     last_s, last = -math.inf, ""
 
     def told(what: str, share: float) -> None:
@@ -209,8 +208,8 @@ def _seldom(tell: Tell) -> Tell:
     return told
 
 
-def find_threads(bench: Bench, seconds: float, progress: Callable[[float], None] = lambda share: None) -> Threads:
-    """The best number of threads for each kind of pass: a row of the target, several of them, a row of the draft."""
+def find_threads(bench: Bench, seconds: float, progress: TellShare) -> Threads:
+    """The best number of threads for each kind of pass: one row of the target, several rows, one row of the draft."""
     default = bench.default_threads()
     choices = [n for n in thread_choices() if n != default.decode]
     if not choices:
@@ -226,14 +225,14 @@ def find_threads(bench: Bench, seconds: float, progress: Callable[[float], None]
     passes = [bench.verifying(1), bench.verifying(N_VERIFIED)]
     passes += [bench.reading(1)] if bench.draft is not None else []
     tried = [default.decode, *choices]
-    samples = interleaved([at(n, work) for work in passes for n in tried], seconds=seconds, progress=progress)
+    samples = finished(interleaving([at(n, work) for work in passes for n in tried], seconds=seconds), progress)
     medians = [median(each) for each in samples]
     best = [_best_of(tried, medians[index * len(tried) : (index + 1) * len(tried)]) for index in range(len(passes))]
     return Threads(best[0], best[1], best[2] if bench.draft is not None else default.draft)
 
 
 def _best_of(choices: Sequence[int], times: Sequence[float]) -> int:
-    """The fastest choice; the first one unless another is clearly faster."""
+    """The fastest choice, or the first one if none is clearly faster."""
     fastest = min(range(len(choices)), key=lambda index: times[index])
     return choices[fastest] if THREAD_MARGIN * times[fastest] < times[0] else choices[0]
 
@@ -245,26 +244,23 @@ def _may_choose_threads(subject: ProfileKey) -> bool:
 
 
 def _measure(bench: Bench, tell: Tell) -> Measured:
-    """T(1) first, then the passes, then the traces; `Measured` says which of them may be missing."""
+    """T(1) first, then the passes, then the traces."""
     job, tell = bench.job, _seldom(tell)
     bench.read()
     threads = None
     if _may_choose_threads(job.subject):
-        trying = partial(_within, tell, "trying numbers of threads", (LOADED, TRIED))
         threads = job.threads or bench.default_threads()
         if job.threads is None and not job.checks:
-            threads = find_threads(bench, job.threads_s, trying)
+            threads = find_threads(bench, job.threads_s, _part(tell, "trying numbers of threads", LOADED, TRIED))
         bench.use(threads)
     tell("measuring passes", TRIED)
-    step_s = median(interleaved([bench.verifying(1)], seconds=job.seconds / 10)[0])
+    step_s = median(finished(interleaving([bench.verifying(1)], seconds=job.seconds / 10))[0])
     if job.checks:
         return Measured(step_s, None, (), (), threads=threads)
     rows = [n for n in job.rows if n <= bench.target.caps.max_block] if step_s <= job.most_step_s else []
     read = READ_ROWS if bench.draft is not None else ()
     passes = [*map(bench.verifying, rows), *map(bench.reading, read)]
-    samples = interleaved(
-        passes, seconds=job.seconds, progress=partial(_within, tell, "measuring passes", (TRIED, MEASURED))
-    )
+    samples = finished(interleaving(passes, seconds=job.seconds), _part(tell, "measuring passes", TRIED, MEASURED))
     verify = _median_points(rows, samples[: len(rows)]) if rows else None
     reads = _median_points(read, samples[len(rows) :])
     answers = _hear(bench, tell)
@@ -275,30 +271,30 @@ def _measure(bench: Bench, tell: Tell) -> Measured:
 
 
 def _hear(bench: Bench, tell: Tell) -> tuple[TracedAnswer, ...]:
-    """The answers that traces are made of: those of the job, or new ones; none where no traces are wanted."""
-    job, found = bench.job, list[TracedAnswer]()
+    """The answers for the traces: those of the job, or new ones; empty without traces."""
+    job = bench.job
     if job.answers or bench.draft is None or not job.n_tokens:
         return job.answers
+    width = (1.0 - MEASURED) / len(bench.prompts)
+    found = list[TracedAnswer]()
     for i, (name, tokens) in enumerate(bench.prompts.items()):
-        shares = (MEASURED + (1.0 - MEASURED) * (i + end) / len(bench.prompts) for end in (0, 1))
-        recording = partial(_within, tell, "recording answers", tuple(shares))
-        found.append(traces.answer(bench.target, name, tokens, n_tokens=job.n_tokens, progress=recording))
+        part = _part(tell, "recording answers", MEASURED + width * i, MEASURED + width * (i + 1))
+        found.append(traces.answer(bench.target, name, tokens, n_tokens=job.n_tokens, progress=part))
     return tuple(found)
 
 
+def _open(path: Path, options: LoadOptions, kernels: KernelPath) -> LlamaModel:
+    return llama.load(path, replace(kernels.applied(options), n_ctx=N_CTX, max_block=max(VERIFY_ROWS)))
+
+
 def open_draft(job: MeasureJob, path: Path) -> LlamaModel:
-    """Load a draft as the job wants it. Raises what `llama.load` raises."""
+    """Load a draft with the job's options and kernel path. Raises what `llama.load` raises."""
     assert job.subject.draft_options is not None
     return _open(path, job.subject.draft_options, job.way.draft)
 
 
-def _open(path: Path, options: LoadOptions, kernels: KernelPath) -> LlamaModel:
-    wish = replace(kernels.applied(options), n_ctx=N_CTX)
-    return llama.load(path, replace(wish, max_block=max(VERIFY_ROWS)))
-
-
 def load(job: MeasureJob) -> Bench:
-    """Load what the job is about. Raises what `llama.load` raises."""
+    """Load the job's models. Raises what `llama.load` raises."""
     subject = job.subject
     target = _open(subject.target, subject.target_options, job.way.target)
     return Bench(job, target, None if subject.draft is None else open_draft(job, subject.draft))
@@ -314,7 +310,7 @@ RunMeasureJob = Callable[[MeasureJob, Tell], Measured]
 
 
 def run_child(job: MeasureJob, tell: Tell, work: RunMeasureJob = child) -> Measured:
-    """Measure in a child process. Raises BackendError where it dies, and what the child raises."""
+    """Measure in a child process. Raises BackendError if it dies, and what the child raises."""
     return children.run(partial(work, job), tell)
 
 
@@ -329,10 +325,11 @@ class HeldUp(BackendError):
 
 
 def steady(run: RunMeasureJob, job: MeasureJob, tell: Tell) -> Measured:
-    """Measure, and once more where the result is implausible. Raises HeldUp, and what the child raises."""
-    found = run(job, tell)
-    if not _plausible(found):
-        found = run(job, tell)
-    if not _plausible(found):
-        raise HeldUp(HELD_UP, hint="tune again when nothing else runs")
-    return found
+    """Measure, and once more if the result is implausible. Raises HeldUp, and what the child raises."""
+    for _ in range(2):
+        if _plausible(found := run(job, tell)):
+            return found
+    raise HeldUp(
+        "the machine is too busy to measure: one row took longer than several, twice",
+        hint="run `specllama tune` again when nothing else runs",
+    )

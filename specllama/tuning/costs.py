@@ -1,4 +1,4 @@
-"""Measure what passes cost and how much of a draft is accepted, on this machine. Measures only; decides nothing."""
+"""Measure the cost of passes and the acceptance of a draft on this machine."""
 
 from __future__ import annotations
 
@@ -20,42 +20,40 @@ from specllama.drafters.model import ModelDrafter
 T = TypeVar("T")
 
 Pass = Callable[[], object]
-TellShare = Callable[[float], None]  # told the share that is done
+TellShare = Callable[[float], None]  # called with the share that is done
 
-VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone everywhere, and leaps: the first ones count most
+VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone and has jumps; short blocks matter most
 QUICK_ROWS = (1, 2, 4, 8, 16)
-READ_ROWS = (1, 2, 8, 32)  # of the draft: one token, two after a block accepted whole, more to catch up
+READ_ROWS = (1, 2, 8, 32)  # of the draft: one token, two after a fully accepted block, more to catch up
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What passes cost here."""
+    """Medians of measured passes."""
 
     profile: CostProfile
-    step_s: float  # T(1): one pass of the target over one row
-    n_rounds: int  # behind every median
-    noise: float  # how far the middle half of a pass's samples spreads, as a share of their median; the usual pass's
+    step_s: float  # T(1)
+    noise: float  # `spread`, the median over the passes
 
 
-def _drained(work: Generator[float, None, T], progress: TellShare | None) -> T:
-    """What the work returns; `progress` hears how far it is."""
+def finished(work: Generator[float, None, T], progress: TellShare = lambda share: None) -> T:
+    """The result of a generator that yields the share that is done."""
     while True:
         try:
-            share = next(work)
+            progress(next(work))
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # typing does not know what a StopIteration holds
-        if progress is not None:
-            progress(share)
+            return end.value  # type: ignore[no-any-return]  # typing does not know the value of a StopIteration
 
 
 def interleaving(
-    passes: Sequence[Pass],
-    *,
-    seconds: float,
-    clock: Callable[[], float] = perf_counter,
+    passes: Sequence[Pass], *, seconds: float, clock: Callable[[], float] = perf_counter
 ) -> Generator[float, None, list[list[float]]]:
-    """Like `interleaved`, saying after every pass which share is done: a pass of many rows may take a second."""
+    """Seconds of every pass, in rounds that run each pass once, so a drift of the machine affects all alike.
+
+    The first round warms up and does not count. Ends after `seconds`, but not before three rounds nor after fifteen.
+    Yields the share that is done after every pass: a pass of many rows may take a second.
+    """
     samples: list[list[float]] = [[] for _ in passes]
     started, share = clock(), 0.0
     for round_ in range(MOST_ROUNDS + 1):
@@ -64,45 +62,15 @@ def interleaving(
             run()
             if round_:
                 samples[index].append(clock() - before)
-            done = (round_ + (index + 1) / len(passes)) / (MOST_ROUNDS + 1)
-            at_least = (round_ + (index + 1) / len(passes)) / (LEAST_ROUNDS + 1)
+            n_done = round_ + (index + 1) / len(passes)
             spent = (clock() - started) / seconds if seconds > 0.0 else 1.0
-            share = max(share, min(spent, at_least, 1.0), done)
+            share = max(share, min(spent, n_done / (LEAST_ROUNDS + 1), 1.0), n_done / (MOST_ROUNDS + 1))
             yield share
         if round_ >= LEAST_ROUNDS and clock() - started >= seconds:
             break
     if share < 1.0:
         yield 1.0
     return samples
-
-
-def interleaved(
-    passes: Sequence[Pass],
-    *,
-    seconds: float,
-    progress: TellShare | None = None,
-    clock: Callable[[], float] = perf_counter,
-) -> list[list[float]]:
-    """Seconds of every pass, in rounds that run each of them once: a machine that slows down slows all of them alike.
-
-    A first round warms up and does not count. Ends after `seconds`, but not before three rounds, nor after fifteen.
-    """
-    return _drained(interleaving(passes, seconds=seconds, clock=clock), progress)
-
-
-def measure_costs(
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    tokens: Sequence[int],
-    *,
-    seconds: float,
-    progress: TellShare | None = None,
-) -> Costs:
-    """T(n) of the target and the draft's cost of n rows, behind the first half of `tokens`, in medians.
-
-    Both models are empty afterwards. `tokens` must be known to both. Without a draft its costs say nothing.
-    """
-    return _drained(measuring_costs(target, draft, tokens, seconds=seconds), progress)
 
 
 def measuring_costs(
@@ -113,7 +81,10 @@ def measuring_costs(
     seconds: float,
     clock: Callable[[], float] = perf_counter,
 ) -> Generator[float, None, Costs]:
-    """Like `measure_costs`, saying after every pass which share is done."""
+    """T(n) of the target and the draft's cost of n rows, after the first half of `tokens`. Yields as `interleaving`.
+
+    Both models are empty afterwards. `tokens` must be known to both. Without a draft its costs are placeholders.
+    """
     n_before = len(tokens) // 2
     rest = tokens[n_before:]
     most = {False: min(len(rest), target.caps.max_block), True: len(rest) if draft is not None else 0}
@@ -135,7 +106,7 @@ def measuring_costs(
     points = {drafts: tuple((n, cost / step_s) for (n, of), cost in zip(wanted, medians, strict=True) if of == drafts)
               for drafts in most}  # fmt: skip
     profile = CostProfile(verify=points[False], draft=points[True] or ((1, 1.0),))
-    return Costs(profile, step_s, len(samples[0]), median(map(spread, samples)))
+    return Costs(profile, step_s, median(map(spread, samples)))
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -145,7 +116,7 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def verifying(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:
-    """A pass with logits for every row, as a verification needs them."""
+    """A pass with logits for every row, as in a verification."""
 
     def run() -> None:
         model.eval(block)
@@ -155,7 +126,7 @@ def verifying(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass
 
 
 def reading(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:
-    """A pass with logits for the last row alone, as a draft needs them."""
+    """A pass with logits for the last row only, as in drafting."""
 
     def run() -> None:
         model.feed(block[:-1])
@@ -173,14 +144,13 @@ def measure_acceptance(
     *,
     n_max: int,
     n_tokens: int,
-    progress: TellShare | None = None,
+    progress: TellShare = lambda share: None,
 ) -> dict[str, SpecStats]:
-    """What became of the drafts while `n_tokens` were generated from each prompt, always from the same seed."""
+    """Statistics of drafting while `n_tokens` are generated from each prompt, always with the same seed."""
     drafter = ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)
     engine, found = Engine(target, drafter), {}
     for index, (name, prompt) in enumerate(prompts.items()):
-        if progress is not None:
-            progress(index / len(prompts))
+        progress(index / len(prompts))
         for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens):
             if isinstance(event, Finished):
                 found[name] = event.stats

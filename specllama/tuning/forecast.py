@@ -1,4 +1,4 @@
-"""Will a draft pay here? Speed over draft length, from measured costs and measured acceptance."""
+"""The expected speed over the draft length, from measured costs and acceptance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.drafters.controller import LEAST_RATE, CostProfile
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How much of the drafts was accepted for one class of prompts."""
+    """Accepted and rejected tokens of one class of prompts."""
 
     name: str
     n_accepted: int
@@ -19,29 +19,28 @@ class Acceptance:
 
     @property
     def alpha(self) -> float:
-        """Per-token acceptance."""
         return self.n_accepted / (self.n_accepted + self.n_rejected)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What to expect of drafts of one length, in units of plain decoding's speed."""
+    """The expected speed of one draft length; plain decoding is 1."""
 
     n_max: int
-    low: float  # with the acceptance of the worst class of prompts
-    expected: float  # of all of them together
-    high: float  # of the best
+    low: float  # at the acceptance of the worst class of prompts
+    expected: float  # of all classes together
+    high: float  # of the best class
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Measured costs, measured acceptance, and what follows from them."""
+    """Measured costs and acceptance, and the advice that follows."""
 
     costs: CostProfile
     step_s: float
     classes: tuple[Acceptance, ...]
     points: tuple[Point, ...]  # by draft length, from 0
-    noise: float = 0.0  # of the measured costs, see `measure.Costs`
+    noise: float = 0.0  # of the measured costs, see `costs.Costs`
 
     @property
     def alpha(self) -> float:
@@ -51,55 +50,52 @@ class Outlook:
 
     @property
     def best(self) -> Point:
-        """The length that promises most; the shorter of equals, and 0 where drafting does not pay."""
+        """The fastest length, the shorter of equals; 0 if drafting does not pay."""
         best = max(self.points, key=lambda point: (point.expected, -point.n_max))
         return best if best.expected > LEAST_RATE else self.points[0]
 
     @property
     def pays(self) -> bool:
-        """Is drafting expected to be faster than not?"""
         return self.best.n_max > 0
 
     @property
     def advice(self) -> str:
-        """What to expect, in one sentence."""
+        """One sentence for the user."""
         if not self.pays:
             return self._advice_against()
         best, worst, top = self.best, *(pick(self.classes, key=lambda each: each.alpha) for pick in (min, max))
         return (
-            f"expect {best.expected:.2f} times the plain speed here ({worst.name} {best.low:.2f}, {top.name} "
-            f"{best.high:.2f}) with drafts of {best.n_max}: --spec-draft-n-max {best.n_max}"
+            f"expect {best.expected:.2f} times the speed of plain decoding ({worst.name} {best.low:.2f}, {top.name} "
+            f"{best.high:.2f}) with --spec-draft-n-max {best.n_max}"
         )
 
     def _advice_against(self) -> str:
-        """Why not, and from what acceptance on it would pay."""
         needed = break_even(self.costs, len(self.points) - 1)
-        hope = "would not pay if all were" if needed is None else f"would pay from {100 * needed:.0f} % on"
+        hope = "would not pay even at 100 %" if needed is None else f"would pay from {100 * needed:.0f} % on"
         draft, check = self.costs.draft_cost(), self.costs.verify_cost(2) - 1
         return (
-            f"do not use it on this machine, because drafting a token takes {draft:.2f} of the time of a plain one, "
-            f"checking it {check:.2f} more, and {100 * self.alpha:.0f} % of what is drafted is accepted; it {hope}"
+            f"do not use this draft here: drafting a token takes {draft:.2f} of the time of a plain token, verifying "
+            f"it {check:.2f} more, and the per-token acceptance is {100 * self.alpha:.0f} %; it {hope}"
         )
 
     def to_json(self) -> dict[str, object]:
-        """Everything as plain data."""
         return {
             "pays": self.pays,
             "advice": self.advice,
             "best": asdict(self.best),
             "step_s": self.step_s,
             "noise": self.noise,
-            "costs": self.costs.to_json(),
+            "costs": asdict(self.costs),
             "acceptance": {each.name: {**asdict(each), "alpha": each.alpha} for each in self.classes},
             "points": [asdict(point) for point in self.points],
         }
 
 
 def speedup(costs: CostProfile, alpha: float, n_max: int) -> float:
-    """Speed over plain decoding with drafts of `n_max` tokens, of which each is accepted with probability `alpha`.
+    """Speed over plain decoding with drafts of `n_max` tokens, each accepted with probability `alpha`.
 
-    The measured T(n) stands for the paper's constant one; a draft that was accepted whole must be read to its end,
-    which costs the draft one row more in its next pass.
+    T(n) is measured, not constant as in the paper. After a fully accepted draft the next pass of the draft has one row
+    more.
     """
     if n_max == 0:
         return 1.0
@@ -108,7 +104,7 @@ def speedup(costs: CostProfile, alpha: float, n_max: int) -> float:
 
 
 def break_even(costs: CostProfile, n_max: int) -> float | None:
-    """The least acceptance, in hundredths, at which some length up to `n_max` pays; None where none does."""
+    """The least acceptance, in hundredths, at which some length up to `n_max` pays; None if none does."""
     for hundredths in range(101):
         if any(speedup(costs, hundredths / 100, n) > LEAST_RATE for n in range(1, n_max + 1)):
             return hundredths / 100
@@ -116,7 +112,7 @@ def break_even(costs: CostProfile, n_max: int) -> float | None:
 
 
 def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats], *, noise: float = 0.0) -> Outlook | None:
-    """What the measurements mean; None where nothing was drafted."""
+    """The outlook of measured costs and statistics by class; None if nothing was drafted."""
     classes = tuple(
         Acceptance(name, stats.n_accepted, stats.n_rejected)
         for name, stats in found.items()

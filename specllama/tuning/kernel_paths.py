@@ -1,4 +1,4 @@
-"""Which kernel paths of a target and its drafts are worth measuring, and in which pairs: one child loads two models."""
+"""The kernel paths of a target and its drafts that are worth measuring, and how they are paired."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from specllama.tuning.child import Way
 
 Ask = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]
 
-MOST_PATHS = 3  # of one file that are measured in full; of more, the best few of a coarse comparison
+MOST_PATHS = 3  # of one file that are measured in full; of more, a coarse comparison selects the best
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Of each file, the paths to be measured, the default one first."""
+    """The paths to be measured of each file, the default first."""
 
     target: tuple[KernelPath, ...] = (DEFAULT,)
     draft: tuple[KernelPath, ...] = (DEFAULT,)
     variants: tuple[tuple[Path, tuple[KernelPath, ...]], ...] = ()  # derived drafts
-    failure: str = ""  # why paths by tensor type are not among them
+    failure: str = ""  # why paths by tensor type are missing
 
     @property
     def ways(self) -> list[Way]:
-        """The paths of target and draft in pairs, each path at least once; the first pair is the default one."""
+        """Pairs of a target path and a draft path, each path at least once, the defaults first."""
         pairs = zip_longest(self.target, self.draft)
         return [Way(target or self.target[0], draft or self.draft[0]) for target, draft in pairs]
 
@@ -44,26 +44,26 @@ class Paths:
 
 
 def split(way: Way, default: Way) -> list[Way]:
-    """A pair of paths one by one, each beside the other model's default: of a pair that died, which one was it?"""
+    """Each path of a pair that died, with the other model's default, to find the one that dies."""
     if way.target == default.target or way.draft == default.draft:
         return []
     return [Way(way.target, default.draft), Way(default.target, way.draft)]
 
 
 def _ask(files: Sequence[Path], tell: Tell) -> list[tuple[KernelPath, ...]]:
-    """The paths of every file, as llama.cpp says; for a child process."""
+    """Entry point of the child process: llama.cpp knows which matrices fit."""
     tell("asking for kernel paths", 0.0)
     headers = map(llama.read_header, files)
     return [candidates(llama.matrices(header), header.n_weight_bytes) for header in headers]
 
 
 def ask_child(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
-    """The paths of every file. Asked in a child process, because a question that llama.cpp did not expect is fatal."""
+    """The paths of every file, asked in a child process: an unexpected question ends llama.cpp."""
     return children.run(partial(_ask, tuple(files)), lambda _what, _share: None)
 
 
 def worth_measuring(subject: ProfileKey, variants: Sequence[Path], ask: Ask = ask_child) -> Paths:
-    """The paths of all files that this build has, and that the subject's options leave open."""
+    """The paths of all files that this build has and the subject's options allow."""
     own = [subject.target] if subject.draft is None else [subject.target, subject.draft]
     several, failure = _several(subject, [*own, *variants], ask)
     draft = several[1] if len(own) > 1 else several[0][:1]

@@ -1,8 +1,8 @@
-"""Traces: what a draft would have been worth at every token of an answer; recorded once, replayed through any costs."""
+"""Traces: the chance of acceptance at every token of an answer, recorded once and replayed with any costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -12,32 +12,31 @@ from specllama.core.sampling import RandomChooser, SamplingParams, law
 from specllama.core.types import LanguageModel
 from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.drafters.model import confidence_of
-
-TellShare = Callable[[float], None]  # told the share that is done
+from specllama.tuning.costs import TellShare
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One answer: at every token the chance that the draft's token would have been accepted, all before it being so."""
+    """One answer: the chance at every token that the draft's token is accepted, given that all before it are."""
 
     name: str  # the class of the prompt
     greedy: bool  # judged at temperature 0
     acceptance: tuple[float, ...]  # sum of min(p, q)
-    confidence: tuple[float, ...]  # the largest mass of q, as `ModelDrafter` tells it to its policy
+    confidence: tuple[float, ...]  # the largest mass of q, as the policy sees it
 
 
 @dataclass(frozen=True, slots=True)
 class TracedAnswer:
-    """What the target said, and the laws it said it with: any draft can be judged by it, also in another process."""
+    """An answer of the target with its laws, enough to judge any draft, also in another process."""
 
     name: str  # the class of the prompt
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     n_vocab: int  # of the target
     params: SamplingParams
-    laws: tuple[Distribution, ...]  # before every token, and before the end token where one came
+    laws: tuple[Distribution, ...]  # of every token, and of the end token if there is one
     greedy_laws: tuple[Distribution, ...]  # the same rows at temperature 0
 
 
@@ -50,7 +49,7 @@ def answer(
     params: SamplingParams | None = None,
     progress: TellShare = lambda share: None,
 ) -> TracedAnswer:
-    """Up to `n_tokens` of the target's own, always from the same seed. The target is empty afterwards."""
+    """Up to `n_tokens` of plain decoding, always with the same seed. The target is empty afterwards."""
     params = params or SamplingParams()
     choose = RandomChooser(0)
     tokens, laws, greedy_laws = list(prompt), list[Distribution](), list[Distribution]()
@@ -79,7 +78,7 @@ def head(whole: TracedAnswer, n_tokens: int) -> TracedAnswer:
 
 
 def _rows(draft: LanguageModel, prompt: Sequence[int], said: Sequence[int], n_vocab: int) -> list[FloatArray]:
-    """The draft's logits before each token of what was said, and after the last one, in blocks.  each: (n_vocab,)"""
+    """The draft's logits for each token of the answer and the one after it, computed in blocks.  each: (n_vocab,)"""
     draft.truncate(0)
     draft.feed(prompt[:-1])
     line = [prompt[-1], *said]
@@ -93,8 +92,8 @@ def _rows(draft: LanguageModel, prompt: Sequence[int], said: Sequence[int], n_vo
 def judged(draft: LanguageModel, by: TracedAnswer) -> tuple[Trace, Trace]:
     """Traces of an answer as it was sampled, and of the same answer judged at temperature 0.
 
-    The draft reads what the target said, in a few passes, which is much cheaper than drafting. It is empty afterwards.
-    Every token must be known to it.
+    The draft reads the answer in a few passes, much cheaper than drafting. It is empty afterwards. It must know every
+    token.
     """
     n_vocab = min(by.n_vocab, draft.vocab_size)
     try:
@@ -102,51 +101,36 @@ def judged(draft: LanguageModel, by: TracedAnswer) -> tuple[Trace, Trace]:
     finally:
         draft.truncate(0)
     history = [*by.prompt, *by.tokens]
-    sampled, greedy = [], []
-    for i, row in enumerate(rows):
-        before = history[: len(by.prompt) + i]
-        q = law(row, before, by.params)
-        sampled.append((by.laws[i].overlap(q), confidence_of(row, q, greedy=False)))
-        q = law(row, before, GREEDY)
-        greedy.append((by.greedy_laws[i].overlap(q), confidence_of(row, q, greedy=True)))
-    return _trace(by.name, sampled, greedy=False), _trace(by.name, greedy, greedy=True)
 
+    def trace(params: SamplingParams, laws: Sequence[Distribution], *, greedy: bool) -> Trace:
+        acceptance, confidence = list[float](), list[float]()
+        for i, row in enumerate(rows):
+            q = law(row, history[: len(by.prompt) + i], params)
+            acceptance.append(laws[i].overlap(q))
+            confidence.append(confidence_of(row, q, greedy=greedy))
+        return Trace(by.name, greedy, tuple(acceptance), tuple(confidence))
 
-def record(
-    target: LanguageModel,
-    draft: LanguageModel,
-    name: str,
-    prompt: Sequence[int],
-    *,
-    n_tokens: int,
-    params: SamplingParams | None = None,
-) -> tuple[Trace, Trace]:
-    """`answer` and `judged` at once."""
-    return judged(draft, answer(target, name, prompt, n_tokens=n_tokens, params=params))
-
-
-def _trace(name: str, pairs: Sequence[tuple[float, float]], *, greedy: bool) -> Trace:
-    return Trace(name, greedy, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+    return trace(by.params, by.laws, greedy=False), trace(GREEDY, by.greedy_laws, greedy=True)
 
 
 def acceptance(traces: Sequence[Trace]) -> float:
-    """The mean over all tokens of all traces."""
+    """The mean acceptance over all tokens of all traces."""
     return fmean(chance for trace in traces for chance in trace.acceptance)
 
 
 def confidence(traces: Sequence[Trace]) -> float:
-    """The same for the confidence."""
+    """The mean confidence over all tokens of all traces."""
     return fmean(chance for trace in traces for chance in trace.confidence)
 
 
 def _replayed(chances: Sequence[float], k: int, costs: CostProfile) -> float:
-    """The expected cost, in T(1), of an answer drafted with a fixed length; `chances` as in a `Trace`.
+    """The expected cost, in T(1), of an answer drafted with length `k`; `chances`: `Trace.acceptance`.
 
-    Every way through the answer is followed with its weight: a step that begins at token t and has j accepted emits
-    j + 1 tokens. Near the end it drafts no more than fits, as the engine does.
+    Adds up all ways through the answer by their probability: a step at token t with j accepted tokens emits j + 1.
+    Near the end it drafts no more than fits, as the engine does.
     """
     n = len(chances)
-    begins = [1.0, *[0.0] * n]  # chance that a step begins at a token
+    begins = [1.0, *[0.0] * n]  # probability that a step begins at a token
     cost = 0.0
     reread = max(costs.draft_cost(2) - costs.draft_cost(), 0.0)
     for t in range(n):
@@ -156,7 +140,7 @@ def _replayed(chances: Sequence[float], k: int, costs: CostProfile) -> float:
             begins[t + j + 1] += reach * (1.0 - chances[t + j])
             reach *= chances[t + j]
         begins[t + n_drafted + 1] += reach
-        if n_drafted:  # accepted whole, it leaves its last token to be read
+        if n_drafted:  # after a fully accepted draft its last token must be read
             cost += reach * reread
     return cost
 
@@ -168,13 +152,13 @@ def rate(traces: Sequence[Trace], costs: CostProfile, n_max: int) -> float:
 
 
 def best_drafted(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, float]:
-    """(draft length, tokens per T(1)) of the best length from 1 on, be it slower than plain decoding."""
+    """(draft length, tokens per T(1)) of the best length from 1 on, even if plain decoding is faster."""
     lengths = range(1, max(costs.verify[-1][0], 2))
     return max(((k, rate(traces, costs, k)) for k in lengths), key=lambda found: (found[1], -found[0]))
 
 
 def best_length(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, float]:
-    """(fixed draft length, tokens per T(1)) of the best one; 0 where none pays, the smaller of equals."""
+    """(draft length, tokens per T(1)) of the best fixed length, the shorter of equals; (0, 1) if none pays."""
     best, best_rate = 0, 1.0
     for k in range(1, costs.verify[-1][0]):
         found = rate(traces, costs, k)

@@ -1,6 +1,6 @@
-"""Tuning: measure the ways of loading a pair, each in a child process, and keep what promises to be fastest.
+"""Tuning: measure the ways of loading a pair and choose the fastest.
 
-A child for each way, because a build can die of a kernel path, and because weights arranged twice need memory twice.
+Each way has a child process: a kernel path can crash, and rearranged weights need memory for a second copy.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ from specllama.tuning.costs import QUICK_ROWS, VERIFY_ROWS
 from specllama.tuning.kernel_paths import MOST_PATHS, Paths, split
 from specllama.tuning.traces import Trace, TracedAnswer
 
-# Where visits of the same path differ by more than this, the machine was busy with something else, and paths that were
-# measured one after the other cannot be compared.
+# If visits of the same path differ by more than this factor, the machine was busy, and paths cannot be compared.
 MOST_DRIFT = 1.1
-# A kernel path on which plain decoding is slower by more than this cannot be chosen, however well drafts do there:
-# whenever drafting pauses, that would be the speed.
+# A kernel path on which plain decoding is slower by more than this is never chosen: while drafting pauses, that is the
+# speed.
 SLOWEST_PLAIN = 1.05
-# Another path than the default one must promise so much more: measurements of one machine differ by as much.
-PATH_MARGIN = 1.03
-# The path that was chosen counts as plain decoding's fastest one where it is slower by no more than this: what
-# drafting is held against should be loaded in another way only for a reason.
+PATH_MARGIN = 1.03  # another path must be faster than the default by this factor; repeated measurements differ as much
+# The chosen path counts as the fastest for plain decoding if it is slower by no more than this: a comparison should
+# load the target in another way only for a reason.
 PLAIN_TIE = 1.01
 
-# Of the time for the passes of one child, what a derived draft gets: fewer passes are measured of it; and what a way
-# gets that is only looked at to find the best few.
+# Shares of the time for one child: a derived draft has fewer passes, and a coarse look only selects the best ways.
 VARIANT_SHARE = 0.25
 COARSE_SHARE = 0.25
 COARSE_ROWS = (1, 4, 8)
-THREADS_SHARE = 0.2  # beside them, what choosing the numbers of threads gets, once
+THREADS_SHARE = 0.2  # in addition, once, for finding the numbers of threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,7 @@ class TuneEffort:
     """How much time to spend."""
 
     seconds: float  # for the passes of one child
-    n_visits: int  # children for each way of loading, in turn, so that a drift of the machine strikes all alike
+    n_visits: int  # children for each way of loading, in turn, so a drift of the machine affects all alike
     n_tokens: int  # generated for each class of prompts
     rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks
 
@@ -61,22 +58,21 @@ THOROUGH = TuneEffort(seconds=30.0, n_visits=2, n_tokens=96)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way of loading the pair, as one or more children measured it."""
+    """The measurements of one way of loading the pair."""
 
     way: Way
     step_s: float  # T(1), in the fastest visit
-    verify: Points | None  # in units of T(1) in the same visit: a machine that is slow for a while does not matter
+    verify: Points | None  # in units of T(1) in the same visit, so a slow phase of the machine does not matter
     draft: Points
 
     def to_json(self) -> dict[str, object]:
-        """Plain data."""
         way = {"target": self.way.target.to_json(), "draft": self.way.draft.to_json()}
         return {**way, "step_s": self.step_s, "verify": self.verify, "draft_passes": self.draft}
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A draft that could be used instead, as its children measured it."""
+    """The measurements of a derived draft."""
 
     path: Path
     layouts: tuple[Layout, ...]  # without target
@@ -90,46 +86,43 @@ class Findings:
     layouts: tuple[Layout, ...]
     traces: tuple[Trace, ...]
     failures: tuple[str, ...]  # paths and drafts that cannot be used, and why
-    drift: float  # by how much visits of the same path differ; 1 = not at all
+    drift: float  # largest ratio of two visits of the same path
     variants: tuple[Variant, ...] = ()
-    threads: Threads | None = None  # all was measured with; None = as the options say
-    strategy: str = SIMPLE  # whose drafts these are; see `ProfileKey`
-    n_spelled: float = 1.0  # of the draft's own tokens to one of the target's
+    threads: Threads | None = None  # used for all measurements; None = those of the options
+    strategy: str = SIMPLE  # of the draft model, see `ProfileKey`
+    n_spelled: float = 1.0  # draft tokens for one target token
 
     @property
     def comparable(self) -> bool:
-        """Was the machine quiet enough to compare paths that were measured one after the other?"""
+        """True if the machine was quiet enough to compare paths."""
         return self.drift <= MOST_DRIFT
 
 
-def scaled(points: Points, factor: float) -> Points:
-    """The same costs in another unit."""
+def _scaled(points: Points, factor: float) -> Points:
     return tuple((n, cost * factor) for n, cost in points)
 
 
 def _mean_points(several: Sequence[Points]) -> Points:
-    """The mean of several measurements of the same rows."""
     return tuple((points[0][0], fmean(cost for _, cost in points)) for points in zip(*several, strict=True))
 
 
 def merged(way: Way, visits: Sequence[Measured]) -> Layout:
-    """What several children found about one way."""
-    # Both were measured in the same rounds, so the first point of one is the unit of the other.
+    """The layout that results from all visits of one way."""
+    # T(1) of the same rounds is the unit of both curves.
     units = [each.verify[0][1] if each.verify else each.step_s for each in visits]
-    curves = [scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
-    drafts = [scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
+    curves = [_scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
+    drafts = [_scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
     step_s = min(each.step_s for each in visits)
     return Layout(way, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
 
 
-def _schedule(ways: Sequence[Way], n_visits: int) -> list[tuple[Way, bool]]:
-    """(way, whether it is only a check) of every child, in turn; the first of several at the end, too."""
-    turns = [(way, False) for _ in range(n_visits) for way in ways]
-    return [*turns, (ways[0], True)] if len(ways) > 1 else turns
+def _within(tell: Tell, begin: float, width: float) -> Tell:
+    """`tell` for a part of the whole."""
+    return lambda what, share: tell(what, begin + width * share)
 
 
 def _rising(tell: Tell) -> Tell:
-    """`tell` with shares that never fall, also where a child starts again."""
+    """`tell` with shares that never fall, even if a child starts again."""
     most = 0.0
 
     def told(what: str, share: float) -> None:
@@ -141,7 +134,7 @@ def _rising(tell: Tell) -> Tell:
 
 
 class _Visits:
-    """Results and failures of the children so far, by way of loading."""
+    """Runs children, and keeps their results and failures by way of loading."""
 
     def __init__(
         self, run: RunMeasureJob, threads: Threads | None = None, failures: Mapping[Way, SpecllamaError] | None = None
@@ -150,16 +143,21 @@ class _Visits:
         self.by_way: dict[Way, list[Measured]] = {}
         self.failures = dict(failures or {})
         self._held_up: dict[Way, SpecllamaError] = {}  # in a visit that does not count
-        self._divided: set[Way] = set()  # failed, but each of its two paths got a chance of its own
+        self._divided: set[Way] = set()  # failed; each of its two paths is measured apart
         self.traces: tuple[Trace, ...] = ()
         self.answers: tuple[TracedAnswer, ...] = ()
         self.threads = threads
-        self.n_spelled: float | None = None  # once there are answers to count in
+        self.n_spelled: float | None = None  # counted in the first answers
         self.fastest = math.inf
 
     def tour(self, ways: Sequence[Way], n_visits: int, job: MeasureJob, tell: Tell) -> None:
-        """Visit every way in turn, the default one first. Raises BackendError where that was held up throughout."""
-        turns = deque(_schedule(ways, n_visits))
+        """Visit every way in turn, the default first and once more at the end, as a check.
+
+        Raises BackendError if the default was held up in every visit.
+        """
+        turns = deque((way, False) for _ in range(n_visits) for way in ways)
+        if len(ways) > 1:
+            turns.append((ways[0], True))
         done = 0.0
         while turns:
             width = (1.0 - done) / len(turns)
@@ -167,27 +165,24 @@ class _Visits:
             nothing_to_check = checks and way not in self.by_way
             if way not in self.failures and way not in self._divided and not nothing_to_check:
                 n_tokens = 0 if self.traces or checks else job.n_tokens
-                self._visit(
-                    replace(job, way=way, n_tokens=n_tokens, checks=checks),
-                    lambda what, share, at=(done, width): tell(what, at[0] + at[1] * share),  # type: ignore[misc]
-                )
+                visit = replace(job, way=way, n_tokens=n_tokens, checks=checks)
+                self._visit(visit, _within(tell, done, width))
                 if way in self.failures and (parts := split(way, ways[0])):
                     del self.failures[way]
                     self._divided.add(way)
-                    # The last one, which checks, stays the last one.
+                    # The check stays the last turn.
                     turns.rotate(1)
                     turns.extend((part, False) for part in parts for _ in range(n_visits))
                     turns.rotate(-1)
             done += width
         unseen = {way: error for way, error in self._held_up.items() if way not in self.by_way}
-        if ways[0] in unseen:  # no fault of the path, and nothing to hold the others against
+        if ways[0] in unseen:  # nothing to compare the others with
             raise unseen[ways[0]]
         self.failures |= unseen
-        # In their order, whichever was the first that was not held up.
+        # In the order of `ways`, even if the first visit was held up.
         self.by_way = {way: self.by_way[way] for way in (*ways, *self.by_way) if way in self.by_way}
 
     def _visit(self, job: MeasureJob, tell: Tell) -> None:
-        """Run one child and file its result."""
         most_step_s = self.fastest * SLOWEST_PLAIN
         job = replace(job, threads=self.threads, most_step_s=most_step_s, n_spelled=self.n_spelled)
         try:
@@ -207,7 +202,7 @@ class _Visits:
 
     @property
     def layouts(self) -> list[Layout]:
-        """Every way that can be used. Raises BackendError if none can."""
+        """Every way that works. Raises BackendError if none does."""
         found_all = [merged(way, found) for way, found in self.by_way.items() if way not in self.failures]
         if not any(layout.verify for layout in found_all):
             raise next(iter(self.failures.values()), BackendError("nothing could be measured"))
@@ -215,48 +210,72 @@ class _Visits:
 
     @property
     def drift(self) -> float:
-        """By how much visits of the same way differ."""
         steps = [[each.step_s for each in found] for found in self.by_way.values()]
         return max(max(each) / min(each) for each in steps)
+
+    def variant(
+        self, subject: ProfileKey, several: Sequence[KernelPath], target: Layout, seconds: float, tell: Tell
+    ) -> tuple[Variant, list[str]]:
+        """A derived draft on each of its paths, judged by the target's answers so far; and the failures.
+
+        Raises the first path's error if none works.
+        """
+        assert subject.draft is not None
+        found, recorded, errors = list[Layout](), tuple[Trace, ...](), dict[KernelPath, SpecllamaError]()
+        n_spelled: float | None = None  # its own, not that of its parent
+        for i, path in enumerate(several):
+            way = replace(target.way, draft=path)
+            answers = () if recorded else self.answers
+            job = MeasureJob(subject, way, seconds, 0, answers=answers, rows=(1,), threads=self.threads,
+                             n_spelled=n_spelled)  # fmt: skip
+            try:
+                measured = steady(self._run, job, _within(tell, i / len(several), 1 / len(several)))
+            except SpecllamaError as error:
+                errors[path] = error
+                continue
+            recorded, n_spelled = recorded or measured.traces, measured.n_spelled
+            # In units of T(1) in the same rounds, so the speed of the machine at that time does not matter.
+            found.append(replace(merged(way, [measured]), step_s=target.step_s, verify=None))
+        if not found and errors:
+            raise next(iter(errors.values()))
+        failures = [f"{subject.draft.stem}, {path.name}: {error}" for path, error in errors.items()]
+        return Variant(subject.draft, tuple(found), recorded), failures
 
 
 def measure(
     subject: ProfileKey, paths: Paths, effort: TuneEffort, tell: Tell, run: RunMeasureJob = run_child
 ) -> Findings:
-    """Measure every path of target and draft, or the best few of many, then the variants of the draft.
+    """Measure the paths of target and draft, of many only the best, then the derived drafts.
 
     Raises BackendError if no path works.
     """
     visits, tell = _Visits(run), _rising(tell)
     failures = [f"kernel paths by tensor type: {paths.failure}"] if paths.failure else []
-    if effort.n_visits == 1:  # in a hurry
+    if effort.n_visits == 1:  # --quick
         paths = replace(paths.head(2), variants=paths.head(1).variants)
-    threads_s = THREADS_SHARE * effort.seconds  # however short the look of the child that finds them
+    threads_s = THREADS_SHARE * effort.seconds  # also in a coarse look
     n_coarse = COARSE_SHARE * len(paths.ways) if len(paths.ways) > MOST_PATHS else 0.0
     n_full = effort.n_visits * min(len(paths.ways), MOST_PATHS)
     each_variant = [VARIANT_SHARE * len(several) for _, several in paths.head(MOST_PATHS).variants]
     n_all = n_coarse + n_full + sum(each_variant)
 
-    def telling(n_before: float, share_of: float) -> Tell:
-        return lambda what, share: tell(what, (n_before + share_of * share) / n_all)
-
     if n_coarse:
         job = MeasureJob(
             subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS, threads_s=threads_s
         )
-        visits.tour(paths.ways, 1, job, telling(0, n_coarse))
+        visits.tour(paths.ways, 1, job, _within(tell, 0.0, n_coarse / n_all))
         paths = _shortlist(paths, visits)
         visits = _Visits(run, visits.threads, visits.failures)
     job = MeasureJob(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows, threads_s=threads_s)
-    visits.tour(paths.ways, effort.n_visits, job, telling(n_coarse, n_full))
+    visits.tour(paths.ways, effort.n_visits, job, _within(tell, n_coarse / n_all, n_full / n_all))
     layouts = visits.layouts
     failures += [f"{way.name}: {error}" for way, error in visits.failures.items()]
     found: list[Variant] = []
     for i, (path, several) in enumerate(paths.head(MOST_PATHS).variants):
-        at = telling(n_coarse + n_full + sum(each_variant[:i]), each_variant[i])
-        derived = replace(subject, draft=path)
+        at = _within(tell, (n_coarse + n_full + sum(each_variant[:i])) / n_all, each_variant[i] / n_all)
+        derived, seconds = replace(subject, draft=path), VARIANT_SHARE * effort.seconds
         try:
-            variant, failed = _measure_variant(derived, several, layouts[0], visits, effort, at, run)
+            variant, failed = visits.variant(derived, several, layouts[0], seconds, at)
             found.append(variant)
             failures += failed
         except SpecllamaError as error:
@@ -274,7 +293,7 @@ def measure(
 
 
 def _shortlist(paths: Paths, visits: _Visits) -> Paths:
-    """The paths that were best in a coarse comparison; the first ones where the machine was too busy for one."""
+    """The best paths of a coarse comparison; the first ones if the machine was too busy to compare."""
     layouts = visits.layouts
     if visits.drift > MOST_DRIFT:
         working = Paths(
@@ -284,14 +303,13 @@ def _shortlist(paths: Paths, visits: _Visits) -> Paths:
         return replace(working.head(MOST_PATHS), variants=paths.variants)
 
     def price(layout: Layout) -> float:
-        """The usual time of the target's passes."""
         assert layout.verify is not None
         return layout.step_s * math.exp(fmean(math.log(cost) for _, cost in layout.verify))
 
     fastest = min(layouts, key=lambda layout: layout.step_s)
     steps = {layout.way.target: layout.step_s for layout in reversed(layouts)}
     targets = _first({layout.way.target: price(layout) for layout in reversed(layouts) if layout.verify})
-    # What plain decoding is best on is what drafts must beat, so it is measured in full as well.
+    # Drafts must beat plain decoding on its fastest path, so that one is measured in full as well.
     if fastest.way.target not in targets and PLAIN_TIE * fastest.step_s < min(steps[path] for path in targets):
         targets = (*targets[:-1], fastest.way.target)
     prices = {layout.way.draft: layout.step_s * layout.draft[0][1] for layout in reversed(layouts) if layout.draft}
@@ -299,59 +317,20 @@ def _shortlist(paths: Paths, visits: _Visits) -> Paths:
 
 
 def _first(prices: Mapping[KernelPath, float]) -> tuple[KernelPath, ...]:
-    """The default, where it can be used, and the cheapest others."""
+    """The default, if it works, and the cheapest others."""
     ranked = sorted(prices, key=lambda path: (path != DEFAULT, prices[path]))
     return tuple(ranked[:MOST_PATHS])
 
 
-def _measure_variant(
-    subject: ProfileKey,
-    several: Sequence[KernelPath],
-    target: Layout,
-    visits: _Visits,
-    effort: TuneEffort,
-    tell: Tell,
-    run: RunMeasureJob,
-) -> tuple[Variant, list[str]]:
-    """A draft on every path of its own, judged by what the target said before; and which paths failed, and why.
-
-    Raises what the first path did if none works.
-    """
-    assert subject.draft is not None
-    found, recorded, errors = list[Layout](), tuple[Trace, ...](), dict[KernelPath, SpecllamaError]()
-    n_spelled: float | None = None
-    for i, path in enumerate(several):
-        way = replace(target.way, draft=path)
-        answers = () if recorded else visits.answers
-        job = MeasureJob(
-            subject, way, VARIANT_SHARE * effort.seconds, 0, answers=answers, rows=(1,), threads=visits.threads
-        )
-        job = replace(job, n_spelled=n_spelled)  # its own, not that of the draft that it was derived from
-        try:
-            at: Tell = lambda what, share, i=i: tell(what, (i + share) / len(several))  # type: ignore[misc]  # noqa: E731
-            measured = steady(run, job, at)
-        except SpecllamaError as error:
-            errors[path] = error
-            continue
-        recorded, n_spelled = recorded or measured.traces, measured.n_spelled
-        # In units of T(1) in the same rounds: it does not matter how fast the machine was then.
-        found.append(replace(merged(way, [measured]), step_s=target.step_s, verify=None))
-    if not found and errors:
-        raise next(iter(errors.values()))
-    failures = [f"{subject.draft.stem}, {path.name}: {error}" for path, error in errors.items()]
-    return Variant(subject.draft, tuple(found), recorded), failures
-
-
 def _costs(target: Layout, draft: Layout) -> CostProfile:
-    """In units of the target's T(1)."""
     assert target.verify is not None
-    points = scaled(draft.draft, draft.step_s / target.step_s)
-    # Without a draft nothing is ever asked of its costs; they have to be something.
+    points = _scaled(draft.draft, draft.step_s / target.step_s)
+    # Without a draft its costs are never used; a profile needs some.
     return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
 
 
 def figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float = 1.0) -> tuple[ClassFigures, ...]:
-    """What to expect by class; `slowdown`: plain decoding's time here over that on its fastest path."""
+    """The expected figures by class. `slowdown`: time of plain decoding on this path over that on its fastest."""
     found = []
     for name, greedy in dict.fromkeys((trace.name, trace.greedy) for trace in recorded):
         seen = [trace for trace in recorded if (trace.name, trace.greedy) == (name, greedy)]
@@ -362,7 +341,7 @@ def figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float = 1.0
 
 
 def _cheapest_draft(layouts: Sequence[Layout]) -> Layout:
-    """The path for the draft: its price is all that matters of it. The first one unless another is clearly cheaper."""
+    """The draft's path with the cheapest pass, or the first if none is clearly cheaper."""
     best = layouts[0]
     for layout in layouts[1:]:
         if layout.draft and PATH_MARGIN * layout.draft[0][1] * layout.step_s < best.draft[0][1] * best.step_s:
@@ -370,21 +349,15 @@ def _cheapest_draft(layouts: Sequence[Layout]) -> Layout:
     return best
 
 
-def _plain_path(layouts: Sequence[Layout], profile: Profile) -> KernelPath:
-    """The path on which plain decoding alone was fastest."""
-    fastest = min(layouts, key=lambda layout: layout.step_s)
-    return profile.target_path if profile.step_s <= PLAIN_TIE * fastest.step_s else fastest.way.target
-
-
 def choose(found: Findings, *, quick: bool) -> Profile:
-    """The profile of the best kernel paths, the target's by the geometric mean of the classes' predicted speeds.
+    """The profile with the best draft and kernel paths, by the geometric mean of the classes' predicted speeds.
 
-    Where the machine was too busy to compare them, the default ones.
+    If the machine was too busy to compare paths, the default ones.
     """
     layouts = found.layouts if found.comparable else found.layouts[:1]
-    fastest = min(layout.step_s for layout in layouts)
+    fastest = min(layouts, key=lambda layout: layout.step_s)
     measured = [layout for layout in layouts if layout.verify is not None]
-    usable = [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest] or measured
+    usable = [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest.step_s] or measured
     best: Profile | None = None
     best_score = 0.0
     for derived, drafts, recorded in _drafts(found):
@@ -398,20 +371,22 @@ def choose(found: Findings, *, quick: bool) -> Profile:
                 draft_path=draft.way.draft,
                 step_s=target.step_s,
                 costs=costs,
-                classes=figures(recorded, costs, target.step_s / fastest),
+                classes=figures(recorded, costs, target.step_s / fastest.step_s),
                 threads=found.threads,
                 derived=derived,
                 strategy=found.strategy,
             )
-            score = _score(profile, fastest)
+            # Speed over plain decoding on its fastest path.
+            score = mean_speed(profile.classes) if profile.classes else fastest.step_s / profile.step_s
             if best is None or score > PATH_MARGIN * best_score:
                 best, best_score = profile, score
     assert best is not None, "at least one path was measured"
-    return replace(best, plain_path=_plain_path(layouts, best))
+    plain = best.target_path if best.step_s <= PLAIN_TIE * fastest.step_s else fastest.way.target
+    return replace(best, plain_path=plain)
 
 
 def _drafts(found: Findings) -> list[tuple[Path | None, Sequence[Layout], Sequence[Trace]]]:
-    """(file, its layouts, its traces) of every draft, that of the subject first."""
+    """(file, layouts, traces) of every draft, the subject's own first, without a file."""
     several = [(variant.path, variant.layouts, variant.traces) for variant in found.variants]
     return [
         (path, layouts if found.comparable else layouts[:1], recorded)
@@ -421,7 +396,7 @@ def _drafts(found: Findings) -> list[tuple[Path | None, Sequence[Layout], Sequen
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A draft on the profile's path of the target."""
+    """A draft with the profile's path of the target."""
 
     path: Path | None  # None = the subject's own
     cost: float  # c
@@ -429,25 +404,19 @@ class Judged:
 
     @property
     def speed(self) -> float:
-        """The geometric mean of the classes' speeds."""
         return mean_speed(self.classes)
 
 
 def judged(found: Findings, profile: Profile) -> list[Judged]:
-    """Every draft by what it was chosen by, that of the subject first."""
+    """Every draft with the figures that it was judged by, the subject's own first."""
     target = next(layout for layout in found.layouts if layout.way.target == profile.target_path and layout.verify)
-    told = []
+    every = []
     for path, layouts, recorded in _drafts(found):
         costs = _costs(target, _cheapest_draft(layouts))
-        told.append(Judged(path, costs.draft_cost(), figures(recorded, costs)))
-    return told
+        every.append(Judged(path, costs.draft_cost(), figures(recorded, costs)))
+    return every
 
 
 def mean_speed(classes: Sequence[ClassFigures]) -> float:
-    """The geometric mean of the classes' speeds; 1 where there are none."""
+    """The geometric mean of the classes' speeds; 1 without classes."""
     return math.exp(fmean(math.log(each.speedup) for each in classes)) if classes else 1.0
-
-
-def _score(profile: Profile, fastest: float) -> float:
-    """Speed over plain decoding on its fastest path."""
-    return mean_speed(profile.classes) if profile.classes else fastest / profile.step_s

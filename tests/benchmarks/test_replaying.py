@@ -17,7 +17,7 @@ from specllama.drafters import DraftSettings
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import DraftLength
-from specllama.tuning.traces import judged, record
+from specllama.tuning.traces import answer, judged
 from tests.fakes import FakeModel, random_laws, table_of
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (16, 1.8)), draft=((1, 0.1), (2, 0.12), (64, 0.5)))
@@ -122,7 +122,7 @@ def test_what_was_recorded_is_judged_as_the_trace_would_be(tmp_path: Path) -> No
             FakeModel(table_of(random_laws(5, seed)), 5, n_ctx=64, caps=Caps(max_block=4)) for seed in (1, 2)
         )
         params = replace(recording.SAMPLER, temperature=temperature)
-        sampled, greedy = record(target, draft, "code", [0, 1, 2], n_tokens=11, params=params)
+        sampled, greedy = judged(draft, answer(target, "code", [0, 1, 2], n_tokens=11, params=params))
         asked = recording.Asked("code", "code-1", temperature)
         path = tmp_path / f"{temperature}.jsonl"
         append(path, "answer", recording.heard(target, asked, [0, 1, 2], 11))

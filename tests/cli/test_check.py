@@ -256,7 +256,7 @@ def test_a_probe_measures_and_says_what_to_expect(
     args = ["check", *pair.options, "--probe", "-c", "2048"]
     human, data = specllama(*args), specllama(*args, "--json")
     assert (human.code, data.code) == (0, 0)
-    assert human.out.splitlines()[-1].startswith(("Expect ", "Do not use it on this machine"))
+    assert human.out.splitlines()[-1].startswith(("Expect ", "Do not use this draft here"))
     probe = json.loads(data.out)["probe"]
     assert sum(line.startswith("|") for line in human.out.splitlines()) >= 2 + 8
     assert set(probe["acceptance"]) == {"code", "summary", "story", "question"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -66,9 +67,6 @@ def drafted(controller: Controller, confidences: Sequence[float]) -> int:
     return n
 
 
-# ------------------------------------------------------------------------------------------------------------- costs
-
-
 def test_costs_lie_on_lines_between_the_measured_points_whatever_their_shape() -> None:
     """A non-monotone T(n) smoothed away, or a block between two points taken for one of them."""
     profile = CostProfile(verify=((1, 1.0), (3, 2.0), (4, 1.5), (8, 2.3)), draft=((1, 0.2), (33, 1.0), (65, 2.6)))
@@ -81,7 +79,7 @@ def test_costs_lie_on_lines_between_the_measured_points_whatever_their_shape() -
 
 def test_a_profile_survives_json() -> None:
     """A measurement that cannot be kept, or is another one when it comes back."""
-    assert from_plain(CostProfile, json.loads(json.dumps(FLAT.to_json()))) == FLAT
+    assert from_plain(CostProfile, json.loads(json.dumps(asdict(FLAT)))) == FLAT
 
 
 @pytest.mark.parametrize(
@@ -107,9 +105,6 @@ def test_a_profile_that_cannot_be_meant_is_an_error(data: dict[str, object]) -> 
         from_plain(CostProfile, data, "the cost profile")
 
 
-# ------------------------------------------------------------------------------------------------------- calibration
-
-
 def test_acceptance_is_learned_beside_the_confidence() -> None:
     """One average for everything, or a bad draft that is given one more chance for every new degree of confidence."""
     bad, fine = Calibration(), Calibration()
@@ -133,9 +128,6 @@ def test_old_samples_fade() -> None:
     assert 0.4 < calibration.typical < 0.6
     calibration.age(2000)
     assert calibration.typical == pytest.approx(Prior().typical)
-
-
-# ------------------------------------------------------------------------------------------------------------ the plan
 
 
 @pytest.mark.parametrize("c", [0.02, 0.1, 0.2, 0.42])
@@ -225,9 +217,6 @@ def test_a_limit_is_never_exceeded() -> None:
         assert not controller.look(limit)
 
 
-# --------------------------------------------------------------------------------------------------------- both sources
-
-
 def test_what_is_expected_to_earn_most_is_drafted_whatever_its_source() -> None:
     """A fixed order: a poor lookup in front of a good model, or a model asked while a sure copy lies there."""
     calibration = known(0.9)
@@ -267,9 +256,6 @@ def test_a_verification_of_another_draft_teaches_nothing() -> None:
     assert controller.go_on(0, 0.9)
     controller.observe(seen(3, 1, parents=(-1, -1, 0)))
     assert calibration.empty
-
-
-# ---------------------------------------------------------------------------------------------------- pause and probes
 
 
 def pass_time(controller: Controller, n_tokens: int, lag: int = 0) -> list[DraftPlan]:

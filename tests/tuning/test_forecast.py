@@ -51,25 +51,22 @@ def test_the_best_length_is_chosen_and_the_range_is_that_of_the_classes() -> Non
     assert found.best == max(found.points, key=lambda point: point.expected)
     assert found.best.low == speedup(CHEAP, 0.65, found.best.n_max)
     assert found.best.high == speedup(CHEAP, 0.9, found.best.n_max)
-    assert found.advice == (
-        f"expect {found.best.expected:.2f} times the plain speed here (story {found.best.low:.2f}, code "
-        f"{found.best.high:.2f}) with drafts of {found.best.n_max}: --spec-draft-n-max {found.best.n_max}"
-    )
+    for figure in (f"story {found.best.low:.2f}", f"code {found.best.high:.2f}", f"-n-max {found.best.n_max}"):
+        assert figure in found.advice
 
 
-@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "would not pay if all were"), (DEAR, "would pay from ")])
+@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "would not pay"), (DEAR, "would pay from ")])
 def test_a_draft_that_does_not_pay_is_advised_against_with_the_reason(costs: CostProfile, hope: str) -> None:
-    """Prevents: a draft that slows everything down, recommended or passed over in silence."""
+    """Prevents: a slow draft that is recommended, or refused without a reason."""
     found = of(costs, question=counted(30, 70))
     assert not found.pays
     assert found.best.n_max == 0
-    assert found.advice.startswith("do not use it on this machine, because drafting a token takes ")
-    assert "30 % of what is drafted is accepted" in found.advice
-    assert hope in found.advice
+    for words in (f"takes {costs.draft_cost():.2f}", "30 %", hope):
+        assert words in found.advice
 
 
 def test_the_break_even_is_where_it_begins_to_pay() -> None:
-    """Prevents: 'it would pay from 60 % on' where it does not."""
+    """Prevents: 'it would pay from 60 % on' although it does not."""
     needed = break_even(DEAR, 15)
     assert needed is not None
     for alpha, pays in ((needed, True), (needed - 0.01, False)):
@@ -78,7 +75,7 @@ def test_the_break_even_is_where_it_begins_to_pay() -> None:
 
 
 def test_classes_without_a_draft_do_not_count() -> None:
-    """Prevents: a division by nothing for a prompt that was answered with one token."""
+    """Prevents: a division by zero after an answer of one token."""
     assert [each.name for each in of(CHEAP, code=counted(9, 1), empty=counted(0, 0)).classes] == ["code"]
     assert outlook(CHEAP, 0.1, {"empty": counted(0, 0)}) is None
 

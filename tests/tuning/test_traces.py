@@ -12,7 +12,7 @@ from specllama.core.types import Caps, Chooser
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import DraftLength
-from specllama.tuning.traces import Trace, answer, best_length, judged, record
+from specllama.tuning.traces import Trace, answer, best_length, judged
 from tests.enumeration import law_of
 from tests.exact.translating import WatchedDraft
 from tests.fakes import FakeModel, RandomTable, random_laws, table_of
@@ -34,7 +34,7 @@ def test_a_replay_is_the_cost_model_where_every_token_is_alike() -> None:
 
 
 def test_where_nothing_pays_the_best_length_is_none_at_all() -> None:
-    """A draft recommended although plain decoding is faster: 'the smaller wins ties' includes 0."""
+    """A draft recommended although plain decoding is faster."""
     assert best_length([_trace(1.0)], STEEP) == (0, 1.0)
     assert best_length([_trace(0.05)], FLAT) == (0, 1.0)
 
@@ -53,11 +53,11 @@ def _model(seed: int, max_block: int = 4) -> FakeModel:
 
 
 def test_a_draft_that_is_the_target_is_worth_everything_and_another_one_less() -> None:
-    """Rows of p and q that are off by one against each other, as where a block of the draft ends."""
+    """Rows of p and q that are off by one, for example at the end of a block."""
     plain = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     for draft, expected in ((_model(1), True), (_model(2), False)):
         target = _model(1)
-        sampled, greedy = record(target, draft, "code", [0, 1, 2], n_tokens=11, params=plain)
+        sampled, greedy = judged(draft, answer(target, "code", [0, 1, 2], n_tokens=11, params=plain))
         for trace in (sampled, greedy):
             assert len(trace.acceptance) == len(trace.confidence) == 11
             assert (min(trace.acceptance) > 1 - 1e-9) is expected
@@ -68,12 +68,12 @@ def test_a_draft_that_is_the_target_is_worth_everything_and_another_one_less() -
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_of_another_tokenizer_is_worth_what_the_engine_accepts_of_it(temperature: float) -> None:
-    """Acceptance that is judged over tokens the draft does not have, or behind a text that is spelled otherwise."""
+    """Acceptance over tokens that the draft lacks, or after a differently spelled text."""
     params = SamplingParams(temperature=temperature, top_k=4, top_p=0.95, min_p=0.0)
     table, prompt = RandomTable(6, 17), [1, 3, 4, 0]
     by = answer(FakeModel(table, 6), "code", prompt, n_tokens=9, params=params)
     trace, _ = judged(WatchedDraft(6), by)
-    assert set(by.tokens) & {1, 4, 5}, "some that the draft has to spell"
+    assert set(by.tokens) & {1, 4, 5}, "tokens that the draft has to spell"
     for i, chance in enumerate(trace.acceptance):
 
         def accepted(choose: Chooser, said: tuple[int, ...] = by.tokens[:i]) -> int:

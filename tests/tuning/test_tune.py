@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -329,17 +330,13 @@ class _Threaded:
 def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One number for all; or another one for a gain of one percent."""
     clock = [0.0]
-    interleaved = tuner_child.interleaved
-    monkeypatch.setattr(
-        tuner_child,
-        "interleaved",
-        lambda passes, *, seconds, progress: interleaved(passes, seconds=seconds, clock=lambda: clock[0]),
-    )
+    timed = partial(tuner_child.interleaving, clock=lambda: clock[0])
+    monkeypatch.setattr(tuner_child, "interleaving", timed)
     monkeypatch.setattr(tuner_child, "thread_choices", lambda: (4, 2, 8))
     bench = _Threaded({4: 1.0, 2: 0.5, 8: 0.99, 16: 1.0, 32: 0.7}, clock)
-    assert tuner_child.find_threads(bench, 1.0) == Threads(2, 8, 2)  # type: ignore[arg-type]
+    assert tuner_child.find_threads(bench, 1.0, lambda share: None) == Threads(2, 8, 2)  # type: ignore[arg-type]
     bench = _Threaded({4: 1.0, 2: 1.2, 8: 0.99, 16: 1.0, 32: 0.7}, clock)
-    assert tuner_child.find_threads(bench, 1.0) == Threads(4, 8, 4)  # type: ignore[arg-type]
+    assert tuner_child.find_threads(bench, 1.0, lambda share: None) == Threads(4, 8, 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
 from specllama.pairs.setup import Choice, Models, load_models, prepare
 from specllama.prompts.four import sample_prompts
-from specllama.tuning.costs import VERIFY_ROWS, measure_acceptance, measure_costs
+from specllama.tuning.costs import VERIFY_ROWS, finished, measure_acceptance, measuring_costs
 from specllama.tuning.forecast import Outlook, outlook
 
 COSTS_S = 8.0  # for the cost of passes; acceptance takes about as long
@@ -51,12 +51,9 @@ def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Outpu
     while tokens and room_after(models.draft, tokens) < 0:  # one token can be several of the draft's
         tokens.pop()
     with StatusLine(output) as status:
-        costs = measure_costs(
-            models.target,
-            models.draft,
-            tokens,
-            seconds=COSTS_S,
-            progress=lambda share: status.show("measuring costs", share),
+        costs = finished(
+            measuring_costs(models.target, models.draft, tokens, seconds=COSTS_S),
+            lambda share: status.show("measuring costs", share),
         )
         found = measure_acceptance(
             models.target,

@@ -35,7 +35,7 @@ def trial_json(trial: Trial) -> dict[str, object]:
         "summary": trial.recipe.summary,
         "bytes": trial.n_bytes,
         "cost": trial.costs.draft_cost(),
-        "costs": trial.costs.to_json(),
+        "costs": asdict(trial.costs),
         "noise": trial.noise,
         "acceptance": trial.acceptance,
         "speed": trial.speed,
