@@ -23,9 +23,9 @@ from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting
-from specllama.pairs.overlap_rows import BY_TEXT
 from specllama.pairs.profile import ClassFigures, Profile
 from specllama.pairs.setup import Listener, Setup
+from specllama.pairs.token_rows import BY_TEXT
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from specllama.tuning.tune import Findings

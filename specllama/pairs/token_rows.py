@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
-from specllama.pairs.overlap_rows import BY_TEXT, by_text_rows, overlap, trimmed_rows
 from specllama.pairs.report import OWN_FAMILY, CheckRow, RowMark, warned
 from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 
+# If less than this share of a text's tokens can be drafted, drafting cannot pay: with half of them accepted, a draft of
+# one token gives 1.5 tokens per step, and on almost every machine its verification costs more than that.
+_LEAST_USED = 0.5
+_LEAST_TRIMMED = 0.9  # of a text's tokens; below that, a trimmed draft gets a warning
+
+BY_TEXT = "the strategy draft-tli drafts over the shared tokens and stays exact; or " + OWN_FAMILY
+_MEASURE = "measure it: specllama check --spec-type draft-tli --probe"
 _N_SHOWN_IDS = 3
 _N_SHOWN_TEXTS = 10
 _SPLIT = "the draft was trained on text that was split differently"
@@ -24,19 +33,12 @@ _LLAMA_CPP_FIRST_TOKEN = 5
 def token_rows(target: Tokenizer, draft: Tokenizer, *, strategy: str = SIMPLE) -> tuple[CheckRow, ...]:
     """One row per test of the two tokenizers, for a draft that drafts with `strategy`."""
     if strategy == TRANSLATED:
-        return (*by_text_rows(target, draft), _llama_cpp_row(target, draft))
-    if draft.vocab_map is not None:
-        vocabulary, shared, ends = trimmed_rows(target, draft)
-        return (
-            _kind_row(target, draft, OWN_FAMILY),
-            vocabulary,
-            _trimmed_text_row(target, draft, draft.vocab_map),
-            _pre_row(target, draft),
-            shared,
-            ends,
-            _llama_cpp_row(target, draft),
-        )
-    return _own_rows(target, draft)
+        rows = _by_text_rows(target, draft)
+    elif draft.vocab_map is not None:
+        rows = _trimmed_rows(target, draft, draft.vocab_map)
+    else:
+        rows = _own_rows(target, draft)
+    return (*rows, _llama_cpp_row(target, draft))
 
 
 def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
@@ -56,7 +58,6 @@ def _own_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
         _special_row(target, draft),
         _end_row(target, draft),
         *([] if found is None else [found.row(RowMark.WARN, remedy)]),
-        _llama_cpp_row(target, draft),
     )
 
 
@@ -113,14 +114,6 @@ def _text_row(
     )
 
 
-def _trimmed_text_row(target: Tokenizer, draft: Tokenizer, parent_ids: tuple[int, ...]) -> CheckRow:
-    """Compares what the target has under the ids of the map with what the draft has."""
-    kept = [(token, parent) for token, parent in enumerate(parent_ids) if parent < target.size]
-    ours = replace(target, entries=[target.entries[parent] for _, parent in kept])
-    theirs = replace(draft, entries=[draft.entries[token] for token, _ in kept])
-    return _text_row(ours, theirs, _differing(ours, theirs), OWN_FAMILY)
-
-
 def _pre_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     reason = "" if target.pre == draft.pre else _SPLIT
     return warned("pre-tokenizer", (target.pre, draft.pre), reason, _FEWER)
@@ -174,6 +167,86 @@ def _listed(tokens: frozenset[int]) -> str:
     shown = ", ".join(map(str, sorted(tokens)[:_N_SHOWN_IDS]))
     more = len(tokens) - _N_SHOWN_IDS
     return f"{shown} +{more}" if more > 0 else shown or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Which of the target's tokens the draft can propose."""
+
+    n_shared: int
+    share: float  # of the target's vocabulary
+    used: float  # of the tokens of a text; without a text, as `share`
+    n_sample: int  # tokens of that text
+
+    @property
+    def can_serve(self) -> bool:
+        return self.used >= _LEAST_USED
+
+    def row(self, mark: RowMark, remedy: str) -> CheckRow:
+        reason = (
+            f"{100 * self.share:.0f} % of the target's tokens have the same text in the draft; they are "
+            f"{100 * self.used:.0f} % of a sample of {self.n_sample:,} tokens (code, prose, figures, other languages), "
+            "the upper limit of the acceptance rate"
+        )
+        values = f"{100 * self.share:.0f} % shared", f"{100 * self.used:.0f} % by use"
+        return CheckRow("overlap", mark, *values, reason, remedy)
+
+
+def overlap(target: Tokenizer, to_target: IntArray) -> Overlap:
+    """The share of the target's vocabulary, and of a text, that the draft can propose.  to_target: (draft's size,)"""
+    reached = np.zeros(target.size, bool)
+    reached[to_target[(to_target != NO_TOKEN) & (to_target < target.size)]] = True
+    share = float(reached.mean()) if target.size else 0.0
+    used = float(reached[list(target.sample)].mean()) if target.sample else share
+    return Overlap(int(reached.sum()), share, used, len(target.sample))
+
+
+def _by_text_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
+    """The rows of a draft that is translated by the texts of its tokens: only the shared tokens matter."""
+    to_target = map_by_text(target, draft)
+    found = overlap(target, to_target)
+    fits = found.can_serve
+    sizes = f"{target.size:,} tokens", f"{draft.size:,} tokens"
+    shared = f"{found.n_shared:,} tokens have the same text, under any id"
+    return (
+        CheckRow("tokenizer", RowMark.PASS, target.kind, draft.kind),
+        CheckRow("vocabulary", RowMark.PASS, *sizes, shared),
+        found.row(RowMark.WARN if fits else RowMark.FAIL, _MEASURE if fits else OWN_FAMILY),
+        _mapped_end_row(target, draft, to_target),
+    )
+
+
+def _trimmed_rows(target: Tokenizer, draft: Tokenizer, parent_ids: Sequence[int]) -> tuple[CheckRow, ...]:
+    """The rows of a trimmed draft, which is compared through the map in its file."""
+    to_target = np.array(parent_ids, np.int64)
+    to_target[to_target >= target.size] = NO_TOKEN
+    found = overlap(target, to_target)
+    sizes = f"{target.size:,} tokens", f"{draft.size:,} of them"
+    note = "the draft was trimmed: it never proposes the other tokens"
+    vocabulary = CheckRow("vocabulary", RowMark.PASS, *sizes, note)
+    if not found.n_shared:
+        none = "every token of the trimmed draft is outside the target's vocabulary"
+        vocabulary = CheckRow("vocabulary", RowMark.FAIL, sizes[0], "none of them", none, OWN_FAMILY)
+    kept = [(token, parent) for token, parent in enumerate(parent_ids) if parent < target.size]
+    ours = replace(target, entries=[target.entries[parent] for _, parent in kept])
+    theirs = replace(draft, entries=[draft.entries[token] for token, _ in kept])
+    enough = found.used >= _LEAST_TRIMMED
+    remedy = "" if enough else "keep more tokens: specllama draft make --vocab"
+    return (
+        _kind_row(target, draft, OWN_FAMILY),
+        vocabulary,
+        _text_row(ours, theirs, _differing(ours, theirs), OWN_FAMILY),
+        _pre_row(target, draft),
+        found.row(RowMark.PASS if enough else RowMark.WARN, remedy),
+        _mapped_end_row(target, draft, to_target),
+    )
+
+
+def _mapped_end_row(target: Tokenizer, draft: Tokenizer, to_target: IntArray) -> CheckRow:
+    ends = {int(to_target[token]) for token in draft.end_tokens} & target.end_tokens
+    values = f"{len(target.end_tokens)} of them", f"{len(ends)} in common"
+    reason = "" if ends or not target.end_tokens else "the draft cannot propose an end token: the target always adds it"
+    return warned("end tokens", values, reason, "nothing to do")
 
 
 def llama_cpp_refusal(target: Tokenizer, draft: Tokenizer) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -12,31 +11,10 @@ from specllama.llama import LoadOptions, memory_free, memory_needed
 from specllama.llama.header import Header
 from specllama.llama.load_plan import GpuMemory, LoadPlan, physical_cores, plan_load
 from specllama.llama.memory import fit_context, kv_bytes, layers_that_fit, need_for
+from tests.headers import QWEN
 
 GB = 1_000_000_000
 NO_GPU = GpuMemory(supported=False, n_free=0, shared=False)
-
-# The header of Qwen2.5-Coder-1.5B-Instruct Q4_K_M.
-QWEN = Header(
-    path=Path("qwen.gguf"),
-    parts=(Path("qwen.gguf"),),
-    architecture="qwen2",
-    name="Qwen",
-    n_layer=28,
-    n_embd=1536,
-    n_ff=8960,
-    n_head=12,
-    n_head_kv=(2,) * 28,
-    key_length=128,
-    value_length=128,
-    n_vocab=151936,
-    n_ctx_train=32768,
-    n_swa=0,
-    n_expert=0,
-    n_file_bytes=1_117_320_768,
-    weight_bytes={"q4_K": 625_508_352, "q6_K": 485_000_000, "f32": 861_888},
-    metadata={},
-)
 
 
 def plan(

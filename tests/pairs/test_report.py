@@ -17,6 +17,7 @@ from specllama.pairs.model_rows import MachineMemory, Side, family, is_tuned, mo
 from specllama.pairs.report import CheckRow, CompatReport, RowMark
 from specllama.pairs.token_rows import llama_cpp_refusal, token_rows
 from specllama.pairs.tokenizer import CONTROL, NORMAL, Tokenizer
+from tests.headers import QWEN
 
 TEXTS = [f"t{i}" for i in range(300)]
 BASE = Tokenizer(
@@ -35,23 +36,10 @@ BASE = Tokenizer(
     spellings=[text.encode() for text in TEXTS],
 )
 GB = 10**9
-HEADER = Header(
+HEADER = replace(
+    QWEN,
     path=Path("big-7b-instruct.gguf"),
-    parts=(Path("big-7b-instruct.gguf"),),
-    architecture="qwen2",
     name="Big 7B Instruct",
-    n_layer=28,
-    n_embd=1024,
-    n_ff=4096,
-    n_head=16,
-    n_head_kv=(4,) * 28,
-    key_length=64,
-    value_length=64,
-    n_vocab=300,
-    n_ctx_train=32768,
-    n_swa=0,
-    n_expert=0,
-    n_file_bytes=4 * GB,
     weight_bytes={"q4_K": 4 * GB},
     metadata={"general.basename": "Big", "general.finetune": "Instruct", "tokenizer.chat_template": "{{ x }}" * 50},
 )

@@ -19,8 +19,8 @@ from specllama.drafters.length import DraftLength
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary, read_header
 from specllama.pairs.draft_in_target_ids import in_target_ids
-from specllama.pairs.overlap_rows import overlap
 from specllama.pairs.profile import ProfileKey
+from specllama.pairs.token_rows import overlap
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import child as tuner_child
 from specllama.tuning.child import MeasureJob, Way
