@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from types import FrameType
 
 from rich.style import Style
@@ -113,39 +113,35 @@ def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+@dataclass
 class ChatState:
     """The state of one `specllama chat`, on which the commands act."""
 
-    def __init__(
-        self,
-        output: Output,
-        opened: Opened,
-        settings: Settings,
-        system: str,
-        cancel: Cancel,
-        keyboard: Keyboard | None = None,
-    ) -> None:
-        self.output = output
-        self.keyboard = keyboard
-        self.opened = opened
-        self.cancel = cancel
-        self.look = AnswerLook()
-        self.live = output.live
-        self.source: MessageSource | None = None
-        self.session = ChatSession(opened.models.target, opened.models.draft, settings, system)
-        self.attached: list[str] = []  # files that `/read` puts in front of the next message
-        self.file = ""  # of the last save or load
-        self.thought = ""  # the last thinking of the model
-        self.n_failed = 0
-        self.answering = False
-        self.ended = 0  # exit code, once the terminal is closed or a signal ends the process
-        self.interrupted = False  # the last answer was stopped
-        self.kept = False  # the last answer is in the conversation
-        self.prefilled = ""  # the beginning of the next line
-        self.edits_last = False  # the next message replaces the last one
-        self._told: set[str] = set()
-        self._stack = ExitStack()
-        self._stack.enter_context(opened.models)
+    output: Output
+    opened: Opened
+    settings: InitVar[Settings]
+    system: InitVar[str]
+    cancel: Cancel
+    keyboard: Keyboard | None = None
+    live: bool = False
+    look: AnswerLook = field(default_factory=AnswerLook)
+    source: MessageSource | None = None
+    attached: list[str] = field(default_factory=list)  # files that `/read` puts in front of the next message
+    file: str = ""  # of the last save or load
+    thought: str = ""  # the last thinking of the model
+    n_failed: int = 0
+    answering: bool = False
+    ended: int = 0  # exit code, once the terminal is closed or a signal ends the process
+    interrupted: bool = False  # the last answer was stopped
+    kept: bool = False  # the last answer is in the conversation
+    prefilled: str = ""  # the beginning of the next line
+    edits_last: bool = False  # the next message replaces the last one
+    _told: set[str] = field(default_factory=set)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self, settings: Settings, system: str) -> None:
+        self.session = ChatSession(self.opened.models.target, self.opened.models.draft, settings, system)
+        self._stack.enter_context(self.opened.models)
 
     def close(self) -> None:
         """Free the models."""
@@ -156,8 +152,7 @@ class ChatState:
         if self.output.format == "jsonl":
             self.output.data({"event": "reply", "text": text})
         else:
-            for line in text.split("\n"):
-                self.output.line(line)
+            self.output.line(text)
 
     def note(self, text: str) -> None:
         """Print what a command did, on stderr."""

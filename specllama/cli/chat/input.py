@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from specllama.base.disk import size_text
 from specllama.base.errors import UsageError
@@ -22,17 +22,6 @@ QUOTES = '"""'
 MAX_REMEMBERED = 20_000  # characters; a longer message is not saved in the history
 
 Complete = Callable[[str], Iterable[tuple[str, int, str]]]  # line -> (text, start relative to its end, meaning)
-
-
-class MessageSource(Protocol):
-    """A source of messages."""
-
-    def read(self, start: str = "") -> str:
-        """The next message; `start` is its first text, for editing. Raises EOFError, and KeyboardInterrupt."""
-        ...
-
-    @property
-    def edits(self) -> bool: ...  # `start` has an effect
 
 
 def is_open(text: str) -> bool:
@@ -57,7 +46,7 @@ def bare(text: str) -> str:
 class Lines:
     """One message a line, or a block in triple quotes; a prompt is written to stderr of `prompt`, if given."""
 
-    edits = False
+    edits = False  # `start` of `read` has no effect
 
     def __init__(self, file: TextIO, prompt: Output | None) -> None:
         # Decoded line by line, so that a line that is not text does not affect the next ones.
@@ -116,6 +105,7 @@ class Editor:
         )
 
     def read(self, start: str = "") -> str:
+        """The next message; `start` is its first text, for editing. Raises EOFError, and KeyboardInterrupt."""
         try:
             return self._session.prompt(default=start)
         finally:
@@ -136,6 +126,9 @@ class Editor:
     def remember(self, *, wanted: bool) -> None:
         """Set whether messages are saved in the history on disk from now on."""
         self._history.wanted = wanted  # type: ignore[attr-defined]
+
+
+MessageSource: TypeAlias = Lines | Editor
 
 
 def _history(path: Path | None) -> FileHistory:

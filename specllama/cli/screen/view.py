@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.record import Record
@@ -15,22 +15,11 @@ from specllama.core.events import Event, Finished, Notice, TokenEvent
 FRAME_S = 0.1  # live lines are drawn at most ten times a second
 
 
-class View(Protocol):
-    """Shows the events of one answer, which come in batches."""
-
-    gap_s: float  # least time between two batches
-
-    def take(self, event: Event) -> None: ...
-
-    def refresh(self) -> None: ...  # after each batch, also an empty one
-
-    def close(self) -> None: ...  # at the end or after a failure: leaves the streams clean
-
-
 class AnswerView:
     """The answer as text: styled by the origin of each token, verbatim on a pipe.
 
-    On a terminal control characters are spelled out. A missing newline at the end is added.
+    On a terminal control characters are spelled out. A missing newline at the end is added. `take` gets every event,
+    `refresh` follows a batch of them at least `gap_s` after the last, and `close` comes last, also after a failure.
     """
 
     def __init__(self, output: Output, answer: TextStream, figures: Figures, *, live: bool) -> None:
@@ -135,3 +124,6 @@ class EventView:
 
     def close(self) -> None:
         """There is nothing to erase."""
+
+
+View: TypeAlias = AnswerView | EventView
