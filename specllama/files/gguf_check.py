@@ -26,7 +26,6 @@ _OLD_FORMATS = {b"lmgg", b"fmgg", b"tjgg", b"algg"}  # ggml, ggmf, ggjt, ggla, l
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive (perhaps a PyTorch checkpoint)",
     b"\x80\x02": "a Python pickle (perhaps a PyTorch checkpoint)",
-    b"version https://git-lfs": "a Git LFS pointer, the file itself was not downloaded",
     b"<!DOCTYPE": "a web page",
     b"<html": "a web page",
     b"\x1f\x8b": "a gzip archive",
@@ -82,7 +81,8 @@ def _check_beginning(path: Path) -> None:
     if not head:
         raise ModelFileError(f"{path} is empty", hint="delete it and download it again")
     if head[:4] != b"GGUF":
-        raise ModelFileError(f"{path} is not a GGUF model: it is {_guess(head)}", hint=_hint_for(head))
+        kind, hint = _guess(head)
+        raise ModelFileError(f"{path} is not a GGUF model: it is {kind}", hint=hint)
     if len(head) < _HEADER.size:
         raise ModelFileError(f"{path} ends inside its header, after {size} bytes", hint=_DOWNLOAD)
     _, version, n_tensors, n_keys = _HEADER.unpack_from(head)
@@ -150,23 +150,16 @@ def _in_directory(path: Path) -> str:
     return f"give one of the files in it, such as {path / found[0]}" if found else "give the path of a .gguf file"
 
 
-def _guess(head: bytes) -> str:
-    """The format of a file that is not GGUF, by its first bytes."""
+def _guess(head: bytes) -> tuple[str, str]:
+    """The format of a file that is not GGUF, by its first bytes, and the hint."""
     if head[:4] in _OLD_FORMATS:
-        return "a model in the old GGML format, which llama.cpp dropped in 2023"
-    for magic, name in _OTHER_FORMATS.items():
-        if head.startswith(magic):
-            return name
-    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
-        return "a safetensors file"
-    if all(byte in b"\t\n\r\f\x1b" or byte >= 0x20 for byte in head):
-        return "a text file"
-    return f"of an unknown format (it begins with {head[:4].hex(' ')})"
-
-
-def _hint_for(head: bytes) -> str:
-    if head[:4] in _OLD_FORMATS:
-        return "get a current GGUF file of this model"
+        return "a model in the old GGML format, dropped by llama.cpp in 2023", "get a current GGUF file of this model"
     if head.startswith(b"version https://git-lfs"):
-        return "fetch the file with `git lfs pull`, or with `specllama models pull`"
-    return "give a .gguf file; `specllama models list` shows models that can be downloaded"
+        return "a Git LFS pointer, not the file itself", "run `git lfs pull`, or `specllama models pull`"
+    kind = next((name for magic, name in _OTHER_FORMATS.items() if head.startswith(magic)), "")
+    if not kind and len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        kind = "a safetensors file"
+    if not kind and all(byte in b"\t\n\r\f\x1b" or byte >= 0x20 for byte in head):
+        kind = "a text file"
+    kind = kind or f"of an unknown format (it begins with {head[:4].hex(' ')})"
+    return kind, "give a .gguf file; `specllama models list` shows models that can be downloaded"

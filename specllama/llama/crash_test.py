@@ -83,12 +83,27 @@ def installed() -> ProbeResult:
             detail=f"llama-cpp-python is not installed in {sys.prefix}.",
             hint="In a checkout of specllama run: make setup. Elsewhere: pip install specllama.",
         )
-    cache = _Cache.open()
-    key = cache.key(folder)
-    result = cache.results.get(key) or check()
+    path = platformdirs.user_cache_path("specllama") / "probe.json"
+    results = _read(path)
+    text = f"{_VERSION}\n{library_hash.of(folder)}\n{this_cpu().fingerprint}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    if key in results:
+        return results[key]
+    result = check()
     if result.state is not State.BROKEN:  # a missing system library may be installed later
-        cache.keep(key, result)
+        facts = {"results": {name: to_plain(each) for name, each in {**results, key: result}.items()}}
+        with contextlib.suppress(OSError):
+            storage.write_text(path, json.dumps(facts, indent=1))
     return result
+
+
+def _read(path: Path) -> dict[str, ProbeResult]:
+    """The results so far, by contents of the libraries and CPU."""
+    try:
+        facts = parsed(path.read_text(encoding="utf-8"))
+        return {key: from_plain(ProbeResult, each) for key, each in facts["results"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ReportError):
+        return {}
 
 
 def check() -> ProbeResult:
@@ -145,36 +160,6 @@ def child() -> None:
     print(json.dumps({"problem": problem}), flush=True)
     # Skip the teardown: some back ends crash at the exit of the interpreter, which does not matter here.
     os._exit(0)
-
-
-@dataclass(slots=True)
-class _Cache:
-    """The results so far, by contents of the libraries and CPU."""
-
-    path: Path
-    results: dict[str, ProbeResult]
-
-    @classmethod
-    def open(cls) -> _Cache:
-        path = platformdirs.user_cache_path("specllama") / "probe.json"
-        try:
-            facts = parsed(path.read_text(encoding="utf-8"))
-            return cls(path, {key: from_plain(ProbeResult, each) for key, each in facts["results"].items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ReportError):
-            return cls(path, {})
-
-    def key(self, folder: Path) -> str:
-        text = f"{_VERSION}\n{library_hash.of(folder)}\n{this_cpu().fingerprint}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def keep(self, key: str, result: ProbeResult) -> None:
-        """Save a new result. If the cache cannot be written, the next start tests again."""
-        if key in self.results:
-            return
-        self.results[key] = result
-        facts = {"results": {key: to_plain(value) for key, value in self.results.items()}}
-        with contextlib.suppress(OSError):
-            storage.write_text(self.path, json.dumps(facts, indent=1))
 
 
 def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:

