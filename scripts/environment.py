@@ -112,7 +112,6 @@ class Venv:
             raise SetupError(f"pip {arguments[0]} failed; the end of its log:\n{tail(self.log)}\nlog: {self.log}")
 
     def _version(self) -> str:
-        """Major and minor version of this environment's Python, from its pyvenv.cfg."""
         with contextlib.suppress(OSError):
             found = re.search(r"^version\S* *= *(\d+\.\d+)", (self.path / "pyvenv.cfg").read_text(), re.MULTILINE)
             return found[1] if found else ""

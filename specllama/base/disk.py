@@ -185,7 +185,6 @@ def _stamps(paths: Sequence[Path]) -> list[list[int]]:
 
 
 def _is_hollow(path: Path) -> bool:
-    """True if most of the file takes no space on the disk."""
     status = os.stat(path)
     n_blocks = getattr(status, "st_blocks", None)  # of 512 bytes; missing on Windows
     return n_blocks is not None and n_blocks * 512 < status.st_size // 2

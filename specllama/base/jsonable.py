@@ -67,7 +67,6 @@ def _one_of(data: object, where: str, choices: Iterable[object]) -> ReportError:
 
 
 def _value(kind: Any, data: Any, where: str) -> Any:
-    """`data` as a value of the annotated `kind`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (Any, object):
         return data

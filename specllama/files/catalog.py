@@ -49,7 +49,6 @@ class Catalog:
 
 
 def _named(table: Mapping[str, T], name: str, kind: str) -> T:
-    """`table[name]`, or a ConfigError with the closest names."""
     if name in table:
         return table[name]
     folded = {known.lower(): known for known in table}

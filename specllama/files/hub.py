@@ -356,7 +356,6 @@ def _named_errors(repo: str, what: str, revision: str | None = None) -> Iterator
 
 
 def _named(error: Exception, repo: str, what: str, revision: str | None) -> DownloadError:
-    """The library's `error` in our words."""
     from huggingface_hub import constants, errors
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")

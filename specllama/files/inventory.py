@@ -59,7 +59,6 @@ def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[
 
 
 def _places(model: Model, source: Source) -> Sequence[str]:
-    """The paths of the files of `model` in `source`."""
     if isinstance(source, WheelSource):
         return [str(storage.models_dir() / model.file)]
     first = source.file if isinstance(source, HubSource) else str(source.path)

@@ -125,7 +125,6 @@ class _Table:
 
 
 def _shown(value: object) -> str:
-    """`value` on one short line."""
     try:
         text = repr(value)
     except RecursionError:  # dotted keys nest deeper than brackets can
@@ -210,7 +209,6 @@ def _read_model(name: str, data: object, path: Path) -> Model:
 
 
 def _at_home(source: Source, folder: Path) -> Source:
-    """Resolve a path relative to its `models.toml`."""
     return PathSource(folder / meant(str(source.path))) if isinstance(source, PathSource) else source
 
 
@@ -252,7 +250,6 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    """The file's text. Raises ConfigError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may have no writer, a device no end
             raise ConfigError(f"{path} is not a regular file")
@@ -321,7 +318,6 @@ def _pair_table(pair: CatalogPair) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str, *, like: Path | None = None) -> None:
-    """Replace the file. Raises ConfigError, DiskFull."""
     try:
         write_text(path, text, like=like)
     except OSError as error:

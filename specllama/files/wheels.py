@@ -51,7 +51,6 @@ def discard(destination: Path) -> None:
 
 
 def _resume(part: Path, source: WheelSource) -> _Progress:
-    """The last complete part, or the beginning."""
     fresh = _Progress(str(source))
     try:
         found = from_plain(_Progress, parsed(_progress_file(part).read_text(encoding="utf-8")))

@@ -58,7 +58,6 @@ def matrices(header: Header) -> tuple[Matrix, ...]:
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:
-    """Two dimensions, with numbers in blocks or in 16 bits."""
     shape = tensor.shape
     return tensor.kind != _F32 and len(shape) > 1 and shape[1] > 1 and all(n == 1 for n in shape[2:])
 

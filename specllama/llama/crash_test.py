@@ -227,7 +227,6 @@ def _decode(model_path: Path, *, use_extra_bufts: bool) -> str:
 
 
 def _signal_name(status: int) -> str:
-    """The signal behind an exit status, or an empty string."""
     if status >= 0:
         return _WINDOWS_CRASHES.get(status, "")
     try:

@@ -176,7 +176,6 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
 
 
 def _rearranged_bytes(header: Header, options: LoadOptions, extra: tuple[str, ...]) -> int:
-    """The most bytes of weights that the CPU may keep rearranged."""
     taken = {kind.lower() for kind, _ in options.placed}
     for name in extra if options.use_extra_bufts else ():
         if name == "AMX":

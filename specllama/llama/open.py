@@ -172,7 +172,6 @@ def _contains(reason: str, words: tuple[str, ...]) -> bool:
 
 
 def _stop(pointers: Pointers) -> bool:
-    """Stop the computation of another thread; False if it does not end soon."""
     give_up_s = perf_counter() + _PATIENCE_S
     while pointers.in_call:
         pointers.cancel.set()

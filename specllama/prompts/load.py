@@ -103,7 +103,6 @@ def _prompt(line: str, n_line: int) -> BenchPrompt:
 
 
 def _id(data: dict[str, Any], n_line: int) -> str:
-    """Our `id` or Spec-Bench's `question_id`; the default is the line number."""
     if "id" in data or "question_id" not in data:
         return _word(data, "id", f"line-{n_line}")
     number = data["question_id"]
@@ -120,7 +119,6 @@ def _category(data: dict[str, Any]) -> str:
 
 
 def _word(data: dict[str, Any], key: str, default: str) -> str:
-    """A name of one short line."""
     value = data.get(key, default)
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _MOST_CHARS:
         raise _BadLine(f"{key} is {_short(value)}, expected one short line of text")
@@ -148,7 +146,6 @@ def _text(value: object, where: str) -> str:
 
 
 def _short(value: object) -> str:
-    """A value for a message."""
     if isinstance(value, (list, dict)):
         kind = "list" if isinstance(value, list) else "object"
         return f"an empty {kind}" if not value else f"a{'n' * (kind == 'object')} {kind}"
