@@ -86,77 +86,52 @@ def _byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
+_ENDS = ("<|im_end|>", "<|endoftext|>")
+_UNUSED_MERGE = ("ÿ ÿ",)  # the format requires one; this one never occurs
+
+
+def _gpt2(
+    normal: Sequence[str], special: Sequence[str], merges: Sequence[str] = _UNUSED_MERGE, *, add_bos: bool = False
+) -> TinyVocabulary:
+    tokens = (*normal, *special)
+    return TinyVocabulary(
+        model="gpt2",
+        tokens=tokens,
+        types=(int(TokenType.NORMAL),) * len(normal) + (int(TokenType.CONTROL),) * len(special),
+        merges=tuple(merges),
+        bos=tokens.index("<|bos|>"),
+        eot=tokens.index("<|im_end|>"),
+        eos=tokens.index("<|endoftext|>"),
+        add_bos=add_bos,
+    )
+
+
 def letters(n_vocab: int = 12, *, add_bos: bool = False) -> TinyVocabulary:
     """A vocabulary small enough to enumerate: a, b, c, ... and three special tokens at the end."""
-    n_letters = n_vocab - 3
-    if not 1 <= n_letters <= 94:
+    if not 4 <= n_vocab <= 97:
         raise ValueError(f"n_vocab must be 4 to 97, not {n_vocab}")
     alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&()*+,-./:;<=>?@[]^_`{|}~\"'\\"
-    tokens = (*alphabet[:n_letters], "<|bos|>", "<|im_end|>", "<|endoftext|>")
-    types = (TokenType.NORMAL,) * n_letters + (TokenType.CONTROL,) * 3
-    return TinyVocabulary(
-        model="gpt2",
-        tokens=tokens,
-        types=tuple(int(kind) for kind in types),
-        merges=("ÿ ÿ",),  # the format requires one; this one never occurs
-        bos=n_letters,
-        eot=n_letters + 1,
-        eos=n_letters + 2,
-        add_bos=add_bos,
-    )
+    return _gpt2(alphabet[: n_vocab - 3], ("<|bos|>", *_ENDS), add_bos=add_bos)
 
 
-def byte_level(*, add_bos: bool = False, extra_tokens: Sequence[str] = ()) -> TinyVocabulary:
+def byte_level(*, add_bos: bool = False, extra_tokens: Sequence[str] = (), words: Sequence[str] = ()) -> TinyVocabulary:
     """A vocabulary for any bytes, with a few merges; `extra_tokens` are appended as control tokens."""
     space = _byte_characters()[0x20]
-    merged = ("th", "the", space + "the")
-    special = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", *extra_tokens)
-    tokens = (*_byte_characters(), *merged, *special)
-    n_normal = 256 + len(merged)
-    types = (TokenType.NORMAL,) * n_normal + (TokenType.CONTROL,) * len(special)
-    return TinyVocabulary(
-        model="gpt2",
-        tokens=tokens,
-        types=tuple(int(kind) for kind in types),
-        merges=("t h", "th e", f"{space} the"),
-        bos=n_normal,
-        eot=n_normal + 2,
-        eos=n_normal + 3,
-        add_bos=add_bos,
-    )
+    normal = (*_byte_characters(), "th", "the", f"{space}the", *words)
+    merges = ("t h", "th e", f"{space} the", *(f"{word[0]} {word[1]}" for word in words))
+    return _gpt2(normal, ("<|bos|>", "<|im_start|>", *_ENDS, *extra_tokens), merges, add_bos=add_bos)
 
 
 def ascii_level() -> TinyVocabulary:
     """A vocabulary for ASCII text; other characters are lost."""
     characters = _byte_characters()
-    tokens = tuple(characters[byte] for byte in (0x0A, *range(0x20, 0x7F)))
-    special = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
-    n_normal = len(tokens)
-    return TinyVocabulary(
-        model="gpt2",
-        tokens=(*tokens, *special),
-        types=(int(TokenType.NORMAL),) * n_normal + (int(TokenType.CONTROL),) * len(special),
-        merges=("ÿ ÿ",),  # the format requires one; this one never occurs
-        bos=n_normal,
-        eot=n_normal + 2,
-        eos=n_normal + 3,
-    )
+    return _gpt2([characters[byte] for byte in (0x0A, *range(0x20, 0x7F))], ("<|bos|>", "<|im_start|>", *_ENDS))
 
 
 def word_level() -> TinyVocabulary:
-    """`byte_level` with 675 words of two letters between the merges and the special tokens: large enough to be cut."""
-    base, letters_ = byte_level(), "abcdefghijklmnopqrstuvwxyz"
-    words = [a + b for a in letters_ for b in letters_ if a + b != "th"]
-    at = len(base.tokens) - 4
-    return TinyVocabulary(
-        model=base.model,
-        tokens=(*base.tokens[:at], *words, *base.tokens[at:]),
-        types=(*base.types[:at], *(int(TokenType.NORMAL) for _ in words), *base.types[at:]),
-        merges=(*base.merges, *(f"{word[0]} {word[1]}" for word in words)),
-        bos=at + len(words),
-        eot=at + len(words) + 2,
-        eos=at + len(words) + 3,
-    )
+    """`byte_level` with 675 words of two letters: large enough for tests that reduce it."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    return byte_level(words=[a + b for a in alphabet for b in alphabet if a + b != "th"])
 
 
 def sentencepiece(*, add_bos: bool = True) -> TinyVocabulary:
