@@ -89,7 +89,7 @@ def test_a_report_says_what_the_time_went_into() -> None:
     report = stage.events(stage.job(asked(8), budget_s=20.0, lengths=lengths(2)))[-1]
     assert isinstance(report, BenchReport)
     (line,) = (line for line in report_lines(report, full=False) if " spent of a budget of 20 s, " in line)
-    assert "50 s of loading not counted" in line
+    assert "without 50 s of loading" in line
     assert f" on {len(report.runs)} runs" in line
     data = to_plain(report)
     assert BenchReport.from_json(data) == report
