@@ -107,7 +107,7 @@ def _checked_peak(peak: float, logits: FloatArray) -> float:
         )
     if peak == -math.inf:
         raise AllForbidden("the logit bias forbids every token", hint="forbid fewer of them (--logit-bias)")
-    raise NumericsError(f"bias and penalties leave the range of numbers: {found}", hint="use smaller ones")
+    raise NumericsError(f"bias and penalties are too large: {found}", hint="use smaller values")
 
 
 def _largest(row: FloatArray, k: int) -> IntArray:

@@ -10,16 +10,7 @@ from specllama.core.types import Chooser, Draft, Rule
 from specllama.core.verification import verify
 from tests.exact.faults import Case, SeededFault
 from tests.exact.loop import P, Q, Verifier, drawn_trees, emitted_law, plain_law
-from tests.fakes import (
-    History,
-    Laws,
-    Script,
-    always,
-    dense,
-    drawn_chain,
-    points,
-    random_laws,
-)
+from tests.fakes import History, Laws, Script, always, dense, drawn_chain, points, random_laws
 
 
 def loop_case(

@@ -15,17 +15,7 @@ from specllama.core.events import PromptProgress, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps, Observation, Rule
 from tests.enumeration import ScriptedChooser
-from tests.exact.harness import (
-    GREEDY,
-    N_VOCAB,
-    PLAIN,
-    PROMPT,
-    Certain,
-    Rig,
-    good_pair,
-    plain_greedy,
-    random_pair,
-)
+from tests.exact.harness import GREEDY, N_VOCAB, PLAIN, PROMPT, Certain, Rig, good_pair, plain_greedy, random_pair
 from tests.exact.reference import History
 from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, points, replaced, table_of
 

@@ -16,13 +16,7 @@ from specllama.core.verification import verify
 from tests.enumeration import law_of, tv
 from tests.exact.faults import SeededFault
 from tests.exact.faults_engine import ENGINE_FAULTS
-from tests.exact.faults_verification import (
-    SOFT,
-    VERIFICATION_FAULTS,
-    KeepsSiblingInDraftLaw,
-    drops_low_q,
-    with_laws,
-)
+from tests.exact.faults_verification import SOFT, VERIFICATION_FAULTS, KeepsSiblingInDraftLaw, drops_low_q, with_laws
 from tests.exact.harness import PLAIN, PROMPT, random_pair
 from tests.exact.loop import LazyRows, P, Q, Verifier, drawn_trees, emitted_law, first_token
 from tests.fakes import Script, always, drawn_chain, drawn_tree, points, random_laws

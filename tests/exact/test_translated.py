@@ -14,15 +14,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
 from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Rig, plain_greedy
-from tests.exact.translating import (
-    FIRST,
-    N_DRAFT_VOCAB,
-    SPELLINGS,
-    FixedSpelling,
-    WatchedDraft,
-    draft_table,
-    id_map,
-)
+from tests.exact.translating import FIRST, N_DRAFT_VOCAB, SPELLINGS, FixedSpelling, WatchedDraft, draft_table, id_map
 from tests.fakes import FakeModel, History, Hook, RandomTable
 
 N_VOCAB = 6
