@@ -39,7 +39,7 @@ def seeds(folder: Path) -> list[bytearray]:
 
 
 def damage(body: bytearray, rng: random.Random, n_header: int) -> bytes:
-    """One to four damages, most of them where the header is."""
+    """One to four damages, mostly in the header."""
     data = bytearray(body)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if len(data) < 9:

@@ -181,7 +181,7 @@ def write_model(
 
     `vocabulary` defaults to `letters(n_vocab)`. `noise` mixes weights of another seed into those of `seed`: 0.0 is the
     model itself, 1.0 an unrelated one. `n_ctx` is the context the model claims to be trained for. `extra` adds or
-    overrides metadata keys (int, float, bool, str or a list of them). `kinds` quantises matrices: "Q4_0", "Q8_0" or
+    overrides metadata keys (int, float, bool, str or a list of them). `kinds` quantizes matrices: "Q4_0", "Q8_0" or
     "IQ4_NL" by the last word of their names, such as "ffn_down"; their rows must be multiples of 32.
     """
     vocab = vocabulary or letters(n_vocab)
@@ -364,7 +364,7 @@ def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) ->
     """(name, rows or 0 for a vector, columns, standard deviation) of every tensor."""
     n_embd, n_ff = shape.n_embd, shape.n_ff
     n_kv = shape.n_head_kv * shape.head_dim
-    inner = 2.0 / np.sqrt(n_embd)  # strong enough that attention and feed-forward move the laws
+    inner = 2.0 / np.sqrt(n_embd)  # strong enough that attention and feed-forward change the distributions
     yield "token_embd.weight", n_vocab, n_embd, 1.0
     for index in range(shape.n_layer):
         block = f"blk.{index}."

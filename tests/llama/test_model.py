@@ -438,7 +438,7 @@ def test_a_closed_model_raises_and_can_be_closed_again(path: Path) -> None:
 @pytest.mark.parametrize("kv", KV_TYPE_BYTES)
 def test_llama_cpp_uses_the_given_kv_type(tmp_path: Path, kv: str) -> None:
     """Prevents: a name with the number of another type; a flag that is parsed and not used."""
-    path = tiny.write_model(tmp_path / "m.gguf", n_embd=64)  # quantised types need heads of 32 numbers
+    path = tiny.write_model(tmp_path / "m.gguf", n_embd=64)  # quantized types need heads of 32 numbers
     for type_k, type_v in ((kv, "f16"), ("f16", kv)):
         heard: list[str] = []
         set_log(lambda level, text, heard=heard: heard.append(text))
