@@ -37,7 +37,7 @@ from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test as probe
 
 N_CTX = 4096
-TOLD = re.compile(rb"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
+COUNTS = re.compile(rb"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def theirs(program: Path, target: Path, draft: Path, prompt: str, k: int, n_pred
         program, target, prompt, n_predict, n_threads, "-md", str(draft), "-td", threads, "-tbd", threads,
         "--spec-type", "draft-simple", "--spec-draft-n-max", str(k), "--spec-draft-p-min", "0",
     )  # fmt: skip
-    told = {kind: (int(n), float(s)) for kind, n, s in TOLD.findall(text)}
-    (_, encode_s), (n_decoded, decode_s) = told[b"encoded"], told[b"decoded"]
+    counts = {kind: (int(n), float(s)) for kind, n, s in COUNTS.findall(text)}
+    (_, encode_s), (n_decoded, decode_s) = counts[b"encoded"], counts[b"decoded"]
     return Timing(n_decoded / decode_s, n_decoded / (encode_s + decode_s), encode_s, text)
 
 

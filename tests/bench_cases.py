@@ -1,4 +1,4 @@
-"""What the tests of the benchmark share: made-up runs of known speeds, and a whole benchmark on fake models."""
+"""Shared by the tests of the benchmark: runs with known speeds, and a whole benchmark on fake models."""
 
 from __future__ import annotations
 
@@ -49,17 +49,16 @@ VOCAB = 12
 
 
 def lengths(*each: int | str) -> tuple[DraftLength, ...]:
-    """Lengths as they are typed."""
     return tuple(DraftLength.check("length", one) for one in each)
 
 
 def arm_of(k: int, **changes: Any) -> Arm:
-    """A draft model's arm of a fixed length."""
+    """An arm of a draft model with a fixed length."""
     return replace(Arm(name=f"K={k}", draft=0, spec_type="draft-simple", n_max=k), **changes)
 
 
 def prompts_of(n: int, category: str = "coding") -> tuple[PlannedPrompt, ...]:
-    """Prompts of one class, every second one of the half that picks."""
+    """Prompts of one class; every second one is in the half that picks."""
     return tuple(PlannedPrompt(id=f"p{i}", category=category, language="en", picks=i % 2 == 0) for i in range(n))
 
 
@@ -90,7 +89,7 @@ def run_of(
     arm: int, prompt: int, tok_s: float, *, condition: int = 0, repetition: int = 0, prompt_s: float = 1.0,
     n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0,
 ) -> BenchRun:  # fmt: skip
-    """100 tokens behind the first pass, at `tok_s`."""
+    """100 tokens after the first pass, at `tok_s`."""
     seconds = 100.0 / tok_s
     stats = SpecStats(
         n_prompt=50,
@@ -119,7 +118,7 @@ def run_of(
 
 
 def report_of(plan: BenchPlan, runs: Sequence[BenchRun], **changes: Any) -> BenchReport:
-    """The report that follows from runs."""
+    """The report computed from `runs`."""
     costs = (PairCosts(load=0, draft=0, step_s=0.1, profile=COSTS, noise=0.1),)
     report = BenchReport(
         made="2026-01-02T03:04:05+00:00",
@@ -143,7 +142,7 @@ def report_of(plan: BenchPlan, runs: Sequence[BenchRun], **changes: Any) -> Benc
 
 @dataclass
 class Stage:
-    """Fake models that a whole benchmark runs on; `now` is a clock that every evaluation moves on."""
+    """Fake models for a whole benchmark; every evaluation advances the clock `now`."""
 
     now: float = 0.0
     eval_s: float = 0.001

@@ -1,4 +1,4 @@
-"""Benchmark reports made up for tests: a sweep over lengths, two temperatures, a few classes."""
+"""Benchmark reports for tests: a sweep over lengths, two temperatures, a few classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALPHA = {"coding": 0.9, "qa": 0.65, "poem": 0.5, ALL: 0.7}
 
 
 def row(arm: int, k: int | None, condition: int, category: str) -> BenchRow:
-    """Figures that hang together: those of the cost model, and an interval around them."""
+    """Consistent figures of the cost model, with an interval around them."""
     alpha, length = _ALPHA[category] - 0.05 * condition, 4 if k is None else k
     tokens = sum(alpha**i for i in range(length + 1))
     speedup = tokens / (0.3 * length + COSTS.verify_cost(length + 1))
@@ -43,7 +43,6 @@ def row(arm: int, k: int | None, condition: int, category: str) -> BenchRow:
 def report(
     *, lengths: Sequence[int | None] = LENGTHS, temperatures: Sequence[float] = (0.0, 1.0), **changes: Any
 ) -> BenchReport:
-    """A whole report; `changes` replace its fields."""
     arms = [PLAIN, *(arm_of(0, name=f"K={n or 'auto'}", n_max=n) for n in lengths if n != 0)]
     prompts = [
         PlannedPrompt(id=f"{name}-{i}", category=name, language="en", picks=i % 2 == 0)

@@ -12,44 +12,20 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 LEAST_EXPECTED = 8.0  # outcomes expected less often share one bin: with fewer, the statistic is not chi-square
 SURPRISE = 1e-6  # a smaller p-value fails the test
 POWER = 0.95  # chance of detection of a bias that counts as visible
-_STEPS = 10_000  # limit of series and fractions, which end long before
-_EPSILON = 1e-15
 
 
-def _lower_series(a: float, x: float) -> float:
-    """The regularised lower incomplete gamma function for x < a + 1."""
-    term = total = 1.0 / a
-    for n in range(1, _STEPS):
-        term *= x / (a + n)
-        total += term
-        if term < total * _EPSILON:
-            break
-    return total * math.exp(a * math.log(x) - x - math.lgamma(a))
-
-
-def _upper_fraction(a: float, x: float) -> float:
-    """The regularised upper incomplete gamma function for x >= a + 1, by its continued fraction (Lentz)."""
-    tiny = 1e-300
-    b = x + 1.0 - a
-    c, d = 1.0 / tiny, 1.0 / b
-    total = d
-    for n in range(1, _STEPS):
-        step = -n * (n - a)
-        b += 2.0
-        d = 1.0 / (step * d + b or tiny)
-        c = b + step / c or tiny
-        total *= c * d
-        if abs(c * d - 1.0) < _EPSILON:
-            break
-    return total * math.exp(a * math.log(x) - x - math.lgamma(a))
+def _growth(a: float, x: float) -> float:
+    """Q(a + 1, x) - Q(a, x), where Q is the regularised upper incomplete gamma function."""
+    return math.exp(a * math.log(x) - x - math.lgamma(a + 1.0))
 
 
 def survival(statistic: float, n_free: int) -> float:
-    """The chance that chi-square with `n_free` degrees of freedom exceeds `statistic`."""
+    """The chance that chi-square with `n_free` degrees of freedom exceeds `statistic`: Q(n_free / 2, statistic / 2)."""
     if n_free == 0 or statistic <= 0.0:
         return 1.0 if statistic <= 0.0 else 0.0
-    a, x = n_free / 2.0, statistic / 2.0
-    return 1.0 - _lower_series(a, x) if x < a + 1.0 else _upper_fraction(a, x)
+    x, odd = statistic / 2.0, n_free % 2
+    start = math.erfc(math.sqrt(x)) if odd else 0.0
+    return min(start + math.fsum(_growth(i + odd / 2.0, x) for i in range(n_free // 2)), 1.0)
 
 
 def _bisected(function: Callable[[float], float], value: float, *, high: float, falling: bool) -> float:
@@ -74,10 +50,11 @@ def _noncentral_survival(statistic: float, n_free: int, shift: float) -> float:
     mean = shift / 2.0
     first = max(0, int(mean - 12.0 * math.sqrt(mean + 1.0)))
     last = int(mean + 12.0 * math.sqrt(mean + 1.0)) + 10
-    total = 0.0
+    total, share = 0.0, survival(statistic, n_free + 2 * first)
     for n in range(first, last):
         weight = math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) if mean > 0.0 else float(n == 0)
-        total += weight * survival(statistic, n_free + 2 * n)
+        total += weight * share
+        share += _growth(n_free / 2.0 + n, statistic / 2.0)
     return total
 
 

@@ -96,10 +96,10 @@ def distance(found: Mapping[Block, float], law_at: LawAt) -> Distance:
         for token in {*law, *inside[node]}:
             child = (*node, token)
             child_prob = prob * law.get(token, 0.0)
-            told = starting.get(child, 0.0) + child_prob * ratio
-            error = max(error, abs(told - child_prob))
+            mass = starting.get(child, 0.0) + child_prob * ratio
+            error = max(error, abs(mass - child_prob))
             if not node:
-                first_errors.append(abs(told - child_prob))
+                first_errors.append(abs(mass - child_prob))
             here = found.get(child, 0.0)
             if child_prob > 0.0:
                 child_ratio = ratio + here / child_prob

@@ -80,7 +80,7 @@ class Remembered(Passing):
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         text = (*self._tokens, *tokens)
-        rows = np.stack(self._behind(text, len(self._tokens)))
+        rows = np.stack(self._after(text, len(self._tokens)))
         rows.setflags(write=False)
         self._tokens.extend(tokens)
         return rows
@@ -93,12 +93,12 @@ class Remembered(Passing):
 
     def row(self, text: Sequence[int]) -> FloatArray:
         """The logits after `text`.  (V,)"""
-        return self._behind(tuple(text), len(text) - 1)[0]
+        return self._after(tuple(text), len(text) - 1)[0]
 
     def forget(self) -> None:
         self._rows.clear()
 
-    def _behind(self, text: tuple[int, ...], n_before: int) -> list[FloatArray]:
+    def _after(self, text: tuple[int, ...], n_before: int) -> list[FloatArray]:
         """The rows of `text` without its first `n_before` tokens; reads `text` from the first unknown row on."""
         prefixes = [text[: n + 1] for n in range(n_before, len(text))]
         for i, prefix in enumerate(prefixes):

@@ -23,7 +23,7 @@ from specllama.drafters import REGISTRY, DraftSettings
 from specllama.prompts.filler import notes
 from specllama.prompts.load import BenchPrompt
 
-TELL_S = 0.5  # between two reports of progress
+PROGRESS_S = 0.5  # between two reports of progress
 N_PRIMED = 3  # tokens after which the draft has read the text before the prompt
 
 
@@ -125,14 +125,14 @@ class Answerer:
                 primed = RandomChooser(seed)
                 deque(engine.generate(question.before, params, primed, max_tokens=N_PRIMED, cancel=self._cancel), 0)
             choose = self._chooser(arm, seed)
-            events, n_said, told = list[Event](), 0, self._clock()
+            events, n_said, reported = list[Event](), 0, self._clock()
             for event in engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel):
                 events.append(event)
                 n_said += isinstance(event, TokenEvent)
                 # Only between steps, and seldom: the listener's time must not count.
-                if isinstance(event, (StepEvent, PromptProgress)) and self._clock() - told >= TELL_S:
+                if isinstance(event, (StepEvent, PromptProgress)) and self._clock() - reported >= PROGRESS_S:
                     yield n_said / n_predict
-                    told = self._clock()
+                    reported = self._clock()
         finally:
             drafter.close()
         finished = events[-1]

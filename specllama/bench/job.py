@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 def following(
-    work: Generator[float, None, T], told: Callable[[float], BenchProgress]
+    work: Generator[float, None, T], progress: Callable[[float], BenchProgress]
 ) -> Generator[BenchEvent, None, T]:
     """Runs `work`, yields its progress and returns its result."""
     while True:
@@ -77,4 +77,4 @@ def following(
             share = next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # the value of StopIteration is not typed
-        yield told(share)
+        yield progress(share)

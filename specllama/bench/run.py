@@ -139,14 +139,14 @@ class _Bench:
             if len(tokens) < 2:
                 return
 
-            def told(share: float, index: int = index) -> BenchProgress:
+            def progress(share: float, index: int = index) -> BenchProgress:
                 if self._clock() > late:
                     raise _TooSlow
                 return BenchProgress(COSTS, (index + share) / len(drafts))
 
             try:
                 with closing(measuring_costs(loaded.target, draft, tokens, seconds=seconds, clock=self._clock)) as work:
-                    costs = yield from following(work, told)
+                    costs = yield from following(work, progress)
             except _TooSlow:
                 self._notices["the costs of a pass were not measured: the budget is too small for this machine"] = None
                 return
@@ -168,13 +168,13 @@ class _Bench:
         n_predict = max(n_fit, LEAST_WARM_UP)
         for index, arm in enumerate(arms):
 
-            def told(share: float, name: str = arm.name, index: int = index) -> BenchProgress:
+            def progress(share: float, name: str = arm.name, index: int = index) -> BenchProgress:
                 return BenchProgress(f"warming up: {name}", (index + share) / len(arms))
 
-            yield told(0.0)
+            yield progress(0.0)
             answer = yield from following(
                 self._answerer.answering(loaded, arm, condition, question, seed=self.job.seed, n_predict=n_predict),
-                told,
+                progress,
             )
             self._speeds[arm.name] = speed(answer)
 

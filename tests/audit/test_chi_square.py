@@ -49,7 +49,7 @@ def test_rare_outcomes_share_a_bin_and_none_is_lost() -> None:
     assert of_law(Counter(e=100), {"a": 0.5, "b": 0.5}).surprising
 
 
-def test_independent_samples_add_up_and_nothing_is_told_of_nothing() -> None:
+def test_independent_samples_add_up_and_no_samples_give_no_figures() -> None:
     """Prevents: a division by zero if no sample can vary."""
     assert ChiSquare(10, 3.0, 2) + ChiSquare(5, 1.0, 1) == ChiSquare(15, 4.0, 3)
     assert ChiSquare().p_value is None

@@ -18,10 +18,10 @@ def test_every_pass_moves_the_bar_and_no_unit_moves_it_back() -> None:
     items = list(audit.run(subject(), LEAST, {}, tell=seen.append))
     shares = [each.share for each in seen]
     assert shares == sorted(shares)
-    told = [each for each in items if isinstance(each, audit.AuditProgress)]
+    items_of = [each for each in items if isinstance(each, audit.AuditProgress)]
     for section in audit.SHARES:
         if section != "self-test":
-            n_units = sum(each.doing == section for each in told)
+            n_units = sum(each.doing == section for each in items_of)
             within = {each.share for each in seen if each.doing == section}
             assert len(within) > 10 * n_units, section
     last = [each.left_s for each in seen if each.left_s is not None]
@@ -31,7 +31,7 @@ def test_every_pass_moves_the_bar_and_no_unit_moves_it_back() -> None:
 
 
 @pytest.mark.parametrize("n_ctx", [24, 32])
-def test_a_full_draft_whose_logits_were_not_compared_is_told(n_ctx: int) -> None:
+def test_a_full_draft_whose_logits_were_not_compared_is_reported(n_ctx: int) -> None:
     """Prevents: a clean verdict on a draft that was not compared; an error where other tokens need more cells."""
     table = RandomTable(N_VOCAB, 1)
     what = subject(table, draft=WatchedDraft(N_VOCAB, n_ctx=n_ctx), strategies=("draft-tli",), rules=(Rule.BLOCK,))

@@ -1,4 +1,4 @@
-"""The audit: a correct program passes, every broken rule is noticed, and near-ties are told from bugs."""
+"""The audit: a correct program passes, every fault is caught, and near-ties are no bugs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_correct_program_passes(healthy: AuditReport) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_broken_rule_is_noticed(healthy: AuditReport, fault: Fault) -> None:
+def test_every_fault_is_caught(healthy: AuditReport, fault: Fault) -> None:
     assert healthy.faults is not None
     (row,) = (each for each in healthy.faults if each.fault == fault.name)
     assert row.caught, row.figure
@@ -107,7 +107,7 @@ def test_a_broken_program_does_not_pass(fault: Fault) -> None:
     assert not report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1)).passed
 
 
-def test_a_fault_that_is_not_noticed_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_is_not_caught_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = replace(FAULTS[0], parts=Parts())
     monkeypatch.setattr("specllama.audit.self_test.FAULTS", (harmless,))
     report = report_of(subject(), replace(LEAST, n_contexts=1), self_test=True)
@@ -138,7 +138,7 @@ def test_without_a_draft_model_lookups_are_audited_and_the_faults_that_they_can_
     assert {row.model for row in report.kv} == {"target"}
 
 
-def test_what_could_not_be_measured_is_said() -> None:
+def test_what_could_not_be_measured_is_reported() -> None:
     """Prevents: a proof without data: laws with too many branches, or a lookup that never drafts."""
     one = subject(strategies=("draft-simple",), rules=(Rule.TOKEN,))
     report = report_of(one, replace(LEAST, most_branches=1))
@@ -184,7 +184,7 @@ class Jittery(FakeModel):
         return rows
 
 
-def test_a_near_tie_is_no_bug_and_is_told() -> None:
+def test_a_near_tie_is_reported_and_is_no_bug() -> None:
     """Prevents: an audit that fails because of rounding, or that hides where texts differ."""
     table = RandomTable(N_VOCAB, 5, ties=True, spread=0.8)  # two largest logits are often equal, and the jitter decides
     jittery = subject(table, target=Jittery(table, N_VOCAB, 600))
@@ -298,7 +298,7 @@ def test_places_in_laws_notice_tokens_that_lean_and_tokens_that_cannot_be() -> N
     assert cannot.impossible == 1
 
 
-def test_tokens_behind_an_end_token_are_not_counted() -> None:
+def test_tokens_after_an_end_token_are_not_counted() -> None:
     p = Distribution.dense((0.5, 0.5))
     along = Along(frozenset({1}), np.random.default_rng(0))
     along.see(Observation((), Draft((0, 1, 0), (p, p, p)), Verdict((0, 1, 2), 0), "", laws=(p, p, p, p)))
@@ -347,7 +347,7 @@ def test_what_only_one_of_two_rows_masks_is_a_difference_that_json_can_hold() ->
 
 
 @pytest.mark.parametrize("n_ctx", [9, 14, 64])
-def test_a_remembered_draft_has_the_room_of_the_draft_behind_the_same_text(n_ctx: int) -> None:
+def test_a_remembered_draft_has_the_room_of_the_draft_after_the_same_text(n_ctx: int) -> None:
     """Prevents: cells counted after the last text of the enumeration, not after the current one."""
     model = Remembered(WatchedDraft(N_VOCAB, n_ctx=n_ctx))
     model.eval((4, 1, 0, 2)) if n_ctx > 9 else model.feed((4,))

@@ -1,4 +1,4 @@
-"""How a benchmark ends: by an error, by its budget, and what it says of the time it took."""
+"""How a benchmark ends: with an error, at its budget; and the record of its time."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_report_says_what_the_time_went_into() -> None:
     assert f" on {len(report.runs)} runs" in line
     data = to_plain(report)
     assert BenchReport.from_json(data) == report
-    del data["spent"]["arms_s"]  # as a version before wrote it
+    del data["spent"]["arms_s"]  # as in reports of older versions
     assert BenchReport.from_json(data).spent is not None
 
 

@@ -1,4 +1,4 @@
-"""The run matrix: which arms, which prompts, and what fits into the time there is."""
+"""The run matrix: arms, prompts, and what fits the budget."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_conditions_are_crossed() -> None:
     assert len(found) == len(set(found)) == 16
 
 
-def test_everybody_begins_as_often_and_comes_behind_several_others() -> None:
+def test_every_item_is_first_equally_often_and_follows_several_others() -> None:
     """Prevents: `auto` measured always after the longest drafts, on a machine they have heated."""
     for n in (1, 2, 3, 4, 5, 7):
         orders = [in_turn(range(n), at) for at in range(n * (n - 1) or 1)]

@@ -1,4 +1,4 @@
-"""What the benchmark's plots show, as points; and that they are drawn and written."""
+"""The points of the benchmark's plots, and the files that are written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_arms_that_differ_in_more_than_the_length_are_series_of_their_own() -> N
     assert [[mark.x for mark in each.marks] for each in cold.series] == [[0.0, 2.0], [0.0, 4.0]]
 
 
-def test_loads_are_told_apart_by_what_differs() -> None:
+def test_loads_are_named_by_what_differs() -> None:
     """Prevents: two curves with one name."""
     made = report(lengths=(0, 2))
     loads = (Load(n_threads=2), Load(n_threads=4))
@@ -216,7 +216,7 @@ def test_names_from_files_cannot_break_a_plot(tmp_path: Path, monkeypatch: pytes
     assert len(written.paths) == len(plots.PLOTS)
 
 
-def test_a_missing_matplotlib_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_matplotlib_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Prevents: an ImportError after ten minutes of measuring."""
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="matplotlib is not installed") as caught:
@@ -224,7 +224,7 @@ def test_a_missing_matplotlib_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPa
     assert "specllama[plots]" in caught.value.hint
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """Prevents: a traceback when DIR is a file."""
     place = tmp_path / "file"
     place.write_text("")

@@ -62,7 +62,7 @@ def test_every_load_is_opened_warmed_and_has_its_own_baseline() -> None:
     stage = Stage()
     job = stage.job(asked(2), loads=(Load(n_threads=1), Load(n_threads=2)), lengths=lengths(2), n_repetitions=2)
     plan, runs, report = parts(stage.events(job))
-    assert stage.opened == [1, 0, 1, 0]  # each once to see that it can be, then there and back again
+    assert stage.opened == [1, 0, 1, 0]  # each once before the runs, then back and forth
     assert len(runs) == plan.n_runs
     by_name = {plan.arms[row.arm].name: row for row in report.rows_of()}
     assert by_name["K=2 t=2"].speedup is not None

@@ -1,4 +1,4 @@
-"""From runs to the table: paired ratios, predictions, bands, picks, and the words at the end."""
+"""From runs to the table: paired ratios, predictions, bands, picks, and the verdict."""
 
 from __future__ import annotations
 

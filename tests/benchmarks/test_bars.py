@@ -33,7 +33,7 @@ def _run(arm: str, speed: float, prompt: str = "a", *, group: str = "code", temp
 
 
 def test_ratios_are_taken_prompt_by_prompt_where_both_arms_ran() -> None:
-    """Medians of speeds divided by each other, or a prompt that only one arm answered so far."""
+    """Prevents: a ratio of medians, or a prompt that only one arm has answered."""
     runs = [_run(PLAIN, 10, "a"), _run(PLAIN, 20, "b"), _run(AUTO, 20, "a"), _run(AUTO, 30, "b"), _run(AUTO, 99, "c")]
     found = cell(runs, PLAIN_BAR, "code")
     assert found is not None
@@ -44,7 +44,7 @@ def test_ratios_are_taken_prompt_by_prompt_where_both_arms_ran() -> None:
 
 
 def test_plain_decoding_gets_the_path_it_was_fastest_on_and_else_the_loaded_target() -> None:
-    """Our plain decoding held back by the path that suits drafts; or the target loaded twice for nothing."""
+    """Prevents: plain decoding on the kernel path that suits drafts, or the target loaded twice without need."""
     files = cast(Any, None)  # nothing is looked up in them
     tuned = Setup(files, None, DEFAULT.applied(LoadOptions(n_threads=3)), Hardware(), profile=PROFILE)
     alone = replace(tuned, profile=replace(PROFILE, plain_path=AS_IN_FILE))
@@ -57,13 +57,12 @@ def test_plain_decoding_gets_the_path_it_was_fastest_on_and_else_the_loaded_targ
 
 
 def test_temperatures_and_classes_are_never_mixed() -> None:
-    """A run at temperature 1 that passes for one at 0."""
     runs = [_run(PLAIN, 10, temperature=1.0), _run(AUTO, 20), _run(PLAIN, 10, group="story")]
     assert cell(runs, PLAIN_BAR, "code") is None
 
 
 def test_the_peers_best_setting_is_known_in_hindsight_by_the_time_of_a_whole_class() -> None:
-    """The best of each prompt, which no fixed setting is; or a mean of speeds, in which a slow answer hardly counts."""
+    """Prevents: the best setting of each prompt, or a mean of speeds that hides slow answers."""
     runs = [
         _run(PEER_PLAIN, 10, "a"), _run(PEER_PLAIN, 10, "b"),
         _run("llama.cpp K=3", 30, "a"), _run("llama.cpp K=3", 5, "b"),
@@ -87,7 +86,7 @@ def test_the_peers_best_setting_is_known_in_hindsight_by_the_time_of_a_whole_cla
 def test_a_damaged_last_line_is_skipped_and_cut_off(
     torn: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Hours of runs that cannot be continued because a run was killed, the disk was full or the power went."""
+    """Prevents: hours of runs that cannot be continued after a kill, a full disk or a power failure."""
     path = tmp_path / "runs.jsonl"
     append(path, "settings", {"predict": 64})
     append(path, "run", asdict(_run(AUTO, 10)))
@@ -102,7 +101,7 @@ def test_a_damaged_last_line_is_skipped_and_cut_off(
 
 
 def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
-    """A run that counts as done and is cut off all the same, so that it is never repeated."""
+    """Prevents: a run that counts as done, but is removed and never repeated."""
     path = tmp_path / "runs.jsonl"
     append(path, "run", {"a": 1})
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
@@ -114,7 +113,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_middle_of_a_file_is_an_error(tmp_path: Path) -> None:
-    """Runs that are silently left out of a table."""
+    """Prevents: runs silently missing in a table."""
     path = tmp_path / "runs.jsonl"
     path.write_text("half a li\n")
     append(path, "run", {"a": 1})
@@ -123,14 +122,14 @@ def test_damage_in_the_middle_of_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_named() -> None:
-    """A file in which half of the answers were of another length."""
+    """Prevents: one file with answers of two lengths."""
     text = rows.difference({"predict": 64, "cpu": "x"}, {"predict": 96, "cpu": "x"})
     assert text == "predict was 64 and is 96"
     assert rows.difference({"cpu": "x"}, {"cpu": "x"}) == ""
 
 
 def test_every_table_can_be_printed_of_any_part_of_the_runs() -> None:
-    """A report that only works once everything was run."""
+    """Prevents: a report that needs all runs."""
     runs = [_run(arm, 10) for arm in (AUTO, PLAIN, PEER_PLAIN)]
     for n in range(len(runs) + 1):
         text = "\n".join([*bars_report.bar_tables(runs[:n]), *bars_report.arm_table(runs[:n])])

@@ -26,14 +26,14 @@ N_PROMPT, N_TOKENS = 20, 64
 
 
 def _answer(chance: float, seed: int = 0) -> Recorded:
-    """Of tokens that never come back, so that lookups find nothing."""
+    """An answer without repeated tokens, so that lookups find nothing."""
     tokens = random.Random(seed).sample(range(1000), N_PROMPT + N_TOKENS)
     return Recorded("code", tuple(tokens[:N_PROMPT]), tuple(tokens[N_PROMPT:]), (chance,) * N_TOKENS,
                     (0.9,) * N_TOKENS)  # fmt: skip
 
 
 def test_a_draft_that_is_always_right_costs_what_the_formula_says() -> None:
-    """A pass that is not counted, the prompt counted as the target's, or the last token of a whole block forgotten."""
+    """Prevents: a pass that is not counted, the prompt counted for the target, or a lost last token."""
     answer, k = _answer(1.0), 3
     passes = replay(answer, [True] * N_TOKENS, MODEL, DraftSettings(length=DraftLength(k)))
     # The first step goes without a draft; then 15 blocks of four, and what is left of 63 tokens.
@@ -42,14 +42,14 @@ def test_a_draft_that_is_always_right_costs_what_the_formula_says() -> None:
 
 
 def test_a_draft_that_is_never_right_costs_every_block_for_one_token() -> None:
-    """Rejected tokens that stay in the draft's memory, or tokens accepted by chance."""
+    """Prevents: rejected tokens that stay in the draft, or tokens accepted by chance."""
     passes = replay(_answer(0.0), [False] * N_TOKENS, MODEL, DraftSettings(length=DraftLength(2)))
     assert passes.target[3] == N_TOKENS - 3  # the first step is plain; the last ones have no room for a block of three
     assert sum(passes.target.values()) == N_TOKENS
 
 
 def test_lookups_are_those_of_the_text() -> None:
-    """Text that repeats itself drafted as if it did not, or by a stand-in that knows the answer."""
+    """Prevents: missed repetitions, or a lookup that knows the answer."""
     fresh = _answer(0.0)
     again = Recorded("code", fresh.tokens, fresh.tokens, fresh.acceptance, fresh.confidence)
     settings = DraftSettings(length=DraftLength(7))
@@ -60,7 +60,7 @@ def test_lookups_are_those_of_the_text() -> None:
 
 
 def test_the_controller_finds_what_pays_and_leaves_what_does_not() -> None:
-    """A replay in which `auto` is handed another controller than the program's, or none."""
+    """Prevents: a replay of `auto` without the program's controller."""
     good = Replays([_answer(0.95, seed) for seed in range(3)], 1).on(Machine("cheap", CHEAP))
     assert good.best.startswith("K = ")
     assert good.share > 0.9
@@ -70,13 +70,13 @@ def test_the_controller_finds_what_pays_and_leaves_what_does_not() -> None:
 
 
 def test_on_a_machine_where_no_draft_can_pay_lookups_alone_draft() -> None:
-    """A draft model that the program would not even load."""
+    """Prevents: a draft model that the program would not load."""
     assert Machine("dear", DEAR).auto == "lookup"
     assert Machine("cheap", CHEAP).auto == "chain"
 
 
 def test_above_temperature_0_the_controller_begins_with_what_tuning_measured_there() -> None:
-    """A controller that believes of temperature 1 what was seen at 0, which `auto` does not."""
+    """Prevents: a controller that starts with the acceptance at temperature 0."""
     cold, warm = Prior(0.9, 0.9, 1.0), Prior(0.4, 0.4, 1.0)
     here = Machine("here", CHEAP, cold, warm)
     assert (here.at(0.0).prior, here.at(1.0).prior) == (cold, warm)
@@ -84,7 +84,7 @@ def test_above_temperature_0_the_controller_begins_with_what_tuning_measured_the
 
 
 def test_damage_in_the_middle_of_a_recording_is_said(tmp_path: Path) -> None:
-    """Answers that are silently left out of a table."""
+    """Prevents: answers silently missing in a table."""
     path = tmp_path / "answers.jsonl"
     append(path, "settings", {"tokens": 64})
     path.write_text(path.read_text() + "half a li\n")
@@ -94,13 +94,13 @@ def test_damage_in_the_middle_of_a_recording_is_said(tmp_path: Path) -> None:
 
 
 def test_a_hopeless_draft_is_found_out() -> None:
-    """A probe that reads the end of the text and is judged by its beginning; or a draft that secretly knows it."""
+    """Prevents: a probe that reads the end of the text and is scored on its start, or a draft that knows the text."""
     rate, worst = Replays([hopeless(_answer(1.0), 0.0)], 1).controlled(Machine("cheap", CHEAP), MODEL)
     assert 0.85 < worst == rate < 1.0
 
 
 def test_every_round_draws_anew_but_not_at_temperature_0() -> None:
-    """One draw taken for the mean of several."""
+    """Prevents: one draw taken for the mean of several."""
     even = _answer(0.5)
     assert accepted(even, 0) != accepted(even, 1)
     assert accepted(even, 1) == accepted(even, 1)
@@ -108,7 +108,7 @@ def test_every_round_draws_anew_but_not_at_temperature_0() -> None:
 
 
 def test_what_bounds_the_gain_is_every_token_accepted() -> None:
-    """The README's own example, off by one row."""
+    """Prevents: an error of one row against the example of the README."""
     costs = CostProfile(verify=((1, 1.0), (4, 2.86)), draft=((1, 0.32),))
     assert bounds(costs, (3,))[3] == pytest.approx(4 / (3 * 0.32 + 2.86))
     assert bounds(costs, (3,), 0.0)[3] == pytest.approx(4 / 2.86)
@@ -116,7 +116,7 @@ def test_what_bounds_the_gain_is_every_token_accepted() -> None:
 
 
 def test_what_was_recorded_is_judged_as_the_trace_would_be(tmp_path: Path) -> None:
-    """Laws that are off by one from their tokens once they were on the disk, or temperature 0 judged by a law at 1."""
+    """Prevents: distributions off by one from their tokens, or temperature 0 scored with one at 1."""
     for temperature in (0.0, 1.0):
         target, draft = (
             FakeModel(table_of(random_laws(5, seed)), 5, n_ctx=64, caps=Caps(max_block=4)) for seed in (1, 2)
@@ -135,7 +135,7 @@ def test_what_was_recorded_is_judged_as_the_trace_would_be(tmp_path: Path) -> No
 
 
 def test_a_recording_holds_every_prompt_once_and_by_turns() -> None:
-    """A part of a recording in which a class is missing, or a prompt that is asked twice."""
+    """Prevents: a part of a recording without some class, or with a prompt twice."""
     plan = [asked for asked, _ in recording.everything(list(SOURCES), 8)]
     assert len({asked.key for asked in plan}) == len(plan) == 8 * len(SOURCES) * 2
     assert {asked.group for asked in plan[: 2 * len(SOURCES)]} == set(SOURCES)
