@@ -131,21 +131,26 @@ def test_a_child_killed_from_outside_does_not_switch_off_the_fast_layouts(build:
     assert "memory" in result.hint
 
 
-def test_a_missing_system_library_is_named(build: FakeBuild) -> None:
-    """Prevents: a traceback of ctypes for a missing package."""
-    build.behave(on_import="raise OSError('libgomp.so.1: cannot open shared object file: No such file or directory')")
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (
+            {"on_import": "raise OSError('libgomp.so.1: cannot open shared object file: No such file')"},
+            "system library libgomp.so.1",
+        ),
+        ({"logit": "float('nan')"}, "NaN"),
+        (
+            {"on_import": "import sys; sys.stderr.write('the moon is full'); sys.stderr.flush(); os._exit(3)"},
+            "the moon is full",
+        ),
+    ],
+)
+def test_a_failure_without_a_crash_is_explained(build: FakeBuild, behaviour: dict[str, str], words: str) -> None:
+    """Prevents: a traceback of ctypes for a missing package; wrong logits that count as good; a lost stderr."""
+    build.behave(**behaviour)
     result = probe.installed()
     assert result.state is State.BROKEN
-    assert "libgomp.so.1" in result.detail
-    assert "libgomp.so.1" in result.hint
-
-
-def test_nan_logits_are_a_failure(build: FakeBuild) -> None:
-    """Prevents: a build with wrong results that counts as good."""
-    build.behave(logit="float('nan')")
-    result = probe.installed()
-    assert result.state is State.BROKEN
-    assert "NaN" in result.detail
+    assert words in f"{result.detail} {result.hint}"
 
 
 @pytest.mark.slow
@@ -156,14 +161,6 @@ def test_a_build_that_hangs_is_broken(build: FakeBuild, monkeypatch: pytest.Monk
     result = probe.installed()
     assert result.state is State.BROKEN
     assert "did not finish" in result.detail
-
-
-def test_stderr_is_quoted_if_there_is_no_json(build: FakeBuild) -> None:
-    """Prevents: hiding the only explanation of a failure, such as the interpreter's."""
-    build.behave(on_import="import sys; sys.stderr.write('the moon is full'); sys.stderr.flush(); os._exit(3)")
-    result = probe.installed()
-    assert result.state is State.BROKEN
-    assert "the moon is full" in result.detail
 
 
 def test_without_llama_cpp_no_child_is_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

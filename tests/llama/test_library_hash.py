@@ -23,7 +23,7 @@ def folder(home: Path) -> Path:
     return place
 
 
-def test_the_same_wheel_in_another_clone_has_the_same_name(folder: Path, tmp_path: Path) -> None:
+def test_the_same_libraries_elsewhere_have_the_same_hash(folder: Path, tmp_path: Path) -> None:
     """Prevents: 'the installed llama.cpp changed', and minutes of tuning, in each new clone."""
     other = tmp_path / "other"
     shutil.copytree(folder, other)
