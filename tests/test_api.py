@@ -88,8 +88,8 @@ def test_a_seed_a_stop_text_and_a_limit_are_kept(files: tuple[Path, Path]) -> No
 def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
     """Prevents: a template around a raw prompt, or none around a question."""
     text = ask(pair, "b", system="a")
-    told = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert pair.answer(told, temperature=0, max_tokens=40, logit_bias=ENDLESS).tokens == text.tokens
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert pair.answer(messages, temperature=0, max_tokens=40, logit_bias=ENDLESS).tokens == text.tokens
     assert text.stats.n_prompt > ask(pair, "b").stats.n_prompt > ask(pair, "b", raw=True).stats.n_prompt == 1
     for wrong in ({"raw": True, "system": "a"}, {"logit_bias": {100: 1.0}}, {"temperature": -1}):
         with pytest.raises(UsageError):
@@ -191,8 +191,8 @@ def test_a_chat_goes_on_from_what_was_said(pair: Pair) -> None:
     second = "".join(chat.stream("and then?"))
     assert second == chat.messages[-1].content
     assert pair.stats.n_cached > first.stats.n_prompt
-    told = [{"role": message.role, "content": message.content} for message in chat.messages[:-1]]
-    assert pair.answer(told, temperature=0, max_tokens=20, logit_bias=ENDLESS).text == second
+    messages = [{"role": message.role, "content": message.content} for message in chat.messages[:-1]]
+    assert pair.answer(messages, temperature=0, max_tokens=20, logit_bias=ENDLESS).text == second
     chat.undo()
     assert [message.role for message in chat.messages] == ["system", "user", "assistant"]
     assert chat.send("and then?").text == second

@@ -153,10 +153,10 @@ class _Search:
         before = self.n_done
         self.n_done += 1
 
-        def told(what: str, share: float) -> None:
+        def report(what: str, share: float) -> None:
             self.tell(f"{name}: {what}", min((before + share) / self.n_steps, 1.0))
 
-        return told
+        return report
 
     def look_at_parent(self) -> Trial:
         job = MeasureJob(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)

@@ -97,7 +97,7 @@ class Derived:
 
     def __post_init__(self) -> None:
         if not 0 <= self.n_bytes < 2**63:
-            raise ValueError("its n_bytes is no size of a file")
+            raise ValueError("its n_bytes is not the size of a file")
 
     @property
     def name(self) -> str:

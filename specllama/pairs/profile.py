@@ -136,11 +136,6 @@ def path_of(subject: ProfileKey) -> Path:
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
 
 
-def kept(subject: ProfileKey) -> bool:
-    """True if the pair was tuned, even if the profile is stale."""
-    return path_of(subject).is_file()
-
-
 def _circumstances(subject: ProfileKey, derived: Path | None) -> dict[str, object]:
     """What must not change. The keys are shown to the user."""
     cpu = this_cpu()

@@ -297,7 +297,8 @@ def _translated_if_tuned(setup: Setup) -> Setup:
     other = replace(
         setup, model_strategy=TRANSLATED, strategy=TRANSLATED if setup.strategy == SIMPLE else setup.strategy
     )
-    return other if not profiles.kept(setup.subject) and profiles.kept(other.subject) else setup
+    own_file, other_file = (profiles.path_of(each.subject) for each in (setup, other))
+    return other if other_file.is_file() and not own_file.is_file() else setup
 
 
 def tuned(setup: Setup, *, any_strategy: bool) -> Setup:

@@ -162,7 +162,7 @@ def test_every_recipe_gives_a_model_that_runs(tmp_path: Path) -> None:
     ("recipe", "message"),
     [
         (Recipe(), "changes nothing"),
-        (Recipe(quant="Q9_X"), "no quantisation 'Q9_X'"),
+        (Recipe(quant="Q9_X"), "Q9_X"),
         (Recipe(dropped=(4,)), "no layer 4 .*0 to 3"),
         (Recipe(dropped=(1, 1)), "layer 1 is listed twice"),
         (Recipe(dropped=(0, 1, 2)), "3 of 4 layers"),

@@ -84,10 +84,8 @@ def test_a_translated_draft_has_its_own_profile(subject: ProfileKey) -> None:
     by_text = replace(subject, model_strategy="draft-tli")
     assert (subject.strategy, by_text.strategy) == ("draft-simple", "draft-tli")
     assert replace(subject, draft=None).strategy == "lookup"
-    assert not profiles.kept(by_text)
     profiles.save(by_text, replace(PROFILE, strategy="draft-tli"))
-    assert profiles.kept(by_text)
-    assert not profiles.kept(subject)
+    assert profiles.find(subject) == profiles.FoundProfile()
     assert profiles.find(by_text) == profiles.FoundProfile(replace(PROFILE, strategy="draft-tli"))
 
 
