@@ -50,9 +50,7 @@ def prompts_for(
 
 
 @dataclass(slots=True)
-class _Work:
-    """The results and the progress so far."""
-
+class _Progress:
     sections: Mapping[str, int]  # number of units
     tell: TellAudit
     started: float = field(default_factory=perf_counter)
@@ -60,12 +58,6 @@ class _Work:
     done: float = 0.0
     n_beats: int = 0  # passes of the current unit
     usual: int = USUAL  # passes of the last unit
-    greedy: list[GreedyRun] = field(default_factory=list)
-    laws: list[LawRow] = field(default_factory=list)
-    draws: list[DrawRow] = field(default_factory=list)
-    kv: list[KvRow] = field(default_factory=list)
-    along: audit_kv.Along | None = None
-    faults: list[FaultRow] | None = None
 
     def _unit(self) -> float:
         """The share of one unit of the section in the whole."""
@@ -91,19 +83,6 @@ class _Work:
         part = self.n_beats / self.usual if self.n_beats < self.usual / 2 else 1.0 - self.usual / (4 * self.n_beats)
         self.tell(self._progress(self.done + part * self._unit()))
 
-    def report(self, about: Mapping[str, object], *, partial: bool) -> AuditReport:
-        return AuditReport(
-            about=about,
-            greedy=tuple(self.greedy),
-            laws=audit_sampling.merged(self.laws),
-            draws=audit_sampling.merged(self.draws),
-            along=() if self.along is None else (self.along.row(),),
-            kv=tuple(self.kv),
-            faults=None if self.faults is None else tuple(self.faults),
-            partial=partial,
-            wall_s=perf_counter() - self.started,
-        )
-
 
 def run(
     subject: AuditSubject,
@@ -124,33 +103,46 @@ def run(
         "KV cache": effort.n_runs,
         **({"self-test": len(faults)} if faults else {}),
     }
-    work = _Work(sections, tell)
+    work = _Progress(sections, tell)
     draft = None if subject.draft is None else Heard(subject.draft, work.beat)
     subject = replace(subject, target=Heard(subject.target, work.beat), draft=draft)
+    greedy, laws, draws, kv = list[GreedyRun](), list[LawRow](), list[DrawRow](), list[KvRow]()
+    along: audit_kv.Along | None = None
+    caught: list[FaultRow] | None = None
     partial = True
     try:
         yield work.begin("greedy answers")
-        for run_ in audit_greedy.compare(subject, effort):
-            work.greedy.append(run_)
+        for answer in audit_greedy.compare(subject, effort):
+            greedy.append(answer)
             yield work.tick()
-        work.tell(work.begin("exact laws and draws"))
-        for laws, draws in audit_sampling.measure(subject, effort):
-            work.laws += laws
-            work.draws += draws
+        tell(work.begin("exact laws and draws"))
+        for more_laws, more_draws in audit_sampling.measure(subject, effort):
+            laws += more_laws
+            draws += more_draws
             yield work.tick()
-        work.tell(work.begin("KV cache"))
-        work.along = audit_kv.Along(subject.target.end_tokens, np.random.default_rng([subject.seed, 1]))
-        for rows in audit_kv.check(subject, effort, work.along):
-            work.kv += rows
+        tell(work.begin("KV cache"))
+        along = audit_kv.Along(subject.target.end_tokens, np.random.default_rng([subject.seed, 1]))
+        for rows in audit_kv.check(subject, effort, along):
+            kv += rows
             yield work.tick()
         if faults:
-            work.faults = []
-            work.tell(work.begin("self-test"))
-            for caught in audit_self_test.catch_all(subject, faults):
-                work.faults.append(caught)
+            caught = []
+            tell(work.begin("self-test"))
+            for fault in audit_self_test.catch_all(subject, faults):
+                caught.append(fault)
                 yield work.tick()
         partial = False
     except Interrupted:
         if not subject.cancel.is_set():
             raise
-    yield work.report(about, partial=partial)
+    yield AuditReport(
+        about=about,
+        greedy=tuple(greedy),
+        laws=audit_sampling.merged(laws),
+        draws=audit_sampling.merged(draws),
+        along=() if along is None else (along.row(),),
+        kv=tuple(kv),
+        faults=None if caught is None else tuple(caught),
+        partial=partial,
+        wall_s=perf_counter() - work.started,
+    )

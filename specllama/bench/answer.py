@@ -101,10 +101,6 @@ class Answerer:
             ),
         )
 
-    def _chooser(self, arm: Arm, seed: int) -> Chooser:
-        choose, rate = RandomChooser(seed), self._job.synthetic
-        return choose if rate is None or arm.plain else SyntheticChooser(choose, rate, seed)
-
     def answering(
         self, loaded: Loaded, arm: Arm, condition: Condition, question: Question, *, seed: int, n_predict: int
     ) -> Generator[float, None, TimedAnswer]:
@@ -124,7 +120,9 @@ class Answerer:
             if question.before:
                 primed = RandomChooser(seed)
                 deque(engine.generate(question.before, params, primed, max_tokens=N_PRIMED, cancel=self._cancel), 0)
-            choose = self._chooser(arm, seed)
+            choose: Chooser = RandomChooser(seed)
+            if self._job.synthetic is not None and not arm.plain:
+                choose = SyntheticChooser(choose, self._job.synthetic, seed)
             events, n_said, reported = list[Event](), 0, self._clock()
             for event in engine.generate(question.tokens, params, choose, max_tokens=n_predict, cancel=self._cancel):
                 events.append(event)

@@ -91,39 +91,36 @@ def _warning(a: BenchReport, b: BenchReport) -> str:
 
 
 def _differences(a: BenchReport, b: BenchReport) -> list[str]:
-    def facts(report: BenchReport) -> dict[str, object]:
-        return {
-            **report.versions,
-            **{key: value for key, value in asdict(report.machine).items() if key not in _MEASURED},
-            "models": _models(report),
-            "answers of a fixed length": report.plan.fixed_length,
-            **{key: value for key, value in report.settings.items() if key not in _NOT_COMPARED},
-        }
+    def facts(report: BenchReport) -> list[Mapping[str, object]]:
+        return [
+            report.versions,
+            {key: value for key, value in asdict(report.machine).items() if key not in _MEASURED},
+            {"models": _models(report), "answers of a fixed length": report.plan.fixed_length},
+            {key: value for key, value in report.settings.items() if key not in _NOT_COMPARED},
+        ]
 
-    ours, others = facts(a), facts(b)
-    keys = dict.fromkeys([*ours, *others])
-    pairs = [(key, ours.get(key), others.get(key)) for key in keys]
-    return [f"{key}: {_text(mine)} against {_text(other)}" for key, mine, other in pairs if mine != other]
+    return [
+        f"{key}: {_text(mine.get(key))} against {_text(other.get(key))}"
+        for mine, other in zip(facts(a), facts(b), strict=True)
+        for key in dict.fromkeys([*mine, *other])
+        if mine.get(key) != other.get(key)
+    ]
 
 
 def _verdict(rows: tuple[Compared, ...]) -> str:
-    known = [row for row in rows if row.ratio is not None]
+    known = [(row, row.ratio) for row in rows if row.ratio is not None]
     if not known:
         return "The reports have no setting and prompt in common: nothing to compare."
-    faster = [row for row in known if row.ratio and row.ratio.sure and row.ratio.value > 1.0]
-    slower = [row for row in known if row.ratio and row.ratio.sure and row.ratio.value < 1.0]
-    if not faster and not slower:
-        return f"No difference beyond the noise, in {len(known)} settings."
     said = []
-    for what, some in (("faster", faster), ("slower", slower)):
+    for what in ("faster", "slower"):
+        some = [(row, ratio) for row, ratio in known if ratio.sure and (ratio.value > 1.0) == (what == "faster")]
         if some:
-            most = max(some, key=lambda row: abs((row.ratio.value if row.ratio else 1.0) - 1.0))
-            assert most.ratio is not None
+            row, ratio = max(some, key=lambda each: abs(each[1].value - 1.0))
             said.append(
-                f"B is {what} than A in {len(some)} of {len(known)} settings, most in {most.arm} at {most.condition} "
-                f"({most.ratio.value:.2f} times; {span(most.ratio)})"
+                f"B is {what} than A in {len(some)} of {len(known)} settings, most in {row.arm} at {row.condition} "
+                f"({ratio.value:.2f} times; {span(ratio)})"
             )
-    return "; ".join(said) + "."
+    return "; ".join(said) + "." if said else f"No difference beyond the noise, in {len(known)} settings."
 
 
 def compare(a: BenchReport, b: BenchReport) -> ReportComparison:

@@ -491,14 +491,14 @@ class _Plot:
     y: str = ""
 
 
-def _class_size(panels: Sequence[Panel]) -> tuple[float, float]:
+def _size_by_class(panels: Sequence[Panel]) -> tuple[float, float]:
     n_classes, n_series = (max(len(getattr(panel, name)) for panel in panels) for name in ("ticks", "series"))
     return 4.8, 0.6 + n_classes * (0.16 + 0.13 * n_series)
 
 
 PLOTS: Mapping[str, _Plot] = {
     "speedup-by-class": _Plot(
-        "Speedup by class of prompts", by_class, _draw_classes, _class_size,
+        "Speedup by class of prompts", by_class, _draw_classes, _size_by_class,
         "decoding speed over plain decoding, 95 % interval",
     ),
     "speedup-over-length": _Plot(

@@ -289,6 +289,7 @@ class _Bench:
             target=first.n_target_bytes, drafts=first.n_draft_bytes, memory_bytes_s=job.machine.memory_bytes_s
         )
         plain = [run.stats.decode_tok_s or 0.0 for run in self._runs if run.arm == 0 and run.condition == 0]
+        end = self._runs_ended if self._runs_ended > self._runs_began else self._clock()
         doubts = machine.doubts(job.machine, self._swapped_before, plain)
         report = BenchReport(
             made=job.made,
@@ -307,21 +308,17 @@ class _Bench:
             verdict="",
             partial=self._partial,
             synthetic=job.synthetic,
-            spent=self._spent(),
+            spent=Spent(
+                loading_s=self._loading_s,
+                costs_s=self._costs_s,
+                warm_up_s=self._warm_up_s,
+                runs_s=end - self._runs_began,
+                insight_s=self._clock() - end,
+                arms_s=tuple(sum(run.latency_s for run in self._runs if run.arm == i) for i in range(len(plan.arms))),
+            ),
             warnings=(*job.warnings, *first.warnings, *self._notices, *doubts),
         )
         return replace(report, verdict=bench_verdict.verdict(report))
-
-    def _spent(self) -> Spent:
-        end = self._runs_ended if self._runs_ended > self._runs_began else self._clock()
-        return Spent(
-            loading_s=self._loading_s,
-            costs_s=self._costs_s,
-            warm_up_s=self._warm_up_s,
-            runs_s=end - self._runs_began,
-            insight_s=self._clock() - end,
-            arms_s=tuple(sum(run.latency_s for run in self._runs if run.arm == arm) for arm in range(len(self._arms))),
-        )
 
     def _everything(self) -> Steps:
         # Every load is tried before the first counted run, so that a load that fails wastes no measurements.
