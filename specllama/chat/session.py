@@ -299,7 +299,7 @@ class ChatSession:
         if len(tokens) > n_ctx:
             raise PromptError(
                 f"the message has {len(tokens)} tokens, the context holds {n_ctx}",
-                hint=f"shorten it, or use a context of at least {len(tokens) + ROOM_FOR_ANSWER} tokens (--ctx-size)",
+                hint=f"shorten it, or use a context of at least {len(tokens) + ROOM_FOR_ANSWER} tokens",
             )
         return tokens, first
 

@@ -67,7 +67,7 @@ class Choice:
     target: Wanted
     draft: Wanted | None  # None if the strategy uses no draft model
     strategy: str
-    n_ctx: int  # 0 = see `longest_context`
+    n_ctx: int  # 0 = see `_longest_context`
     length: DraftLength
     any_strategy: bool = False  # the pair's profile, if it exists, chooses the strategy
     model_strategy: str = SIMPLE  # how the draft model drafts, alone or in a chain: SIMPLE or TRANSLATED
@@ -81,10 +81,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
     target: Wanted | None = named(names.target) if names.target else names.target_repo
     given = names.draft or names.draft_repo
     if target is None and given:
-        raise UsageError(
-            f"a draft is given ({given}) but no target, expected both",
-            hint="name its target: -m MODEL or -hf USER/REPO",
-        )
+        raise UsageError(f"a draft is given ({given}) but no target, expected both", hint="name its target as well")
     draft: Wanted | None = named(names.draft, draft=True) if names.draft else names.draft_repo
     defaults = PairDefaults()
     if target is None:
@@ -127,9 +124,7 @@ def require_draft(strategies: Iterable[str], *, has_draft: bool) -> None:
     """Raise UsageError if a strategy needs a draft model and there is none."""
     for name in strategies:
         if REGISTRY[name].needs_model and not has_draft:
-            raise UsageError(
-                f"the strategy {name} needs a draft model (got none)", hint="add -md MODEL or -hfd USER/REPO"
-            )
+            raise UsageError(f"the strategy {name} needs a draft model (got none)", hint="name a draft as well")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def test_every_command_takes_the_same_names(
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (["check", "-md", "DRAFT"], "a draft is given (DRAFT) but no target, expected both", "-m MODEL or -hf"),
+        (["check", "-md", "DRAFT"], "a draft is given (DRAFT) but no target, expected both", "name its target"),
         (["check", "-m", "DRAFT"], "a target is given (DRAFT) but no draft, expected both", "-md MODEL or -hfd"),
         (["check", "toy", "-md", "DRAFT"], "PAIR and --model-draft exclude each other: each names a draft", "leave"),
         (["run", "--pair", "toy", "-m", "DRAFT", "x"], "--pair and --model exclude each other", "leave one"),

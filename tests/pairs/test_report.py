@@ -287,7 +287,7 @@ def test_models_that_are_too_large_for_the_memory_do_not_fit() -> None:
     assert row.mark is RowMark.FAIL
     assert "need 4.9 GB" in row.reason
     assert "only 4 GB are free" in row.reason
-    assert "--ctx-size" in row.remedy
+    assert "shorter context" in row.remedy
     assert model_row("memory", machine=replace(MACHINE, memory_free=4 * GB, gpu_free=GB)).mark is RowMark.PASS
 
 
