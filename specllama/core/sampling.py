@@ -110,16 +110,23 @@ def _checked_peak(peak: float, logits: FloatArray) -> float:
     raise NumericsError(f"bias and penalties are too large: {found}", hint="use smaller values")
 
 
-def _largest(row: FloatArray, k: int) -> IntArray:
+def _column_peaks(row: FloatArray) -> FloatArray:
+    """The maxima of the columns of the row, read as 64 lines.  (n // 64,)"""
+    n_columns = row.size // 64
+    peaks: FloatArray = row[: 64 * n_columns].reshape(64, n_columns).max(axis=0)
+    return peaks
+
+
+def _largest(row: FloatArray, k: int, peaks: FloatArray | None = None) -> IntArray:
     """Ids of the `k` largest entries, ascending; ties at the edge go to the lowest ids.  (k,)
 
-    The row is read as 64 lines. The maxima of its columns bound the k-th largest entry from below, so only a few
-    columns are looked at closely: for 152k tokens several times cheaper than partitioning the row.
+    `peaks`: those of the row's columns, if known. They bound the k-th largest entry from below, so only a few columns
+    are looked at closely: for 152k tokens several times cheaper than partitioning the row.
     """
     ids: IntArray
     n_columns = row.size // 64
     if n_columns >= 4 * k:
-        peaks = row[: 64 * n_columns].reshape(64, n_columns).max(axis=0)
+        peaks = _column_peaks(row) if peaks is None else peaks
         bound = np.partition(peaks, n_columns - k)[n_columns - k]
         columns = (peaks >= bound).nonzero()[0]
         ids = (columns + n_columns * np.arange(64)[:, None]).ravel()  # line by line, so ids ascend
@@ -179,15 +186,20 @@ def law(
     if changed.size:
         rest = logits.copy()
         rest[changed] = -np.inf
-    largest = int(rest.argmax())  # the first of equals: ties go to the lowest id
-    # Before anything is compared: NaN compares with nothing.
-    peak = _checked_peak(float(np.maximum(rest[largest], new_values.max(initial=-np.inf))), logits)
     k = 1 if params.greedy else params.top_k
+    largest = int(rest.argmax()) if params.greedy else 0  # the first of equals: ties go to the lowest id
+    peaks = _column_peaks(rest) if k > 1 and rest.size >= 64 else None  # one look at the row serves peak and top-k
+    if params.greedy:
+        top = rest[largest]
+    else:
+        top = rest.max() if peaks is None else np.maximum(peaks.max(), rest[64 * peaks.size :].max(initial=-np.inf))
+    # Before anything is compared: NaN compares with nothing.
+    peak = _checked_peak(float(np.maximum(top, new_values.max(initial=-np.inf))), logits)
     cells: IntArray | None = None  # those that can be kept, ascending; None = all
     if params.greedy:
         cells = np.array((largest,))
     elif k > 0:
-        cells = _largest(rest, min(k, rest.size))
+        cells = _largest(rest, min(k, rest.size), peaks)
     elif params.min_p > 0.0:
         cells = _not_far_below(rest, peak, params.min_p)
     if cells is None:
@@ -201,8 +213,8 @@ def law(
             order = order[values[order] > -np.inf]  # a changed cell may be among `cells` too, as -inf
             cells, values = cells[order], values[order]
         if 0 < k < cells.size:
-            top = _largest(values, k)
-            cells, values = cells[top], values[top]
+            kept = _largest(values, k)
+            cells, values = cells[kept], values[kept]
         if params.greedy:
             return Distribution.point(int(cells[0] if ids is None else ids[cells[0]]))
     values -= peak
