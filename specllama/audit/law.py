@@ -33,21 +33,12 @@ class Distance:
         return Distance(*map(max, astuple(self), astuple(other)))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLaw:
-    """The law of the tokens of one step."""
-
-    law: Mapping[Block, float]
-    n_branches: int
-    n_drafted: int  # the longest draft
-
-
 def block_law(
     engine: Engine, context: Sequence[int], params: SamplingParams, *, n_max: int, cancel: Cancel, most: int
-) -> BlockLaw:
-    """Enumerates the engine's first step after `context`, draws of the drafter included.
+) -> tuple[Mapping[Block, float], int, int]:
+    """(law of the engine's first step after `context`, number of branches, longest draft), by enumeration.
 
-    Raises TooManyBranches, Interrupted, and what the engine raises.
+    Raises TooManyBranches, Interrupted, and the errors of the engine.
     """
     n_branches = n_drafted = 0
 
@@ -68,7 +59,8 @@ def block_law(
                     break
         raise Interrupted("cancelled during an enumeration")
 
-    return BlockLaw(law_of(run, most_branches=most), n_branches, n_drafted)
+    law = law_of(run, most_branches=most)
+    return law, n_branches, n_drafted
 
 
 def distance(found: Mapping[Block, float], law_at: LawAt) -> Distance:

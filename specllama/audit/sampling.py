@@ -108,7 +108,7 @@ class AuditedContext:
         found, n_branches, n_drafted, failure = Distance(), 0, 0, ""
         for n_max in range(1, effort.n_enumerated + 1):
             try:
-                block = block_law(
+                law, more, drafted = block_law(
                     self.engine(combination, n_max),
                     self.context.tokens,
                     self.subject.params,
@@ -116,7 +116,7 @@ class AuditedContext:
                     cancel=self.subject.cancel,
                     most=effort.most_branches * (WIDEST if n_max == 1 else 1),
                 )
-                found = found.worse(distance(block.law, self.law_at))
+                found = found.worse(distance(law, self.law_at))
             except TooManyBranches:
                 break
             except Interrupted:
@@ -124,9 +124,9 @@ class AuditedContext:
             except BROKEN as error:
                 failure = f"{type(error).__name__}: {error}"
                 break
-            n_branches += block.n_branches
-            n_drafted = max(n_drafted, block.n_drafted)
-            if block.n_drafted < n_max:
+            n_branches += more
+            n_drafted = max(n_drafted, drafted)
+            if drafted < n_max:
                 break  # the strategy drafts no more here
         return LawRow(
             strategy=combination.strategy,

@@ -26,7 +26,7 @@ from specllama.prompts.load import BenchPrompt
 from specllama.tuning.costs import measuring_costs
 
 COSTS_SHARE, MOST_COSTS_S = 0.06, 12.0  # share of the budget for measuring costs, and its limit in seconds
-LATE_COSTS_SHARE = 0.25  # share after which it stops; it needs four rounds, at least 100 T(1)
+LATE_COSTS_SHARE = 0.25  # share after which it stops: its minimum of four rounds may take longer
 INSIGHT_SHARE, MOST_INSIGHT_S = 0.08, 60.0
 OVERRUN = 1.1  # the plan is cut short when it would exceed the budget by this factor
 N_COST_TOKENS = 128  # tokens of the text that costs are measured with; half of them are prefilled
