@@ -3,15 +3,15 @@
     python benchmarks/bars.py --output FILE.jsonl [--minutes 9] [--resume]     # runs, then prints the tables
     python benchmarks/bars.py --report FILE.jsonl                              # only prints them
 
-The default pair, eight prompts a class, temperature 0 and 1.0: prompt by prompt every arm answers in turn, the order
-rotated. Each run is on the disk before the next begins, so the work can be cut into pieces. "ours auto" is what
-`specllama run` does here with the profile of `specllama tune`. "ours plain" decodes on the kernel path that was fastest
-there (`--plain-path`). Theirs are `llama-completion` (plain) and `llama-speculative-simple` with the published draft
-and a fixed K, with the same sampler, threads and build flags. Ends are forbidden, so answers have the same length,
-except that their last block may add up to K tokens. Above temperature 0 the texts differ between programs.
+The default pair, eight prompts of each class, temperature 0 and 1.0. Every arm answers each prompt in turn, in rotating
+order, and each run is saved before the next. "ours auto" is `specllama run` with the profile of `specllama tune`.
+"ours plain" decodes on its fastest kernel path (`--plain-path`). Theirs are `llama-completion` (plain) and
+`llama-speculative-simple` with the published draft and a fixed K, with the same sampler, threads and build flags. End
+tokens are forbidden, so answers have the same length, but their last block may add up to K tokens. Above temperature 0
+the texts differ between programs.
 
-Tokens per second after the first token are compared. Ours include the draft's reading of the prompt, theirs do not. The
-best setting of theirs is the one that took least time over a class, known in hindsight.
+The figure is tokens per second after the first token. Ours include the draft's reading of the prompt, theirs do not.
+Their best setting is the one with the least time over a class, known in hindsight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from specllama.prompts.load import BenchPrompt
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run to be done."""
+    """One run of the plan."""
 
     group: str
     prompt: BenchPrompt
@@ -50,7 +50,7 @@ class Cell:
 
 
 def plan(groups: Sequence[str], n_prompts: int, temperatures: Sequence[float], peer_k: Sequence[int]) -> Iterator[Cell]:
-    """Every run in its order: the classes take turns, so that a part of the runs is a part of each class."""
+    """Every run in order; the classes take turns, so a part of the runs has all classes."""
     arms = [PLAIN, AUTO, PEER_PLAIN, *(f"{PEER} K={k}" for k in peer_k)]
     for i in range(n_prompts):
         for j, group in enumerate(groups):
@@ -61,16 +61,16 @@ def plan(groups: Sequence[str], n_prompts: int, temperatures: Sequence[float], p
 
 
 def run_all(here: Ours, there: Theirs, cells: Sequence[Cell], args: argparse.Namespace) -> bool:
-    """Run the cells in order; False where time ran out before the end."""
+    """Run the cells in order; False if time ran out."""
     began, longest_s = time.monotonic(), 0.0
     if here.setup.profile is None:
-        say(f"note: this pair was not tuned here ({here.setup.stale or 'specllama tune does it'}): auto drafts blindly")
+        say(f"note: this pair was not tuned here ({here.setup.stale or 'specllama tune does it'}): auto has no profile")
     for arm in (AUTO, PLAIN):  # the first pass reads the file from the disk
         ours(here, arm, texts(here, cells[0].prompt)[0], 0.0, 9, 0)
     for n, cell in enumerate(cells):
         cell_began = time.monotonic()
         if cell_began - began + longest_s > 60 * args.minutes:
-            say(f"{len(cells) - n} runs are left: go on with --resume")
+            say(f"{len(cells) - n} runs are left: continue with --resume")
             return False
         tokens, text = texts(here, cell.prompt)
         if cell.arm.startswith(PEER):
@@ -90,7 +90,7 @@ def say(text: str) -> None:
 
 
 def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
-    """What all runs of one file must have in common."""
+    """The settings that all runs of a file share."""
     setup, profile = here.setup, here.setup.profile
     return {
         "target": setup.target.path.name,
@@ -109,7 +109,7 @@ def settings(here: Ours, args: argparse.Namespace) -> dict[str, object]:
 
 
 def report(path: Path) -> None:
-    """The tables of what the file holds, all runs or a part."""
+    """Print the tables of a file with all runs or a part."""
     found, runs = read(rows_of(path))
     if found is None or not runs:
         raise SystemExit(f"{path} holds no runs")
@@ -127,9 +127,9 @@ def report(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="the file that every run is written to")
-    parser.add_argument("--resume", action="store_true", help="go on with that file")
-    parser.add_argument("--report", type=Path, help="print the tables of a file and run nothing")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end before so many minutes have passed")
+    parser.add_argument("--resume", action="store_true", help="continue that file")
+    parser.add_argument("--report", type=Path, help="only print the tables of a file")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--classes", default=",".join(SOURCES))
     parser.add_argument("--prompts", type=int, default=8, choices=range(1, 9), help="of every class")
     parser.add_argument("--temperatures", default="0,1")
@@ -145,7 +145,7 @@ def main() -> None:
         parser.error("--output FILE or --report FILE")
     then, done = read(rows_of(args.output))
     if then is not None and not args.resume:
-        parser.error(f"{args.output} is there already: --resume goes on with it")
+        parser.error(f"{args.output} exists already: --resume continues it")
     known = {run.key for run in done}
     temperatures = [float(text) for text in args.temperatures.split(",")]
     peer_k = [int(text) for text in args.peer_k.split(",")]
@@ -161,7 +161,7 @@ def main() -> None:
             there = Theirs(programs(), published.target.path, published.draft.path, here.n_threads)
             now = settings(here, args)
             if then is not None and (other := difference(then, now)):
-                raise SystemExit(f"{args.output} was begun otherwise: {other}")
+                raise SystemExit(f"{args.output} has other settings: {other}")
             mend(args.output)
             if then is None:
                 append(args.output, "settings", now)

@@ -1,4 +1,4 @@
-"""The arms of `bars.py`: ours on loaded models as `specllama run` makes them, llama.cpp's as its own programs."""
+"""The arms of `bars.py`: ours on loaded models, as in `specllama run`; llama.cpp's as its own programs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from specllama.prompts import load as bench_prompts
 from specllama.prompts.load import BenchPrompt
 
 RULE = Drafting().rule
-SAMPLER = SamplingParams(temperature=1.0)  # its filters are told to their programs, too
-# The classes of the issue's table and where their prompts come from: so many of the first of each file, as they come.
+SAMPLER = SamplingParams(temperature=1.0)  # theirs get the same filters
+# The classes, and how many of the first prompts of each file they take.
 SOURCES = {
     "code": (("coding", 8),),
     "summary/RAG": (("summarization", 4), ("rag", 4)),
@@ -39,13 +39,13 @@ EVALS = re.compile(rb" eval time = +[\d.]+ ms / +(\d+) runs")
 
 
 def prompts_of(group: str) -> list[BenchPrompt]:
-    """The prompts of a class, fixed before anything was measured."""
+    """The prompts of a class, chosen before any measurement."""
     return [prompt for name, n in SOURCES[group] for prompt in bench_prompts.built_in([name])[:n]]
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one answer took; see `bars_report.Run`."""
+    """The figures of one answer; see `bars_report.Run`."""
 
     n_tokens: int
     decode_s: float
@@ -55,16 +55,13 @@ class Said:
     tokens: tuple[int, ...] = ()
 
 
-# ---------------------------------------------------------------------------------------------------------------- ours
-
-
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """Our models as `specllama run` loads them, and the target that decodes plainly."""
+    """Our models as `specllama run` loads them, and the target for plain decoding."""
 
     setup: Setup  # of `auto`
     models: Models
-    plain: LlamaModel  # what plain decoding runs on
+    plain: LlamaModel
     talk: Conversation
 
     @property
@@ -72,7 +69,6 @@ class Ours:
         return self.models.target.plan.n_threads
 
     def drafter(self, arm: str, *, greedy: bool) -> Drafter:
-        """What drafts in an arm; `auto` is made as `specllama run` makes it."""
         if arm == "ours plain":
             return NoDrafter()
         policy = self.setup.policy(greedy=greedy)
@@ -80,28 +76,26 @@ class Ours:
 
 
 def prepared() -> Setup:
-    """The default pair as `specllama run` sets it up; with room for long blocks also where it was not tuned."""
+    """The default pair as in `specllama run`, with room for long blocks even without a profile."""
     setup = prepare(choose(Ask(), Listener()), Listener())
     return replace(setup, target_options=replace(setup.target_options, max_block=TUNED + 1))
 
 
 def published_draft() -> Setup:
-    """The same pair with its own draft at a fixed length, as theirs uses it."""
+    """The same pair with its published draft at a fixed length, as theirs uses it."""
     ask = Ask(drafting=Drafting(spec_type="draft-simple", length=DraftLength(3)))
     return prepare(choose(ask, Listener()), Listener())
 
 
 def plain_options(setup: Setup, wanted: str) -> LoadOptions:
-    """How the target is loaded for plain decoding: on its fastest kernel path as tuned ("best"), or as for `auto`
-    ("same", and without a profile).
-    """
+    """Load options of plain decoding: the fastest kernel path of the profile ("best"), or those of `auto` ("same")."""
     path = None if setup.profile is None or wanted == "same" else setup.profile.plain_path
     return setup.target_options if path is None else path.applied(setup.target_options)
 
 
 @contextmanager
 def opened(plain_path: str) -> Iterator[Ours]:
-    """Everything ours, loaded; the target twice where plain decoding has a kernel path of its own."""
+    """Our models, loaded; the target twice if plain decoding has another kernel path."""
     llama.set_log(None)
     setup = prepared()
     with ExitStack() as owned:
@@ -113,7 +107,7 @@ def opened(plain_path: str) -> Iterator[Ours]:
 
 
 def ours(here: Ours, arm: str, tokens: Sequence[int], temperature: float, n_predict: int, seed: int) -> Said:
-    """One answer of `n_predict` tokens: ends are forbidden. The target may hold the prompt already, no draft does."""
+    """One answer of `n_predict` tokens without an end. The target may have the prompt cached, the draft never."""
     target = here.plain if arm == "ours plain" else here.models.target
     if here.models.draft is not None:
         here.models.draft.truncate(0)
@@ -133,22 +127,19 @@ def ours(here: Ours, arm: str, tokens: Sequence[int], temperature: float, n_pred
     return Said(n_tokens, stats.decode_s, stats.n_drafted, stats.n_accepted, text, tuple(said))
 
 
-# -------------------------------------------------------------------------------------------------------------- theirs
-
-
 def told(output: bytes) -> tuple[int, float, int, int]:
-    """(tokens, seconds, drafted, accepted) behind the prompt, from what one of their programs printed.
+    """(tokens, seconds, drafted, accepted) after the prompt, from the output of one of their programs.
 
-    llama-speculative-simple says so itself. Of llama-completion it is all but the prompt, its sampling included, over
-    the passes that came behind it.
+    llama-speculative-simple prints them. For llama-completion the time is the total without the prompt, sampling
+    included, and the tokens are the passes after the prompt.
     """
     if found := DECODED.search(output):
         drafted = DRAFTED.search(output)
-        assert drafted is not None, "it does not say what it drafted"
+        assert drafted is not None, "no line about drafted tokens"
         return int(found[1]), float(found[2]), int(drafted[1]), int(drafted[2])
     times = {kind: float(ms) / 1000 for kind, ms, _ in PERF.findall(output)}
     evals = EVALS.findall(output)
-    assert evals, "it does not say how long it took"
+    assert evals, "no line about the eval time"
     return int(evals[-1]), times[b"total"] - times[b"prompt eval"], 0, 0
 
 
@@ -162,9 +153,9 @@ class Theirs:
     n_threads: int
 
     def run(self, arm: str, prompt: str, temperature: float, n_predict: int, seed: int) -> Said:
-        """One answer in a process of its own, of `n_predict` tokens; a last block may add some.
+        """One answer of `n_predict` tokens in a new process; the last block may add some.
 
-        Sampler, seed and forbidden ends are set as ours. Loading and the prompt are not in what it reports.
+        Sampler, seed and forbidden ends are as ours. Loading and the prompt are not part of its figures.
         """
         threads, k = str(self.n_threads), arm.rpartition("K=")[2]
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
@@ -177,7 +168,7 @@ class Theirs:
             if arm.endswith("plain"):
                 command = [self.folder / "llama-completion", *common, "-n", str(n_predict), "-no-cnv", "--perf"]
             else:
-                # It goes on until it has said more than it was told to.
+                # It stops only after more tokens than -n.
                 command = [self.folder / "llama-speculative-simple", *common, "-n", str(n_predict - 1),
                            "-md", str(self.draft), "-td", threads, "-tbd", threads, "--spec-type", "draft-simple",
                            "--spec-draft-n-max", k, "--spec-draft-p-min", "0"]  # fmt: skip
@@ -187,6 +178,6 @@ class Theirs:
 
 
 def texts(here: Ours, prompt: BenchPrompt) -> tuple[list[int], str]:
-    """A prompt in tokens and as text, with the template around it."""
+    """A prompt with the chat template, as tokens and as text."""
     message = [Message("user", prompt.turns[0])]
     return here.talk.tokens(message), here.talk.text(message)

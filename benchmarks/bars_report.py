@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What `auto` is compared with, and how much faster it should be."""
+    """A comparison of `auto`, and the ratio to reach."""
 
     title: str
     temperature: float
@@ -77,7 +77,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def by_prompt(runs: Iterable[Run], group: str, temperature: float, arm: str) -> dict[str, Run]:
-    """The runs of an arm."""
+    """The runs of an arm by prompt."""
     wanted = (group, temperature, arm)
     return {run.prompt: run for run in runs if (run.group, run.temperature, run.arm) == wanted}
 
@@ -87,13 +87,13 @@ def arms_of(runs: Iterable[Run]) -> list[str]:
 
 
 def pairs(runs: Sequence[Run], group: str, temperature: float, arm: str, other: str) -> list[tuple[Run, Run]]:
-    """The runs of two arms, prompt by prompt, where both were run."""
+    """The runs of two arms, for the prompts that both answered."""
     mine, theirs = (by_prompt(runs, group, temperature, each) for each in (arm, other))
     return [(mine[prompt], theirs[prompt]) for prompt in mine if prompt in theirs]
 
 
 def best_peer(runs: Sequence[Run], group: str, temperature: float) -> str | None:
-    """The arm of theirs that took least time for as many tokens, of those that answered most prompts."""
+    """Their arm with the least time per token, among those that answered most prompts."""
     found = {arm: by_prompt(runs, group, temperature, arm) for arm in arms_of(runs) if arm.startswith(PEER)}
     n_most = max(map(len, found.values()), default=0)
     whole = {arm: sum(1.0 / run.speed for run in each.values()) for arm, each in found.items() if len(each) == n_most}
@@ -122,7 +122,7 @@ class Cell:
 
 
 def cell(runs: Sequence[Run], bar: Bar, group: str) -> Cell | None:
-    """None where nothing was run for it yet."""
+    """None without runs."""
     other = best_peer(runs, group, bar.temperature) if bar.peer else PLAIN
     both = pairs(runs, group, bar.temperature, AUTO, other) if other else []
     if other is None or not both:
@@ -162,7 +162,7 @@ def bar_tables(runs: Sequence[Run]) -> list[str]:
 
 
 def same_text(run: Run, plain: Run) -> bool:
-    """Did both say the same? Theirs is searched in all that was printed, without a character cut in half."""
+    """True if both texts are equal. Theirs is searched in all output, without a trailing partial character."""
     return run.tokens == plain.tokens if run.tokens else plain.text.rstrip("\ufffd") in run.text
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError
+from specllama.llama import LoadOptions
+from specllama.pairs.profile import ProfileKey
 from specllama.tuning.child import Measured, MeasureJob
+from specllama.tuning.tune import TuneEffort
+
+SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
+EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
 
 
 def silent(_what: str, _share: float) -> None:
-    """Progress that is not shown."""
+    """A `Tell` that shows nothing."""
 
 
 class Children:
-    """Runs jobs: keeps each one, then dies where `dies` says so, else returns what `finds` says."""
+    """Runs jobs: keeps each one, then dies if `dies` says so, else returns `finds(job)`."""
 
     def __init__(
         self, finds: Callable[[MeasureJob], Measured], dies: Callable[[MeasureJob], bool] = lambda job: False

@@ -1,4 +1,4 @@
-"""Tuning many kernel paths: which are asked for, which are measured in full, and what becomes of one that dies."""
+"""Tuning many kernel paths: which are asked for, which are measured in full, and what happens when one dies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ from specllama.tuning import tune as tuner
 from specllama.tuning.child import Measured, MeasureJob, Way, child
 from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace
-from specllama.tuning.tune import TuneEffort
 from tests import tiny
-from tests.tuning.children import Children, silent
+from tests.tuning.children import EFFORT, SUBJECT, Children, silent
 
-SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
-EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100),)
 REPACKED = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
 Q6_ALONE, Q4_ALONE = KernelPath(False, (("q6_K", "AMX"),)), KernelPath(False, (("q4_K", "AMX"),))
@@ -35,7 +32,7 @@ WORTH = {DEFAULT: 1.0, AS_IN_FILE: 1.3, REPACKED: 0.7, Q6_ALONE: 1.02, Q4_ALONE:
 
 
 def _measured(job: MeasureJob, block: float = 1.0) -> Measured:
-    """What a child finds where blocks of the target cost `block` times the usual."""
+    """A child's result if blocks of the target cost `block` times the usual."""
     verify = tuple((n, 0.04 * (1 + block * (n - 1) / 8)) for n in job.rows)
     return Measured(0.04, None if job.checks else verify, ((1, 0.008),), TRACES if job.n_tokens else ())
 
@@ -45,7 +42,7 @@ def _worth(job: MeasureJob) -> Measured:
 
 
 def test_target_and_draft_have_paths_of_their_own_and_each_is_measured() -> None:
-    """The draft measured on the target's tensor types only; or every path of one with every path of the other."""
+    """The draft measured on the target's tensor types only; every path of one model with every path of the other."""
     assert MANY.ways == [
         Way(DEFAULT, DEFAULT),
         Way(AS_IN_FILE, AS_IN_FILE),
@@ -57,7 +54,7 @@ def test_target_and_draft_have_paths_of_their_own_and_each_is_measured() -> None
 
 
 def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> None:
-    """Half an hour of tuning because a file has four tensor types; or the best path left out unseen."""
+    """Half an hour of tuning for a file with four tensor types; the best path left out unmeasured."""
     children, shares = Children(_worth), list[float]()
     found = tuner.measure(SUBJECT, MANY, EFFORT, lambda _what, share: shares.append(share), children)
     jobs = children.jobs
@@ -76,7 +73,7 @@ def test_of_many_paths_the_best_few_of_a_coarse_look_are_measured_in_full() -> N
 
 
 def test_the_path_that_plain_decoding_is_fastest_on_is_always_measured_in_full() -> None:
-    """Plain decoding on its best path never seen, because blocks are dear there: gains over it that are none."""
+    """The fastest path of plain decoding left out because its blocks are slow."""
 
     def child(job: MeasureJob) -> Measured:
         return replace(_measured(job, 2.6), step_s=0.036) if job.way.target == AS_IN_FILE else _worth(job)
@@ -88,14 +85,14 @@ def test_the_path_that_plain_decoding_is_fastest_on_is_always_measured_in_full()
 
 
 def test_a_busy_machine_decides_nothing_in_a_coarse_look() -> None:
-    """The one path that was looked at in a quiet moment measured in full, and the others not."""
+    """Only the path that was measured in a quiet moment measured in full."""
     children = Children(lambda job: replace(_worth(job), step_s=0.06 if job.checks else 0.04))
     tuner.measure(SUBJECT, MANY, EFFORT, silent, children)
     assert [job.way.target for job in children.jobs[6:]] == [*[DEFAULT, AS_IN_FILE, REPACKED] * 2, DEFAULT]
 
 
 def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
-    """`tune --quick` that takes minutes."""
+    """A `tune --quick` that takes minutes."""
     children = Children(_measured)
     tuner.measure(SUBJECT, MANY, replace(EFFORT, n_visits=1), silent, children)
     assert [(job.way, job.checks) for job in children.jobs] == [(w, False) for w in MANY.ways[:2]] + [
@@ -104,7 +101,7 @@ def test_in_a_hurry_all_or_nothing_is_rearranged() -> None:
 
 
 def test_of_a_pair_of_paths_that_dies_each_gets_a_chance_of_its_own() -> None:
-    """A good path of the target given up because the draft's beside it crashes."""
+    """A good path of the target given up because the draft's path crashes."""
     children = Children(_measured, dies=lambda job: job.way.draft == AS_IN_FILE)
     both = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE))
     found = tuner.measure(SUBJECT, both, EFFORT, silent, children)
@@ -117,7 +114,7 @@ def test_of_a_pair_of_paths_that_dies_each_gets_a_chance_of_its_own() -> None:
 
 
 def test_progress_never_goes_back_where_a_pair_is_divided_or_a_child_begins_anew() -> None:
-    """A bar that jumps from 60 % to 40 %: is it stuck, did it start again?"""
+    """A progress bar that goes back from 60 % to 40 %."""
     shares: list[float] = []
     n_runs = 0
 
@@ -137,7 +134,7 @@ def test_progress_never_goes_back_where_a_pair_is_divided_or_a_child_begins_anew
 
 
 def test_a_path_that_died_in_the_coarse_look_is_not_visited_again() -> None:
-    """A crash for every visit; or the dead path chosen for what it promised."""
+    """A crash in every visit; the dead path chosen."""
     children = Children(_worth, dies=lambda job: job.way.target == REPACKED)
     found = tuner.measure(SUBJECT, MANY, EFFORT, silent, children)
     assert [job.way.target for job in children.jobs].count(REPACKED) == 1
@@ -147,13 +144,11 @@ def test_a_path_that_died_in_the_coarse_look_is_not_visited_again() -> None:
 
 def _abort(files: Sequence[Path], _tell: Tell) -> list[tuple[KernelPath, ...]]:
     os.kill(os.getpid(), signal.SIGABRT)
-    raise AssertionError(f"it lives, with {files}")
+    raise AssertionError(f"alive, with {files}")
 
 
-def test_a_question_that_kills_the_child_leaves_the_two_plain_paths(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A tuning that dies of asking what it could tune."""
+def test_a_question_that_kills_the_child_leaves_the_two_plain_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `tune` that ends because asking for kernel paths crashes."""
     info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=())
     monkeypatch.setattr(llama, "build_info", lambda: info)
     monkeypatch.setattr(tuner_paths, "_ask", _abort)
@@ -166,10 +161,10 @@ def test_a_question_that_kills_the_child_leaves_the_two_plain_paths(
 
 
 def test_what_the_build_or_the_options_rule_out_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights rearranged although the probe saw that crash; or pulled off a GPU."""
+    """Rearranged weights although the crash test forbids them; weights moved off a GPU."""
 
     def ask(_files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
-        raise AssertionError("nobody is to be asked")
+        raise AssertionError("asked for kernel paths")
 
     info = llama.build_info()
     without = replace(SUBJECT, target_options=LoadOptions(use_extra_bufts=False))
@@ -182,7 +177,7 @@ def test_what_the_build_or_the_options_rule_out_is_not_asked_for(monkeypatch: py
 
 
 def test_what_stays_off_the_gpu_is_placed_by_type_and_what_goes_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-ngl 0` on a machine with a GPU, tuned as if the layers were on it; or a draft's weights pulled off it."""
+    """`-ngl 0` on a machine with a GPU tuned as if the layers were on it; a draft's weights moved off the GPU."""
     gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
     info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
     monkeypatch.setattr(llama, "build_info", lambda: info)
@@ -206,7 +201,7 @@ def test_what_stays_off_the_gpu_is_placed_by_type_and_what_goes_there_is_not(mon
 
 
 def test_a_placed_path_is_what_a_child_loads(tmp_path: Path) -> None:
-    """A path that is asked for and named, but lost on its way into the child."""
+    """A path that is lost on its way to the child."""
     kinds = {"ffn_up": "Q4_0", "ffn_down": "IQ4_NL", "output": "Q8_0"}
     wide = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096, "n_embd": 64, "n_ff": 512}
     target = tiny.write_model(tmp_path / "target.gguf", kinds=kinds, **wide)  # type: ignore[arg-type]

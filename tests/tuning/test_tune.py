@@ -1,10 +1,8 @@
-"""Tuning: which ways of loading are measured, and which one is kept."""
+"""Tuning: which ways of loading are measured, and which one is chosen."""
 
 from __future__ import annotations
 
 import math
-import os
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.child import Tell
-from specllama.base.errors import BackendError, ModelFileError
+from specllama.base.errors import BackendError
 from specllama.core.sampling import SamplingParams
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
@@ -20,16 +18,15 @@ from specllama.pairs.profile import ProfileKey, Threads
 from specllama.tuning import child as tuner_child
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.child import Bench, Measured, MeasureJob, Way, by_tokens, run_child
+from specllama.tuning.child import Bench, Measured, MeasureJob, Way, by_tokens
 from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS
 from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace, TracedAnswer
 from specllama.tuning.tune import Findings, Layout, TuneEffort, Variant
 from tests import tiny
 from tests.exact.translating import WatchedDraft
-from tests.tuning.children import Children, silent
+from tests.tuning.children import EFFORT, SUBJECT, Children, silent
 
-SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
 DRAFT_SECONDS = ((1, 0.008), (2, 0.01))
 SECONDS = ((1, 0.04), (2, 0.05), (4, 0.055), (16, 0.1))  # by rows
@@ -39,11 +36,9 @@ FAST, SLOW = ((1, 0.2), (2, 0.25)), ((1, 0.75), (2, 1.0))
 ON, OFF = Way(DEFAULT, DEFAULT), Way(AS_IN_FILE, AS_IN_FILE)
 BOTH = Paths((DEFAULT, AS_IN_FILE), (DEFAULT, AS_IN_FILE))
 ONE = Paths()
-EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
 
 
 def _measured(job: MeasureJob, step_s: float = 0.04) -> Measured:
-    """What a child of this job finds."""
     verify = None if job.checks else tuple(point for point in SECONDS if point[0] in job.rows)
     found = TRACES if job.n_tokens or job.answers else ()
     return Measured(step_s, verify, DRAFT_SECONDS, found, ("said",) if found else ())  # type: ignore[arg-type]
@@ -54,7 +49,7 @@ def _found(*layouts: Layout) -> Findings:
 
 
 def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
-    """Paths measured minutes apart while the machine warms up; or every child generating the same answers."""
+    """Paths measured minutes apart while the machine warms up; every child generating the same answers."""
     children = Children(lambda job: _measured(job, 0.04 if len(children.jobs) < 3 else 0.06))
     found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, children)
     jobs = list(children.jobs)
@@ -71,7 +66,7 @@ def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
 
 
 def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
-    """A crash of the program that wanted to find out whether it would crash; or a second visit to what died."""
+    """A crash of `tune` itself; a second visit to a path that died."""
     children = Children(_measured, dies=lambda job: job.way == ON)
     found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, children)
     assert [layout.way for layout in found.layouts] == [OFF]
@@ -83,7 +78,7 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
 
 
 def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_kept() -> None:
-    """A machine so busy that four rows seemed to cost a ninth of one, and a profile that promised 23 times as much."""
+    """A busy machine on which four rows seemed to cost a ninth of one: a profile that promised 23 times the speed."""
     held_up = ((1, 0.4), (2, 0.05), (4, 0.05))
 
     def once(job: MeasureJob) -> Measured:
@@ -103,7 +98,7 @@ def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_ke
 
 @pytest.mark.parametrize(("n_held_up", "kept"), [(2, True), (4, False)])
 def test_a_default_path_that_was_held_up_is_not_given_up_for_another(n_held_up: int, kept: bool) -> None:
-    """Weights left as in the file for good, because a backup ran while the default path was measured."""
+    """Weights kept as in the file because a backup ran while the default path was measured."""
     n_runs = 0
 
     def run(job: MeasureJob, _tell: Tell) -> Measured:
@@ -124,7 +119,7 @@ def test_a_default_path_that_was_held_up_is_not_given_up_for_another(n_held_up: 
 
 
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
-    """The target's path forced upon the draft, for which it is four times as dear."""
+    """The target's path used for the draft, for which it is four times slower."""
     profile = tuner.choose(_found(Layout(ON, 0.04, CHEAP, SLOW), Layout(OFF, 0.041, STEEP, FAST)), quick=False)
     assert (profile.target_path, profile.draft_path) == (DEFAULT, AS_IN_FILE)
     assert profile.costs.draft_cost() == pytest.approx(0.2 * 0.041 / 0.04)
@@ -134,56 +129,30 @@ def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
     assert greedy.n_max >= 3
 
 
-def test_a_path_on_which_plain_decoding_is_slow_is_never_chosen() -> None:
-    """Blocks that are cheap only because a single row is dear: whenever drafting pauses, that would be the speed."""
-    profile = tuner.choose(_found(Layout(ON, 0.04, STEEP, FAST), Layout(OFF, 0.08, CHEAP, FAST)), quick=False)
-    assert profile.target_path == DEFAULT
-    assert all(each.speedup == 1.0 and each.n_max == 0 for each in profile.classes)
-
-
-def test_the_default_path_is_left_only_for_a_clear_gain() -> None:
-    """Noise of a few percent deciding how models are loaded from now on."""
-    for factor, path in ((0.99, DEFAULT), (0.8, AS_IN_FILE)):
-        found = _found(Layout(ON, 0.04, CHEAP, FAST), Layout(OFF, factor * 0.04, CHEAP, FAST))
-        profile = tuner.choose(found, quick=False)
-        assert (profile.target_path, profile.draft_path) == (path, path)
+@pytest.mark.parametrize(
+    ("on", "off", "drift", "path"),
+    [
+        (Layout(ON, 0.04, STEEP, FAST), Layout(OFF, 0.08, CHEAP, FAST), 1.0, DEFAULT),  # plain decoding is slow there
+        (Layout(ON, 0.04, CHEAP, FAST), Layout(OFF, 0.99 * 0.04, CHEAP, FAST), 1.0, DEFAULT),  # no clear gain
+        (Layout(ON, 0.04, CHEAP, FAST), Layout(OFF, 0.8 * 0.04, CHEAP, FAST), 1.0, AS_IN_FILE),
+        (Layout(ON, 0.2, STEEP, SLOW), Layout(OFF, 0.04, CHEAP, FAST), 1.2, DEFAULT),  # a busy machine
+        (Layout(ON, 0.2, STEEP, SLOW), Layout(OFF, 0.04, CHEAP, FAST), 1.05, AS_IN_FILE),
+    ],
+)
+def test_another_path_is_chosen_only_for_a_clear_gain(on: Layout, off: Layout, drift: float, path: KernelPath) -> None:
+    """Noise, a busy machine or a path on which a single row is slow, deciding how models are loaded."""
+    profile = tuner.choose(Findings((on, off), TRACES, (), drift), quick=True)
+    assert (profile.target_path, profile.draft_path) == (path, path)
 
 
 def test_the_profile_names_the_path_on_which_plain_decoding_is_fastest() -> None:
-    """Speculation held against plain decoding on a path that suits drafts and slows plain decoding down."""
+    """Drafts compared with plain decoding on a path that slows plain decoding down."""
     for factor, plain in ((0.96, DEFAULT), (0.995, AS_IN_FILE), (1.2, AS_IN_FILE)):
         layouts = Layout(ON, factor * 0.04, STEEP, FAST), Layout(OFF, 0.04, CHEAP, FAST)
         profile = tuner.choose(_found(*layouts), quick=False)
         assert (profile.target_path, profile.plain_path) == (AS_IN_FILE, plain), factor
     busy = replace(_found(*layouts), drift=1.2)
     assert tuner.choose(busy, quick=False).plain_path == DEFAULT
-
-
-def test_on_a_busy_machine_the_default_path_is_kept() -> None:
-    """A path chosen because something else ran while the other one was measured."""
-    layouts = (Layout(ON, 0.2, STEEP, SLOW), Layout(OFF, 0.04, CHEAP, FAST))
-    profile = tuner.choose(Findings(layouts, TRACES, (), drift=1.2), quick=True)
-    assert (profile.target_path, profile.draft_path) == (DEFAULT, DEFAULT)
-    assert profile.costs.draft_cost() == pytest.approx(0.75)
-    assert tuner.choose(Findings(layouts, TRACES, (), drift=1.05), quick=True).target_path == AS_IN_FILE
-
-
-def _die(_job: MeasureJob, _tell: Tell) -> Measured:
-    os.kill(os.getpid(), signal.SIGILL)
-    raise AssertionError("it lives")
-
-
-@pytest.mark.slow
-def test_a_child_that_dies_is_an_error_and_not_the_end() -> None:
-    """Waiting for ever for a process that is no more."""
-    with pytest.raises(BackendError, match=f"code {-signal.SIGILL}"):
-        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), silent, _die)
-
-
-def test_a_child_that_cannot_says_why() -> None:
-    """'It ended with code 1' where the file is simply not there."""
-    with pytest.raises(ModelFileError, match="target"):
-        run_child(MeasureJob(SUBJECT, ON, 1.0, 0), silent)
 
 
 DERIVED = Path("draft+q4_0.gguf")
@@ -193,7 +162,7 @@ DERIVED = Path("draft+q4_0.gguf")
 def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out(
     n_held_up: int, n_variants: int
 ) -> None:
-    """A draft that seems to read two tokens in a third of the time of one, chosen for it."""
+    """A draft chosen because it seemed to read two tokens in a third of the time of one."""
 
     def child(job: MeasureJob) -> Measured:
         n = sum(each.subject.draft == DERIVED for each in children.jobs)
@@ -207,7 +176,7 @@ def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out
 
 
 def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> None:
-    """Answers generated anew for every draft; the target's whole curve measured again; or other threads."""
+    """Answers generated again for every draft; the target's curve measured again; other threads."""
     threads = Threads(2, 1, 2)
     children = Children(lambda job: replace(_measured(job), threads=threads))
     jobs = children.jobs
@@ -226,21 +195,24 @@ def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> N
     assert variant.layouts[0].draft == ((1, pytest.approx(0.2)), (2, pytest.approx(0.25)))
 
 
-def test_a_derived_draft_that_cannot_be_measured_is_told_and_nothing_else_is_lost() -> None:
-    """Five minutes of tuning thrown away because a file in the cache is damaged."""
-    children = Children(_measured, dies=lambda job: job.subject.draft == DERIVED)
-    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, (DEFAULT,)),)), EFFORT, silent, children)
-    assert (found.variants, found.failures) == ((), ("draft+q4_0: it died",))
-
-
-def test_a_derived_draft_that_dies_on_one_path_is_measured_on_the_others() -> None:
-    """The best draft given up because its weights crash in one arrangement."""
-    children = Children(_measured, dies=lambda job: job.subject.draft == DERIVED and job.way.draft == DEFAULT)
+@pytest.mark.parametrize(
+    ("dead", "alive", "failures"),
+    [
+        ({DEFAULT, AS_IN_FILE}, [], ("draft+q4_0: it died",)),
+        ({DEFAULT}, [AS_IN_FILE], ("draft+q4_0, rearranged weights: it died",)),
+    ],
+)
+def test_a_derived_draft_that_dies_is_reported_and_nothing_else_is_lost(
+    dead: set[KernelPath], alive: list[KernelPath], failures: tuple[str, ...]
+) -> None:
+    """Minutes of tuning lost because a cached file is damaged; a draft given up because one layout crashes."""
+    children = Children(_measured, dies=lambda job: job.subject.draft == DERIVED and job.way.draft in dead)
     variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
     found = tuner.measure(SUBJECT, replace(ONE, variants=variants), EFFORT, silent, children)
-    (variant,) = found.variants
-    assert ([layout.way.draft for layout in variant.layouts], variant.traces) == ([AS_IN_FILE], TRACES)
-    assert found.failures == ("draft+q4_0, rearranged weights: it died",)
+    assert [layout.way.draft for variant in found.variants for layout in variant.layouts] == alive
+    assert all(variant.traces == TRACES for variant in found.variants)
+    assert found.failures == failures
+    assert found.layouts
 
 
 def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
@@ -250,7 +222,7 @@ def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
 
 
 def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> None:
-    """A derived draft that is never used, or one taken for a gain within the noise."""
+    """A derived draft that is never used, or one chosen for a gain within the noise."""
     better = tuner.choose(_with_variant(FAST), quick=False)
     assert (better.derived, better.threads) == (DERIVED, Threads(1, 2, 1))
     assert better.costs.draft_cost() == pytest.approx(0.2)
@@ -262,7 +234,7 @@ def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> Non
 
 
 def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None:
-    """'0.20 of a pass' of a path that nothing is loaded on."""
+    """The figures of a path that is not loaded."""
     busy = replace(_with_variant(SLOW), drift=1.2)
     two = (*busy.variants[0].layouts, Layout(Way(DEFAULT, AS_IN_FILE), 0.04, None, FAST))
     busy = replace(busy, variants=(replace(busy.variants[0], layouts=two),))
@@ -271,7 +243,7 @@ def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None
 
 
 def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
-    """A draft of another tokenizer that seems cheaper than it is: some tokens of the target are several of its own."""
+    """A draft with another tokenizer that seems cheaper than it is: some target tokens are several of its own."""
     cells = ((1, 0.2), (2, 0.3), (8, 0.9), (32, 3.3))
     expected = ((1, 0.25), (2, 0.4), (8, 1.3), (32, 4.9))
     assert [n for n, _ in by_tokens(cells, 1.5)] == [n for n, _ in expected]
@@ -290,7 +262,7 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
 
 
 def test_spellings_are_counted_once_in_what_the_target_says() -> None:
-    """Visits of the same way that differ because one counted in the prompts; or a variant's spelling for all."""
+    """Visits of one way that differ because one counted in the prompts; one spelling for all derived drafts."""
 
     def child(job: MeasureJob) -> Measured:
         found = _measured(job)
@@ -306,7 +278,7 @@ def test_spellings_are_counted_once_in_what_the_target_says() -> None:
 
 
 class _Threaded:
-    """A bench whose passes take as long as its threads say."""
+    """A `Bench` whose passes take a time that depends on the threads."""
 
     def __init__(self, seconds: dict[int, float], clock: list[float]) -> None:
         self.draft, self.used, self._seconds, self._clock = object(), Threads(0, 0, 0), seconds, clock
@@ -328,7 +300,7 @@ class _Threaded:
 
 
 def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One number for all; or another one for a gain of one percent."""
+    """One number of threads for all passes; another number for a gain of one percent."""
     clock = [0.0]
     timed = partial(tuner_child.interleaving, clock=lambda: clock[0])
     monkeypatch.setattr(tuner_child, "interleaving", timed)
@@ -341,14 +313,14 @@ def test_each_kind_of_pass_gets_the_threads_that_are_clearly_best_for_it(monkeyp
 
 @pytest.mark.slow
 def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anything between the parts that the stand-ins above do not see, such as data that cannot be sent."""
+    """Defects that the stand-ins hide, such as data that cannot be sent to a child."""
     options = {"vocabulary": tiny.byte_level(), "chat_template": tiny.CHATML, "n_ctx": 4096}
     target, draft = tiny.write_pair(tmp_path, **options)
     one_thread = LoadOptions(n_threads=1)
     subject = ProfileKey(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
     effort = TuneEffort(seconds=0.2, n_visits=1, n_tokens=4)
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # passes this short are spoiled by any other program
+    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # any other program disturbs passes this short
     paths = tuner_paths.worth_measuring(subject, [])
     assert (paths.target, paths.draft, paths.failure) == ((DEFAULT,), (DEFAULT,), "")  # nothing of F32 is rearranged
     found = tuner.measure(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
