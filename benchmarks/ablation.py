@@ -1,4 +1,4 @@
-"""Ablation of the controller: replays with one constant or mechanism neutralised at a time.
+"""Ablation of the controller: replays with one constant or mechanism switched off at a time.
 
 `replay.py report FILE.jsonl --ablate` prints the table. A change patches a module or a class, so the program needs no
 switches. A mechanism that gains less than 2 % on every machine is removed from the controller.
@@ -82,7 +82,7 @@ def losses(rates: Sequence[float], before: Sequence[float]) -> tuple[float, floa
 def table(cases: Sequence[Case], changes: Mapping[str, Change] = CHANGES) -> Iterator[str]:
     """Yields each row as soon as it is measured."""
     before = measured(cases, nullcontext)
-    yield f"| neutralised | {' | '.join(before)} |"
+    yield f"| switched off | {' | '.join(before)} |"
     yield "|---|" + "---|" * len(before)
     rates = (f"{geometric_mean(each):.3f} ({min(each):.3f})" for each in before.values())
     yield f"| nothing: geometric mean of the rates (least) | {' | '.join(rates)} |"

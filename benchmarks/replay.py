@@ -1,17 +1,17 @@
-"""How near the controller comes to the best fixed setting: recorded answers replayed through measured costs.
+"""How near the controller comes to the best fixed setting: recorded answers replayed with measured costs.
 
-    python benchmarks/replay.py record FILE.jsonl [--tokens 256] [--minutes 9]    # again, to go on where it ended
+    python benchmarks/replay.py record FILE.jsonl [--tokens 256] [--minutes 9]    # repeat it to continue
     python benchmarks/replay.py report FILE.jsonl [--json OUT.json]
     python benchmarks/replay.py report FILE.jsonl --ablate [--only TEXT]    # what each part of the controller is worth
 
 `record` lets the target of the default pair answer the prompts of `bars.py` at both temperatures, and the draft judge
-every token of the answers; each answer is on the disk before the next begins. `--drafts` judges them by further drafts,
-`--two-layers` by a hopeless one as well: the published draft without all but its first and last layer.
+every token. Each answer is saved before the next. `--drafts` lets further drafts judge; `--two-layers` adds a hopeless
+one: the published draft with only its first and last layer.
 
-`report` replays the answers (see `replaying.py`) through the profile of this machine, if `specllama tune` left one, and
-through the costs of other machines that were measured before. A machine's noise hides 5 %; here there is none. On other
-machines the controller begins with its general beliefs, here with those of the profile. The draft's reading of the
-prompt is among the costs of every setting that drafts with a model.
+`report` replays the answers (see `replaying.py`) with the profile of this machine, if `specllama tune` made one, and
+with the costs of other machines. A real machine's noise hides 5 %; here there is none. On other machines the controller
+begins with its default prior, here with the profile's. The draft's reading of the prompt counts in every setting with a
+draft model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from specllama.tuning.traces import GREEDY, TracedAnswer
 
 PUBLISHED, TWO_LAYERS = "published", "two layers"
 TEMPERATURES = (0.0, 1.0)
-NEAR_BEST, NEAR_PLAIN = 0.95, 0.98  # the issue's bars
+NEAR_BEST, NEAR_PLAIN = 0.95, 0.98  # the aims
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 15)
 
 # T(n)/T(1) of the 1.5B target as measured for the design (two cores, AMX), and in this folder's README (Zen 4).
@@ -60,7 +60,7 @@ AMX: Points = ((1, 1.0), (2, 1.59), (3, 1.67), (4, 1.73), (5, 1.83), (6, 1.90), 
 REPACK: Points = ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (5, 1.83), (6, 2.19), (8, 2.3), (12, 3.07), (16, 3.4))
 ZEN4: Points = ((1, 1.0), (2, 1.98), (3, 2.77), (4, 2.93), (5, 4.41), (6, 4.32), (7, 6.13), (8, 6.96), (12, 8.66),
                 (16, 8.99))  # fmt: skip
-# A draft's blocks were measured nowhere but by `tune`; they are taken to have the shape of the target's.
+# Only `tune` measures a draft's blocks; here they have the shape of the target's.
 AMX_READS: Points = (*AMX, (32, 4.0), (64, 6.5), (256, 22.0))
 ZEN4_READS: Points = (*ZEN4, (256, 74.0))
 
@@ -82,12 +82,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# ------------------------------------------------------------------------------------------------------------ recording
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the file holds of one prompt at one temperature."""
+    """One prompt at one temperature."""
 
     group: str
     prompt: str  # its id
@@ -100,7 +97,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Recording:
-    """The file."""
+    """The content of a recording."""
 
     answers: dict[tuple[str, float], dict[str, Any]]
     judged: dict[tuple[str, float, str], dict[str, Any]]
@@ -108,7 +105,7 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """What was recorded so far; a torn line at the end is passed over, `record` cuts it off before it goes on."""
+    """The rows so far, without a damaged last line, which `record` removes."""
     found = Recording({}, {})
     for row in rows_of(path):
         what = row.get(row.get("kind"), {})
@@ -122,7 +119,7 @@ def read(path: Path) -> Recording:
 
 
 def everything(groups: Sequence[str], n_prompts: int) -> Iterator[tuple[Asked, BenchPrompt]]:
-    """All classes by turns, so that a part of a recording is a part of each."""
+    """Every prompt; the classes take turns, so a part of a recording has all classes."""
     for i in range(n_prompts):
         for group in groups:
             prompt = prompts_of(group)[i]
@@ -131,7 +128,7 @@ def everything(groups: Sequence[str], n_prompts: int) -> Iterator[tuple[Asked, B
 
 
 def heard(target: LlamaModel, asked: Asked, prompt: Sequence[int], n_tokens: int) -> dict[str, Any]:
-    """The target's answer; above temperature 0 with its laws, so that any draft can be judged later."""
+    """The target's answer; above temperature 0 with its laws, to judge any draft later."""
     params = replace(SAMPLER, temperature=asked.temperature)
     found = traces.answer(target, asked.group, prompt, n_tokens=n_tokens, params=params)
     laws = [[each.tolist() for each in law.items()] for law in found.laws[: len(found.tokens)]]
@@ -151,7 +148,7 @@ def as_answer(row: dict[str, Any], n_vocab: int) -> TracedAnswer:
 
 @contextmanager
 def two_layers(draft: Path) -> Iterator[Path]:
-    """The draft without all but its first and its last layer."""
+    """The draft with only its first and last layer."""
     header = llama.read_header(draft)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two-layers.gguf"
@@ -160,7 +157,7 @@ def two_layers(draft: Path) -> Iterator[Path]:
 
 
 def judge_all(target: LlamaModel, setup: Setup, path: Path, name: str, draft: Path, until: float) -> bool:
-    """Judge what was not yet judged by a draft; False where time ran out."""
+    """Let a draft judge the answers that it has not judged yet; False if time ran out."""
     found = read(path)
     missing = [row for key, row in found.answers.items() if (*key, name) not in found.judged]
     if not missing:
@@ -190,7 +187,7 @@ def record(args: argparse.Namespace) -> None:
     if found.n_tokens is None:
         append(path, "settings", {"tokens": args.tokens, "target": setup.target.path.name})
     elif found.n_tokens != args.tokens:
-        raise SystemExit(f"{path} was begun with --tokens {found.n_tokens}")
+        raise SystemExit(f"{path} has --tokens {found.n_tokens}")
     plan = [each for each in everything(args.classes.split(","), args.prompts) if each[0].key not in found.answers]
     with load_models(replace(setup, draft=None), Listener(), Cancel()) as models:
         target, finished = models.target, True
@@ -213,14 +210,11 @@ def record(args: argparse.Namespace) -> None:
         if args.two_layers:
             with two_layers(published.draft.path) as draft:
                 finished = judge_all(target, published, path, TWO_LAYERS, draft, until) and finished
-    say("everything is recorded" if finished else "time ran out: the same command goes on")
-
-
-# -------------------------------------------------------------------------------------------------------------- report
+    say("everything is recorded" if finished else "time ran out: the same command continues")
 
 
 def recorded(found: Recording, group: str, temperature: float, draft: str) -> list[Recorded]:
-    """The answers of a class that were judged by a draft."""
+    """The answers of a class that a draft judged."""
     rows = [
         (row, found.judged[row["prompt"], temperature, draft])
         for row in found.answers.values()
@@ -239,7 +233,7 @@ def machines() -> list[Machine]:
     setup = prepared()
     profile = setup.profile
     if profile is None:
-        say(f"note: there is no profile of this machine ({setup.stale or 'specllama tune leaves one'})")
+        say(f"note: this machine has no profile ({setup.stale or '`specllama tune` makes one'})")
         return list(ELSEWHERE)
     name = f"this machine, tuned {profile.made[:10]} (c = {profile.costs.draft_cost():.2f})"
     here = Machine(name, profile.costs, profile.prior(greedy=True), profile.prior(greedy=False))
@@ -262,7 +256,7 @@ def _row(temperature: float, found: Found, n: int) -> str:
 
 
 def bound_table(every: Sequence[Machine]) -> list[str]:
-    """What bounds the gain: everything accepted, from the model and from lookups, which cost nothing to draft."""
+    """The highest gain: everything accepted, from the model and from lookups, which cost nothing."""
     lines = ["\n**The most that drafts can give**: (k+1) / (k c + T(k+1)), all k accepted, times plain decoding\n",
              "| machine | source | " + " | ".join(f"k = {k}" for k in LENGTHS) + " |",
              "|---|---|" + "---|" * len(LENGTHS)]  # fmt: skip
@@ -303,8 +297,8 @@ def report(args: argparse.Namespace) -> None:
     for line in bound_table(every):
         print(line)
     print("\n**With a hopeless draft**: the controller with the model alone, over plain decoding; the worst answer in "
-          "brackets. It begins with its general beliefs: that 80 % will be accepted. Machines on which no draft "
-          "can pay load none and are left out.\n\n"
+          "brackets. It begins with an acceptance of 80 %. Machines on which no draft can pay load none and are "
+          "left out.\n\n"
           f"| machine | draft | temperature | {' | '.join(SOURCES)} | all >= 0.98 |\n"
           f"|---|---|---|{'---|' * len(SOURCES)}---|")  # fmt: skip
     for line in hopeless_rows(found, every, args.draft, told["hopeless"]):
@@ -314,10 +308,10 @@ def report(args: argparse.Namespace) -> None:
 
 
 def hopeless_rows(found: Recording, every: Sequence[Machine], draft: str, told: list[Any]) -> Iterator[str]:
-    """Made-up drafts, and the real one of two layers where it judged the answers."""
+    """Made-up drafts, and the real one with two layers if it judged the answers."""
     kinds: dict[str, tuple[str, float | None]] = {
-        "made up: 0 % right, as sure as the published one": (draft, 0.0),
-        "made up: 5 % right, as sure as the published one": (draft, 0.05),
+        "made up: 0 % right, with the published confidence": (draft, 0.0),
+        "made up: 5 % right, with the published confidence": (draft, 0.05),
         "published draft, two of its layers left": (TWO_LAYERS, None),
     }
     for kind, (judge, chance) in kinds.items():
@@ -342,8 +336,6 @@ def hopeless_rows(found: Recording, every: Sequence[Machine], draft: str, told: 
                 yield (f"| {here.name} | {kind} | {temperature:g} | {' | '.join(cells)} "
                        f"| {'yes' if kept_up else 'no'} |")  # fmt: skip
 
-
-# ------------------------------------------------------------------------------------------------------------- ablation
 
 FLAT: Points = ((1, 1.0), (2, 1.03), (4, 1.06), (8, 1.1), (17, 1.25))  # as on a GPU
 FLAT_READS: Points = (*FLAT, (256, 4.0))
@@ -382,15 +374,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "report"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most; it may end before")
+    parser.add_argument("--tokens", type=int, default=256, help="longest answer")
     parser.add_argument("--classes", default=",".join(SOURCES))
-    parser.add_argument("--prompts", type=int, default=8, choices=range(1, 9), help="of every class")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no answer after so many minutes")
-    parser.add_argument("--drafts", help="further drafts that judge the answers: names or files, separated by commas")
-    parser.add_argument("--two-layers", action="store_true", help="a hopeless draft judges them, too")
-    parser.add_argument("--draft", default=PUBLISHED, help="whose judgement is reported")
-    parser.add_argument("--ablate", action="store_true", help="what each constant of the controller is worth instead")
-    parser.add_argument("--only", default="", help="of --ablate, the changes whose name holds this")
+    parser.add_argument("--prompts", type=int, default=8, choices=range(1, 9), help="of each class")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no answer after this time")
+    parser.add_argument("--drafts", help="more drafts that judge the answers: names or files, separated by commas")
+    parser.add_argument("--two-layers", action="store_true", help="also let a hopeless draft judge them")
+    parser.add_argument("--draft", default=PUBLISHED, help="the draft to report")
+    parser.add_argument("--ablate", action="store_true", help="report what each constant of the controller is worth")
+    parser.add_argument("--only", default="", help="with --ablate: only changes whose name contains this")
     parser.add_argument("--json", type=Path, help="the figures of the report as JSON")
     args = parser.parse_args()
     (record if args.action == "record" else ablate if args.ablate else report)(args)

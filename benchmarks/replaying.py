@@ -1,12 +1,12 @@
-"""Recorded answers said once more by models that only count their passes: what any setting would cost on any machine.
+"""Recorded answers, generated again by models that only count their passes: the cost of any setting on any machine.
 
-The engine, the drafters and the controller are the program's own; only target and draft are stand-ins. The target says
-the recorded answer. The draft says the same token where the recorded one would have been accepted, and another one
-where not, each time as sure of itself as it was. A pass over n rows costs what the machine's profile says.
+Engine, drafters and controller are the program's own; only target and draft are stand-ins. The target emits the
+recorded answer. The draft proposes the same token if the recorded one would be accepted, else another one, with the
+recorded confidence. A pass over n rows costs what the machine's profile says.
 
 Above temperature 0 the recorded chance of acceptance, sum of min(p, q), is drawn for every token, in several rounds. A
-looked-up token is accepted where it is the token that was said, which is the law of a point mass. Block verification,
-which accepts a little more, is left out there.
+looked-up token is accepted if it is the token of the answer, as for a point mass. Block verification, which accepts a
+little more, is left out there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODEL, LOOKUP = "draft-simple", "lookup"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One answer, and what a draft was worth at each of its tokens."""
+    """One answer, and the draft's acceptance and confidence at each of its tokens."""
 
     group: str  # the class of the prompt
     prompt: tuple[int, ...]
@@ -48,10 +48,10 @@ class Recorded:
 
 
 class Reader:
-    """A `LanguageModel` that says what it is told to, and counts its passes by rows.
+    """A `LanguageModel` with fixed logits that counts its passes by rows.
 
-    `said` is the model that knows how far the answer has come: a probe reads the end of the text alone, so that its
-    place cannot be told from the number of tokens held.
+    `said` is the model whose length is the position in the answer: after a probe, which reads only the end of the text,
+    the draft's own length is not.
     """
 
     end_tokens: frozenset[int] = frozenset()
@@ -67,13 +67,13 @@ class Reader:
         self._n_prompt, self._said, self._n_fed = n_prompt, said, 0
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """As llama.cpp's: read together with the next block."""
+        """Computed with the next block, as in `LlamaModel`."""
         self.length += len(tokens)
         self._n_fed += len(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         self.length += len(tokens)
-        # The target reads its prompt before the clock starts; the draft's reading is within it.
+        # The target's prompt does not count, the draft's does.
         self.passes[len(tokens) + (self._n_fed if self._said is not None else 0)] += 1
         self._n_fed = 0
         end = max(self.length, self._said.length if self._said is not None else 0) - self._n_prompt + 1
@@ -88,7 +88,7 @@ class Reader:
 
 
 def _rows(tokens: Sequence[int], confidence: Sequence[float], n_vocab: int) -> FloatArray:
-    """Logits whose softmax gives each token its confidence and shares out the rest.  (len(tokens), n_vocab)"""
+    """Logits that give each token its confidence and the others equal shares.  (len(tokens), n_vocab)"""
     sure = np.clip(np.array(confidence), 2 / n_vocab, 1 - 1e-6)
     rows = np.repeat(np.log((1 - sure) / (n_vocab - 1))[:, None], n_vocab, axis=1)
     rows[np.arange(len(tokens)), list(tokens)] = np.log(sure)
@@ -97,7 +97,7 @@ def _rows(tokens: Sequence[int], confidence: Sequence[float], n_vocab: int) -> F
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How many passes over so many rows an answer took."""
+    """The number of passes of an answer, by rows."""
 
     target: Mapping[int, int]
     draft: Mapping[int, int]
@@ -109,13 +109,13 @@ class Passes:
 
 
 def accepted(recorded: Recorded, round_: int) -> list[bool]:
-    """Which tokens the draft gets right in this round; at temperature 0 all rounds are alike."""
+    """The tokens that the draft gets right in this round; at temperature 0 all rounds are equal."""
     rng = random.Random(round_)
     return [rng.random() < chance for chance in recorded.acceptance[: len(recorded.tokens)]]
 
 
 def replay(recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings) -> Passes:
-    """The answer once more, drafted so."""
+    """The passes of the answer, generated again with a strategy."""
     ids = {token: i for i, token in enumerate(dict.fromkeys((*recorded.prompt, *recorded.tokens)))}
     n_vocab, wrong = len(ids) + 2, len(ids)
     prompt, said = [ids[token] for token in recorded.prompt], [ids[token] for token in recorded.tokens]
@@ -125,13 +125,13 @@ def replay(recorded: Recorded, right: Sequence[bool], strategy: str, settings: D
     drafter = REGISTRY[strategy].make(draft if REGISTRY[strategy].needs_model else None, settings)
     events = Engine(target, drafter).generate(prompt, GREEDY, RandomChooser(0), max_tokens=len(said))
     told = [token for event in events if (token := getattr(event, "token", None)) is not None]
-    assert told == said, "a replay said something else than what was recorded"
+    assert told == said, "the replay differs from the recorded answer"
     return Passes(target.passes, draft.passes)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What passes cost somewhere."""
+    """The costs of a machine, and the priors of its controller."""
 
     name: str
     costs: CostProfile
@@ -139,12 +139,12 @@ class Machine:
     warm_prior: Prior | None = None  # above temperature 0; None = the same
 
     def at(self, temperature: float) -> Machine:
-        """What the controller begins with at a temperature."""
+        """With the prior for a temperature."""
         return replace(self, prior=self.warm_prior) if temperature > 0.0 and self.warm_prior else self
 
     @property
     def draft_can_pay(self) -> bool:
-        """As the profile says it: else the draft is not even loaded."""
+        """As in a profile: if not, the draft is not loaded."""
         known = ClassFigures("any", True, 1.0, 1.0, 0, 1.0)
         return Profile(made="", quick=False, target_path=KernelPath(), draft_path=KernelPath(), step_s=1.0,
                        costs=self.costs, classes=(known,)).draft_can_pay  # fmt: skip
@@ -162,13 +162,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One class at one temperature on one machine; rates are tokens per T(1), so 1 is plain decoding."""
+    """One class, temperature and machine; rates are tokens per T(1), so 1 is plain decoding."""
 
     group: str
     fixed: Mapping[str, float]  # by setting, plain among them
-    model: float | None  # the controller with the draft model alone; None where the draft is not even loaded
+    model: float | None  # the controller with the draft model alone; None if the draft is not loaded
     auto: float  # the controller as `auto` has it
-    worst: float  # of the answers, with `auto`
+    worst: float  # answer, with `auto`
 
     @property
     def best(self) -> str:
@@ -222,7 +222,7 @@ class Replays:
         return self.n_tokens / cost, min(rates)
 
     def on(self, here: Machine) -> Found:
-        """What all of it comes to on one machine."""
+        """The figures on one machine."""
         fixed = {"plain": 1.0}
         for name, passes in self.fixed().items():
             fixed[name] = self.n_tokens / sum(each.cost(here.costs) for each in passes)
@@ -232,11 +232,11 @@ class Replays:
 
 
 def hopeless(recorded: Recorded, acceptance: float) -> Recorded:
-    """The same answer with a made-up draft: right so rarely, as sure of itself as the recorded one."""
+    """The same answer with a made-up draft of this acceptance and the recorded confidence."""
     return replace(recorded, acceptance=(acceptance,) * len(recorded.tokens))
 
 
 def bounds(costs: CostProfile, drafted: Sequence[int], c: float | None = None) -> dict[int, float]:
-    """(k+1) / (k*c + T(k+1)) for every length: the most that drafts can give where all of them are accepted."""
+    """(k+1) / (k*c + T(k+1)) for every length: the highest gain, with all tokens accepted."""
     c = costs.draft_cost() if c is None else c
     return {k: (k + 1) / (k * c + costs.verify_cost(k + 1)) for k in drafted}

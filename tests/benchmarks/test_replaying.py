@@ -83,16 +83,6 @@ def test_above_temperature_0_the_controller_begins_with_what_tuning_measured_the
     assert Machine("elsewhere", CHEAP).at(1.0).prior == Prior()
 
 
-def test_damage_in_the_middle_of_a_recording_is_said(tmp_path: Path) -> None:
-    """Prevents: answers silently missing in a table."""
-    path = tmp_path / "answers.jsonl"
-    append(path, "settings", {"tokens": 64})
-    path.write_text(path.read_text() + "half a li\n")
-    append(path, "answer", {"prompt": "a", "temperature": 0.0})
-    with pytest.raises(SystemExit, match="line 2"):
-        recording.read(path)
-
-
 def test_a_hopeless_draft_is_found_out() -> None:
     """Prevents: a probe that reads the end of the text and is scored on its start, or a draft that knows the text."""
     rate, worst = Replays([hopeless(_answer(1.0), 0.0)], 1).controlled(Machine("cheap", CHEAP), MODEL)
