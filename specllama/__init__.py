@@ -8,18 +8,53 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the rooms below, for tools that do not run the code
-    from specllama.api import *  # noqa: F403
-    from specllama.base.errors import *  # noqa: F403
-    from specllama.chat.conversation import *  # noqa: F403
-    from specllama.core.distribution import *  # noqa: F403
-    from specllama.core.engine import *  # noqa: F403
-    from specllama.core.events import *  # noqa: F403
-    from specllama.core.sampling import *  # noqa: F403
-    from specllama.core.stats import *  # noqa: F403
-    from specllama.core.types import *  # noqa: F403
-    from specllama.core.verification import *  # noqa: F403
-    from specllama.pairs.ask import *  # noqa: F403
+if TYPE_CHECKING:
+    from specllama.api import Answer, Chat, Pair, load
+    from specllama.base.errors import (
+        BackendError,
+        ChecksumMismatch,
+        ConfigError,
+        ContextFull,
+        ConversationError,
+        DiskFull,
+        DownloadError,
+        DraftLawError,
+        GatedRepository,
+        Interrupted,
+        MemoryShort,
+        ModelBusy,
+        ModelFileError,
+        NumericsError,
+        PairError,
+        PromptError,
+        RollbackRefused,
+        SourceUnavailable,
+        SpecllamaError,
+        TemplateError,
+        UnsupportedModel,
+        UsageError,
+    )
+    from specllama.chat.conversation import Message
+    from specllama.core.distribution import Distribution
+    from specllama.core.engine import Engine
+    from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+    from specllama.core.sampling import RandomChooser, SamplingParams
+    from specllama.core.stats import SpecStats
+    from specllama.core.types import (
+        Cancel,
+        Caps,
+        Chooser,
+        Draft,
+        Drafter,
+        DraftPolicy,
+        LanguageModel,
+        Observation,
+        Rule,
+        Stopper,
+        Verdict,
+    )
+    from specllama.core.verification import verify
+    from specllama.pairs.ask import Hardware
 
 __version__ = "0.1.0"
 
@@ -30,7 +65,7 @@ _ROOMS = (
 )  # fmt: skip
 
 # fmt: off
-__all__ = [  # noqa: F405
+__all__ = [
     "Answer", "BackendError", "Cancel", "Caps", "Chat", "ChecksumMismatch", "Chooser", "ConfigError", "ContextFull",
     "ConversationError", "DiskFull", "Distribution", "DownloadError", "Draft", "DraftLawError", "DraftPolicy",
     "Drafter", "Engine", "Event", "Finished", "GatedRepository", "Hardware", "Interrupted", "LanguageModel",
@@ -42,14 +77,16 @@ __all__ = [  # noqa: F405
 # fmt: on
 
 
-def __getattr__(name: str) -> object:
-    if name in __all__:
-        for room in _ROOMS:
-            module = import_module(f"specllama.{room}")
-            if hasattr(module, name):
-                value = globals()[name] = getattr(module, name)
-                return value
-    raise AttributeError(f"module 'specllama' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that sees this accepts any name
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for room in _ROOMS:
+                module = import_module(f"specllama.{room}")
+                if hasattr(module, name):
+                    value = globals()[name] = getattr(module, name)
+                    return value
+        raise AttributeError(f"module 'specllama' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
