@@ -151,6 +151,19 @@ def test_one_file_is_the_door_to_a_package_that_changes(name: str, files: set[st
     assert {entry.file for entry in IMPORTS if entry.top == name} == files
 
 
+def test_a_type_name_has_one_meaning() -> None:
+    """Prevents: three classes `Job`, of which a reader has to find out which one is meant."""
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            name = node.name if isinstance(node, ast.ClassDef) else target.id if isinstance(target, ast.Name) else ""
+            if name[:1].isupper() and not name.isupper():
+                homes.setdefault(name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert homes
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 def test_only_the_plots_import_matplotlib_and_only_when_they_draw() -> None:
     """Prevents: an optional dependency that is needed after all, or a second of imports before every answer."""
     users = [entry for entry in IMPORTS if entry.top == "matplotlib" and not entry.for_types]

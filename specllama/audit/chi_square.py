@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-Outcome = TypeVar("Outcome", bound=Hashable)
+from specllama.audit.enumeration import Outcome
 
 LEAST_EXPECTED = 8.0  # outcomes expected less often share one bin: with fewer, the statistic is not chi-square
 SURPRISE = 1e-6  # a smaller p-value fails the test

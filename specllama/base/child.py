@@ -19,6 +19,7 @@ from specllama.base.errors import BackendError, SpecllamaError
 T = TypeVar("T")
 
 Tell = Callable[[str, float], None]  # the current step, and the share that is done
+TellShare = Callable[[float], None]  # the share alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ every token, and so the acceptance there if all tokens before it were accepted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -17,17 +17,15 @@ import numpy as np
 from specllama.bench.report import Bucket, Insight
 from specllama.core.arrays import FloatArray
 from specllama.core.sampling import SamplingParams, law
-from specllama.core.types import LanguageModel, room_after
+from specllama.core.types import LanguageModel, PieceOf, room_after
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence
 _ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")  # ASCII, and Chinese and Japanese
 
-PieceOf = Callable[[int], bytes]  # the text of a token
-
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PlainAnswer:
     """One answer of plain decoding."""
 
     prompt: tuple[int, ...]
@@ -63,7 +61,7 @@ def places(answer: Sequence[int], piece: PieceOf) -> list[int]:
     return found
 
 
-def _rows(model: LanguageModel, said: Said, n_vocab: int) -> list[FloatArray]:
+def _rows(model: LanguageModel, said: PlainAnswer, n_vocab: int) -> list[FloatArray]:
     """Logits before each token of the answer, read in blocks.  each: (n_vocab,)"""
     model.truncate(0)
     model.feed(said.prompt[:-1])
@@ -75,7 +73,7 @@ def _rows(model: LanguageModel, said: Said, n_vocab: int) -> list[FloatArray]:
 
 
 def samples(
-    target: LanguageModel, draft: LanguageModel, said: Said, params: SamplingParams, piece: PieceOf
+    target: LanguageModel, draft: LanguageModel, said: PlainAnswer, params: SamplingParams, piece: PieceOf
 ) -> list[Sample]:
     """A sample for every token of the answer; empty if the draft cannot read it. Clears both caches."""
     n_vocab = min(target.vocab_size, draft.vocab_size)

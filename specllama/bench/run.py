@@ -16,7 +16,7 @@ from specllama.bench import plan as bench_plan
 from specllama.bench import stats as bench_stats
 from specllama.bench import verdict as bench_verdict
 from specllama.bench.answer import Answerer, speed
-from specllama.bench.insight import Said
+from specllama.bench.insight import PlainAnswer
 from specllama.bench.job import BenchEvent, BenchJob, BenchProgress, Loaded, Open, Steps, following
 from specllama.bench.plan import ArmSpeed
 from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Condition, Insight, PairCosts, Spent
@@ -59,7 +59,7 @@ class _Bench:
         self._asked = {prompt.id: prompt for prompt in job.prompts}
         self._speeds: dict[str, ArmSpeed] = {}  # by arm's name
         self._notices: dict[str, None] = {}  # of the drafters, without duplicates
-        self._said: dict[tuple[int, int], Said] = {}  # plain answers by condition and prompt
+        self._said: dict[tuple[int, int], PlainAnswer] = {}  # plain answers by condition and prompt
         self._arms = bench_plan.arms(self.wishes)
         self._plan: BenchPlan | None = None
         self._runs: list[BenchRun] = []
@@ -80,7 +80,7 @@ class _Bench:
         )
         self._notices.update(dict.fromkeys(answer.notices))
         if arm == 0 and repetition == 0:
-            self._said[condition, prompt] = Said(question.tokens, answer.tokens)
+            self._said[condition, prompt] = PlainAnswer(question.tokens, answer.tokens)
         return BenchRun(
             arm=arm,
             condition=condition,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specllama.base.errors import UsageError
-
-PieceOf = Callable[[int], bytes]  # the bytes of a token; empty for control tokens
+from specllama.core.types import PieceOf
 
 
 def _encoded(stop: str) -> bytes:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from specllama.base.errors import UnsupportedModel
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams
+
+# The bytes of a token; empty for control tokens.
+PieceOf: TypeAlias = Callable[[int], bytes]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

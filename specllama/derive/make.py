@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specllama import llama
 from specllama.base import child, disk
-from specllama.base.child import Tell
+from specllama.base.child import Tell, TellShare
 from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageError
 from specllama.derive.layers import check_dropped, without_layers
 from specllama.derive.vocab import MULTIPLE, kept_tokens, with_vocabulary
@@ -101,7 +101,7 @@ def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
     return destination
 
 
-def cut(parent: Header, recipe: Recipe, destination: Path, tell: gguf_rewrite.TellShare | None = None) -> None:
+def cut(parent: Header, recipe: Recipe, destination: Path, tell: TellShare | None = None) -> None:
     """Write the parent with fewer tokens and layers. Raises UsageError, UnsupportedModel and OSError."""
     source = gguf_rewrite.read_source(parent.files)
     values: dict[str, bytes | None] = {}

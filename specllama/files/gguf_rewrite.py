@@ -7,7 +7,7 @@ matrix consists of whole blocks.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,11 +15,10 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from specllama.base.child import TellShare
 from specllama.base.errors import ModelFileError
 from specllama.core.arrays import IntArray
 from specllama.files.gguf_header import ALIGNMENT, ALIGNMENT_KEY, ARRAY, STRING, GgufHeader, padded
-
-TellShare = Callable[[float], None]  # receives the share that is written
 
 _VERSION = 3
 _U32, _I32, _F32 = 4, 5, 6  # GGUF's value types

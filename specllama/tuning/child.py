@@ -12,7 +12,7 @@ from time import perf_counter
 
 from specllama import llama
 from specllama.base import child as children
-from specllama.base.child import Tell
+from specllama.base.child import Tell, TellShare
 from specllama.base.errors import BackendError, PromptError
 from specllama.chat.conversation import Conversation, Message
 from specllama.drafters.controller import Points, cost_at
@@ -28,7 +28,6 @@ from specllama.tuning.costs import (
     READ_ROWS,
     VERIFY_ROWS,
     Pass,
-    TellShare,
     finished,
     interleaving,
     reading,

@@ -9,6 +9,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TypeVar
 
+from specllama.base.child import TellShare
 from specllama.core.engine import Engine
 from specllama.core.events import Finished
 from specllama.core.sampling import RandomChooser, SamplingParams
@@ -20,7 +21,6 @@ from specllama.drafters.model import ModelDrafter
 T = TypeVar("T")
 
 Pass = Callable[[], object]
-TellShare = Callable[[float], None]  # called with the share that is done
 
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone and has jumps; short blocks matter most
 QUICK_ROWS = (1, 2, 4, 8, 16)

@@ -17,7 +17,7 @@ from specllama.llama.load_plan import placeable
 from specllama.pairs.profile import ProfileKey
 from specllama.tuning.child import Way
 
-Ask = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]
+AskKernelPaths = Callable[[Sequence[Path]], list[tuple[KernelPath, ...]]]
 
 MOST_PATHS = 3  # of one file that are measured in full; of more, a coarse comparison selects the best
 
@@ -62,7 +62,7 @@ def ask_child(files: Sequence[Path]) -> list[tuple[KernelPath, ...]]:
     return children.run(partial(_ask, tuple(files)), lambda _what, _share: None)
 
 
-def worth_measuring(subject: ProfileKey, variants: Sequence[Path], ask: Ask = ask_child) -> Paths:
+def worth_measuring(subject: ProfileKey, variants: Sequence[Path], ask: AskKernelPaths = ask_child) -> Paths:
     """The paths of all files that this build has and the subject's options allow."""
     own = [subject.target] if subject.draft is None else [subject.target, subject.draft]
     several, failure = _several(subject, [*own, *variants], ask)
@@ -70,7 +70,9 @@ def worth_measuring(subject: ProfileKey, variants: Sequence[Path], ask: Ask = as
     return Paths(several[0], draft, tuple(zip(variants, several[len(own) :], strict=True)), failure)
 
 
-def _several(subject: ProfileKey, files: Sequence[Path], ask: Ask) -> tuple[list[tuple[KernelPath, ...]], str]:
+def _several(
+    subject: ProfileKey, files: Sequence[Path], ask: AskKernelPaths
+) -> tuple[list[tuple[KernelPath, ...]], str]:
     build = llama.build_info()
     if not subject.target_options.use_extra_bufts:
         return [(AS_IN_FILE,)] * len(files), ""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from specllama.base.child import TellShare
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams, law
 from specllama.core.types import LanguageModel
 from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.drafters.model import confidence_of
-from specllama.tuning.costs import TellShare
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -250,7 +250,7 @@ def test_tokenizers_that_llama_cpp_asserts_about_are_not_tried(tmp_path: Path, k
     """Prevents: a crash by a damaged file with one of these names, as seen with 'no_vocab'."""
     path = tiny.write_model(tmp_path / "odd.gguf", extra={"tokenizer.ggml.model": kind})
     for use in (llama.load_vocabulary, llama.load):
-        with pytest.raises(UnsupportedModel, match="has a tokenizer of the kind"):
+        with pytest.raises(UnsupportedModel, match="has a tokenizer of type"):
             use(path)
 
 
