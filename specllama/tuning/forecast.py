@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
 from specllama.core.stats import SpecStats, expected_speedup
 from specllama.drafters.controller import LEAST_RATE, CostProfile
@@ -121,12 +121,7 @@ def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats], *
     if not classes:
         return None
     alphas = [each.alpha for each in classes]
-    pooled = Outlook(costs, step_s, classes, ()).alpha
-    n_longest = costs.verify[-1][0] - 1
-    points = tuple(_point(costs, n, alphas, pooled) for n in range(n_longest + 1))
-    return Outlook(costs, step_s, classes, points, noise)
-
-
-def _point(costs: CostProfile, n_max: int, alphas: Sequence[float], pooled: float) -> Point:
-    low, expected, high = (speedup(costs, alpha, n_max) for alpha in (min(alphas), pooled, max(alphas)))
-    return Point(n_max, low, expected, high)
+    outcome = Outlook(costs, step_s, classes, (), noise)
+    levels = (min(alphas), outcome.alpha, max(alphas))
+    lengths = range(costs.verify[-1][0])
+    return replace(outcome, points=tuple(Point(n, *(speedup(costs, alpha, n) for alpha in levels)) for n in lengths))

@@ -159,9 +159,5 @@ def best_drafted(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, floa
 
 def best_length(traces: Sequence[Trace], costs: CostProfile) -> tuple[int, float]:
     """(draft length, tokens per T(1)) of the best fixed length, the shorter of equals; (0, 1) if none pays."""
-    best, best_rate = 0, 1.0
-    for k in range(1, costs.verify[-1][0]):
-        found = rate(traces, costs, k)
-        if found > max(best_rate, LEAST_RATE):
-            best, best_rate = k, found
-    return best, best_rate
+    found = best_drafted(traces, costs)
+    return found if found[1] > LEAST_RATE else (0, 1.0)
