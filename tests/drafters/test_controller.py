@@ -77,11 +77,7 @@ def test_costs_lie_on_lines_between_the_measured_points_whatever_their_shape() -
 @pytest.mark.parametrize(
     "data",
     [
-        {},
         {"verify": [[1, 1.0]]},
-        {"verify": 3, "draft": [[1, 0.1]]},
-        {"verify": [[1, 1.0, 2]], "draft": [[1, 0.1]]},
-        {"verify": [["x", 1.0]], "draft": [[1, 0.1]]},
         {"verify": [], "draft": [[1, 0.1]]},
         {"verify": [[2, 1.0]], "draft": [[1, 0.1]]},
         {"verify": [[1, 1.0], [1, 1.5]], "draft": [[1, 0.1]]},
