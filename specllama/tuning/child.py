@@ -308,9 +308,9 @@ def child(job: MeasureJob, tell: Tell) -> Measured:
 RunMeasureJob = Callable[[MeasureJob, Tell], Measured]
 
 
-def run_child(job: MeasureJob, tell: Tell, work: RunMeasureJob = child) -> Measured:
+def run_child(job: MeasureJob, tell: Tell) -> Measured:
     """Measure in a child process. Raises BackendError if it dies, and what the child raises."""
-    return children.run(partial(work, job), tell)
+    return children.run(partial(child, job), tell)
 
 
 def _plausible(found: Measured) -> bool:

@@ -21,7 +21,7 @@ from specllama.tuning.traces import answer, judged
 from tests.fakes import FakeModel, random_laws, table_of
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (16, 1.8)), draft=((1, 0.1), (2, 0.12), (64, 0.5)))
-DEAR = CostProfile(verify=((1, 1.0), (2, 2.0), (16, 16.0)), draft=((1, 0.7), (2, 0.8), (64, 8.0)))
+EXPENSIVE = CostProfile(verify=((1, 1.0), (2, 2.0), (16, 16.0)), draft=((1, 0.7), (2, 0.8), (64, 8.0)))
 N_PROMPT, N_TOKENS = 20, 64
 
 
@@ -65,13 +65,13 @@ def test_the_controller_finds_what_pays_and_leaves_what_does_not() -> None:
     assert good.best.startswith("K = ")
     assert good.share > 0.9
     assert good.fixed["plain"] == 1.0
-    bad = Replays([_answer(0.95)], 1).on(Machine("dear", DEAR))
+    bad = Replays([_answer(0.95)], 1).on(Machine("expensive", EXPENSIVE))
     assert (bad.best, bad.auto) == ("plain", pytest.approx(1.0))
 
 
 def test_on_a_machine_where_no_draft_can_pay_lookups_alone_draft() -> None:
     """Prevents: a draft model that the program would not load."""
-    assert Machine("dear", DEAR).auto == "lookup"
+    assert Machine("expensive", EXPENSIVE).auto == "lookup"
     assert Machine("cheap", CHEAP).auto == "chain"
 
 

@@ -278,7 +278,7 @@ def test_a_probe_that_goes_well_brings_the_model_back_in_the_same_step() -> None
     assert controller.plan(8, lag=0).n_drawn == 8
 
 
-def test_a_long_prompt_is_not_read_by_a_draft_that_nobody_has_seen_at_work() -> None:
+def test_a_long_prompt_is_not_read_before_the_first_probe() -> None:
     """A useless draft that costs tens of T(1) before its first token: it is probed on a few tokens first."""
     profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 20.0)))
     controller = Controller(profile)

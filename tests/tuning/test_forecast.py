@@ -13,7 +13,7 @@ from specllama.tuning.forecast import Outlook, break_even, outlook, speedup
 
 # benchmarks/README.md: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).
 VERIFY = ((1, 1.0), (2, 1.59), (3, 1.67), (4, 1.73), (5, 1.83), (6, 1.9), (8, 2.08), (12, 2.42), (16, 2.79))
-DEAR = CostProfile(verify=VERIFY, draft=((1, 0.42), (2, 0.5)))
+EXPENSIVE = CostProfile(verify=VERIFY, draft=((1, 0.42), (2, 0.5)))
 CHEAP = CostProfile(verify=VERIFY, draft=((1, 0.21), (2, 0.25)))
 FLAT = CostProfile(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (2, 0.1)))
 HOPELESS = CostProfile(verify=((1, 1.0), (2, 2.0), (5, 5.0)), draft=((1, 0.5), (2, 0.5)))
@@ -39,7 +39,7 @@ def test_the_papers_figures_come_out(alpha: float, expected: float) -> None:
 def test_measured_costs_count_and_so_does_reading_an_accepted_draft() -> None:
     """Prevents: T(n) taken for constant, or the draft's second row for free."""
     assert speedup(CHEAP, 1.0, 3) == pytest.approx(4 / (3 * 0.21 + 1.73 + 0.04))
-    assert speedup(CHEAP, 0.9, 5) > speedup(DEAR, 0.9, 5) > 1.0
+    assert speedup(CHEAP, 0.9, 5) > speedup(EXPENSIVE, 0.9, 5) > 1.0
 
 
 def test_the_best_length_is_chosen_and_the_range_is_that_of_the_classes() -> None:
@@ -55,7 +55,7 @@ def test_the_best_length_is_chosen_and_the_range_is_that_of_the_classes() -> Non
         assert figure in found.advice
 
 
-@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "would not pay"), (DEAR, "would pay from ")])
+@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "would not pay"), (EXPENSIVE, "would pay from ")])
 def test_a_draft_that_does_not_pay_is_advised_against_with_the_reason(costs: CostProfile, hope: str) -> None:
     """Prevents: a slow draft that is recommended, or refused without a reason."""
     found = of(costs, question=counted(30, 70))
@@ -67,10 +67,10 @@ def test_a_draft_that_does_not_pay_is_advised_against_with_the_reason(costs: Cos
 
 def test_the_break_even_is_where_it_begins_to_pay() -> None:
     """Prevents: 'it would pay from 60 % on' although it does not."""
-    needed = break_even(DEAR, 15)
+    needed = break_even(EXPENSIVE, 15)
     assert needed is not None
     for alpha, pays in ((needed, True), (needed - 0.01, False)):
-        assert any(speedup(DEAR, alpha, n) > 1.02 for n in range(1, 16)) is pays
+        assert any(speedup(EXPENSIVE, alpha, n) > 1.02 for n in range(1, 16)) is pays
     assert break_even(HOPELESS, 4) is None
 
 
