@@ -44,7 +44,6 @@ class Rows:
     n_ctx = N_LONG + 1024
     end_tokens: frozenset[int] = frozenset()
     caps = Caps()
-    busy_s = 0.0  # nothing is copied, so a call takes no time
 
     def __init__(self, table: Table) -> None:  # table: (64, V) float32
         self.vocab_size = table.shape[1]

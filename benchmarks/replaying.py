@@ -55,7 +55,6 @@ class Reader:
     """
 
     end_tokens: frozenset[int] = frozenset()
-    busy_s = 0.0
 
     def __init__(self, rows: FloatArray, n_prompt: int, max_block: int, said: Reader | None = None) -> None:
         self.rows = rows  # (tokens of the answer, V)

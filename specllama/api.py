@@ -19,6 +19,7 @@ from specllama.chat.settings import RULES, Settings, require_known, strategy
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
+from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
@@ -190,6 +191,7 @@ class Pair:
 
     def __init__(self, models: Models, setup: Setup, drafting: Drafting, on_note: OnNote) -> None:
         self._models = models
+        self._kept = KeptPrefix.of(models.target)  # kept between answers: a common beginning is read only once
         self._setup = setup
         self._drafting = drafting
         self._on_note = on_note

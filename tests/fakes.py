@@ -14,7 +14,7 @@ from specllama.audit.enumeration import ContractBroken
 from specllama.base.errors import ContextFull, Interrupted
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
-from specllama.core.types import Cancel, Caps, Chooser, Draft, DraftReport, LanguageModel, Observation
+from specllama.core.types import Cancel, Caps, Chooser, Draft, Observation
 
 History: TypeAlias = tuple[int, ...]
 Table: TypeAlias = Callable[[History], FloatArray]  # history -> logits (V,)
@@ -130,7 +130,6 @@ class FakeModel:
     caps: Caps = field(default_factory=lambda: Caps(tree=True))
     hook: Hook = lambda n_call, name: None
     calls: list[Call] = field(default_factory=list)
-    busy_s: float = 0.0
     watched: Cancel | None = None
     closed: bool = False
     _kv: list[int] = field(default_factory=list)
@@ -285,7 +284,6 @@ class ScriptedDrafter:
     script: Script
     name: str = "scripted"
     wants: frozenset[str] = frozenset()
-    models: tuple[LanguageModel, ...] = ()
     begun: list[History] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     seen: list[Observation] = field(default_factory=list)
@@ -300,9 +298,6 @@ class ScriptedDrafter:
 
     def observe(self, seen: Observation) -> None:
         self.seen.append(replace(seen, tokens=tuple(seen.tokens), laws=None))  # `tokens` grows later
-
-    def report(self) -> DraftReport:
-        return DraftReport()
 
     def close(self) -> None:
         self.closed = True

@@ -73,6 +73,15 @@ def test_text_tokens_and_figures_agree_and_drafts_change_nothing(pair: Pair, cap
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_common_beginning_is_read_only_once(pair: Pair) -> None:
+    """Prevents: answers that read a long prompt again because the record of the KV cache ended with the last answer."""
+    first = ask(pair)
+    gc.collect()
+    again = ask(pair)
+    assert (first.stats.n_cached, again.stats.n_cached) == (0, first.stats.n_prompt - 1)
+    assert first.tokens == again.tokens
+
+
 def test_a_seed_a_stop_text_and_a_limit_are_kept(files: tuple[Path, Path]) -> None:
     """Prevents: keywords that are ignored."""
     with opened(files, n_max=3) as pair:

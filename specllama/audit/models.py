@@ -29,10 +29,6 @@ class Passing:
     def length(self) -> int:
         return self.model.length
 
-    @property
-    def busy_s(self) -> float:
-        return self.model.busy_s
-
     def room_after(self, tokens: Sequence[int]) -> int:
         return room_after(self.model, tokens)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from specllama.base.errors import Interrupted
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
+from specllama.core.optional import models_of, report_of
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, LanguageModel, Observation, Rule
+from specllama.core.types import Cancel, Chooser, Draft, Drafter, LanguageModel, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.length import DraftLength
 
@@ -112,7 +113,8 @@ class Watching:
         self.drafter = drafter
         self.name = drafter.name
         self.wants = drafter.wants
-        self.models = drafter.models
+        self.models = models_of(drafter)
+        self.report = report_of(drafter)
         self._see = see
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
@@ -120,9 +122,6 @@ class Watching:
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         return self.drafter.propose(tokens, limit, params, choose)
-
-    def report(self) -> DraftReport:
-        return self.drafter.report()
 
     def observe(self, seen: Observation) -> None:
         self._see(seen)

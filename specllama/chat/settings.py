@@ -115,7 +115,7 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 
 def logit_bias(name: str, text: object) -> tuple[int, float]:
     """(token, bias) of ID=V, or of llama.cpp's ID+V and ID-V."""
-    match = re.fullmatch(r"(\d+)=?(.+)", str(text))
+    match = re.fullmatch(r"(\d+)(?:=|(?=[+-]))(.+)", str(text))
     try:
         bias = float(match[2]) if match else math.nan
     except ValueError:

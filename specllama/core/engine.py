@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -10,6 +10,7 @@ from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
 from specllama.core.no_drafter import NoDrafter
+from specllama.core.optional import clock_of, models_of, report_of
 from specllama.core.row_laws import RowLaws
 from specllama.core.sampling import SamplingParams
 from specllama.core.stats import SpecStats
@@ -24,6 +25,8 @@ class _Request:
     """The settings of one answer; later changes of the engine do not reach it."""
 
     drafter: Drafter
+    report: Callable[[], DraftReport]  # of the drafter
+    busy_s: Callable[[], float]  # seconds spent so far inside the models' own calls
     rule: Rule
     params: SamplingParams
     choose: Chooser
@@ -51,7 +54,7 @@ class Engine:
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.rule = rule
         self._prefix = KeptPrefix.of(target)
-        kv_owners(target, *self.drafter.models)
+        kv_owners(target, *models_of(self.drafter))
 
     def generate(
         self,
@@ -76,12 +79,14 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.target.n_ctx}",
                 hint=f"shorten it, or load with --ctx-size {len(prompt) + max(max_tokens, 256)} or more",
             )
-        asked = _Request(self.drafter, self.rule, params, choose, max_tokens, stopper, cancel or Cancel())
-        return self._answer(list(prompt), asked)
+        drafter, cancel = self.drafter, cancel or Cancel()
+        report, busy_s = report_of(drafter), clock_of((self.target, *models_of(drafter)))
+        request = _Request(drafter, report, busy_s, self.rule, params, choose, max_tokens, stopper, cancel)
+        return self._answer(list(prompt), request)
 
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
-        with leased(self.target, *request.drafter.models):
+        with leased(self.target, *models_of(request.drafter)):
             # Outside `try`: before this, the KV has nothing to do with `tokens`.
             stats = SpecStats(n_prompt=len(tokens), n_cached=self._prefix.rewind(tokens))
             try:
@@ -95,13 +100,9 @@ class Engine:
                 self._prefix.hold(tokens)
         yield Finished(reason, stats)
 
-    def _busy(self, drafter: Drafter) -> float:
-        """Seconds spent so far inside the models' own calls."""
-        return self.target.busy_s + sum(model.busy_s for model in drafter.models)
-
     def _prefill(self, tokens: list[int], stats: SpecStats, request: _Request) -> Iterator[Event]:
         """Bring the KV from the cached part of `tokens` to `tokens[:-1]`."""
-        busy = self._busy(request.drafter)
+        busy_s = request.busy_s()
         for at in range(stats.n_cached, len(tokens) - 1, PREFILL_SLICE):
             if request.cancel.is_set():
                 raise Interrupted("cancelled while the prompt was read")
@@ -112,7 +113,7 @@ class Engine:
         started = perf_counter()
         request.drafter.begin(tokens)
         stats.prompt_s += perf_counter() - started
-        stats.loop_s += max(stats.prompt_s - (self._busy(request.drafter) - busy), 0.0)
+        stats.loop_s += max(stats.prompt_s - (request.busy_s() - busy_s), 0.0)
 
     def _decode(self, tokens: list[int], stats: SpecStats, request: _Request) -> Generator[Event, None, Reason]:
         """Steps until the answer ends; returns the reason. Within a block `tokens` runs ahead of `stats.n_emitted`."""
@@ -144,14 +145,14 @@ class Engine:
     def _step(self, tokens: list[int], stats: SpecStats, request: _Request) -> tuple[StepEvent, Origin, str, bool]:
         """One verify pass. Appends what it emits to `tokens`; returns (event, last token's origin, notice, ended)."""
         drafter = request.drafter
-        busy, started = self._busy(drafter), perf_counter()
+        busy_s, started = request.busy_s(), perf_counter()
         draft, report = Draft(), DraftReport()
         limit = min(self.target.n_ctx - len(tokens), self.target.caps.max_block - 1)  # a row needs a cell
         if request.max_tokens >= 0:
             limit = min(limit, request.max_tokens - stats.n_emitted - 1)  # a step emits one more than it accepts
         if limit:
             draft = drafter.propose(tokens, limit, request.params, request.choose)
-            report = drafter.report()
+            report = request.report()
         if len(draft.tokens) > limit:
             raise ValueError(f"{drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
         drafted = perf_counter()
@@ -186,7 +187,7 @@ class Engine:
             sample_s=sampled - evaluated,
             kv_s=done - sampled,
             step_s=done - started,
-            loop_s=max(done - started - (self._busy(drafter) - busy), 0.0),
+            loop_s=max(done - started - (request.busy_s() - busy_s), 0.0),
         )
         stats.record(n_drafted, n_accepted, rejected)
         stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)

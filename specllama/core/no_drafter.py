@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specllama.core.arrays import FloatArray
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Chooser, Draft, DraftReport, LanguageModel, Observation
+from specllama.core.types import Chooser, Draft, Observation
 
 
 class NoDrafter:
@@ -14,7 +14,6 @@ class NoDrafter:
 
     name = "none"
     wants: frozenset[str] = frozenset()
-    models: tuple[LanguageModel, ...] = ()
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Nothing to prepare."""
@@ -24,9 +23,6 @@ class NoDrafter:
 
     def observe(self, seen: Observation) -> None:
         """Nothing to learn."""
-
-    def report(self) -> DraftReport:
-        return DraftReport()
 
     def close(self) -> None:
         """Nothing to free."""

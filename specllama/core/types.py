@@ -184,10 +184,6 @@ class Drafter(Protocol):
     name: str
     wants: frozenset[str]  # of {"features", "logits"}
 
-    @property
-    def models(self) -> Sequence[LanguageModel]:
-        """The models that it evaluates; they are leased while an answer is open."""
-
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """A new answer to `tokens` starts. Must be cheap: the first token waits for it."""
 
@@ -196,9 +192,6 @@ class Drafter(Protocol):
 
     def observe(self, seen: Observation) -> None:
         """Bring the drafter's state in line with what was committed."""
-
-    def report(self) -> DraftReport:
-        """Decisions and notice of the last `propose`."""
 
     def close(self) -> None: ...
 
@@ -217,10 +210,6 @@ class LanguageModel(Protocol):
     @property
     def length(self) -> int:
         """Tokens now in the KV."""
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds spent so far inside the model's own calls; 0.0 = not counted."""
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Append tokens without logits, in chunks if there are many."""

@@ -14,7 +14,6 @@ from specllama.core.types import (
     Draft,
     DraftPolicy,
     DraftReport,
-    LanguageModel,
     Observation,
     Planner,
     common_prefix,
@@ -74,7 +73,6 @@ class LookupDrafter:
 
     name = "lookup"
     wants: frozenset[str] = frozenset()
-    models: tuple[LanguageModel, ...] = ()
 
     def __init__(self, *, n_max: int, p_min: float = LOOKUP_P_MIN, policy: DraftPolicy | None = None) -> None:
         """`policy` None = `ConfidencePolicy(n_max, p_min)`; any other is limited to `n_max` as well."""

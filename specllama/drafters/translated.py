@@ -16,6 +16,7 @@ import numpy as np
 
 from specllama.base.errors import ContextFull
 from specllama.core.arrays import FloatArray, IntArray
+from specllama.core.optional import clock_of
 from specllama.core.types import Cancel, LoadedModel, require_chain
 from specllama.drafters.token_map import NO_TOKEN
 
@@ -50,6 +51,7 @@ class TranslatedModel:
         if self.known[0] < 0 or self.known[-1] >= vocab_size or not np.diff(self.known).all():
             raise ValueError(f"a map of ids must lead to different ids from 0 to {vocab_size - 1}")
         self.model = model
+        self._busy_s = clock_of((model,))
         self._spell = spell
         self.vocab_size = vocab_size
         self.n_ctx = model.n_ctx  # at most: see `room_after`
@@ -71,7 +73,7 @@ class TranslatedModel:
 
     @property
     def busy_s(self) -> float:
-        return self.model.busy_s
+        return self._busy_s()
 
     def watch(self, cancel: Cancel | None) -> None:
         self.model.watch(cancel)

@@ -131,6 +131,7 @@ def test_aliases_are_not_shown_in_the_help_text(
         (["--spec-draft-n-max", "car"], "--spec-draft-n-max is car", "a whole number from 0 to 64, or auto"),
         (["--verify-rule", "tree"], "--verify-rule is tree", "one of token, block, match"),
         (["--logit-bias", "5"], "--logit-bias is 5", "ID=V"),
+        (["--logit-bias", "15043"], "--logit-bias is 15043", "ID=V"),
         (["--logit-bias", "5=inf"], "--logit-bias is 5=inf", "ID=V"),
         (["--logit-bias", "x=1"], "--logit-bias is x=1", "ID=V"),
         (["--stop", ""], "--stop is empty", "at least one character"),

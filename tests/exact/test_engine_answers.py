@@ -11,7 +11,7 @@ import pytest
 from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
-from specllama.core.events import PromptProgress, StepEvent, TokenEvent
+from specllama.core.events import Finished, PromptProgress, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps, Observation, Rule
 from tests.enumeration import ScriptedChooser
@@ -97,6 +97,26 @@ def test_what_the_kv_holds_already_is_not_read_again() -> None:
     rig.target.calls.clear()
     rig.answer((*PROMPT, *said[:4], 5, 5, 5), GREEDY, Certain(), 2)
     assert [call.tokens for call in rig.target.calls if call.name == "feed"] == []
+
+
+class Counting(FakeModel):
+    """Says that it was busy for a second in each call."""
+
+    @property
+    def busy_s(self) -> float:
+        return float(len(self.calls))
+
+
+def test_time_inside_the_models_is_not_time_of_the_loop() -> None:
+    """Prevents: `loop_s` with the time of a model that counts its calls; a model or drafter that has to count."""
+    plain, counting = FakeModel(RandomTable(N_VOCAB, 44), N_VOCAB), Counting(RandomTable(N_VOCAB, 44), N_VOCAB)
+    loop_s = []
+    for target in (plain, counting):
+        *_, last = Engine(target).generate(PROMPT, GREEDY, Certain(), max_tokens=5)
+        assert isinstance(last, Finished)
+        loop_s.append(last.stats.loop_s)
+    assert loop_s[0] > 0.0
+    assert loop_s[1] == 0.0
 
 
 def test_a_model_that_cannot_roll_back_is_refused() -> None:

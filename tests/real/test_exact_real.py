@@ -18,7 +18,6 @@ from specllama.audit.greedy import Control, control
 from specllama.audit.report import NEAR_TIE
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
-from specllama.core.types import DraftReport
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
@@ -129,7 +128,6 @@ class Guessing:
 
     name = "guess"
     wants: frozenset[str] = frozenset()
-    models = ()
 
     def __init__(self, n_prompt: int, plain: Sequence[int]) -> None:
         self.n_prompt = n_prompt
@@ -145,10 +143,6 @@ class Guessing:
 
     def observe(self, seen: Observation) -> None:
         """Nothing to learn."""
-
-    def report(self) -> DraftReport:
-        """Nothing to tell."""
-        return DraftReport()
 
     def close(self) -> None:
         """Nothing to free."""
