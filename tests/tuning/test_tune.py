@@ -132,7 +132,7 @@ def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
 @pytest.mark.parametrize(
     ("on", "off", "drift", "path"),
     [
-        (Layout(ON, 0.04, STEEP, FAST), Layout(OFF, 0.08, CHEAP, FAST), 1.0, DEFAULT),  # plain decoding is slow there
+        (Layout(ON, 0.04, STEEP, FAST), Layout(OFF, 0.044, CHEAP, FAST), 1.0, DEFAULT),  # plain decoding is slow there
         (Layout(ON, 0.04, CHEAP, FAST), Layout(OFF, 0.99 * 0.04, CHEAP, FAST), 1.0, DEFAULT),  # no clear gain
         (Layout(ON, 0.04, CHEAP, FAST), Layout(OFF, 0.8 * 0.04, CHEAP, FAST), 1.0, AS_IN_FILE),
         (Layout(ON, 0.2, STEEP, SLOW), Layout(OFF, 0.04, CHEAP, FAST), 1.2, DEFAULT),  # a busy machine
