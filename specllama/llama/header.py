@@ -204,7 +204,8 @@ def _check_limits(header: Header) -> None:
         return  # an unknown architecture: llama.cpp has the better message
     gguf.integer(f"{name}.block_count", 1, _MAX_LAYERS)
     n_expert = gguf.integer(f"{name}.expert_count", 0, _MAX_EXPERTS)
-    gguf.integer(f"{name}.expert_used_count", min(n_expert, 1), n_expert, default=min(n_expert, 1))
+    if not gguf.integer(f"{name}.expert_used_count", 0, n_expert) and n_expert:
+        raise damaged(header.path, f"{name}.expert_used_count is 0 or missing, expected 1 to {n_expert:,}")
     scaling = gguf.text(f"{name}.rope.scaling.type", "none")
     if scaling not in _ROPE_SCALINGS:
         raise damaged(header.path, f"{name}.rope.scaling.type is {scaling!r}, expected one of {_ROPE_SCALINGS}")

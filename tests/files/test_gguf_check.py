@@ -96,6 +96,7 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
         ({"llama.block_count": 100_000}, ("llama.block_count",)),
         ({"llama.expert_count": 100_000}, ("llama.expert_count",)),
         ({"llama.expert_used_count": 3}, ("llama.expert_used_count",)),
+        ({"llama.expert_count": 4}, ("llama.expert_used_count",)),
         ({"llama.rope.scaling.type": "nonsense"}, ("llama.rope.scaling.type",)),
         ({"llama.attention.head_count": "two"}, ("llama.attention.head_count",)),
         ({"llama.attention.head_count_kv": ["one", "two"]}, ("llama.attention.head_count_kv",)),
