@@ -93,7 +93,7 @@ class BenchHardware(HardwareOptions):
         "f16"
     )
     cache_type_v: Annotated[
-        Any, shared.CACHE_TYPE_V.many("Types of values; a quantised type needs flash attention.")
+        Any, shared.CACHE_TYPE_V.many("Types of values; a quantized type needs flash attention.")
     ] = "f16"
     cache_type_k_draft: Annotated[
         Any, shared.CACHE_TYPE_K_DRAFT.many("Types of the draft's keys; quantization can lower the acceptance rate.")
