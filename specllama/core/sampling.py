@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
+from specllama.base.ranges import real
 from specllama.core.arrays import Float64Array, FloatArray, IntArray
 from specllama.core.distribution import Distribution
 
@@ -35,18 +36,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("temperature", self.temperature, 0.0, math.inf),
+            ("temperature", self.temperature, 0, math.inf),
             ("top_k", self.top_k, 0, math.inf),
-            ("top_p", self.top_p, 0.0, 1.0),
-            ("min_p", self.min_p, 0.0, 1.0),
+            ("top_p", self.top_p, 0, 1),
+            ("min_p", self.min_p, 0, 1),
             ("repeat_last_n", self.repeat_last_n, -1, math.inf),
             ("presence_penalty", self.presence_penalty, -math.inf, math.inf),
             ("frequency_penalty", self.frequency_penalty, -math.inf, math.inf),
         ):
-            if not low <= value <= high or math.isinf(value):
-                raise UsageError(f"{name} is {value}, expected a number from {low} to {high}")
-        if not 0.0 < self.repeat_penalty < math.inf:
-            raise UsageError(f"repeat_penalty is {self.repeat_penalty}, expected a number above 0", hint="1.0 is off")
+            real(low, high)(name, value)
+        real(0, open_low=True)("repeat_penalty", self.repeat_penalty)
         for token, bias in self.logit_bias.items():
             if token < 0 or math.isnan(bias) or bias == math.inf:
                 raise UsageError(f"logit bias {token}={bias} is not a token id with a finite number or -inf")

@@ -88,7 +88,7 @@ def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
         return True
 
     try:
-        llama.requantize(source, destination, recipe.quant, progress=progress)
+        llama.requantize(header if source == parent else source, destination, recipe.quant, progress=progress)
     except BackendError:  # llama.cpp does not say that the disk is full
         with suppress(OSError):
             free = shutil.disk_usage(folder).free

@@ -219,10 +219,10 @@ def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Te
     """The acceptance rate without each of `layers`. Runs in a child process.  (len(layers),)"""
     assert job.subject.draft is not None
     bench, base, path = load(replace(job, subject=replace(job.subject, draft=None))), job.subject.draft, folder / "one"
-    found = []
+    header, found = llama.read_header(base), []
     for i, layer in enumerate(layers):
         tell(f"without layer {layer}", i / len(layers))
-        derive.cut(llama.read_header(base), Recipe(dropped=(layer,)), path)
+        derive.cut(header, Recipe(dropped=(layer,)), path)
         with open_draft(job, path) as own:
             bench.put(own)
             found.append(traces.acceptance([t for by in job.answers for t in bench.judge(traces.head(by, _N_RANKED))]))
