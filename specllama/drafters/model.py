@@ -21,7 +21,7 @@ from specllama.core.types import (
     Narrow,
     Observation,
     Planner,
-    room_after,
+    Spelling,
 )
 from specllama.drafters.length import UNTUNED, ConfidencePolicy
 
@@ -85,6 +85,8 @@ class ModelDrafter:
         self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
         self._kv = KeptPrefix.of(model)
         self._narrow = model if isinstance(model, Narrow) else None
+        # Not `types.room_after`: at every step its isinstance would take as long as the sampling.
+        self._spelling = model if isinstance(model, Spelling) else None
         ids = None if self._narrow is None else self._narrow.known
         self._ids = None if ids is None else ids[: ids.searchsorted(self.n_vocab)]  # of a row's columns; None = all
         self._line: object = None  # marks the text of this answer, which only grows
@@ -108,12 +110,17 @@ class ModelDrafter:
         self._barred = False
         self._noticed.clear()
 
+    def _room_after(self, tokens: Sequence[int]) -> int:
+        if self._spelling is not None:
+            return self._spelling.room_after(tokens)
+        return self.model.n_ctx - self.model.length - len(tokens)
+
     def _cannot(self, tokens: Sequence[int]) -> str:
         """Why nothing can be drafted after `tokens`; '' = something can."""
         if self._barred:
             return FORBIDDEN
         n_held = self.model.length
-        if room_after(self.model, tokens[n_held:]) < 0:
+        if self._room_after(tokens[n_held:]) < 0:
             return f"the draft's context of {self.model.n_ctx} tokens is full: the answer goes on without drafts"
         # Only the new tokens: what the model has to read grows long while it is not asked to draft.
         if max(tokens[max(n_held, self._n_readable) :], default=0) >= self.model.vocab_size:
@@ -222,9 +229,11 @@ class ModelDrafter:
         Returns the tokens and the law of each draw; no laws if the draft is greedy. Every decision on the length comes
         before the draw; a drawn token is kept.
         """
+        if plan.n_drawn <= 0:
+            return [], []
         unread = [*tokens[self.model.length :], *given]  # the last one is evaluated, those before it are fed
         # The last drawn token is not evaluated and needs no cell.
-        limit = min(plan.n_drawn, room_after(self.model, unread) + 1)
+        limit = min(plan.n_drawn, self._room_after(unread) + 1)
         if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
             return [], []
         params = self._own(params)
