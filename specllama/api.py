@@ -342,7 +342,7 @@ class Pair:
         if isinstance(prompt, str):
             messages.append(Message("user", prompt))
         else:
-            messages += [Message(each["role"], each["content"]) for each in prompt]
+            messages += _messages(prompt)
         tokens = self._conversation.tokens(messages)
         if self._conversation.notice:
             self._note_once(self._conversation.notice)
@@ -432,6 +432,13 @@ class Chat:
 
     def _text(self) -> TextStream:
         return TextStream(self._pair._models.target.vocab.piece, self._session.settings.stops)
+
+
+def _messages(prompt: Sequence[Mapping[str, str]]) -> list[Message]:
+    try:
+        return [Message(each["role"], each["content"]) for each in prompt]
+    except (KeyError, TypeError):
+        raise UsageError('the prompt is neither a text nor a list of {"role": ..., "content": ...}') from None
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
