@@ -287,7 +287,7 @@ def _read(name: str) -> BenchReport:
 
 def _compare(files: list[str], options: BenchOutput, output: Output) -> None:
     if len(files) != 2:
-        raise UsageError(f"got {len(files)} reports (expected two)", hint="specllama bench compare A.json B.json")
+        raise UsageError(f"compare takes two reports (got {len(files)})", hint="specllama bench compare A.json B.json")
     if options.format not in ("md", "json"):
         raise UsageError(f"--format is {options.format}, expected md or json for a comparison")
     if options.output is not None or options.plots is not None:
