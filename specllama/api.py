@@ -7,15 +7,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
-from specllama.base.errors import UsageError
+from specllama.base.errors import ModelBusy, UsageError
 from specllama.base.ranges import AUTO, real, word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
-from specllama.chat.settings import RULES, Settings, require_known, strategy
+from specllama.chat.settings import RULES, SETTINGS, Settings, require_known, strategy
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
@@ -31,6 +32,7 @@ from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+T = TypeVar("T")
 OnNote: TypeAlias = Callable[[str], None]
 OnProgress: TypeAlias = Callable[[str, float], None]  # the activity, and the share of it that is done
 Events: TypeAlias = Generator[Event, None, None]
@@ -118,13 +120,21 @@ def load(
         SpecllamaError, with a `hint`: UsageError, ConfigError, DownloadError, ModelFileError, PairError if the draft
         does not fit, MemoryShort, UnsupportedModel and BackendError.
     """
-    if pair is not None and (target or draft):
+    if pair is not None and not (target is None and draft is None):
         raise UsageError("a pair and a target or draft are given (expected one of them)", hint="leave the pair out")
-    strategies = [AUTO] if spec_type == AUTO else [strategy("spec_type", name) for name in spec_type.split(",")]
+    names = Names(
+        pair=_name("pair", pair), target=_name("target", target), draft=_name("draft", draft), offline=offline
+    )
+    allowed = _typed("spec_type", spec_type, str, "text")
+    strategies = [AUTO] if allowed == AUTO else [strategy("spec_type", name) for name in allowed.split(",")]
+    for name, callback in (("on_note", on_note), ("on_progress", on_progress)):
+        if callback is not None and not callable(callback):
+            raise UsageError(f"{name} is {callback!r}, expected a function")
     given = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+    settings = Hardware() if hardware is None else _typed("hardware", hardware, Hardware, "a Hardware")
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     ask = Ask(
-        names=Names(pair=pair, target=_name(target), draft=_name(draft), offline=offline),
+        names=names,
         drafting=Drafting(
             spec_type=",".join(strategies),
             length=DraftLength.check("n_max", n_max),
@@ -132,7 +142,7 @@ def load(
             temperature=None if draft_temperature is None else real(0)("draft_temperature", draft_temperature),
             rule=rule if isinstance(rule, Rule) else Rule(word(*RULES)("rule", rule)),
         ),
-        hardware=replace(hardware or Hardware(), **changes),
+        hardware=replace(settings, **changes),
     )
     listener = _Callbacks(on_note or (lambda _text: None), on_progress or (lambda _what, _share: None))
     setup = prepare(choose(ask, listener), listener)
@@ -140,9 +150,21 @@ def load(
     return Pair(load_models(setup, listener, Cancel()), setup, ask.drafting, listener.on_note)
 
 
-def _name(model: str | Path | None) -> str | None:
-    """An absolute path is never taken for a name of the catalog."""
-    return str(model.absolute()) if isinstance(model, Path) else model
+def _typed(name: str, value: object, kind: type[T], expected: str) -> T:
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {value!r}, expected {expected}")
+    return value
+
+
+def _name(what: str, model: object) -> str | None:
+    """An absolute path is never taken for a name of the catalog; an empty name never for the default pair."""
+    if isinstance(model, Path):
+        return str(model.absolute())
+    if model is None:
+        return None
+    if model == "":
+        raise UsageError(f"{what} is empty, expected a name or path")
+    return _typed(what, model, str, "a name or path")
 
 
 class _Callbacks(Listener):
@@ -266,7 +288,7 @@ class Pair:
             self._tokens(prompt, system, raw),
             params,
             RandomChooser(_seed(seed)),
-            max_tokens=max_tokens,
+            max_tokens=_max_tokens(max_tokens),
             stopper=StopWatch(stops, piece) if stops else None,
             cancel=self._cancel,
         )
@@ -293,12 +315,14 @@ class Pair:
             strategy=self._setup.strategy,
             drafting=self._setup.settings(self._drafting, greedy=params.greedy),
             rule=self._drafting.rule,
-            seed=seed,
-            n_predict=max_tokens,
+            seed=SETTINGS["seed"].check("seed", seed),
+            n_predict=_max_tokens(max_tokens),
             stops=_stops(stop),
             think=think,
         )
-        return Chat(self, ChatSession(self._models.target, self._models.draft, settings, system))
+        return Chat(
+            self, ChatSession(self._models.target, self._models.draft, settings, _typed("system", system, str, "text"))
+        )
 
     def cancel(self) -> None:
         """End the answer in progress after the current step, with reason "cancelled". Thread-safe."""
@@ -400,6 +424,7 @@ class Chat:
     def __init__(self, pair: Pair, session: ChatSession) -> None:
         self._pair = pair
         self._session = session
+        self._answers: WeakSet[Events] = WeakSet()
 
     @property
     def messages(self) -> list[Message]:
@@ -420,15 +445,24 @@ class Chat:
     def events(self, text: str) -> Events:
         """Send `text`; the engine's events. Raises as `Pair.events`, when the events are read."""
         self._pair._require_open()
-        return self._pair._followed(self._session.ask(text, self._pair._cancel))
+        events = self._session.ask(_typed("text", text, str, "text"), self._pair._cancel)
+        answer = self._pair._followed(events)
+        self._answers.add(answer)
+        return answer
 
     def undo(self) -> None:
-        """Remove the last message and its answer. Raises UsageError if there is none."""
+        """Remove the last message and its answer. Raises UsageError if there is none, ModelBusy during an answer."""
+        self._require_idle()
         self._session.undo()
 
     def clear(self) -> None:
-        """Remove everything except the system prompt."""
+        """Remove everything except the system prompt. Raises ModelBusy during an answer."""
+        self._require_idle()
         self._session.clear()
+
+    def _require_idle(self) -> None:
+        if any(getgeneratorstate(each) in (GEN_RUNNING, GEN_SUSPENDED) for each in self._answers):
+            raise ModelBusy("an answer of this chat is in progress", hint="read it to its end, or call close() on it")
 
     def _text(self) -> TextStream:
         return TextStream(self._pair._models.target.vocab.piece, self._session.settings.stops)
@@ -442,8 +476,17 @@ def _messages(prompt: Sequence[Mapping[str, str]]) -> list[Message]:
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(each, str) for each in stops):
+        raise UsageError(f"stop is {stop!r}, expected one or several texts")
+    return tuple(stops)
+
+
+def _max_tokens(n: int) -> int:
+    value: int = SETTINGS["predict"].check("max_tokens", n)
+    return value
 
 
 def _seed(seed: int) -> int:
+    seed = SETTINGS["seed"].check("seed", seed)
     return secrets.randbits(32) if seed < 0 else seed

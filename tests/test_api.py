@@ -15,7 +15,18 @@ from typing import Any
 import pytest
 
 import specllama
-from specllama import Finished, ModelBusy, Pair, PairError, SamplingParams, StepEvent, TokenEvent, UsageError, llama
+from specllama import (
+    Finished,
+    ModelBusy,
+    Pair,
+    PairError,
+    PromptError,
+    SamplingParams,
+    StepEvent,
+    TokenEvent,
+    UsageError,
+    llama,
+)
 from specllama.api import SamplingKeywords
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
 from specllama.cli.loading import ask_of
@@ -295,6 +306,81 @@ def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
     for options in wrong:
         with pytest.raises(UsageError):
             specllama.load(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": ""},
+        {"target": None, "draft": None, "pair": ""},
+        {"target": 1},
+        {"draft": 3},
+        {"draft": ""},
+        {"n_ctx": "x"},
+        {"n_ctx": 300.5},
+        {"n_threads": "a"},
+        {"n_gpu_layers": -3},
+        {"spec_type": ["lookup"]},
+        {"n_max": 1.5},
+        {"hardware": {}},
+        {"on_note": 3},
+        {"on_progress": 3},
+    ],
+    ids=str,
+)
+def test_values_of_another_type_are_refused(files: tuple[Path, Path], options: dict[str, Any]) -> None:
+    """Prevents: the default pair for an empty name, a number that is cut off, TypeError from deep inside."""
+    with pytest.raises(UsageError):
+        specllama.load(**{"target": files[0], "n_threads": 1, **options}).close()
+
+
+def test_an_answer_refuses_what_the_command_line_refuses(pair: Pair) -> None:
+    """Prevents: an option of another type or out of range that is ignored, cut off, or raises TypeError."""
+    wrong: list[dict[str, Any]] = [
+        {"temperature": "0.5"},
+        {"top_k": 1.5},
+        {"repeat_last_n": 2.5},
+        {"logit_bias": [1]},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {1: "x"}},
+        {"seed": -5},
+        {"seed": 1.5},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"max_tokens": None},
+        {"stop": 1},
+        {"stop": ["a", 1]},
+    ]
+    for options in wrong:
+        with pytest.raises(UsageError):
+            ask(pair, **options)
+    prompts: list[Any] = [3, None, b"x", ["x"], {"role": "user"}, [{}], [{"role": "user", "content": 3}]]
+    for prompt in prompts:
+        with pytest.raises((UsageError, PromptError)):
+            ask(pair, prompt)
+    with pytest.raises(UsageError):
+        pair.chat(3)  # type: ignore[arg-type]
+    chat = pair.chat(temperature=0, max_tokens=5)
+    for text in (None, 3):
+        with pytest.raises(UsageError):
+            chat.send(text)  # type: ignore[arg-type]
+    assert chat.messages == []
+    assert chat.send("hello").text == ask(pair, max_tokens=5, logit_bias={}).text
+
+
+def test_a_chat_keeps_its_turns_while_an_answer_is_read(pair: Pair) -> None:
+    """Prevents: an undo in the middle of an answer that removes the turn before it."""
+    chat = pair.chat(temperature=0, max_tokens=5, logit_bias=ENDLESS)
+    chat.send("first")
+    answer = chat.stream("second")
+    next(answer)
+    for change in (chat.undo, chat.clear):
+        with pytest.raises(ModelBusy):
+            change()
+    answer.close()
+    assert [message.content for message in chat.messages if message.role == "user"] == ["first", "second"]
+    chat.undo()
+    assert [message.content for message in chat.messages if message.role == "user"] == ["first"]
 
 
 def test_defaults_are_those_of_the_command_line() -> None:

@@ -37,9 +37,9 @@ def _number(
 
     def check(name: str, text: object) -> float:
         try:
-            value = kind(text)
+            value = kind(str(text))  # int(3.7) is 3 and int(True) is 1, int of their texts is an error
             is_finite = math.isfinite(value)  # OverflowError: a whole number of hundreds of digits
-        except (TypeError, ValueError, OverflowError):
+        except (ValueError, OverflowError):
             value, is_finite = math.nan, False
         inside = low < value <= high if open_low else low <= value <= high
         if value != special and not (inside and is_finite):

@@ -56,6 +56,8 @@ class Message:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise PromptError(f"a message has the role {self.role!r}, expected one of {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise PromptError(f"a message has the content {self.content!r}, expected text")
 
 
 def _with_bos(vocab: TemplateVocabulary, tokens: list[int]) -> list[int]:

@@ -225,9 +225,7 @@ def changed(settings: Settings, name: str, value: object) -> Settings:
     """`settings` with one of them changed. Raises UsageError with the range."""
     known = find(name)
     setting = SETTINGS[known]
-    # A number may come from JSON; int(3.7) would be 3, int("3.7") is an error.
-    plain = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-    return setting.put(settings, setting.check(known, plain))
+    return setting.put(settings, setting.check(known, value))
 
 
 def value_text(settings: Settings, name: str) -> str:

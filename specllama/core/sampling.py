@@ -9,15 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
-from specllama.base.ranges import real
+from specllama.base.ranges import real, whole
 from specllama.core.arrays import Float64Array, FloatArray, IntArray
 from specllama.core.distribution import Distribution
 
 GREEDY_BELOW = 1e-6  # a temperature up to this is greedy, everywhere
+
+
+def _number(name: str, value: object) -> object:
+    """`value`; a text that looks like a number passes a range but cannot be compared."""
+    if not isinstance(value, Real):
+        raise UsageError(f"{name} is {value!r}, expected a number")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +52,15 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty, -math.inf, math.inf),
             ("frequency_penalty", self.frequency_penalty, -math.inf, math.inf),
         ):
-            real(low, high)(name, value)
-        real(0, open_low=True)("repeat_penalty", self.repeat_penalty)
+            real(low, high)(name, _number(name, value))
+        real(0, open_low=True)("repeat_penalty", _number("repeat_penalty", self.repeat_penalty))
+        for name in ("top_k", "repeat_last_n"):
+            whole(-1)(name, getattr(self, name))
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError(f"logit_bias is {self.logit_bias!r}, expected numbers by token id")
         for token, bias in self.logit_bias.items():
-            if token < 0 or math.isnan(bias) or bias == math.inf:
+            _number("a logit bias", bias)
+            if not isinstance(token, Integral) or token < 0 or math.isnan(bias) or bias == math.inf:
                 raise UsageError(f"logit bias {token}={bias} is not a token id with a finite number or -inf")
 
     @property

@@ -135,16 +135,17 @@ def _check(options: LoadOptions) -> None:
         raise UsageError("the context is 1 token, expected at least 2")
     for name, lowest in (("n_ctx", 0), ("n_batch", 2), ("n_ubatch", 1), ("max_block", 1)):
         value = getattr(options, name)
-        if not lowest <= value < 1 << 31:
-            raise UsageError(f"{name} is {value}, expected at least {lowest}")
+        if not isinstance(value, int) or not lowest <= value < 1 << 31:
+            raise UsageError(f"{name} is {value}, expected a whole number of at least {lowest}")
     for name in ("n_threads", "n_threads_batch"):
         value = getattr(options, name)
-        if value is not None and not 1 <= value <= 1024:
-            raise UsageError(f"{name} is {value}, expected 1 to 1024")
+        if value is not None and not (isinstance(value, int) and 1 <= value <= 1024):
+            raise UsageError(f"{name} is {value}, expected a whole number from 1 to 1024")
     if options.flash_attn not in ("auto", "on", "off"):
         raise UsageError(f"flash_attn is {options.flash_attn!r}, expected on, off or auto")
-    if isinstance(options.n_gpu_layers, str) and options.n_gpu_layers not in ("auto", "all"):
-        raise UsageError(f"n_gpu_layers is {options.n_gpu_layers!r}, expected a number, auto or all")
+    layers = options.n_gpu_layers
+    if layers not in ("auto", "all") and not (isinstance(layers, int) and layers >= 0):
+        raise UsageError(f"n_gpu_layers is {layers!r}, expected a number, auto or all")
     if options.type_v in _QUANTIZED_KV and options.flash_attn == "off":
         raise UsageError(
             f"a V cache of type {options.type_v} needs flash attention", hint="leave out --flash-attn off, or use f16"
