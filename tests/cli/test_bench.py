@@ -433,7 +433,7 @@ def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
     ("words", "found", "code"),
     [
         (["a.json"], "compare takes two reports (got 1)", 2),
-        (["a.json", "b.json", "c.json"], "got 3 reports", 2),
+        (["a.json", "b.json", "c.json"], "compare takes two reports (got 3)", 2),
         (["nowhere.json", "b.json"], "No such file or directory\nhint: write a report with: specllama bench", 1),
         ([".", "b.json"], ". cannot be read: Is a directory\nhint: write a report with: specllama bench", 1),
         (["text.json", "text.json"], "text.json is not JSON", 1),
