@@ -226,4 +226,4 @@ def _memory_row(side: Side, target: MemoryNeed, draft: MemoryNeed, machine: Mach
     reason = f"target and draft need {size_text(needed)} ({parts}), but only {size_text(free)} are free"
     if side.n_ctx == 0 and weights < free:
         return warned("memory", values, reason, "nothing to do: the context is made as long as fits")
-    return CheckRow("memory", RowMark.FAIL, *values, reason, "use a shorter context or smaller models")
+    return CheckRow("memory", RowMark.FAIL, *values, reason, "use a shorter context (--ctx-size) or smaller models")

@@ -81,7 +81,10 @@ def choose(ask: Ask, listener: Listener) -> Choice:
     target: Wanted | None = named(names.target) if names.target else names.target_repo
     given = names.draft or names.draft_repo
     if target is None and given:
-        raise UsageError(f"a draft is given ({given}) but no target, expected both", hint="name its target as well")
+        raise UsageError(
+            f"a draft is given ({given}) but no target, expected both",
+            hint="name its target: -m MODEL, -hf USER/REPO, or target= in Python",
+        )
     draft: Wanted | None = named(names.draft, draft=True) if names.draft else names.draft_repo
     defaults = PairDefaults()
     if target is None:
@@ -124,7 +127,10 @@ def require_draft(strategies: Iterable[str], *, has_draft: bool) -> None:
     """Raise UsageError if a strategy needs a draft model and there is none."""
     for name in strategies:
         if REGISTRY[name].needs_model and not has_draft:
-            raise UsageError(f"the strategy {name} needs a draft model (got none)", hint="name a draft as well")
+            raise UsageError(
+                f"the strategy {name} needs a draft model (got none)",
+                hint="add -md MODEL, -hfd USER/REPO, or draft= in Python",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from specllama.pairs.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, Tokenizer
 _LEAST_USED = 0.5
 _LEAST_TRIMMED = 0.9  # of a text's tokens; below that, a trimmed draft gets a warning
 
-BY_TEXT = "the strategy draft-tli drafts over the shared tokens and stays exact; or " + OWN_FAMILY
+BY_TEXT = "draft-tli (--spec-type draft-tli) drafts over the shared tokens and stays exact; or " + OWN_FAMILY
 _MEASURE = "measure it: specllama check --spec-type draft-tli --probe"
 _N_SHOWN_IDS = 3
 _N_SHOWN_TEXTS = 10
