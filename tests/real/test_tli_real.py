@@ -18,6 +18,7 @@ from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.length import DraftLength
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
 from specllama.llama import LlamaModel, LoadOptions, load_vocabulary, read_header
+from specllama.llama.load_plan import physical_cores
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.profile import ProfileKey
 from specllama.pairs.token_rows import overlap
@@ -107,7 +108,7 @@ def test_tuning_finds_what_such_a_draft_costs_and_is_worth(
 ) -> None:
     """A spelling that is not counted, or tokens that the draft does not have taken for rejected guesses of it."""
     monkeypatch.setattr(tuner_child, "sample_prompts", lambda: {"question": ASK})  # short, and one is enough
-    wish = LoadOptions(n_threads=2)
+    wish = LoadOptions(n_threads=physical_cores())  # as many as this worker has
     subject = ProfileKey(model_file(DRAFT), wish, model_file(SMALL), wish, "draft-tli")
     found = tuner_child.child(MeasureJob(subject, Way(), 1.0, 32, rows=(1, 4)), lambda _what, _share: None)
     assert found.verify is not None
