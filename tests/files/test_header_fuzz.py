@@ -55,12 +55,12 @@ def test_two_thousand_damaged_headers_load_or_raise_our_errors() -> None:
     assert outcomes["ModelFileError"] > 1000, "too little damage"
 
 
-@pytest.mark.model  # it needs no model, but takes a minute
-def test_a_hundred_thousand_damaged_headers_load_or_raise_our_errors() -> None:
+@pytest.mark.slow
+def test_twenty_thousand_damaged_headers_load_or_raise_our_errors() -> None:
     """Prevents: the same, for damage that occurs once in ten thousand files."""
-    outcomes = run(range(100, 102), 50_000)
-    assert sum(outcomes.values()) == 100_000
-    assert outcomes["sound"] > 5_000
+    outcomes = run(range(100, 102), 10_000)
+    assert sum(outcomes.values()) == 20_000
+    assert outcomes["sound"] > 1_000
 
 
 def test_equal_seeds_give_equal_damage() -> None:

@@ -109,7 +109,7 @@ def test_special_texts_are_those_that_only_special_tokenising_reads(name):
 def test_a_base_model_with_a_begin_token_continues_the_prompt():
     """On a real file: Gemma wants exactly one begin token; its file has no chat template."""
     vocab, chat = vocabulary(GEMMA), conversation(GEMMA)
-    assert "continues the prompt" in chat.notice
+    assert "no chat template" in chat.notice
     plain = [vocab.bos, *vocab.tokenize("Once upon a time", special=True)]
     assert chat.tokens([Message("user", "Once upon a time")]) == plain
     assert raw_tokens(vocab, "Once upon a time") == raw_tokens(vocab, "<bos>Once upon a time") == plain

@@ -89,7 +89,8 @@ def test_greedy_text_with_a_draft_is_the_text_without_one(open_model: OpenModel,
     engine = Engine(target, rule=Rule.BLOCK)  # the default of the command line
     answer(engine, prompt, 1)  # every answer finds the prompt in the KV, as this one read it
     plain, _ = answer(engine, prompt, N_TOKENS)
-    for k in range(1, 9):
+    # Half of the lengths for each prompt, in turn: every K is asked five or six times, and the suite stays short.
+    for k in range(1 + PROMPTS.index(text) % 2, 9, 2):
         engine.drafter = ModelDrafter(draft, n_max=k)
         ours, steps = answer(engine, prompt, N_TOKENS)
         assert any(step.drafted for step in steps)
