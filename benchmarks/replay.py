@@ -9,9 +9,9 @@ every token. Each answer is saved before the next. `--drafts` lets further draft
 one: the published draft with only its first and last layer.
 
 `report` replays the answers (see `replaying.py`) with the profile of this machine, if `specllama tune` made one, and
-with the costs of other machines. A real machine's noise hides 5 %; here there is none. On other machines the controller
-begins with its default prior, here with the profile's. The draft's reading of the prompt counts in every setting with a
-draft model.
+with the costs of other machines. A replay has no noise, which hides 5 % on a real machine. With these costs the
+controller begins with its default prior, on this machine with the profile's. The draft's reading of the prompt counts
+in every setting with a draft model.
 """
 
 from __future__ import annotations

@@ -451,7 +451,7 @@ class Chat:
         return answer
 
     def undo(self) -> None:
-        """Remove the last message and its answer. Raises UsageError if there is none, ModelBusy during an answer."""
+        """Remove the last message and its answer. Raises UsageError for an empty chat, ModelBusy during an answer."""
         self._require_idle()
         self._session.undo()
 

@@ -65,7 +65,7 @@ class EnumeratingChooser:
         self._at = 0
 
     def advance(self) -> bool:
-        """Moves to the next branch; False if there is none."""
+        """Moves to the next branch; False after the last one."""
         if self._at != len(self._decisions):
             raise ContractBroken("a replay ended earlier than the last one (expected a function of the choices alone)")
         while self._decisions:

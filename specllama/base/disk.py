@@ -191,7 +191,7 @@ def _is_hollow(path: Path) -> bool:
 
 
 def recall(kind: str, *paths: Path) -> Any:
-    """The value that `remember` stored for these files; None if there is none or a file has changed since."""
+    """The value that `remember` stored for these files; None without one, or if a file has changed since."""
     try:
         record = parsed(_record_of(kind, paths).read_text(encoding="utf-8"))
         return record["value"] if record["stamps"] == _stamps(paths) else None

@@ -199,7 +199,7 @@ class ChatSession:
         return messages if text is None else [*messages, Message("user", text)]
 
     def undo(self) -> Turn:
-        """Remove and return the last turn. Raises UsageError if there is none."""
+        """Remove and return the last turn. Raises UsageError for an empty conversation."""
         turn = self.last_turn()
         self.turns.pop()
         self.n_dropped = min(self.n_dropped, len(self.turns))
@@ -218,7 +218,7 @@ class ChatSession:
         self.n_dropped = 0
 
     def last_turn(self) -> Turn:
-        """The last turn. Raises UsageError if there is none."""
+        """The last turn. Raises UsageError for an empty conversation."""
         if not self.turns:
             raise UsageError("the conversation is empty (expected at least one message)")
         return self.turns[-1]
@@ -232,7 +232,7 @@ class ChatSession:
         return self._answer(text, cancel or Cancel(), replaced=None)
 
     def regen(self, cancel: Cancel | None = None) -> Iterator[Event]:
-        """Answer the last message again, with another seed. Raises UsageError if there is none."""
+        """Answer the last message again, with another seed. Raises UsageError for an empty conversation."""
         return self.edit(self.last_turn().user, cancel)
 
     def edit(self, text: str, cancel: Cancel | None = None) -> Iterator[Event]:

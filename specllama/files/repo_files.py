@@ -61,7 +61,7 @@ def split_names(name: str) -> tuple[str, ...]:
 
 
 def quant_of(name: str) -> str:
-    """The quantization at the end of a file name, in capitals ("Q4_K_M"); empty if there is none."""
+    """The quantization at the end of a file name, in capitals ("Q4_K_M"); empty if the name has no such part."""
     match = SPLIT.fullmatch(name)
     stem = match["stem"] if match else name[: -len(".gguf")]
     found = _QUANT.search(stem)

@@ -73,7 +73,7 @@ def abort_callback(lib: Any) -> Any:
 
 @functools.cache
 def symbol(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
-    """A function of libllama or the ggml libraries beside it. Raises BackendError if there is none."""
+    """A function of libllama or the ggml libraries beside it. Raises BackendError if no library has it."""
     for library in _libraries():
         with contextlib.suppress(AttributeError):
             function = library[name]  # a new function object: the bindings' prototypes stay unchanged

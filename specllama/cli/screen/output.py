@@ -69,7 +69,7 @@ class Stream:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; 0 if there is none or its size is unknown."""
+        """Columns of the terminal; 0 without a terminal or if its size is unknown."""
         try:
             return os.get_terminal_size(self.file.fileno()).columns if self.is_terminal else 0
         except (OSError, ValueError):
