@@ -19,7 +19,7 @@ from pathlib import Path
 
 import wheelhouse
 from progress import Stage, Ticker, run_logged, tail
-from toolchain import ROOT, Compiler, Plan, SetupError, make_plan
+from toolchain import ROOT, WITH_PARENT, Compiler, Plan, SetupError, make_plan
 
 OLDEST_PIP = (23, 1)  # older versions cannot install this project as editable, or build wheels without output
 
@@ -87,7 +87,8 @@ class Venv:
     def install(self, goal: Goal, wheel: Path) -> None:
         """Install the llama.cpp build and specllama (editable) with their dependencies."""
         self.stamp.unlink(missing_ok=True)
-        self.log.write_bytes(b"")
+        self.log.unlink(missing_ok=True)  # it may be a link
+        self.log.touch()
         ticker = Ticker("Python packages")
         if self._pip_version() < OLDEST_PIP:
             self._pip(ticker, "install", "--upgrade", "pip>=" + ".".join(map(str, OLDEST_PIP)))
@@ -99,7 +100,7 @@ class Venv:
         self.stamp.write_text(json.dumps(goal.__dict__, indent=2) + "\n", encoding="utf-8")
 
     def _pip(self, ticker: Ticker, *arguments: str) -> None:
-        command = [str(self.python), "-m", "pip", *arguments, "--no-input", "--progress-bar", "off"]
+        command = [str(self.python), WITH_PARENT, "pip", *arguments, "--no-input", "--progress-bar", "off"]
         # PIP_USER would stop pip in a virtual environment.
         env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         try:
@@ -200,7 +201,7 @@ def _alone(env: Mapping[str, str]) -> Iterator[None]:
     """A lock per user: two set-ups would compile twice and install into the same environment."""
     cache = wheelhouse.cache_home(env)
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "setup.lock").open("w") as lock:
+    with (cache / "setup.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

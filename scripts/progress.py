@@ -93,13 +93,13 @@ def run_logged(
 ) -> int:
     """Run a command and return its exit status. Its output goes to `log`, its stages to `ticker`.
 
-    The command gets its own process group, so that its compilers end with this process.
+    The command gets its own process group, so that its compilers end with it.
     """
     with (
         log.open("ab") as file,
         subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # it closes when this process ends, see `toolchain.WITH_PARENT`
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(os.environ if env is None else env),

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
+WITH_PARENT = str(ROOT / "specllama" / "base" / "with_parent.py")  # runs a module until this process ends
 RECIPE = 1  # increase it when this file or wheelhouse.py builds differently from the same inputs
 
 # GCC removes the stores that fill the AMX tile configuration as dead, and the first decode crashes with an illegal

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from progress import Stage, Ticker, run_logged, tail
-from toolchain import NoCompiler, Plan, SetupError
+from toolchain import WITH_PARENT, NoCompiler, Plan, SetupError
 
 _NINJA = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
 _MAKE = re.compile(r"^\s*\[ *(\d+)%\] ")
@@ -58,7 +58,8 @@ def build(plan: Plan, shelf: Path, python: Path, env: Mapping[str, str]) -> Path
     for left in shelf.glob(".building-*"):  # of a killed build
         shutil.rmtree(left, ignore_errors=True)
     log = shelf / f"{plan.key}.log"
-    log.write_bytes(b"")
+    log.unlink(missing_ok=True)  # it may be a link
+    log.touch()
     ticker = Ticker("llama.cpp")
     _announce(plan, log)
     start_s = time.monotonic()
@@ -86,7 +87,7 @@ def build(plan: Plan, shelf: Path, python: Path, env: Mapping[str, str]) -> Path
 def pip_wheel(python: Path, plan: Plan, folder: Path) -> list[str]:
     """The command that compiles from source and uses no ready-made wheel."""
     return [
-        *(str(python), "-m", "pip", "wheel", "--verbose", "--no-input", "--no-deps", "--no-cache-dir"),
+        *(str(python), WITH_PARENT, "pip", "wheel", "--verbose", "--no-input", "--no-deps", "--no-cache-dir"),
         *("--no-binary", "llama-cpp-python", "--wheel-dir", str(folder)),
         f"llama-cpp-python=={plan.bindings}",
     ]

@@ -141,7 +141,7 @@ class Pip:
         self.asked: list[str] = []
         self.stop_at: int | None = None  # Ctrl-C at this call
 
-    def download(self, requirement: str, place: Path, watch: Watch) -> Path:
+    def download(self, requirement: str, place: Path, _most: int | None, watch: Watch) -> Path:
         self.asked.append(requirement)
         if self.stop_at == len(self.asked):
             raise KeyboardInterrupt

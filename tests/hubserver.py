@@ -39,6 +39,7 @@ class Repo:
     name: str
     files: dict[str, bytes] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # announced in place of the files' own
     older: dict[str, dict[str, bytes]] = field(default_factory=dict)  # commit or tag -> files
     gated: bool = False  # without the right token: 401 GatedRepo
     token: str = ""
@@ -172,7 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "EntryNotFound", {"X-Repo-Commit": commit})
         body = files[file]
         etag = repo.etags.get(file) or hashlib.sha256(body).hexdigest()
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "X-Linked-Size": str(len(body)), "X-Linked-Etag": etag}
+        size = str(repo.sizes.get(file, len(body)))
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "X-Linked-Size": size, "X-Linked-Etag": etag}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None or self.hub.ignores_ranges:
             return self._send(200, {**headers, "Accept-Ranges": "bytes"}, body)

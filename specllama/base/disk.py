@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -89,37 +91,81 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
-    """Replace the file in one step, so that no reader and no crash leaves half of it.
+@contextmanager
+def new_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A file that takes the name `path` in one step at the end of the block; an error leaves what was there.
 
-    A link stays a link: its target is replaced. The file keeps its mode; a new file takes the mode of `like`. A device
-    or a pipe is written to.
+    A link of that name is replaced, not followed.
     """
-    path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    example = next((file for file in (path, like) if file is not None and file.exists()), None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.new")
     try:
-        temporary.touch(mode=0o666 if example is None else 0o600)  # private until it has its mode
-        temporary.write_text(text, encoding="utf-8")
-        if example is not None:
-            shutil.copymode(example, temporary)
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def check_room(
-    folder: Path,
-    n_bytes: int,
-    what: str,
-    hint: str = "free some space (`specllama models remove`), or set XDG_CACHE_HOME or HF_HOME to a larger disk",
-) -> None:
+def write_own(path: Path, data: bytes) -> None:
+    """Replace a file of our own, see `new_file`."""
+    with new_file(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
+    """Replace a file that the user named, in one step, so that no reader and no crash leaves half of it.
+
+    A link stays a link: its target is replaced. The file keeps its mode; a new file takes the mode of `like`. A device
+    or a pipe is written to.
+    """
+    path, data = Path(os.path.realpath(path)), text.replace("\n", os.linesep).encode("utf-8")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    example = next((file for file in (path, like) if file is not None and file.exists()), None)
+    with new_file(path, 0o666 if example is None else 0o600) as file:  # private until it has its mode
+        file.write(data)
+        if example is not None:
+            shutil.copymode(example, file.name)
+
+
+def open_own(path: Path, mode: int = 0o666) -> IO[bytes]:
+    """Open a file of our own to append to it. A link, a device or another file's second name is removed first."""
+    with suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            path.unlink()
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | no_link, mode))
+
+
+@contextmanager
+def work_folder(path: Path) -> Iterator[Path]:
+    """A new folder, removed at the end of the block. What a killed process left in its place is removed first."""
+    with suppress(OSError):  # of a folder
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(parents=True)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def room_hint(variable: str) -> str:
+    """What to do about a full disk under a folder that this environment variable moves."""
+    return f"free some space (`specllama models remove`), or set {variable} to a larger disk, and pull again"
+
+
+def most_of(n_bytes: int) -> int:
+    """The most bytes to accept where `n_bytes` are announced: a wheel holds a little more than its part."""
+    return n_bytes + n_bytes // 100 + _CHUNK
+
+
+def check_room(folder: Path, n_bytes: int, what: str, hint: str) -> None:
     """Raise DiskFull if `n_bytes` more do not fit on the disk of `folder`, which need not exist yet."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
@@ -128,7 +174,7 @@ def check_room(
 
 
 @contextmanager
-def named_disk_full(what: str, hint: str = "free some space and pull again; complete parts are kept") -> Iterator[None]:
+def named_disk_full(what: str, hint: str) -> Iterator[None]:
     """Raise DiskFull if the disk fills up in the block."""
     try:
         yield
@@ -136,6 +182,11 @@ def named_disk_full(what: str, hint: str = "free some space and pull again; comp
         if error.errno not in NO_ROOM:
             raise
         raise DiskFull(f"no space left while writing {what} ({error.strerror})", hint=hint) from error
+
+
+def tells_of_no_room(text: str) -> bool:
+    """True if an error message of another program, written in Python or Rust, means a full disk."""
+    return any(f"[Errno {number}]" in text or f"(os error {number})" in text for number in NO_ROOM)
 
 
 def _try_lock(file: IO[bytes]) -> bool:
@@ -160,8 +211,9 @@ def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
     """Hold a lock of this name against other processes; tells `watch` if it has to wait."""
     folder = user_cache_path("specllama") / "locks"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / f"{name}.lock").open("wb")
+        with named_disk_full(f"to {folder}", "free some space, or set XDG_CACHE_HOME to a larger disk"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open_own(folder / f"{name}.lock")
     except OSError as error:
         raise DownloadError(
             f"{folder} cannot be written: {error.strerror}", hint="make it writable, or set XDG_CACHE_HOME"
@@ -209,7 +261,7 @@ def remember(kind: str, value: object, *paths: Path) -> None:
     record = {"paths": [str(path) for path in paths], "stamps": _stamps(paths), "value": value}
     with suppress(OSError):
         place = _record_of(kind, paths)
-        write_text(place, json.dumps(record))
+        write_own(place, json.dumps(record).encode("utf-8"))
         _forget_some(place.parent)
 
 

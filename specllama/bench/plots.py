@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import tempfile
 import textwrap
 import warnings
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from specllama.base.disk import NO_ROOM
+from specllama.base.disk import NO_ROOM, write_own
 from specllama.base.errors import ReportError, UsageError
 from specllama.bench.plan import differences
 from specllama.bench.report import ALL, BenchReport, BenchRow, Interval, TimeSplit
@@ -281,13 +280,8 @@ def _save(figure: Figure, path: Path, kind: str) -> Path:
     """Replaces the file in one step: an error or a full disk leaves no incomplete picture."""
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, dpi=_PNG_DPI, metadata={"Date": None} if kind == "svg" else None)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _reporting(path):
-        try:
-            temporary.write_bytes(picture.getvalue())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_own(path, picture.getvalue())
     return path
 
 

@@ -32,8 +32,8 @@ class Saved:
     models: Mapping[str, object]  # names, for information only
 
 
-def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None:
-    """Write the conversation; an existing file is replaced in one step. Raises ConversationError."""
+def packed(session: ChatSession, models: Mapping[str, object]) -> str:
+    """The conversation as the text of a file."""
     messages: list[dict[str, object]] = []
     if session.system:
         messages.append({"role": "system", "content": session.system})
@@ -46,10 +46,15 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
         "settings": setting_table.to_json(session.settings),
         "messages": messages,
     }
+    return json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+
+
+def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None:
+    """Write the conversation; an existing file is replaced in one step. Raises ConversationError."""
     try:
         if not path.parent.is_dir():
             raise ConversationError(f"the folder {path.parent} does not exist")
-        write_text(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+        write_text(path, packed(session, models))
     except OSError as error:
         raise ConversationError(f"{path} cannot be written: {error.strerror}") from None
     except UnicodeEncodeError:

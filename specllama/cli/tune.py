@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specllama.base import disk as storage
@@ -12,8 +13,9 @@ from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
+from specllama.cli.reports import not_lost
 from specllama.cli.screen.fetching import watching
-from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.tables import draw_table
 from specllama.derive.search import keep_tuned
@@ -32,7 +34,8 @@ from specllama.tuning.tune import Findings
 
 _LOCK = "tuning"  # two at a time would disturb each other's figures
 N_PROFILE_BYTES = 20_000  # an upper bound
-ELSEWHERE = "free some space and make the folder writable, or set XDG_STATE_HOME; then tune again"
+ROOM = "free some space, or set XDG_STATE_HOME to a folder on a larger disk; then tune again"
+WRITABLE = "make the folder writable, or set XDG_STATE_HOME to one that is; then tune again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     choice = pair_setup.choose(ask, listener)
     setup = pair_setup.prepare(replace(choice, length=DraftLength(choice.length.longest)), listener)
     subject = _fitting(setup, listener).subject
-    storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", hint=ELSEWHERE)
+    storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", ROOM)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
     if subject.strategy == TRANSLATED:  # drafts derived from the target use its ids
@@ -97,41 +100,61 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             "tune again when the machine is idle",
         )
     profile = tuner.choose(found, quick=options.quick)
-    place, problem = None, ""
+    place: Path | None = None
+    problem: SpecllamaError | None = None
     try:
         place = profiles.save(subject, profile)
     except OSError as error:  # the figures are still shown
-        problem = f"the profile cannot be written to {profiles.path_of(subject)}: {error.strerror}"
+        hint = ROOM if error.errno in storage.NO_ROOM else WRITABLE
+        where = f"the profile cannot be written to {profiles.path_of(subject)}"
+        problem = SpecllamaError(f"{where}: {error.strerror}", hint=hint)
     try:
         keep_tuned(subject, found, profile)
     except (SpecllamaError, OSError) as error:
         output.warn(f"the figures for `draft list` cannot be saved: {told(error)}", told(error).hint)
-    if options.json:
-        facts = {"profile": profile.to_json(), "path": place, "draft_can_pay": profile.draft_can_pay}
-        compared = [
-            {"name": each.path.stem, "cost": each.cost, "speed": each.speed}
-            for each in tuner.judged(found, profile)
-            if each.path is not None
-        ]
-        paths = [layout.to_json() for layout in found.layouts]
-        seen = {"kernel_paths": paths, "derived_drafts": compared, "failures": found.failures, "drift": found.drift}
-        output.data({**facts, **seen, "draft_tokens_per_token": found.n_spelled})
-    else:
-        show(output, profile)
-        if output.verbose:
-            for layout in found.layouts:
-                cost_of = dict(layout.verify or ())
-                costs = "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
-                costs = ", too slow for the target" if layout.verify is None else costs
-                output.line(f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms{costs}")
-            if profile.strategy == TRANSLATED:
-                output.prose(f"The draft reads {found.n_spelled:.2f} of its tokens for one of the target's.")
-        for sentence in _compared(found, profile):
-            output.prose(sentence)
-        if place is not None:
-            output.note(f"saved for `run` and `chat` in {place}")
-    if problem:
-        raise SpecllamaError(problem, hint=ELSEWHERE)
+    facts = _facts(found, profile, place)
+    with not_lost(output, ".json", lambda: to_json(facts), place):
+        if options.json:
+            output.data(facts)
+        else:
+            _show_all(output, found, profile)
+            if place is not None:
+                output.note(f"saved for `run` and `chat` in {place}")
+    if problem is not None:
+        raise problem
+
+
+def _facts(found: Findings, profile: Profile, place: Path | None) -> dict[str, object]:
+    """The JSON object."""
+    compared = [
+        {"name": each.path.stem, "cost": each.cost, "speed": each.speed}
+        for each in tuner.judged(found, profile)
+        if each.path is not None
+    ]
+    return {
+        "profile": profile.to_json(),
+        "path": place,
+        "draft_can_pay": profile.draft_can_pay,
+        "kernel_paths": [layout.to_json() for layout in found.layouts],
+        "derived_drafts": compared,
+        "failures": found.failures,
+        "drift": found.drift,
+        "draft_tokens_per_token": found.n_spelled,
+    }
+
+
+def _show_all(output: Output, found: Findings, profile: Profile) -> None:
+    show(output, profile)
+    if output.verbose:
+        for layout in found.layouts:
+            cost_of = dict(layout.verify or ())
+            costs = "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
+            costs = ", too slow for the target" if layout.verify is None else costs
+            output.line(f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms{costs}")
+        if profile.strategy == TRANSLATED:
+            output.prose(f"The draft reads {found.n_spelled:.2f} of its tokens for one of the target's.")
+    for sentence in _compared(found, profile):
+        output.prose(sentence)
 
 
 def _fitting(setup: Setup, listener: Listener) -> Setup:

@@ -10,13 +10,13 @@ from pathlib import Path
 from specllama import llama
 from specllama.base import child, disk
 from specllama.base.child import Tell, TellShare
-from specllama.base.errors import BackendError, DiskFull, ModelFileError, UsageError
+from specllama.base.errors import BackendError, DiskFull, UsageError
 from specllama.derive.layers import check_dropped, without_layers
 from specllama.derive.vocab import MULTIPLE, kept_tokens, with_vocabulary
 from specllama.files import gguf_rewrite
 from specllama.llama.header import Header, refuse_architecture
 from specllama.llama.quantize import QUANTS, quant_of
-from specllama.pairs.derived import MAKE_ROOM, Recipe
+from specllama.pairs.derived import Recipe, room_hint, written
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from specllama.pairs.tokenizer import read_tokenizer
 
@@ -45,23 +45,12 @@ def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
     Raises UsageError, UnsupportedModel, ModelFileError, DiskFull and BackendError.
     """
     recipe = checked(parent, recipe)
-    folder = destination.with_name(f".{destination.name}.making")
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed process
-    try:
-        with disk.named_disk_full(destination.name, MAKE_ROOM):
-            folder.mkdir(parents=True)
-    except OSError as error:
-        raise ModelFileError(
-            f"{destination.parent} cannot be written: {error.strerror}", hint="write elsewhere with -o FILE"
-        ) from None
-    try:
-        disk.check_room(destination.parent, _most_bytes(parent, recipe), destination.name)
+    with written(destination), disk.work_folder(destination.with_name(f".{destination.name}.making")) as folder:
+        disk.check_room(destination.parent, _most_bytes(parent, recipe), destination.name, room_hint(destination))
         whole = child.run(partial(build, parent.path, recipe, folder), tell)
         llama.read_header(whole)
         disk.forget_checksum(destination)
         whole.replace(destination)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _most_bytes(parent: Header, recipe: Recipe) -> int:
@@ -77,8 +66,7 @@ def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
     header, source = llama.read_header(parent), parent
     if recipe.n_vocab or recipe.dropped:
         source = folder / "cut.gguf"
-        with disk.named_disk_full(source.name, MAKE_ROOM):
-            cut(header, recipe, source, lambda share: tell("cutting", share))
+        cut(header, recipe, source, lambda share: tell("cutting", share))
     if not recipe.quant:
         return source
     destination = folder / "quantized.gguf"
@@ -94,7 +82,7 @@ def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
             free = shutil.disk_usage(folder).free
             if free < _HEADER_ROOM:
                 left = f"the disk of {folder.parent} has {disk.size_text(free)} left"
-                raise DiskFull(f"no space left while writing the draft: {left}", hint=MAKE_ROOM) from None
+                raise DiskFull(f"no space left while writing the draft: {left}", hint=room_hint(folder)) from None
         raise
     if source != parent:
         source.unlink()
@@ -102,7 +90,7 @@ def build(parent: Path, recipe: Recipe, folder: Path, tell: Tell) -> Path:
 
 
 def cut(parent: Header, recipe: Recipe, destination: Path, tell: TellShare | None = None) -> None:
-    """Write the parent with fewer tokens and layers. Raises UsageError, UnsupportedModel and OSError."""
+    """Write the parent with fewer tokens and layers. Raises UsageError, UnsupportedModel, and as `written`."""
     source = gguf_rewrite.read_source(parent.files)
     values: dict[str, bytes | None] = {}
     tensors = list(source.tensors)
@@ -113,4 +101,5 @@ def cut(parent: Header, recipe: Recipe, destination: Path, tell: TellShare | Non
     if recipe.dropped:
         changed, tensors = without_layers(source, parent, tensors, recipe.dropped)
         values.update(changed)
-    gguf_rewrite.write(source, destination, values=values, tensors=tensors, tell=tell)
+    with written(destination):
+        gguf_rewrite.write(source, destination, values=values, tensors=tensors, tell=tell)

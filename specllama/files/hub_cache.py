@@ -14,6 +14,7 @@ from typing import Any
 
 from specllama.files.model import ModelFile
 
+_CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -23,10 +24,17 @@ def is_offline() -> bool:
     return value.upper() in {"1", "ON", "YES", "TRUE"}
 
 
+def variable() -> str:
+    """The environment variable that decides where the cache is."""
+    return next((name for name in _CACHE_VARIABLES if os.environ.get(name)), "HF_HOME")
+
+
 def cache_dir() -> Path:
     """The cache's folder, by the variables that the Hub's library reads."""
-    place = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if not place:
+    name = variable()
+    if name in _CACHE_VARIABLES:
+        place = os.environ[name]
+    else:
         xdg = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
         home = os.environ.get("HF_HOME") or os.path.join(xdg, "huggingface")
         place = os.path.join(home, "hub")

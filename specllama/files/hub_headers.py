@@ -61,7 +61,7 @@ def _copy_header(source: HubSource, wanted: WantedFile, folder: Path, watch: Fet
     with work(watch, f"reading the header of {path.name}", None), hub.open_remote(source, wanted, watch) as remote:
         n_bytes, read = remote
         data = _header(read, n_bytes, f"{wanted.place} of {source.repo}", watch)
-    with storage.named_disk_full(path.name), path.open("wb") as file:
+    with storage.named_disk_full(path.name, "set TMPDIR to a folder on another disk"), path.open("wb") as file:
         file.write(data)
         file.truncate(n_bytes)
     return path

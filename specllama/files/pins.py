@@ -10,7 +10,7 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from specllama.base.disk import FetchWatch, only_one, write_text
+from specllama.base.disk import FetchWatch, only_one, write_own
 from specllama.base.errors import ConfigError, DownloadError, ReportError
 from specllama.base.jsonable import from_plain
 from specllama.files import models_toml
@@ -53,7 +53,7 @@ def set_pin(key: str, pin: Pin | None, watch: FetchWatch) -> None:
             path = pins_file()
             text = path.read_text(encoding="utf-8") if path.exists() else ""
             table = None if pin is None else models_toml.without_none(asdict(pin))
-            write_text(path, models_toml.edited(text, path, {(key,): table}))
+            write_own(path, models_toml.edited(text, path, {(key,): table}).encode("utf-8"))
     except (ConfigError, DownloadError, OSError) as error:
         watch.note(f"cannot record the checksum of {key}: {error}")
 

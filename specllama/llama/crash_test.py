@@ -93,7 +93,7 @@ def installed() -> ProbeResult:
     if result.state is not State.BROKEN:  # a missing system library may be installed later
         facts = {"results": {name: to_plain(each) for name, each in {**results, key: result}.items()}}
         with contextlib.suppress(OSError):
-            storage.write_text(path, json.dumps(facts, indent=1))
+            storage.write_own(path, json.dumps(facts, indent=1).encode("utf-8"))
     return result
 
 
@@ -110,7 +110,8 @@ def check() -> ProbeResult:
     """Test now, without the cache."""
     with tempfile.TemporaryDirectory(prefix="specllama-probe-") as folder:
         model = Path(folder) / "tiny.gguf"
-        model.write_bytes(gguf_tiny.tiny_gguf())
+        with storage.named_disk_full(str(model), "free some space, or set TMPDIR to a folder on another disk"):
+            model.write_bytes(gguf_tiny.tiny_gguf())
         first = _try(model, use_extra_bufts=True)
         if first.state is State.BROKEN and first.signal in _CRASHES:
             second = _try(model, use_extra_bufts=False)

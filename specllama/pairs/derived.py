@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -15,12 +15,10 @@ from typing import Final, Literal
 from platformdirs import user_cache_path
 
 from specllama.base import disk
-from specllama.base.errors import ConfigError, ReportError
+from specllama.base.errors import ConfigError, ModelFileError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures, stamp_of
-
-MAKE_ROOM = "make room (`specllama draft remove` helps), or write elsewhere with -o FILE"
 
 _VERSION = 1  # of the record
 _N_LISTED = 4  # layers in a name; more become a number and a checksum
@@ -120,6 +118,26 @@ def folder() -> Path:
     return user_cache_path("specllama") / "drafts"
 
 
+def room_hint(path: Path) -> str:
+    """What to do if the disk is full under `path`, a draft or a folder for its making."""
+    if path.is_relative_to(folder()):
+        return "make room (`specllama draft remove`), or set XDG_CACHE_HOME to a folder on a larger disk"
+    return "make room on that disk, or give -o a FILE on another one"
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """The block writes `path`. Raises DiskFull, and ModelFileError if it cannot be written for another reason."""
+    try:
+        with disk.named_disk_full(path.name, room_hint(path)):
+            yield
+    except OSError as error:
+        elsewhere = "set XDG_CACHE_HOME" if path.is_relative_to(folder()) else "give -o another FILE"
+        raise ModelFileError(
+            f"{path} cannot be written: {error.strerror or error}", hint=f"make the folder writable, or {elsewhere}"
+        ) from error
+
+
 def place(parent: Path, recipe: Recipe) -> Path:
     """The draft's path in the folder."""
     return folder() / f"{parent.stem}+{recipe.name}{_MODEL}"
@@ -159,8 +177,9 @@ def measured(derived: Derived, measurement: Measurement) -> Derived:
 
 
 def _save(derived: Derived) -> None:
-    with disk.named_disk_full(derived.path.name, MAKE_ROOM):
-        disk.write_text(derived.path.with_suffix(_RECORD), json.dumps(derived.to_json(), indent=1) + "\n")
+    path = derived.path.with_suffix(_RECORD)
+    with written(path):
+        disk.write_own(path, json.dumps(derived.to_json(), indent=1).encode("utf-8"))
 
 
 def read(path: Path) -> Derived | None:
@@ -206,16 +225,11 @@ def remove(path: Path) -> int:
 
 
 def moved(derived: Derived, path: Path) -> Derived:
-    """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises DiskFull."""
+    """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises as `written`."""
     latest = read(derived.path) or derived
-    temporary = path.with_name(f".{path.name}.moving")
-    try:
-        with disk.named_disk_full(path.name, MAKE_ROOM):
-            shutil.move(derived.path, temporary)
+    with written(path), disk.work_folder(path.with_name(f".{path.name}.moving")) as temporary:
         disk.forget_checksum(path)
-        disk.move(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        disk.move(Path(shutil.move(derived.path, temporary)), path)
     derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
     moved = replace(latest, path=path)
     _save(moved)

@@ -155,7 +155,7 @@ def save(subject: ProfileKey, profile: Profile) -> Path:
     """Replace the profile. Returns its path."""
     path, circumstances = path_of(subject), _circumstances(subject, profile.derived)
     record = {"version": VERSION, "circumstances": circumstances, "profile": profile.to_json()}
-    disk.write_text(path, json.dumps(record, indent=1) + "\n")
+    disk.write_own(path, json.dumps(record, indent=1).encode("utf-8"))
     return path
 
 

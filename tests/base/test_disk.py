@@ -2,14 +2,79 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from platformdirs import user_cache_path, user_config_path, user_state_path
 
 from specllama.base import disk
+from tests.homes import Watch, file_size_limit
+
+
+def _append(path: Path) -> None:
+    with disk.open_own(path) as file:
+        file.write(b"ours")
+
+
+def _fill(path: Path) -> None:
+    with disk.work_folder(path) as folder:
+        (folder / "file").write_bytes(b"ours")
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "folder link"])
+@pytest.mark.parametrize("write", [lambda path: disk.write_own(path, b"ours"), _append, _fill])
+def test_a_link_in_place_of_our_file_is_replaced_and_not_written_through(
+    tmp_path: Path, kind: str, write: Callable[[Path], None]
+) -> None:
+    """Prevents: a link in a shared cache through which a download, a record or a lock overwrites another file."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "cache" / "ours"
+    ours.parent.mkdir()
+    file = theirs / "file" if kind == "folder link" else theirs
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"theirs")
+    if kind == "hard link":
+        ours.hardlink_to(theirs)
+    else:
+        ours.symlink_to(theirs)
+    write(ours)
+    assert file.read_bytes() == b"theirs"
+    assert not ours.is_symlink()
+    assert write is _fill or ours.read_bytes() == b"ours"
+    assert [path.name for path in ours.parent.iterdir()] == ([] if write is _fill else ["ours"])
+
+
+def test_a_lock_that_is_a_link_empties_no_file(home: Path, tmp_path: Path) -> None:
+    """Prevents: a file emptied by a link of a lock's name."""
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    locks = user_cache_path("specllama") / "locks"
+    locks.mkdir(parents=True)
+    (locks / "name.lock").symlink_to(tmp_path / "theirs")
+    with disk.only_one("name", Watch()):
+        assert (tmp_path / "theirs").read_bytes() == b"theirs"
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    """Prevents: half a file under the final name, or beside it."""
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    for write in (lambda: disk.write_own(path, b"x" * 9), lambda: disk.write_text(path, "x" * 9)):
+        with file_size_limit(8), pytest.raises(OSError) as caught:
+            write()
+        assert caught.value.errno in disk.NO_ROOM
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", sorted(disk.NO_ROOM))
+def test_a_full_disk_is_known_in_the_words_of_other_programs(number: int) -> None:
+    """Prevents: 'no reason given' for a full disk, or in a language other than English."""
+    assert disk.tells_of_no_room(f"ERROR: Could not install packages due to an OSError: [Errno {number}] Kein Platz")
+    assert disk.tells_of_no_room(f"I/O error: Kein Platz (os error {number})")
+    assert not disk.tells_of_no_room(f"[Errno {errno.EACCES}] {number}")
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from specllama.base.errors import ReportError, UsageError
 from specllama.bench import plots
 from specllama.bench.report import ALL, Load
 from tests.benchreports import COSTS, report
+from tests.homes import file_size_limit
 
 
 def test_speedup_by_class_shows_the_fastest_arms_with_their_intervals() -> None:
@@ -132,19 +132,13 @@ def test_plots_without_figures_are_named_not_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_picture_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_picture_that_was_there(tmp_path: Path) -> None:
     """Prevents: an empty PNG in place of a good one."""
     made = report(temperatures=(0.0,), rows=())
     (png, svg) = plots.write(made, tmp_path).paths
     before = png.read_bytes()
 
-    def full(path: Path, data: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(data[:100])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ReportError, match="cannot be written") as caught:
+    with file_size_limit(100), pytest.raises(ReportError, match="cannot be written") as caught:
         plots.write(made, tmp_path)
     assert "space" in caught.value.hint
     assert png.read_bytes() == before

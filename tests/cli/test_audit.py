@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,14 +61,20 @@ def test_the_json_report_holds_the_settings(specllama: Run, short_pair: Pair, tm
     assert json.loads(file.read_text())["settings"]["strategies"] == ["lookup"]
 
 
-def test_a_full_disk_behind_output_costs_no_report(specllama: Run, short_pair: Pair, tmp_path: Path) -> None:
+def test_a_full_disk_behind_output_costs_no_report(
+    specllama: Run, short_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prevents: minutes of auditing lost to a full disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "report.md").symlink_to("/dev/full")
     args = ["audit", *short_pair.options, *NARROW, "--quick", "--spec-type", "lookup", "-o", "report.md"]
     result = specllama(*args)
     assert result.code == 1
-    assert "error: --output report.md cannot be written: No space left on device\nhint: " in result.err
-    assert result.out.startswith("# Audit\n\n**Exact")
+    assert result.err.splitlines()[-2] == "error: report.md cannot be written: No space left on device"
+    (kept,) = tmp_path.glob("specllama-*.md")
+    assert result.err.endswith(f"in {kept}\n")
+    assert kept.read_text().startswith("# Audit\n\n**Exact")
+    assert result.out.startswith("Exact: ")
 
 
 def test_a_broken_program_exits_with_one(specllama: Run, short_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

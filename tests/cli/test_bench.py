@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from specllama.bench import plots as bench_plots
 from specllama.bench import run as core
 from specllama.bench.compare import compare
 from specllama.bench.report import ALL, BenchReport
+from specllama.cli import reports
 from specllama.cli.bench import command
 from specllama.cli.bench.options import BenchDrafting, BenchRuns, BenchSampling
 from specllama.cli.bench.view import main_table
@@ -270,7 +271,7 @@ def test_synthetic_acceptance_is_marked_at_both_ends(specllama: Run, args: list[
         (["--category", "songs"], "--category songs is not in ", 2),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl", None),
         (["-o", "report.txt"], "--output report.txt (expected", 2),
-        (["-o", "nowhere/report.md"], "there is no such folder", 1),
+        (["-o", "nowhere/report.md"], "there is no such folder", 2),
         (["-c", "16"], "no prompt and its answer fit a context of 16 tokens", 1),
         (["--format", "xml"], "--format is xml", 2),
     ],
@@ -343,13 +344,18 @@ def test_a_closed_pipe_stops_the_runs_and_keeps_the_file(
     assert kept.verdict.startswith("This is a part of the plan: its lines could not be written")
 
 
+def full_disk(*_args: object, **_options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.parametrize("room_elsewhere", [True, False])
 def test_a_full_disk_behind_output_costs_no_report(
     specllama: Run, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_elsewhere: bool
 ) -> None:
     """Prevents: an hour of runs lost to a full disk."""
-    elsewhere = partial(NamedTemporaryFile, dir=tmp_path / ("" if room_elsewhere else "nowhere"))
-    monkeypatch.setattr(command, "NamedTemporaryFile", elsewhere)
+    if not room_elsewhere:
+        monkeypatch.setattr(reports, "NamedTemporaryFile", full_disk)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "report.json").symlink_to("/dev/full")
     found = specllama(*args, "--temp", "0", "-o", "report.json")
     assert found.code == 1

@@ -144,7 +144,7 @@ def test_o_replaces_a_file_only_with_force(specllama: Run, words: Pair, tmp_path
         (["--vocab", "2000k"], 2, "is no smaller than the model's own"),
         (["--quant", ""], 2, "--quant is empty"),
         (["--quant", "q4_0", "-o", "x.bin"], 2, "-o x.bin"),
-        (["--quant", "q4_0", "-o", "no/where.gguf"], 2, "there is no folder no"),
+        (["--quant", "q4_0", "-o", "no/where.gguf"], 2, "no/where.gguf cannot be written: there is no such folder"),
         (["--quant", "q4_0,q8_0", "-m", "DRAFT", "--drop-layers", "9"], 2, "has no layer 9"),
         ([], 2, "measuring a draft needs its target"),
         (["--quant", "q4_0", "-o", f"{'a' * 300}.gguf"], 1, "File name too long"),

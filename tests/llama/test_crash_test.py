@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ from specllama.base.errors import BackendError
 from specllama.files import gguf_tiny
 from specllama.llama import crash_test as probe
 from specllama.llama.crash_test import State
+from tests.homes import file_size_limit
 
 # The functions that the test calls; {on_import} and {on_decode} can fail.
 FAKE_BINDINGS = """
@@ -212,14 +212,9 @@ def test_a_full_disk_leaves_no_half_written_file(
     cache: Path, build: FakeBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: one more file in the cache at each start while the disk is full."""
-    write = Path.write_text
-
-    def half_written(path: Path, text: str, *args: object, **options: object) -> int:
-        write(path, text[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", half_written)
-    assert probe.installed().state is State.OK
+    monkeypatch.setattr(probe, "check", lambda: probe.ProbeResult(State.OK))
+    with file_size_limit(10):
+        assert probe.installed().state is State.OK
     assert [path.name for path in cache.iterdir()] == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
 from collections import deque
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -21,7 +19,7 @@ from specllama.audit.parts import FULL, QUICK, AuditSubject
 from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import Interrupted, SpecllamaError, UsageError
+from specllama.base.errors import Interrupted, UsageError
 from specllama.base.ranges import several, whole, word
 from specllama.chat.settings import RULES, require_known
 from specllama.cli.args import options as shared
@@ -31,6 +29,7 @@ from specllama.cli.audit.view import markdown, sentence
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.record import describe_model, versions
+from specllama.cli.reports import not_lost, writable, write_report
 from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
@@ -115,7 +114,7 @@ def audit(
     out = open_output(
         color=options.color, format="json" if form == "json" else "human", quiet=options.quiet, verbose=options.verbose
     )
-    _require_writable(options.output)
+    file = None if options.output is None else writable("--output", options.output)
     _require_narrow(sampling)
     # None: all that the pair can use.
     names = None if drafting.spec_type == "auto" else tuple(drafting.spec_type.split(","))
@@ -132,27 +131,17 @@ def audit(
     report = _audit(setup, names, drafting, sampling, options, out)
     if report is None:
         raise typer.Exit(INTERRUPTED)
-    _deliver(report, form, options.output, out)
+    text = to_json(report.to_json()) if form == "json" else markdown(report)
+    with ExitStack() as each:  # a verdict that cannot be printed does not keep the report from its file
+        if file is not None:
+            each.callback(write_report, file, text, out)
+        else:
+            each.enter_context(not_lost(out, f".{form}", lambda: text))
+        out.line(text if file is None else sentence(report))
     if not report.passed:
         raise typer.Exit(FAILED)
     if report.partial:
         raise typer.Exit(INTERRUPTED)
-
-
-def _require_writable(name: str | None) -> None:
-    """Raise UsageError if `--output` cannot be written, before the minutes of the audit."""
-    if name is None:
-        return
-    path = Path(name)
-    folder = path.parent
-    reason = (
-        "it is a folder" if path.is_dir()
-        else "there is no such folder" if not folder.is_dir()
-        else "permission denied" if not os.access(path if path.exists() else folder, os.W_OK)
-        else ""
-    )  # fmt: skip
-    if reason:
-        raise UsageError(f"--output {name} cannot be written: {reason}")
 
 
 def _require_narrow(sampling: LawOptions) -> None:
@@ -311,19 +300,3 @@ def _watched(
                 status.show(now.doing, now.share, "" if now.left_s is None else left)
     assert report is not None, "the last item is the report"
     return report
-
-
-def _deliver(report: AuditReport, form: str, file: str | None, out: Output) -> None:
-    """Print the report, or write it to `file` and print the verdict."""
-    text = to_json(report.to_json()) if form == "json" else markdown(report)
-    if file is None:
-        out.line(text)
-        return
-    try:
-        storage.write_text(Path(file), text + "\n")
-    except OSError as error:
-        out.line(text)
-        raise SpecllamaError(
-            f"--output {file} cannot be written: {error.strerror}", hint="the report is on stdout instead"
-        ) from None
-    out.line(sentence(report))

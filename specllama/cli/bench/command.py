@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import typer
 
@@ -39,6 +38,7 @@ from specllama.cli.bench.options import (
 from specllama.cli.bench.view import clock, comparison_lines, csv_lines, event_line, report_lines
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.record import versions
+from specllama.cli.reports import not_lost, writable, write_report
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
@@ -117,12 +117,15 @@ def bench(
         if options.plots is not None:
             each.callback(_plot, report, options.plots, output)
         if target is not None:
-            each.callback(_write, target, report, output)
+            each.callback(write_report, target, _text(report, _form(target)), output)
+        else:
+            each.enter_context(not_lost(output, f".{options.format}", lambda: _text(report, options.format)))
         if options.format == "md":
             _show(report, output, full=options.verbose)
-        elif options.format != "jsonl":  # its lines were printed during the runs
-            for line in _lines(report, options.format):
-                output.line(line)
+        elif options.format != "jsonl":
+            output.line(_text(report, options.format))
+        elif failure is not None:  # else its lines were printed during the runs
+            raise failure
     if failure is not None:
         raise failure
     if report.partial and cancel.is_set():
@@ -160,14 +163,16 @@ def _prompts(runs: BenchRuns) -> tuple[BenchPrompt, ...]:
     return tuple(prompt for prompt in found if prompt.category in runs.category)
 
 
-def _lines(report: BenchReport, format: str) -> list[str]:
+def _text(report: BenchReport, format: str) -> str:
     """The full report in one of the formats."""
     if format == "json":
-        return [to_json(to_plain(report))]
-    if format == "jsonl":
+        lines = [to_json(to_plain(report))]
+    elif format == "jsonl":
         events: list[BenchPlan | BenchRun | BenchReport] = [report.plan, *report.runs, report]
-        return [event_line(event) for event in events]
-    return csv_lines(report) if format == "csv" else report_lines(report, full=True)
+        lines = [event_line(event) for event in events]
+    else:
+        lines = csv_lines(report) if format == "csv" else report_lines(report, full=True)
+    return "\n".join(lines)
 
 
 def _show(report: BenchReport, output: Output, *, full: bool) -> None:
@@ -177,47 +182,16 @@ def _show(report: BenchReport, output: Output, *, full: bool) -> None:
 
 
 def _target(name: str | None) -> Path | None:
-    """The file of `--output`. Raises UsageError for an unknown suffix, ReportError for a missing folder."""
+    """The file of `--output`. Raises UsageError."""
     if name is None:
         return None
-    path = storage.meant(name)
-    if _form(path) not in FORMATS:
+    if _form(Path(name)) not in FORMATS:
         raise UsageError(f"--output {name} (expected a name that ends in .md, .csv, .json or .jsonl)")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ReportError(f"{name} cannot be written: there is no such folder", hint="create it first")
-    return path
+    return writable("--output", name)
 
 
 def _form(path: Path) -> str:
     return path.suffix.removeprefix(".").lower()
-
-
-def _write(path: Path, report: BenchReport, output: Output) -> None:
-    """Write the full report. Raises ReportError after writing it elsewhere or printing it."""
-    text = "\n".join(_lines(report, _form(path))) + "\n"
-    try:
-        storage.write_text(path, text)
-    except OSError as error:
-        place = _rescued(text, path.suffix)
-        if place is None:
-            output.line(text)
-        hint = f"the full report is {'above' if place is None else f'in {place}'}"
-        raise ReportError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
-    output.note(f"the full report is in {path}")
-
-
-def _rescued(text: str, suffix: str) -> Path | None:
-    """`text` in a new temporary file; None if that cannot be written either."""
-    path = None
-    try:
-        with NamedTemporaryFile("w", encoding="utf-8", prefix="specllama-", suffix=suffix, delete=False) as file:
-            path = Path(file.name)
-            file.write(text)
-    except OSError:
-        if path is not None:
-            path.unlink(missing_ok=True)
-        return None
-    return path
 
 
 def _measure(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from specllama.base.disk import size_text
+from specllama.base.disk import open_own, size_text
 from specllama.base.errors import UsageError
 from specllama.cli.prompting import MAX_BYTES
 from specllama.cli.screen.keyboard import Keyboard
@@ -149,7 +149,7 @@ def _history(path: Path | None) -> FileHistory:
                 return
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+                open_own(path, 0o600).close()
                 path.chmod(0o600)  # for a file of an earlier version
                 super().store_string(string)
             except OSError:

@@ -10,7 +10,7 @@ from types import FrameType
 
 from platformdirs import user_state_path
 
-from specllama.base.errors import ConversationError
+from specllama.base.disk import new_file
 from specllama.chat import saved as chat_file
 from specllama.cli.chat.answering import ChatState
 from specllama.cli.screen.ending import endings, handling
@@ -61,12 +61,10 @@ def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
 
 def _keep(talk: ChatState) -> None:
     """Save the conversation so that only its owner can read it. Errors are ignored: the terminal is closed."""
-    path = kept_file()
-    with contextlib.suppress(OSError, ConversationError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.chmod(0o600)
-        chat_file.save(path, talk.session, talk.opened.names)
+    with contextlib.suppress(OSError, UnicodeEncodeError):
+        data = chat_file.packed(talk.session, talk.opened.names).encode("utf-8")
+        with new_file(kept_file(), 0o600) as file:
+            file.write(data)
 
 
 def tell_of_kept(output: Output) -> None:

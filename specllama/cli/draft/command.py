@@ -9,16 +9,17 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from specllama.base.disk import meant, only_one, size_text
-from specllama.base.errors import ConfigError, UsageError
+from specllama.base.disk import only_one, size_text
+from specllama.base.errors import ConfigError, SpecllamaError, UsageError
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import THREADS, Color, Json, Offline, Quiet
 from specllama.cli.args.values import layers, n_tokens, quants
 from specllama.cli.check.probe import warn_of_noise
 from specllama.cli.draft import view as draft_view
 from specllama.cli.loading import Said
+from specllama.cli.reports import not_lost, writable
 from specllama.cli.screen.fetching import watching
-from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.derive import make as derive
 from specllama.derive import search as derive_search
@@ -165,11 +166,9 @@ def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
 
 def _destination(text: str, *, force: bool) -> Path:
     """The file to write. Raises UsageError."""
-    path = meant(text)
-    if path.suffix != ".gguf" or path.is_dir():
+    path = writable("-o", text)
+    if path.suffix != ".gguf":
         raise UsageError(f"-o {text} is not a model file (expected a name that ends in .gguf)")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}")
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="use another name, or --force to replace it")
     return path
@@ -223,11 +222,22 @@ def _search(
             effort=derive_search.QUICK if options.quick else derive_search.SEARCH,
             only=only,
         )
-    kept = found.kept if found.kept is None or destination is None else drafts.moved(found.kept, destination)
+    kept = found.kept
+    problem: SpecllamaError | None = None
+    if kept is not None and destination is not None:
+        try:
+            kept = drafts.moved(kept, destination)
+        except SpecllamaError as error:  # after the report of these minutes
+            error.hint += f"; the draft is in the cache: -md {kept.spoken}"
+            problem = error
     for failure in found.failures:
         output.warn(f"not tried: {failure}")
     warn_of_noise(output, found.noise)
-    draft_view.show_search(output, found, kept)
+    place = None if kept is None else kept.path
+    with not_lost(output, ".json", lambda: to_json(draft_view.search_json(found, kept)), place):
+        draft_view.show_search(output, found, kept)
+    if problem is not None:
+        raise problem
 
 
 @app.command("list")

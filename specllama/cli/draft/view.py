@@ -53,13 +53,17 @@ def _row(trial: Trial) -> tuple[str, ...]:
     )
 
 
+def search_json(found: SearchOutcome, kept: Derived | None) -> dict[str, object]:
+    """The result of a search."""
+    facts = {"parent": trial_json(found.parent), "trials": [trial_json(trial) for trial in found.trials]}
+    fastest = {"faster_than_parent": found.best is not None, "faster_than_plain": found.fastest.speed > 1.0}
+    return {**facts, **fastest, "kept": kept and draft_json(kept), "failures": found.failures}
+
+
 def show_search(output: Output, found: SearchOutcome, kept: Derived | None) -> None:
     """A table of all candidates, the verdict, and the path of the draft that is kept."""
     if output.format == "json":
-        facts = {"parent": trial_json(found.parent), "trials": [trial_json(trial) for trial in found.trials]}
-        best = None if kept is None else draft_json(kept)
-        fastest = {"faster_than_parent": found.best is not None, "faster_than_plain": found.fastest.speed > 1.0}
-        output.data({**facts, **fastest, "kept": best, "failures": found.failures})
+        output.data(search_json(found, kept))
         return
     if not output.quiet:
         trials = [found.parent, *found.trials]

@@ -1,0 +1,39 @@
+"""Run a Python module in a process that ends when its parent has ended, also after `kill -9`.
+
+    python with_parent.py MODULE ARGUMENT...
+
+stdin is a pipe from the parent, which writes nothing to it; the system closes it. If the process leads its own group,
+the processes that it started end with it. This file runs as a script, also before anything is installed, so it imports
+nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+
+
+def _end_with(parent: int) -> None:
+    os.read(parent, 1)  # returns when the parent has ended
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _run() -> None:
+    parent = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    here = os.path.realpath(os.path.dirname(__file__))
+    sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]  # Python adds it for a script
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _run()

@@ -1,0 +1,80 @@
+"""Reports that took minutes to make: neither a full disk nor a closed pipe loses one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from platformdirs import user_state_path
+
+from specllama.base.disk import meant, write_text
+from specllama.base.errors import ReportError, SpecllamaError, UsageError
+from specllama.cli.screen.output import Output
+
+
+def writable(option: str, name: str) -> Path:
+    """The file that an option names, checked before the minutes. Raises UsageError."""
+    path = meant(name)
+    real = Path(os.path.realpath(path))
+    changed = real if real.exists() and not real.is_file() else real.parent  # a file is replaced, a device written to
+    reason = (
+        "it is a folder" if real.is_dir()
+        else "there is no such folder" if not real.parent.is_dir()
+        else "permission denied" if not os.access(changed, os.W_OK)
+        else ""
+    )  # fmt: skip
+    if reason:
+        raise UsageError(f"{option} {name} cannot be written: {reason}")
+    return path
+
+
+def write_report(path: Path, text: str, output: Output) -> None:
+    """Write the full report. Raises ReportError after writing it to another place or printing it."""
+    try:
+        write_text(path, text + "\n")
+    except OSError as error:
+        place = _rescued(text, path.suffix)
+        if place is None:
+            output.line(text)
+        hint = f"the full report is {'above' if place is None else f'in {place}'}"
+        raise ReportError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+    output.note(f"the full report is in {path}")
+
+
+@contextmanager
+def not_lost(output: Output, suffix: str, text: Callable[[], str], place: Path | None = None) -> Iterator[None]:
+    """If the block cannot print a report, say where it is: in `place`, or in a new file with `text`."""
+    try:
+        yield
+    except (OSError, SpecllamaError) as error:
+        place = place or _rescued(text(), suffix)
+        if place is None:
+            raise
+        hint = f"what was measured is in {place}"
+        if isinstance(error, SpecllamaError):
+            error.hint = "; ".join(filter(None, (error.hint, hint)))
+        else:  # a closed pipe, which is no error
+            output.warn("the reader of stdout has ended", hint)
+        raise
+
+
+def _rescued(text: str, suffix: str) -> Path | None:
+    """`text` in a new file, in the folder for temporary files or that of our state; None if neither has room."""
+    for folder in (None, user_state_path("specllama")):
+        path = None
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(
+                "w", encoding="utf-8", prefix="specllama-", suffix=suffix, dir=folder, delete=False
+            ) as file:
+                path = Path(file.name)
+                file.write(text + "\n")
+            return path
+        except OSError:
+            if path is not None:
+                path.unlink(missing_ok=True)
+    return None
