@@ -1,252 +1,189 @@
-"""Renders the chat template of a model file: jinja2's sandbox with limits on time and memory.
+"""Renders the chat template of a model file in a child process, within limits of time and memory.
 
 A model file is not trusted. Jinja2's sandbox keeps a template away from Python, but not from endless loops or from
-filling the memory. Here every loop, call, filter and growing operator first checks the time and the size of its result.
+filling the memory, and no list of dangerous names is complete. So one child process (`template_child`) renders all
+templates of this process, and its end is an error of the template:
+
+| limit | Linux | macOS, Windows |
+|---|---|---|
+| time | the parent kills the child | the same |
+| memory | the kernel refuses more (RLIMIT_DATA), and the parent looks every 50 ms | the parent looks every 50 ms |
+
+Where only the parent looks, a template can exceed the limit by what it fills in 50 ms. If the parent is killed, an idle
+child ends at once and a busy one by its own timer.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
-import math
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import wraps
-from types import GeneratorType
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event, RLock, Thread
+from time import monotonic
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
-
+from specllama.base.disk import size_text
 from specllama.base.errors import TemplateError
+from specllama.base.jsonable import parsed
 
 HINT = "Use --raw with a prompt that carries its own markers, or another model file."
 
-_MAX_SOURCE = 200_000  # characters; the longest known template has 30,000
-_MAX_SECONDS = 3.0  # a real template needs milliseconds
-_MAX_SIZE = 20_000_000  # characters of one value, and of the whole text
-_ITEM_SIZE = 16  # characters that one item of a list counts as
-
-# Filters and methods whose result can be many times as large as their arguments; all others only add.
-_GROWING_FILTERS = frozenset({"batch", "center", "format", "indent", "join", "replace", "slice", "tojson", "wordwrap"})
-_GROWING_METHODS = frozenset(
-    {"center", "expandtabs", "format", "format_map", "join", "ljust", "replace", "rjust", "zfill"}
-)
-# Slow, and of no use in a chat template.
-_LEFT_OUT = (("filters", "urlize"), ("filters", "pprint"), ("globals", "lipsum"))
-
-# Not identifiers, so that no template can use them.
-_STEPS, _BOUNDED, _CONCAT = "each step", "bounded value", "joined text"
+_MAX_SECONDS = 5.0  # a real template needs milliseconds
+_MAX_MEMORY = 512_000_000  # bytes; jinja2 alone takes 20 MB
+_START_S = 60.0  # most time until the child is ready; 0.1 s on an idle machine
+_LOOK_S = 0.05
+_TOO_MUCH = f"needs more than {size_text(_MAX_MEMORY)} of memory, or crashes the process that renders it"
 
 
 class TemplateOverrun(TemplateError):
     """The template exceeds the limits of time or memory."""
 
 
-class _Refused(jinja2.TemplateRuntimeError):
-    """The template called `raise_exception`."""
+class _Ended(Exception):
+    """The child process has ended; the message says what the template does."""
 
 
-class _Overrun(jinja2.TemplateRuntimeError):
-    """The template exceeds a limit."""
+def _command() -> list[str]:
+    """The command line of the child, which finds packages only in the folders of jinja2 and of what it imports."""
+    # In a virtual environment on Windows, sys.executable starts another process, which would escape the limits.
+    python = getattr(sys, "_base_executable", sys.executable) if sys.platform == "win32" else sys.executable
+    specs = filter(None, map(find_spec, ("jinja2", "markupsafe")))
+    folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec.origin)
+    script = Path(__file__).with_name("template_child.py")
+    return [python, "-I", "-S", str(script), str(_MAX_MEMORY), str(2 * _MAX_SECONDS), *folders]
 
 
-class _Namespace(Namespace):
-    """Jinja2's namespace, printed without its contents: two of them can hold each other, which grows exponentially."""
+def _memory_of(pid: int) -> int:
+    """Bytes that a process holds in memory; 0 if it has ended."""
+    import psutil
 
-    def __repr__(self) -> str:
-        return "<namespace>"
-
-
-class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks answers for training; here it does nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
-class _Metering(NodeTransformer):
-    """Sends every loop, literal collection and `~` through a filter that checks the limits."""
+@contextmanager
+def _watched(process: subprocess.Popen[bytes], limit_s: float) -> Iterator[list[str]]:
+    """Kill `process` if the block takes longer than `limit_s`, or its memory exceeds the limit; yields the reason."""
+    done, reasons = Event(), list[str]()
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
-        self.generic_visit(node)
-        node.iter = self._filtered(node.iter, _STEPS)
-        return node
+    def watch() -> None:
+        end = monotonic() + limit_s
+        while not reasons and not done.wait(min(_LOOK_S, limit_s)):
+            if monotonic() > end:
+                reasons.append(f"takes more than {limit_s:g} seconds")
+            elif _memory_of(process.pid) > _MAX_MEMORY:
+                reasons.append(_TOO_MUCH)
+        if reasons:
+            process.kill()
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
-        self.generic_visit(node)
-        return self._filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
-
-    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Filter:  # noqa: N802
-        return self._filtered(self.generic_visit(node), _BOUNDED)
-
-    visit_Dict = visit_List  # noqa: N815
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return self._filtered(node, _BOUNDED) if node.ctx == "load" else node
-
-    def _filtered(self, node: nodes.Node, name: str) -> nodes.Filter:
-        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-def _size(value: object) -> int:
-    """Characters, items and bits of numbers in `value`, counted up to the limit."""
-    size, todo = 0, [value]
-    while todo and size <= _MAX_SIZE:
-        item = todo.pop()
-        if isinstance(item, (str, range)):
-            size += len(item)
-        elif isinstance(item, int):
-            size += item.bit_length()
-        elif isinstance(item, (list, tuple, dict)):
-            size += _ITEM_SIZE * len(item)
-            todo.extend(item)
-            if isinstance(item, dict):
-                todo.extend(item.values())
-    return size
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield reasons
+    finally:
+        done.set()
+        watcher.join()
 
 
-def _listed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`values` with generators as lists, because a generator has no size. Running them is metered."""
-    return tuple(list(value) if isinstance(value, GeneratorType) else value for value in values)
+def _exchange(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> bytes:
+    """Write `data` and read a line. Raises _Ended if the process ends or exceeds a limit."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = b""
+    with _watched(process, limit_s) as reasons, suppress(OSError):  # the process may end before it has read all
+        process.stdin.write(data)
+        process.stdin.flush()
+        line = process.stdout.readline()
+    if reasons or not line:
+        raise _Ended((reasons or [_TOO_MUCH])[0])
+    return line
 
 
-def _factor(value: object) -> int:
-    """How many times `value` can repeat another value."""
-    return abs(value) if isinstance(value, int) else _size(value)
-
-
-def _product(values: Iterable[object]) -> int:
-    """The product of the two largest factors: the largest result of a growing operation."""
-    first, second = sorted((1, 1, *map(_factor, values)))[-2:]
-    return first * second
-
-
-def _written_numbers(text: str) -> int:
-    """The sum of all numbers in a format string, which are its widths and precisions."""
-    return sum(int(digits[:18]) for digits in re.findall(r"[0-9]+", text))
-
-
-def _growth(operator: str, left: Any, right: Any) -> int:
-    """The largest size of `left operator right`."""
-    if isinstance(left, str) and operator == "%":
-        return _written_numbers(left) + _product([left, *(right if isinstance(right, tuple) else [right])])
-    if not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
-        return _product([left, right]) if operator == "*" else _size(left) + _size(right)
-    if operator == "**" and isinstance(right, int):
-        return _size(left) * abs(right)
-    return _size(left) + _size(right)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox with the set-up of Hugging Face's templates, and with limits."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+class _Renderer:
+    """The child process of this process, started when it is needed and again after its end. Threads take turns."""
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            optimized=False,  # compute nothing while compiling
-            extensions=["jinja2.ext.loopcontrols", _Generation],
-        )
-        self._deadline = math.inf
-        for kind, name in _LEFT_OUT:
-            del getattr(self, kind)[name]
-        self.globals.update(namespace=_Namespace, raise_exception=_raise_exception)
-        self.filters["tojson"] = _tojson
-        self.filters = {name: self._metered(name, function) for name, function in self.filters.items()}
-        self.tests = {name: self._metered(name, function) for name, function in self.tests.items()}
-        self.filters.update({_STEPS: self._steps, _BOUNDED: self._bounded, _CONCAT: self._concatenated})
+        self.forget()
 
-    def start(self) -> None:
-        """Start the time limit of one rendering."""
-        self._deadline = time.monotonic() + _MAX_SECONDS
+    def forget(self) -> None:
+        """Begin without a child, also in a fork of this process, which must not use the same pipes."""
+        self._turn = RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
 
-    def admit(self, size: int = 0) -> None:
-        """Raise _Overrun if the time is over, or a result of `size` is too large."""
-        if size > _MAX_SIZE:
-            raise _Overrun("makes a text or list that is too large")
-        if time.monotonic() > self._deadline:
-            raise _Overrun(f"takes more than {_MAX_SECONDS:g} seconds")
+    def start(self) -> subprocess.Popen[bytes]:
+        """The child, started if none is running; does not wait until it is ready. Raises OSError."""
+        with self._turn:
+            if self._process is None or self._process.poll() is not None:
+                self.stop()
+                self._process = subprocess.Popen(
+                    _command(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C and Ctrl-Z are for the parent
+                    creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                )
+            return self._process
 
-    def concat(self, parts: Iterable[str]) -> str:
-        """Join the text of the template, of a macro or of a block; called by jinja2."""
-        kept, size = [], 0
-        for part in parts:
-            size += len(part)
-            self.admit(size)
-            kept.append(part)
-        return "".join(kept)
+    def stop(self) -> None:
+        """End the child, if there is one."""
+        with self._turn:
+            process, self._process, self._is_ready = self._process, None, False
+            if process is not None:
+                with suppress(OSError), process:  # a request that was not read is lost
+                    process.kill()
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call a macro, method or function within the limits; called by jinja2."""
-        args = _listed(args)
-        method = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
-        owner = getattr(method, "__self__", None)
-        values = [*args, *kwargs.values()]
-        if isinstance(owner, str) and method.__name__ in _GROWING_METHODS:
-            widths = _written_numbers(owner) if method.__name__.startswith("format") else 0
-            __self.admit(widths + _product([owner, *values]))
-        else:
-            __self.admit(_size(values))
-        return super().call(__context, __obj, *args, **kwargs)
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """The child, ready for a request. Raises TemplateError."""
+        try:
+            process = self.start()
+            if not self._is_ready:
+                _exchange(process, b"", _START_S)
+                self._is_ready = True
+        except (OSError, _Ended) as error:
+            self.stop()
+            raise TemplateError(
+                "the process that renders chat templates does not start", hint="Is jinja2 installed and memory free?"
+            ) from error
+        return process
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator within the limits; called by jinja2."""
-        self.admit(_growth(operator, left, right))
-        return super().call_binop(context, operator, left, right)
-
-    def _metered(self, name: str, function: Any) -> Callable[..., Any]:
-        """The filter or test `function` within the limits."""
-
-        @wraps(function)
-        def metered(*args: Any, **kwargs: Any) -> Any:
-            args = _listed(args)
-            values = [*args, *kwargs.values()]
-            widths = _written_numbers(str(args[0])) if name == "format" else 0
-            self.admit(widths + _product(values) if name in _GROWING_FILTERS else _size(values))
-            return function(*args, **kwargs)
-
-        return metered
-
-    def _steps(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            self.admit()
-            yield item
-
-    def _bounded(self, value: Any) -> Any:
-        self.admit(_size(value))
-        return value
-
-    def _concatenated(self, values: list[Any]) -> str:
-        return self.concat(map(str, values))
+    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """The child's reply. Raises TemplateError; the next request gets a new child if this one has ended."""
+        with self._turn:
+            process = self._ready()
+            try:
+                reply: dict[str, Any] = parsed(_exchange(process, json.dumps(request).encode() + b"\n", _MAX_SECONDS))
+            except _Ended as error:
+                self.stop()
+                raise TemplateOverrun(f"the chat template {error}", hint=HINT) from error
+            except BaseException:  # such as Ctrl-C: the next request must not get the reply to this one
+                self.stop()
+                raise
+        if "error" in reply:
+            raise TemplateError(f"the chat template {_one_line(reply['error'])}", hint=HINT)
+        return reply
 
 
-def _raise_exception(message: object) -> None:
-    raise _Refused(str(message))
+_renderer = _Renderer()
+atexit.register(_renderer.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renderer.forget)
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; jinja2's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def warm_up() -> None:
+    """Start the process that renders templates, while the caller loads a model."""
+    with suppress(OSError):
+        _renderer.start()
 
 
 def _one_line(message: object) -> str:
@@ -265,41 +202,14 @@ class ChatTemplate:
         self, source: str, *, bos: str = "", eos: str = "", variables: Mapping[str, object] | None = None
     ) -> None:
         """Compile `source`; `variables` are its switches, such as `enable_thinking`. Raises TemplateError."""
-        if len(source) > _MAX_SOURCE:
-            found = f"the chat template has {len(source)} characters (at most {_MAX_SOURCE} are allowed)"
-            raise TemplateError(found, hint=HINT)
         self.source = source
-        self._sandbox = _Sandbox()
         self._fixed = {**(variables or {}), "bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
-        try:
-            tree = self._sandbox.parse(source)
-            constants = (node.value for node in tree.find_all(nodes.Const))
-            self.literals = frozenset(value for value in constants if isinstance(value, str) and value)
-            self.names = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
-            tree = _Metering().visit(tree).set_environment(self._sandbox)
-            self._template = self._sandbox.from_string(tree)
-        except jinja2.TemplateSyntaxError as error:
-            where = f"line {error.lineno}: {_one_line(error.message)}"
-            raise TemplateError(f"the chat template does not compile: {where}", hint=HINT) from error
-        except Exception as error:  # nesting can exhaust jinja2's parser or Python's compiler in several ways
-            raise TemplateError(f"the chat template does not compile: {_one_line(error)}", hint=HINT) from error
+        facts = _renderer.ask({"source": source})
+        self.literals = frozenset[str](facts["literals"])
+        self.names = frozenset[str](facts["names"])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, now: datetime) -> str:
         """The text of a conversation. Raises TemplateError if the template refuses it, fails or exceeds a limit."""
-        self._sandbox.start()
-        try:
-            return self._template.render(
-                self._fixed,
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=now.strftime,
-            )
-        except _Refused as error:
-            raise TemplateError(
-                f"the chat template refuses this conversation: {_one_line(error)}", hint=HINT
-            ) from error
-        except _Overrun as error:
-            raise TemplateOverrun(f"the chat template {error}", hint=HINT) from error
-        except Exception as error:  # undefined names, types, division, recursion, memory
-            found = f"{type(error).__name__}: {_one_line(error)}"
-            raise TemplateError(f"the chat template fails on this conversation: {found}", hint=HINT) from error
+        variables = {**self._fixed, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        reply = _renderer.ask({"source": self.source, "variables": variables, "now": now.isoformat()})
+        return str(reply["text"])

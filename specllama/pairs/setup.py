@@ -14,6 +14,7 @@ from specllama.base import disk
 from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.base.ranges import AUTO
+from specllama.chat import template
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.calibration import Calibration
@@ -248,6 +249,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
 
     Raises BackendError, DownloadError, ModelFileError, UnsupportedModel and MemoryShort.
     """
+    template.warm_up()  # ready by the time that the vocabulary is loaded
     hardware = choice.hardware
     build = crash_test.installed()
     build.require()
