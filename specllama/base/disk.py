@@ -13,15 +13,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol, TypeVar
 
 from platformdirs import user_cache_path
 
 from specllama.base.errors import DiskFull, DownloadError
-from specllama.base.jsonable import parsed
+from specllama.base.jsonable import UNREADABLE, parsed, to_plain, typed
+
+T = TypeVar("T")
 
 _CHUNK = 1 << 20
+_BLOCK, _N_BLOCKS = 4096, 16  # of a sample: a few seeks on a slow disk, 0.1 ms on a fast one
+_HEAD = 8 << 20  # the header of a model with a large vocabulary
 _SUMS = "sums"
 MOST_RECORDS = 512  # of a kind: more than a user has models; a few kB each, a token map 1 MB
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
@@ -226,43 +231,114 @@ def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Shows whether a file changed, without reading all of it.
+
+    A write in place changes `changed_ns` (ctime), which no user can set back; on Windows it is the time of creation. A
+    file that replaces another has its own `inode`. The sample differs where all of these agree by chance or by a
+    restored disk image. Network and FAT disks may number a file anew when they are mounted: it then counts as changed.
+    """
+
+    n_bytes: int
+    sample: str  # a hash of some blocks at fixed places
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+
+def stamp_of(path: Path) -> Stamp:
+    """The stamp of a regular file. Raises OSError."""
+    with path.open("rb", buffering=0) as file:  # opening asks a network disk for the latest state
+        status, digest = os.fstat(file.fileno()), hashlib.sha256()
+        for place in _sampled(status.st_size):
+            file.seek(place)
+            digest.update(file.read(_BLOCK))
+    return Stamp(status.st_size, digest.hexdigest()[:32], status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def _sampled(n_bytes: int) -> list[int]:
+    """Where the blocks of a sample begin: half of them where a header is, half over the file, its end included."""
+    lasts = [max(0, end - _BLOCK) for end in (min(n_bytes, _HEAD), n_bytes)]
+    return sorted({last * i // (_N_BLOCKS - 1) for last in lasts for i in range(_N_BLOCKS)})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The contents of a file at one time."""
+
+    sha256: str
+    stamp: Stamp
+
+
+def seen(path: Path, watch: FetchWatch | None = None) -> Seen:
+    """What `is_same` needs later. Raises OSError."""
+    stamp = stamp_of(path)  # first: a change while the sum is computed must show
+    return Seen(checksum(path, watch), stamp)
+
+
+def is_same(path: Path, sha256: str, stamp: Stamp | None, *, at_once: bool = False) -> bool:
+    """True if the file still has the contents that had this checksum and this stamp. Raises OSError.
+
+    Contents decide, not dates: a copy is the same file. `at_once`: never read gigabytes; without a known checksum an
+    equal sample is taken for equal contents, and a missing stamp for an equal one.
+    """
+    now = stamp_of(path)
+    if now == stamp:
+        return True
+    if stamp is not None and (now.n_bytes, now.sample) != (stamp.n_bytes, stamp.sample):
+        return False
+    return (known_checksum(path) if at_once else checksum(path)) in (None, sha256)
+
+
 def _record_of(kind: str, paths: Sequence[Path]) -> Path:
     """The record about `paths`; a file each, so that no two processes rewrite the same one."""
-    key = hashlib.sha256(b"\0".join(os.fsencode(path.resolve()) for path in paths)).hexdigest()[:32]
+    key = hashlib.sha256(b"\0".join(os.fsencode(os.path.realpath(path)) for path in paths)).hexdigest()[:32]
     return user_cache_path("specllama") / kind / f"{key}.json"
 
 
-def _stamps(paths: Sequence[Path]) -> list[list[int]]:
-    return [[status.st_size, status.st_mtime_ns] for status in map(os.stat, paths)]
+class FileRecord:
+    """A stored value about files, valid until one of them changes.
+
+    Make the record before the files are read: they are looked at here, so a value is never kept for bytes that came
+    later. `by`: what else the value depends on, as JSON data, such as the version of the code that made it.
+    """
+
+    def __init__(self, kind: str, *paths: Path, by: object = None) -> None:
+        self._place, self._paths, self._by = _record_of(kind, paths), paths, by
+        self._stamps: list[object] | None = None  # the caller reads the files next and has the better message
+        with suppress(OSError):
+            self._stamps = [to_plain(stamp_of(path)) for path in paths]
+
+    def value(self, kind: type[T]) -> T | None:
+        """The stored value; None without one of this type, or if a file or `by` changed since."""
+        try:
+            record = parsed(self._place.read_text(encoding="utf-8"))
+            if self._stamps is None or (record["stamps"], record["by"]) != (self._stamps, self._by):
+                return None
+            found: T = typed(kind, record["value"])
+            return found
+        except (OSError, *UNREADABLE):
+            return None
+
+    def keep(self, value: object) -> None:
+        """Store plain data or dataclasses. Does nothing if the cache cannot be written.
+
+        Sparse files, which `hub_headers` makes of files on the Hub, are skipped.
+        """
+        with suppress(OSError):
+            if self._stamps is None or any(map(_is_hollow, self._paths)):
+                return
+            paths = [str(path) for path in self._paths]
+            record = {"paths": paths, "stamps": self._stamps, "by": self._by, "value": to_plain(value)}
+            write_own(self._place, json.dumps(record).encode("utf-8"))
+            _forget_some(self._place.parent)
 
 
 def _is_hollow(path: Path) -> bool:
     status = os.stat(path)
     n_blocks = getattr(status, "st_blocks", None)  # of 512 bytes; missing on Windows
     return n_blocks is not None and n_blocks * 512 < status.st_size // 2
-
-
-def recall(kind: str, *paths: Path) -> Any:
-    """The value that `remember` stored for these files; None without one, or if a file has changed since."""
-    try:
-        record = parsed(_record_of(kind, paths).read_text(encoding="utf-8"))
-        return record["value"] if record["stamps"] == _stamps(paths) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def remember(kind: str, value: object, *paths: Path) -> None:
-    """Store plain data about files until one of them changes. Does nothing if the cache cannot be written.
-
-    Sparse files, which `hub_headers` makes of files on the Hub, are skipped.
-    """
-    if any(map(_is_hollow, paths)):
-        return
-    record = {"paths": [str(path) for path in paths], "stamps": _stamps(paths), "value": value}
-    with suppress(OSError):
-        place = _record_of(kind, paths)
-        write_own(place, json.dumps(record).encode("utf-8"))
-        _forget_some(place.parent)
 
 
 def _forget_some(folder: Path) -> None:
@@ -287,19 +363,19 @@ def _is_stale(record: Path) -> bool:
     """True for a damaged record, or one about missing files."""
     try:
         return not all(os.path.exists(path) for path in parsed(record.read_text(encoding="utf-8"))["paths"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *UNREADABLE):
         return True
 
 
 def known_checksum(path: Path) -> str | None:
     """The file's SHA-256, if it was computed before and the file has not changed since."""
-    known = recall(_SUMS, path)
-    return None if known is None else str(known)
+    return FileRecord(_SUMS, path).value(str)
 
 
 def checksum(path: Path, watch: FetchWatch | None = None) -> str:
     """The file's SHA-256, stored until the file changes."""
-    known = known_checksum(path)
+    record = FileRecord(_SUMS, path)
+    known = record.value(str)
     if known is not None:
         return known
     watch, digest = watch or Silent(), hashlib.sha256()
@@ -308,19 +384,13 @@ def checksum(path: Path, watch: FetchWatch | None = None) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             watch.advance(len(chunk))
-    remember(_SUMS, digest.hexdigest(), path)
+    record.keep(digest.hexdigest())
     return digest.hexdigest()
-
-
-def forget_checksum(path: Path) -> None:
-    """For a file that is about to be removed or replaced."""
-    _record_of(_SUMS, [path]).unlink(missing_ok=True)
 
 
 def move(source: Path, destination: Path) -> None:
     """Give a checked file its final name in one step; its checksum moves with it."""
     known = known_checksum(source)
-    forget_checksum(source)
     os.replace(source, destination)
     if known is not None:
-        remember(_SUMS, known, destination)
+        FileRecord(_SUMS, destination).keep(known)

@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 _HINT = "give a report that specllama wrote"
 
+# What reading data of an unknown shape can raise: for files that a disk, a person or another version may have changed.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, ReportError)
+
 
 def parsed(text: str | bytes) -> Any:
     """The JSON value of `text`. Raises ValueError, also for deep nesting and very long numbers."""
@@ -29,19 +32,14 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def to_plain(report: Any) -> dict[str, Any]:
-    """A dataclass as dicts, lists, text and numbers."""
-    found: dict[str, Any] = _plain(report)
-    return found
-
-
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """A dataclass, or a value of a field, as dicts, lists, text and numbers."""
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
@@ -62,18 +60,30 @@ def _finite(data: float, where: str) -> float:
     return number
 
 
+def shown(value: object) -> str:
+    """The start of the value's text, for messages."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a value with very deep nesting"
+    except ValueError:  # Python writes at most 4,300 digits
+        return "a number of very many digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _one_of(data: object, where: str, choices: Iterable[object]) -> ReportError:
-    return ReportError(f"{where} is {data!r}, expected one of {', '.join(map(str, choices))}")
+    return ReportError(f"{where} is {shown(data)}, expected one of {', '.join(map(str, choices))}")
 
 
-def _value(kind: Any, data: Any, where: str) -> Any:
+def typed(kind: Any, data: Any, where: str = "the value") -> Any:
+    """`data`, checked to be the plain form of a value of this type. Raises ReportError."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (Any, object):
         return data
     if origin in (types.UnionType, Union):
         if data is None and type(None) in arguments:
             return None
-        return _value(next(each for each in arguments if each is not type(None)), data, where)
+        return typed(next(each for each in arguments if each is not type(None)), data, where)
     if is_dataclass(kind):
         return from_plain(kind, data, where)  # type: ignore[arg-type]  # mypy narrows to an instance
     if origin in (tuple, list, Sequence):
@@ -82,13 +92,13 @@ def _value(kind: Any, data: Any, where: str) -> Any:
         if origin is tuple and Ellipsis not in arguments:
             if len(data) != len(arguments):
                 raise ReportError(f"{where} has {len(data)} entries, expected {len(arguments)}")
-            return tuple(_value(each, item, where) for each, item in zip(arguments, data, strict=True))
-        values = [_value(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data)]
+            return tuple(typed(each, item, where) for each, item in zip(arguments, data, strict=True))
+        values = [typed(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data)]
         return values if origin is list else tuple(values)
     if origin in (dict, Mapping):
         if not isinstance(data, Mapping):
             raise _refuse(where, data, "an object")
-        return {str(key): _value(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {str(key): typed(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
     if kind is float and type(data) in (int, float):
         return _finite(data, where)
     if origin is not None:  # Literal
@@ -115,7 +125,7 @@ def from_plain(kind: type[T], data: object, where: str = "the report") -> T:
     values = {}
     for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass
         if field.name in data:
-            values[field.name] = _value(hints[field.name], data[field.name], f"{where}.{field.name}")
+            values[field.name] = typed(hints[field.name], data[field.name], f"{where}.{field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ReportError(f"{where} has no {field.name!r}", hint=_HINT)
     try:

@@ -88,6 +88,9 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         least = min(variants, key=lambda path: path.stat().st_size)
         output.note(f"note: --quick measures only the smallest of {len(variants)} derived drafts ({least.stem})")
         variants = [least]
+    with watching(output) as watch:  # before they are measured, so that a later change shows
+        files = [path for path in (subject.target, subject.draft, *variants) if path is not None]
+        measured = {path: storage.seen(path, watch) for path in files}
     with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output) as status:
         status.show("asking for kernel paths", 0.0)
         found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)
@@ -103,7 +106,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     place: Path | None = None
     problem: SpecllamaError | None = None
     try:
-        place = profiles.save(subject, profile)
+        place = profiles.save(subject, profile, measured)
     except OSError as error:  # the figures are still shown
         hint = ROOM if error.errno in storage.NO_ROOM else WRITABLE
         where = f"the profile cannot be written to {profiles.path_of(subject)}"

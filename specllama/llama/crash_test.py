@@ -28,8 +28,8 @@ import platformdirs
 
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import BackendError, ReportError
-from specllama.base.jsonable import from_plain, parsed, to_plain
+from specllama.base.errors import BackendError
+from specllama.base.jsonable import UNREADABLE, parsed, to_plain, typed
 from specllama.files import gguf_tiny
 from specllama.llama import library_hash
 
@@ -91,7 +91,7 @@ def installed() -> ProbeResult:
         return results[key]
     result = check()
     if result.state is not State.BROKEN:  # a missing system library may be installed later
-        facts = {"results": {name: to_plain(each) for name, each in {**results, key: result}.items()}}
+        facts = {"results": to_plain({**results, key: result})}
         with contextlib.suppress(OSError):
             storage.write_own(path, json.dumps(facts, indent=1).encode("utf-8"))
     return result
@@ -100,9 +100,8 @@ def installed() -> ProbeResult:
 def _read(path: Path) -> dict[str, ProbeResult]:
     """The results so far, by contents of the libraries and CPU."""
     try:
-        facts = parsed(path.read_text(encoding="utf-8"))
-        return {key: from_plain(ProbeResult, each) for key, each in facts["results"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ReportError):
+        return typed(dict[str, ProbeResult], parsed(path.read_text(encoding="utf-8"))["results"])  # type: ignore[no-any-return]
+    except (OSError, *UNREADABLE):
         return {}
 
 

@@ -16,13 +16,14 @@ _KIND = "builds"
 def of(folder: Path) -> str:
     """The hash of the files in `folder`."""
     paths = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
-    known = storage.recall(_KIND, *paths)
-    if isinstance(known, str):
+    record = storage.FileRecord(_KIND, *paths)
+    known = record.value(str)
+    if known is not None:
         return known
     digest = hashlib.sha256()
     for path in paths:  # one at a time: those of a GPU build have several hundred megabytes
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     found = digest.hexdigest()[:32]
-    storage.remember(_KIND, found, *paths)
+    record.keep(found)
     return found

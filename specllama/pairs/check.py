@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from specllama import llama
 from specllama.base import disk
-from specllama.base.jsonable import from_plain, to_plain
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.llama import Header, LoadOptions
 from specllama.pairs.model_rows import MachineMemory, Side, model_rows, refusal_row
@@ -76,11 +75,10 @@ def _side(one: Candidate, n_ctx: int, own: int) -> Side:
 
 def _token_rows(target: Header, draft: Header, strategy: str) -> tuple[CheckRow, ...]:
     """The rows that depend on the two files alone, remembered: comparing 150,000 texts takes about a second."""
-    stamp = [_VERSION, llama.build_info().fingerprint]
     kind = f"{_REMEMBERED} by text" if strategy == TRANSLATED else _REMEMBERED
-    known = disk.recall(kind, target.path, draft.path)
-    if known is not None and known["stamp"] == stamp:
-        return tuple(from_plain(CheckRow, row) for row in known["rows"])
-    rows = token_rows(_tokenizer(target), _tokenizer(draft), strategy=strategy)
-    disk.remember(kind, {"stamp": stamp, "rows": [to_plain(row) for row in rows]}, target.path, draft.path)
+    record = disk.FileRecord(kind, target.path, draft.path, by=[_VERSION, llama.build_info().fingerprint])
+    rows = record.value(tuple[CheckRow, ...])
+    if rows is None:
+        rows = token_rows(_tokenizer(target), _tokenizer(draft), strategy=strategy)
+        record.keep(rows)
     return rows

@@ -15,10 +15,11 @@ from typing import Final, Literal
 from platformdirs import user_cache_path
 
 from specllama.base import disk
+from specllama.base.disk import Stamp
 from specllama.base.errors import ConfigError, ModelFileError, ReportError
 from specllama.base.jsonable import from_plain, parsed, to_plain
 from specllama.llama import build_info
-from specllama.pairs.profile import ClassFigures, stamp_of
+from specllama.pairs.profile import ClassFigures
 
 _VERSION = 1  # of the record
 _N_LISTED = 4  # layers in a name; more become a number and a checksum
@@ -60,7 +61,7 @@ class Parent:
 
     path: Path
     sha256: str
-    stamp: tuple[int, ...] = ()  # `stamp_of` when the sum was computed; empty in older records
+    seen: Stamp | None = None  # when the sum was computed; None in older records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ class Derived:
     build: str  # the llama.cpp that made it
     made: str  # UTC, ISO 8601
     measurements: tuple[Measurement, ...] = ()
+    seen: Stamp | None = None  # as of a `Parent`
 
     def __post_init__(self) -> None:
         if not 0 <= self.n_bytes < 2**63:
@@ -146,12 +148,14 @@ def place(parent: Path, recipe: Recipe) -> Path:
 def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
     """Keep the provenance of the draft that was just made at `path`. Computes the checksums."""
     build = build_info()
+    ours, theirs = disk.seen(path), disk.seen(parent)
     derived = Derived(
         path=path,
         recipe=recipe,
-        parent=Parent(parent.resolve(), disk.checksum(parent), stamp_of(parent)),
-        n_bytes=path.stat().st_size,
-        sha256=disk.checksum(path),
+        parent=Parent(parent.resolve(), theirs.sha256, theirs.stamp),
+        n_bytes=ours.stamp.n_bytes,
+        sha256=ours.sha256,
+        seen=ours.stamp,
         build=f"llama-cpp-python {build.bindings}, llama.cpp {build.llama_cpp}, {build.fingerprint}",
         made=now(),
     )
@@ -218,7 +222,6 @@ def named(name: str) -> Path | None:
 def remove(path: Path) -> int:
     """Remove a draft and its record. Returns the draft's size in bytes."""
     n_bytes = path.stat().st_size
-    disk.forget_checksum(path)
     path.unlink()
     path.with_suffix(_RECORD).unlink(missing_ok=True)
     return n_bytes
@@ -228,7 +231,6 @@ def moved(derived: Derived, path: Path) -> Derived:
     """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises as `written`."""
     latest = read(derived.path) or derived
     with written(path), disk.work_folder(path.with_name(f".{path.name}.moving")) as temporary:
-        disk.forget_checksum(path)
         disk.move(Path(shutil.move(derived.path, temporary)), path)
     derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
     moved = replace(latest, path=path)
@@ -252,25 +254,19 @@ def discard(path: Path) -> None:
 def stale(derived: Derived, *, at_once: bool = False) -> str:
     """Why the draft's record no longer holds; empty if it does.
 
-    `at_once`: compare the parent by size and time, without reading gigabytes.
+    `at_once`: read no gigabytes; see `disk.is_same`.
     """
     parent = derived.parent
     try:
-        if derived.path.stat().st_size != derived.n_bytes:
+        if not disk.is_same(derived.path, derived.sha256, derived.seen, at_once=at_once):
             return "the file is not the one that was made"
         if not parent.path.is_file():
             return f"its parent {parent.path.name} is gone"
-        now = stamp_of(parent.path)
-        if now == parent.stamp:
-            return ""
-        known = disk.known_checksum(parent.path)
-        if known is None and not at_once:
-            known = disk.checksum(parent.path)
+        if not disk.is_same(parent.path, parent.sha256, parent.seen, at_once=at_once):
+            return f"its parent {parent.path.name} has changed since"
     except OSError as error:
         return f"it cannot be compared with its parent: {error.strerror}"
-    # Without a checksum: another size is another file, another time alone may be a copy.
-    changed = known != parent.sha256 if known else parent.stamp and now[:1] != parent.stamp[:1]
-    return f"its parent {parent.path.name} has changed since" if changed else ""
+    return ""
 
 
 def children_of(parent: Path) -> list[Derived]:

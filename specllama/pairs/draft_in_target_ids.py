@@ -45,13 +45,11 @@ def read_vocab_map(header: Header) -> IntArray | None:
     return numbers.astype(np.int64)
 
 
-def _remembered(known: object, stamp: list[object], n_target: int, n_draft: int) -> IntArray | None:
+def _remembered(record: disk.FileRecord, n_target: int, n_draft: int) -> IntArray | None:
     """A remembered map; None if it is not valid for this pair. The file that holds it is not trusted."""
-    if not isinstance(known, dict) or known.get("stamp") != stamp:
-        return None
     try:
-        found = np.array(known["map"], dtype=np.int64)
-    except (KeyError, TypeError, ValueError, OverflowError):
+        found = np.array(record.value(list), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
         return None
     mapped = found[found != NO_TOKEN]
     sound = found.shape == (n_draft,) and ((mapped >= 0) & (mapped < n_target)).all()
@@ -60,12 +58,12 @@ def _remembered(known: object, stamp: list[object], n_target: int, n_draft: int)
 
 def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
     """`map_by_text`, remembered until one of the files changes: comparing 200,000 texts takes about a second."""
-    stamp = [_VERSION, build_info().fingerprint]
-    known = _remembered(disk.recall(_TEXT_MAP, target.path, draft.path), stamp, target.vocab_size, draft.vocab_size)
+    record = disk.FileRecord(_TEXT_MAP, target.path, draft.path, by=[_VERSION, build_info().fingerprint])
+    known = _remembered(record, target.vocab_size, draft.vocab_size)
     if known is not None:
         return known
     found = map_by_text(target.vocab, draft.vocab)
-    disk.remember(_TEXT_MAP, {"stamp": stamp, "map": found.tolist()}, target.path, draft.path)
+    record.keep(found.tolist())
     return found
 
 

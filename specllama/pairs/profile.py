@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from platformdirs import user_state_path
 
 from specllama.base import disk
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import ReportError
-from specllama.base.jsonable import from_plain, parsed, to_plain
+from specllama.base.disk import Seen
+from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import LEAST_RATE, CostProfile
@@ -20,7 +21,7 @@ from specllama.llama import LoadOptions, build_info
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.load_plan import physical_cores
 
-VERSION = 3  # of the file; other versions are not read
+VERSION = 4  # of the file; other versions are not read
 
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 
@@ -125,36 +126,40 @@ class FoundProfile:
     stale: str = ""  # what changed since it was made
 
 
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Size and time of change (ns)."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
 def path_of(subject: ProfileKey) -> Path:
     """The profile's file. It is state, not cache: tuning takes minutes."""
     return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
 
 
-def _circumstances(subject: ProfileKey, derived: Path | None) -> dict[str, object]:
-    """What must not change. The keys are shown to the user."""
+def _files(subject: ProfileKey, derived: Path | None) -> dict[str, Path]:
+    """The files that must not change. The keys are shown to the user."""
+    files = {"the target's file": subject.target}
+    if subject.draft is not None:
+        files["the draft's file"] = subject.draft
+    if derived is not None:
+        files[f"the derived draft {derived.stem}"] = derived
+    return files
+
+
+def _circumstances() -> dict[str, str]:
+    """What else must not change."""
     cpu = this_cpu()
-    facts: dict[str, object] = {
-        "the target's file": [*stamp_of(subject.target)],
+    return {
         "the installed llama.cpp": build_info().fingerprint,
         "the CPU": f"{cpu.model} {cpu.fingerprint} {physical_cores()}",
     }
-    if subject.draft is not None:
-        facts["the draft's file"] = [*stamp_of(subject.draft)]
-    if derived is not None:
-        facts[f"the derived draft {derived.stem}"] = [*stamp_of(derived)] if derived.is_file() else None
-    return facts
 
 
-def save(subject: ProfileKey, profile: Profile) -> Path:
-    """Replace the profile. Returns its path."""
-    path, circumstances = path_of(subject), _circumstances(subject, profile.derived)
-    record = {"version": VERSION, "circumstances": circumstances, "profile": profile.to_json()}
+def save(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen] | None = None) -> Path:
+    """Replace the profile. Returns its path. `seen`: the files when they were measured; others are looked at now."""
+    path, seen = path_of(subject), seen or {}
+    files = {name: seen.get(file) or disk.seen(file) for name, file in _files(subject, profile.derived).items()}
+    record = {
+        "version": VERSION,
+        "files": to_plain(files),
+        "circumstances": _circumstances(),
+        "profile": profile.to_json(),
+    }
     disk.write_own(path, json.dumps(record, indent=1).encode("utf-8"))
     return path
 
@@ -166,12 +171,23 @@ def find(subject: ProfileKey) -> FoundProfile:
         if record["version"] != VERSION:
             return FoundProfile(stale="another version of specllama made it")
         profile = from_plain(Profile, record["profile"])
-        then, now = record["circumstances"], _circumstances(subject, profile.derived)
-        changed = [name for name, fact in now.items() if then.get(name) != fact]
+        files, then = typed(dict[str, Seen], record["files"]), record["circumstances"]
+        changed = [
+            name for name, path in _files(subject, profile.derived).items() if not _is_as_seen(path, files.get(name))
+        ]
+        changed += [name for name, fact in _circumstances().items() if then.get(name) != fact]
         if changed:
             return FoundProfile(stale=f"{' and '.join(changed)} changed since")
         return FoundProfile(profile)
     except FileNotFoundError:
         return FoundProfile()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ReportError):
+    except (OSError, *UNREADABLE):
         return FoundProfile(stale="its file is damaged")
+
+
+def _is_as_seen(path: Path, then: Seen | None) -> bool:
+    """Computes the checksum once if only dates or the place on the disk changed: tuning anew takes minutes."""
+    try:
+        return then is not None and disk.is_same(path, then.sha256, then.stamp)
+    except OSError:
+        return False

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,13 +120,134 @@ def test_what_is_remembered_is_bounded_and_files_that_are_gone_go_first(
     files = [tmp_path / f"file{i}" for i in range(9)]
     for i, file in enumerate(files):
         file.write_text("text")
-        disk.remember("things", i, file)
+        disk.FileRecord("things", file).keep(i)
         os.utime(disk._record_of("things", [file]), (i, i))
         if i in (5, 6, 7):
             file.unlink()
-    assert [disk.recall("things", file) for file in (files[0], *files[2:5])] == [None, 2, 3, 4]
-    assert disk.recall("things", files[8]) == 8
+    assert [disk.FileRecord("things", file).value(int) for file in (files[0], *files[2:5])] == [None, 2, 3, 4]
+    assert disk.FileRecord("things", files[8]).value(int) == 8
     assert len(list(disk._record_of("things", files).parent.iterdir())) == 4
+
+
+def change_in_place(path: Path, at: int) -> None:
+    """Another byte; size, inode and mtime stay. ctime does not: no user can set it."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"?")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_by_rename(path: Path, at: int) -> None:
+    """The same with another file, as `rsync -t` does."""
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    change_in_place(other, at)
+    other.replace(path)
+
+
+N_LARGE = 16 << 20
+UNSAMPLED = next(at + 5000 for at in disk._sampled(N_LARGE) if at > disk._HEAD)
+
+
+@pytest.mark.parametrize("change", [change_in_place, replace_by_rename])
+@pytest.mark.parametrize("at", [0, UNSAMPLED])
+def test_a_change_that_keeps_size_and_date_is_seen(
+    home: Path, tmp_path: Path, change: Callable[[Path, int], None], at: int
+) -> None:
+    """Prevents: a verdict or a checksum of the old bytes after `cat new > file; touch -d`, `cp -p`, `rsync -t`."""
+    file = tmp_path / "model"
+    with file.open("wb") as stream:
+        stream.truncate(N_LARGE)
+    seen, before = disk.seen(file), disk.stamp_of(file)
+    change(file, at)
+    now = disk.stamp_of(file)
+    assert (now.n_bytes, now.modified_ns) == (before.n_bytes, before.modified_ns)
+    assert now != before
+    assert (now.sample == before.sample) == (at == UNSAMPLED)
+    assert disk.is_same(file, seen.sha256, seen.stamp, at_once=True) == (at == UNSAMPLED), "not read as a whole"
+    assert not disk.is_same(file, seen.sha256, seen.stamp)
+
+
+@pytest.mark.parametrize("field", ["n_bytes", "sample", "modified_ns", "changed_ns", "inode"])
+def test_each_fact_of_a_stamp_counts(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    """Prevents: a file of a restored disk, or of another machine with the same cache, taken for the known one."""
+    file = tmp_path / "model"
+    file.write_bytes(b"weights")
+    disk.FileRecord("things", file).keep(1)
+    assert disk.FileRecord("things", file).value(int) == 1
+    real = disk.stamp_of(file)
+    other = "0" * 32 if field == "sample" else getattr(real, field) + 1
+    monkeypatch.setattr(disk, "stamp_of", lambda _path: replace(real, **{field: other}))
+    assert disk.FileRecord("things", file).value(int) is None
+
+
+def test_a_stamp_reads_little_of_a_large_file(tmp_path: Path) -> None:
+    """Prevents: gigabytes read at each start; a header, or the end of a file, that no block covers."""
+    file = tmp_path / "model"
+    with file.open("wb") as stream:
+        stream.truncate(5 << 30)
+    places = disk._sampled(5 << 30)
+    assert len(places) * disk._BLOCK <= 128 << 10
+    assert (places[0], places[-1]) == (0, (5 << 30) - disk._BLOCK)
+    assert sum(place < disk._HEAD for place in places) >= len(places) // 2
+    start = time.monotonic()
+    disk.stamp_of(file)
+    assert time.monotonic() - start < 1
+    for n_bytes in (0, 1, disk._BLOCK, disk._BLOCK + 1):
+        assert {0, max(0, n_bytes - disk._BLOCK)} <= set(disk._sampled(n_bytes))
+
+
+def test_a_value_belongs_to_the_bytes_that_were_there_before_it_was_made(home: Path, tmp_path: Path) -> None:
+    """Prevents: the verdict on a file kept for the file that replaced it meanwhile."""
+    file = tmp_path / "model"
+    file.write_bytes(b"old")
+    record = disk.FileRecord("things", file)
+    file.write_bytes(b"new")
+    record.keep("about the old one")
+    assert disk.FileRecord("things", file).value(str) is None
+
+
+def test_a_value_is_found_by_its_maker_and_its_type(home: Path, tmp_path: Path) -> None:
+    """Prevents: rows of another version of the code, or of another form, that are believed."""
+    file = tmp_path / "model"
+    file.write_bytes(b"weights")
+    disk.FileRecord("things", file, by=[1, "build"]).keep([[1, 2]])
+    assert disk.FileRecord("things", file, by=[1, "build"]).value(tuple[tuple[int, int], ...]) == ((1, 2),)
+    assert disk.FileRecord("things", file, by=[1, "build"]).value(str) is None
+    assert disk.FileRecord("things", file, by=[2, "build"]).value(tuple[tuple[int, int], ...]) is None
+    disk.FileRecord("things", tmp_path / "gone").keep(1)
+    assert disk.FileRecord("things", tmp_path / "gone").value(int) is None
+
+
+NESTED = "[" * 400 + "]" * 400
+
+
+@pytest.mark.parametrize("kind", [tuple[tuple[int, int], ...], dict[str, disk.Stamp]])
+def test_a_damaged_record_is_no_value(home: Path, tmp_path: Path, kind: type) -> None:
+    """Prevents: a traceback at each start after a disk was full, or from an edited cache."""
+    file = tmp_path / "model"
+    file.write_bytes(b"weights")
+    place = disk._record_of("things", [file])
+    disk.FileRecord("things", file).keep(None)
+    good = place.read_text()
+    wholes = ["", "[]", "{}", "[" * 50_000 + "]" * 50_000, '{"value":' * 50_000, "9" * 100_000, '{"stamps": []}']
+    values = ["null", "7", '"text"', "1e400", f'{{"a": {NESTED}}}', f"[{NESTED}]", "9" * 5000]
+    for text in (*wholes, *(good.replace('"value": null', f'"value": {value}') for value in values)):
+        place.write_text(text)
+        assert disk.FileRecord("things", file).value(kind) is None, text[:20]
+
+
+def test_a_copy_is_the_same_file_and_read_once(home: Path, tmp_path: Path, watch: Watch) -> None:
+    """Prevents: minutes of tuning after `touch`, `chmod` or a move; a file hashed at each start."""
+    file = tmp_path / "model"
+    file.write_bytes(b"weights")
+    seen = disk.seen(file, watch)
+    os.utime(file, ns=(1, 1))
+    assert disk.is_same(file, seen.sha256, None)
+    assert disk.is_same(file, seen.sha256, seen.stamp)
+    assert disk.checksum(file, watch) == seen.sha256
+    assert watch.n_checked == 1, "the sum is known again"
 
 
 def test_tests_have_a_cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -224,17 +224,16 @@ def test_a_map_of_ids_that_no_model_can_have_is_an_error(tmp_path: Path) -> None
             read_vocab_map(llama.read_header(path))
 
 
-@pytest.mark.parametrize("damage", ["text", [], {"map": [0]}, [0, 0, 1], [0, -2, 1], [0, 9**9, 1], [0.5, None, "a"]])
+@pytest.mark.parametrize("damage", ["text", [], {"0": 0}, [0, 0, 1], [0, -2, 1], [0, 9**9, 1], [0.5, None, "a"]])
 def test_a_remembered_map_that_is_damaged_is_made_anew(tmp_path: Path, damage: object) -> None:
     """Prevents: a traceback, or two draft tokens for one of the target's, from an edited cache."""
     files = [tiny.write_model(tmp_path / f"{name}.gguf", n_vocab=8) for name in ("t", "d")]
     with tiny.load(files[0]) as target, tiny.load(files[1]) as draft:
         expected = in_target_ids(target, draft, strategy="draft-tli").known.size  # type: ignore[union-attr]
-        stamp = storage.recall("text maps", *files)["stamp"]
+        by = [1, llama.build_info().fingerprint]
+        assert storage.FileRecord("text maps", *files, by=by).value(list)
         map_ = [*damage, *range(3, 8)] if isinstance(damage, list) and damage else damage
-        storage.remember("text maps", {"stamp": stamp, "map": map_}, *files)
-        assert in_target_ids(target, draft, strategy="draft-tli").known.size == expected  # type: ignore[union-attr]
-        storage.remember("text maps", damage, *files)
+        storage.FileRecord("text maps", *files, by=by).keep(map_)
         assert in_target_ids(target, draft, strategy="draft-tli").known.size == expected  # type: ignore[union-attr]
 
 

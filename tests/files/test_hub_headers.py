@@ -46,7 +46,7 @@ def test_a_header_from_the_hub_equals_that_of_the_file(
         assert remote.n_file_bytes == here.n_file_bytes
         assert llama.load_vocabulary(path).texts() == llama.load_vocabulary(large).texts()
         assert path.stat().st_blocks * 512 < N_WEIGHTS, "the weights are a hole"
-        disk.remember("test", 1, path)
+        disk.FileRecord("test", path).keep(1)
     assert not path.exists()
     assert not list((home / "cache").rglob("*.json")), "records of a deleted file"
     assert hub_server.n_sent < 20_000

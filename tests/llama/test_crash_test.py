@@ -191,7 +191,10 @@ def test_a_new_build_or_cpu_is_tested_again_and_a_reinstallation_is_not(
     assert build.decodes() == ["extra"] * 3
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[]", '{"hashes": {}, "results": {"a": {"state": "odd"}}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "no json", "[]", "[" * 50_000, '{"results": [{}]}', '{"hashes": {}, "results": {"a": {"state": "odd"}}}'],
+)
 def test_a_damaged_cache_file_is_ignored(text: str, cache: Path, build: FakeBuild) -> None:
     """Prevents: a program that cannot start because of its cache."""
     cache.mkdir()

@@ -88,12 +88,12 @@ def test_a_parent_that_changed_or_is_gone_makes_a_draft_stale(derived: Derived, 
 
 def test_no_parent_is_read_before_an_answer(derived: Derived, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: gigabytes hashed at each start, of any file that a record names."""
-    disk.forget_checksum(parent)
     monkeypatch.setattr(disk, "checksum", lambda *_: pytest.fail("hashed"))
-    assert drafts.stale(derived) == drafts.stale(derived, at_once=True) == ""  # size and time are as they were
-    os.utime(parent, ns=(1, 1))
+    assert drafts.stale(derived) == drafts.stale(derived, at_once=True) == ""  # the stamps are as they were
+    for file in (parent, derived.path):
+        os.utime(file, ns=(1, 1))
     assert drafts.stale(derived, at_once=True) == ""  # as of a copy
-    old = replace(derived, parent=replace(derived.parent, stamp=()))
+    old = replace(derived, seen=None, parent=replace(derived.parent, seen=None))
     assert drafts.stale(old, at_once=True) == ""
     parent.write_bytes(b"other weights")
     assert "has changed" in drafts.stale(derived, at_once=True)
@@ -101,20 +101,26 @@ def test_no_parent_is_read_before_an_answer(derived: Derived, parent: Path, monk
 
 def test_a_changed_parent_of_the_same_size_is_noticed_by_its_content(derived: Derived, parent: Path) -> None:
     """Prevents: other content of the same length that passes, or a copy that does not."""
-    disk.forget_checksum(parent)
-    os.utime(parent, ns=(1, 1))
-    assert drafts.stale(derived) == ""
-    parent.write_bytes(b"WEIGHTS")
-    assert "has changed" in drafts.stale(derived)
-    assert "has changed" in drafts.stale(derived, at_once=True)  # the sum is known by now
+    for file, other, reason in (
+        (parent, b"WEIGHTS", "has changed"),
+        (derived.path, b"FEWER", "not the one that was made"),
+    ):
+        os.utime(file, ns=(1, 1))
+        assert drafts.stale(derived) == ""
+        whole = file.read_bytes()
+        file.write_bytes(other)
+        os.utime(file, ns=(1, 1))
+        assert reason in drafts.stale(derived)
+        assert reason in drafts.stale(derived, at_once=True)
+        file.write_bytes(whole)
 
 
 def test_a_record_without_a_stamp_is_read(derived: Derived) -> None:
     """Prevents: drafts of an earlier version that cannot be used."""
     data = json.loads(json.dumps(derived.to_json()))
-    del data["parent"]["stamp"]
+    del data["seen"], data["parent"]["seen"]
     derived.path.with_suffix(".json").write_text(json.dumps(data))
-    assert drafts.read(derived.path) == replace(derived, parent=replace(derived.parent, stamp=()))
+    assert drafts.read(derived.path) == replace(derived, seen=None, parent=replace(derived.parent, seen=None))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 0}', '{"version": 1, "recipe": 3}', "[" * 100_000])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.base import disk
 from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain
 from specllama.drafters.calibration import Prior
@@ -48,6 +49,26 @@ def test_a_profile_is_found_as_it_was_kept(subject: ProfileKey) -> None:
     for profile in (PROFILE, full):
         assert profiles.save(subject, profile) == profiles.path_of(subject)
         assert profiles.find(subject) == profiles.FoundProfile(profile)
+
+
+def test_a_file_that_was_replaced_while_it_was_measured_makes_it_stale(subject: ProfileKey) -> None:
+    """Prevents: costs of the old file kept for the new one."""
+    seen = {subject.target: disk.seen(subject.target)}
+    subject.target.write_bytes(b"WEIGHTS")
+    profiles.save(subject, PROFILE, seen)
+    assert profiles.find(subject).stale == "the target's file changed since"
+
+
+def test_a_file_that_was_copied_is_the_measured_one(subject: ProfileKey) -> None:
+    """Prevents: minutes of tuning after `touch` or a restored backup; other bytes with the old date that pass."""
+    profiles.save(subject, PROFILE)
+    for path in (subject.target, subject.draft):
+        assert path is not None
+        os.utime(path, ns=(1, 1))
+    assert profiles.find(subject).profile == PROFILE
+    subject.target.write_bytes(b"WEIGHTS")
+    os.utime(subject.target, ns=(1, 1))
+    assert profiles.find(subject).stale == "the target's file changed since"
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
@@ -98,7 +119,7 @@ def test_a_profile_without_newer_fields_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"version": 3}', '{"version": 3, "circumstances": {}}', "[" * 100_000]
+    "text", ["", "[]", "{}", '{"version": 4}', '{"version": 4, "circumstances": {}}', "[" * 100_000]
 )
 def test_a_damaged_file_is_no_profile_and_no_error(subject: ProfileKey, text: str) -> None:
     """Prevents: a traceback at each start after the disk was full once."""
@@ -131,7 +152,7 @@ def test_a_profile_with_impossible_values_is_refused(change: dict[str, object]) 
 def test_a_profile_of_another_version_is_not_read(subject: ProfileKey) -> None:
     """Prevents: numbers with another meaning."""
     path = profiles.save(subject, PROFILE)
-    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    path.write_text(path.read_text().replace('"version": 4', '"version": 3'))
     assert "version" in profiles.find(subject).stale
 
 
