@@ -5,6 +5,7 @@
         repo.files["model.gguf"] = b"..."         # the branch main
         ...
         hub.requests                              # [(method, path), ...] in order
+        hub.fetched                               # [path, ...] of the files that were sent
         hub.cut_after = 1000                      # cut the next `cut_times` longer answers there
         hub.delay_s = 0.2                         # before each answer
         hub.status = 503                          # of each answer
@@ -93,6 +94,11 @@ class HubServer:
     def methods(self, file: str) -> list[str]:
         """The methods of the requests for `file`."""
         return [method for method, path in self.requests if path.endswith(f"/{file}")]
+
+    @property
+    def fetched(self) -> list[str]:
+        """The paths of the files that were sent, whole or in part."""
+        return [path for method, path in self.requests if method == "GET" and _RESOLVE.fullmatch(path)]
 
     def __enter__(self) -> HubServer:
         self._thread.start()

@@ -34,7 +34,7 @@ from specllama.files.repo_files import RepoSpec, choose_file, is_settled_by, par
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["CACHE", "FetchWatch", "Fetched", "fetch", "fetch_repo", "find", "remove", "repo_model"]
+__all__ = ["CACHE", "FetchWatch", "Fetched", "fetch", "find", "look_up", "remove", "repo_model"]
 
 CACHE = "cache"
 _GO_ONLINE = "leave out --offline and HF_HUB_OFFLINE once, to download it"
@@ -88,13 +88,13 @@ def _take(wanted: Sequence[WantedFile], watch: FetchWatch) -> Fetched | None:
 def fetch(model: Model, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Fetched:
     """All files of `model`, from this disk or from the first source that has them.
 
-    The first pull of an unpinned file records its commit and SHA-256; later pulls must find the same. `update` deletes
-    the record and gets the newest version. Raises SourceUnavailable, GatedRepository, ChecksumMismatch, DiskFull, or
-    DownloadError if several sources failed.
+    The first pull of an unpinned named model records commit and SHA-256; later pulls must find the same. `update`
+    deletes the record and gets the newest version. Raises SourceUnavailable, GatedRepository, ChecksumMismatch,
+    DiskFull, or DownloadError if several sources failed.
     """
     watch = watch or Silent()
-    way = _Way(watch, offline or hub_cache.is_offline(), pins=True, fresh=update and model.unpinned)
-    if not way.fresh:
+    way = _Way(watch, offline or hub_cache.is_offline(), fresh=update and model.unpinned)
+    if not (way.fresh and model.is_named):
         return _fetch(model, way)
     keys = [wanted.key for source in model.sources for wanted in wanted_files(model, source)]
     with forgotten(keys, watch):
@@ -117,14 +117,34 @@ def repo_model(spec: str, *, offline: bool = False, watch: FetchWatch | None = N
         names = _list_files(wanted, cached, watch)
     file = choose_file(wanted, names)
     base = file.rsplit("/", 1)[-1]
-    return Model(base[: -len(".gguf")], base, None, None, "not stated", (HubSource(wanted.repo, file),))
+    source = HubSource(wanted.repo, file)
+    return Model(base[: -len(".gguf")], base, None, None, "not stated", (source,), is_named=False)
 
 
-def fetch_repo(spec: str, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Fetched:
-    """Download `user/repo[:quant]`, as `-hf` takes it, without recording a SHA-256. Raises as `fetch`."""
-    watch = watch or Silent()
-    model = repo_model(spec, offline=offline, watch=watch, update=update)
-    return _fetch(model, _Way(watch, offline or hub_cache.is_offline(), pins=False, fresh=update))
+def look_up(model: Model, *, watch: FetchWatch | None = None, update: bool = False) -> None:
+    """Raise as `fetch` if the Hub does not have all files of a model that comes from there only. Fetches nothing."""
+    sources = [source for source in model.sources if isinstance(source, HubSource)]
+    if len(sources) < len(model.sources):  # another source may have what the Hub lacks
+        return
+    model = replace(model, is_named=model.is_named and not update)  # an update forgets the pinned commit
+    refusals: list[DownloadError] = []
+    for source in sources:
+        try:
+            for wanted in wanted_files(model, source):
+                with _named_errors(source.repo, wanted.place, wanted.revision), _client(watch or Silent()) as api:
+                    _announced(api, source.repo, wanted)
+            return
+        except (SourceUnavailable, GatedRepository) as error:
+            refusals.append(error)
+    raise _refused(model, refusals)
+
+
+def _refused(model: Model, refusals: Sequence[DownloadError]) -> DownloadError:
+    """The error of a model whose sources all failed."""
+    if len(refusals) == 1:
+        return refusals[0]
+    hint = next((error.hint for error in refusals if error.hint), "")
+    return DownloadError(f"cannot download {model.name}: {'; '.join(map(str, refusals))}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +153,6 @@ class _Way:
 
     watch: FetchWatch
     offline: bool
-    pins: bool  # record and expect the checksums of unpinned files
     fresh: bool  # ask the sources also for cached files
 
 
@@ -141,10 +160,10 @@ def _fetch(model: Model, way: _Way) -> Fetched:
     """The model from this disk, else from its sources in order."""
     if not way.fresh:
         for source in model.sources:
-            wanted = wanted_files(model, source, pinned=way.pins)
+            wanted = wanted_files(model, source)
             taken = _take(wanted, way.watch)
             if taken is not None:
-                _record(wanted, way)
+                _record(model, wanted, way.watch)
                 return taken
     if way.offline and not model.only_here:
         raise SourceUnavailable(
@@ -159,32 +178,28 @@ def _fetch(model: Model, way: _Way) -> Fetched:
             refusals.append(error)
             if following is not None:
                 way.watch.note(f"{error}; trying the next source: {following}")
-    if len(refusals) == 1:
-        raise refusals[0]
-    hint = next((error.hint for error in refusals if error.hint), "")
-    raise DownloadError(f"cannot download {model.name}: {'; '.join(map(str, refusals))}", hint=hint)
+    raise _refused(model, refusals)
 
 
 def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
     fetched = []
-    for wanted in wanted_files(model, source, pinned=way.pins):
+    for wanted in wanted_files(model, source):
         with storage.only_one(wanted.file.name, way.watch):
             # Another process may have downloaded it while this one waited.
             taken = None if way.fresh else _take([wanted], way.watch)
             item = taken or _fetch_file(wanted, way.watch)
-        _record([wanted], way)
+        _record(model, [wanted], way.watch)
         fetched.append(item)
     origin = next((item.source for item in fetched if item.source != CACHE), CACHE)
     return replace(fetched[0], source=origin)
 
 
-def _record(wanted: Sequence[WantedFile], way: _Way) -> None:
+def _record(model: Model, wanted: Sequence[WantedFile], watch: FetchWatch) -> None:
     """Record commit and SHA-256 of downloaded unpinned files. A user's own file may change, so it is not recorded."""
     for item in wanted:
-        path = item.here() if way.pins and item.file.sha256 is None else None
+        path = item.here() if model.is_named and item.file.sha256 is None else None
         if path is not None and not isinstance(item.source, PathSource):
-            pin = Pin(checksum(path, way.watch), path.stat().st_size, hub_cache.commit_of(path))
-            set_pin(item.key, pin, way.watch)
+            set_pin(item.key, Pin(checksum(path, watch), path.stat().st_size, hub_cache.commit_of(path)), watch)
 
 
 def _fetch_file(wanted: WantedFile, watch: FetchWatch) -> Fetched:

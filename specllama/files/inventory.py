@@ -44,9 +44,9 @@ class WantedFile:
         return path if path.is_file() and file.size in (None, path.stat().st_size) else None
 
 
-def wanted_files(model: Model, source: Source, *, pinned: bool = True) -> tuple[WantedFile, ...]:
-    """The files of `model` in `source`; `pinned` adds the records of the first pull of an unpinned model."""
-    known = pins() if pinned and model.unpinned and not isinstance(source, PathSource) else {}
+def wanted_files(model: Model, source: Source) -> tuple[WantedFile, ...]:
+    """The files of `model` in `source`, with the records of the first pull of an unpinned model."""
+    known = pins() if model.is_named and model.unpinned and not isinstance(source, PathSource) else {}
     revision = source.revision if isinstance(source, HubSource) else None
     wanted = []
     for file, place in zip(model.files, _places(model, source), strict=True):
@@ -70,8 +70,13 @@ def _places(model: Model, source: Source) -> Sequence[str]:
 
 def all_here(wanted: Sequence[WantedFile]) -> list[Path]:
     """Their paths, if all of them are on this disk; else an empty list."""
-    paths = [path for item in wanted if (path := item.here()) is not None]
-    return paths if len(paths) == len(wanted) else []
+    paths = []
+    for item in wanted:
+        path = item.here()
+        if path is None:
+            return []
+        paths.append(path)
+    return paths
 
 
 def find(model: Model) -> Path | None:

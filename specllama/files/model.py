@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from specllama.files.repo_files import split_names
+
+MAX_SIZE = 2**63 - 1  # bytes of a file, as file systems count
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Model:
     licence: str
     sources: tuple[Source, ...]
     parts: tuple[ModelFile, ...] = ()  # of a split model, if sizes and checksums are known
+    is_named: bool = field(default=True, compare=False)  # False: chosen from a repository, so it is never pinned
 
     @property
     def files(self) -> tuple[ModelFile, ...]:

@@ -10,6 +10,7 @@ from specllama.base.errors import ModelFileError, SourceUnavailable, UsageError
 
 # llama.cpp's order of preference without a quantization: good quality at a small size, then nearly lossless.
 PREFERRED = ("Q4_K_M", "Q8_0")
+MOST_PARTS = 1000  # of a split model; the largest models on the Hub have about 200
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(r"[-._]((?:UD-)?(?:IQ|TQ|Q)\d[A-Z0-9_]*|BF16|F16|F32|MXFP4\w*|NVFP4\w*)$", re.IGNORECASE)
@@ -47,7 +48,10 @@ def split_name(stem: str, part: int, count: int) -> str:
 
 
 def split_names(name: str) -> tuple[str, ...]:
-    """All parts of a split file by its first part; any other file alone. Raises ModelFileError for a later part."""
+    """All parts of a split file by its first part; any other file alone.
+
+    Raises ModelFileError for a later part, and for more than MOST_PARTS.
+    """
     match = SPLIT.fullmatch(name)
     if match is None:
         return (name,)
@@ -56,6 +60,10 @@ def split_names(name: str) -> tuple[str, ...]:
         raise ModelFileError(
             f"{name} is part {part} of {count} of a split model (expected part 1)",
             hint=f"give {split_name(stem, 1, count)}; the other parts are found beside it",
+        )
+    if count > MOST_PARTS:
+        raise ModelFileError(
+            f"{name} is part 1 of {count:,} (expected at most {MOST_PARTS:,})", hint="correct the number in its name"
         )
     return tuple(split_name(stem, i, count) for i in range(1, count + 1))
 
@@ -82,7 +90,8 @@ def _is_model(name: str) -> bool:
 def choose_file(spec: RepoSpec, names: Sequence[str]) -> str:
     """The file of `names` for `spec`, in any case; without a quantization Q4_K_M, else Q8_0, else the first model.
 
-    Raises SourceUnavailable with the available files.
+    The beginning of a quantization is enough if one file has it: Q4 for Q4_K_M. Raises SourceUnavailable with the
+    available files.
     """
     models = model_files(names)
     if not models:
@@ -100,13 +109,16 @@ def choose_file(spec: RepoSpec, names: Sequence[str]) -> str:
 
 
 def is_settled_by(wanted: RepoSpec, names: Sequence[str]) -> bool:
-    """True if `names`, which may be only some of the repository's files, contain the file of `wanted`."""
+    """True if `names`, which may be only some of the repository's files, contain the file of `wanted`.
+
+    The beginning of a quantization settles nothing: another file may have it as well.
+    """
     asked = wanted if wanted.file or wanted.quant else RepoSpec(wanted.repo, quant=PREFERRED[0])
     try:
-        choose_file(asked, names)
+        found = choose_file(asked, names)
     except SourceUnavailable:
         return False
-    return True
+    return bool(asked.file) or _is_quant(quant_of(found), asked.quant)
 
 
 def _with_file_name(models: Sequence[str], file: str) -> list[str]:
@@ -117,10 +129,17 @@ def _with_file_name(models: Sequence[str], file: str) -> list[str]:
 
 
 def _with_quant(models: Sequence[str], quant: str) -> list[str]:
-    """The models of that quantization; `UD-` in front (another recipe of the same format) is optional."""
-    wanted = quant.upper()
-    exact = [name for name in models if quant_of(name) == wanted]
-    return exact or [name for name in models if quant_of(name).removeprefix("UD-") == wanted]
+    """The models of that quantization, else those whose quantization begins with it."""
+    exact = [name for name in models if quant_of(name) == quant.upper()]
+    alike = exact or [name for name in models if _is_quant(quant_of(name), quant)]
+    return alike or [
+        name for name in models if f"{quant_of(name)}_".removeprefix("UD-").startswith(f"{quant.upper()}_")
+    ]
+
+
+def _is_quant(found: str, wanted: str) -> bool:
+    """`UD-` in front (another recipe of the same format) is optional."""
+    return wanted.upper() in (found, found.removeprefix("UD-"))
 
 
 def _choices(repo: str, tags: Iterable[str]) -> str:

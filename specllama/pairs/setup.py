@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.calibration import Calibration
 from specllama.drafters.controller import PROBE_TOKENS, Controller
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
-from specllama.files import hub
+from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model, PairDefaults
 from specllama.llama import Header, LlamaModel, LoadOptions, crash_test
@@ -152,7 +152,29 @@ class File:
         return self.header.metadata.get("tokenizer.chat_template")
 
 
-def bring(wanted: Wanted, listener: Listener, *, offline: bool = False) -> File:
+def resolve(
+    wanted: Sequence[Wanted], listener: Listener, *, offline: bool = False, update: bool = False
+) -> list[Model | Path]:
+    """The models and files that the names mean. Raises DownloadError and ModelFileError for a wrong name.
+
+    A command resolves all of its names first, so that no model is fetched in vain.
+    """
+    with listener.fetching() as watch:
+        found = [
+            hub.repo_model(each, offline=offline, watch=watch, update=update) if isinstance(each, str) else each
+            for each in wanted
+        ]
+        missing = [each for each in found if isinstance(each, Model) and (update or hub.find(each) is None)]
+        if missing and not (offline or hub_cache.is_offline()):
+            for each in found:
+                if isinstance(each, Path):
+                    llama.read_header(each, needs_weights=False)
+            for each in missing:
+                hub.look_up(each, watch=watch, update=update)
+    return found
+
+
+def bring(wanted: Model | Path, listener: Listener, *, offline: bool = False) -> File:
     """The file of a model, fetched if it is not here. Raises DownloadError and ModelFileError."""
     if isinstance(wanted, Path):
         return File(llama.read_header(wanted), disk.known_checksum(wanted) if wanted.is_file() else None, "path")
@@ -160,14 +182,11 @@ def bring(wanted: Wanted, listener: Listener, *, offline: bool = False) -> File:
     return File(llama.read_header(fetched.path), fetched.sha256, fetched.source)
 
 
-def fetch(model: Model | str, listener: Listener, *, offline: bool = False, update: bool = False) -> hub.Fetched:
-    """A model of the catalog or `user/repo[:quant]`, from this disk or its sources. Raises as `hub.fetch`."""
+def fetch(model: Model, listener: Listener, *, offline: bool = False, update: bool = False) -> hub.Fetched:
+    """A model from this disk or its sources. Raises as `hub.fetch`."""
     start = monotonic()
     with listener.fetching() as watch:
-        if isinstance(model, str):
-            fetched = hub.fetch_repo(model, offline=offline, watch=watch, update=update)
-        else:
-            fetched = hub.fetch(model, offline=offline, watch=watch, update=update)
+        fetched = hub.fetch(model, offline=offline, watch=watch, update=update)
     if fetched.source != hub.CACHE:
         listener.note(f"fetched {fetched.path.name} from {fetched.source} in {_duration(monotonic() - start)}")
     return fetched
@@ -255,9 +274,11 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     build.require()
     if not build.use_extra_bufts:
         listener.warn(build.detail, build.hint)
-    target = bring(choice.target, listener, offline=choice.offline)
+    wanted = [choice.target] if choice.draft is None else [choice.target, choice.draft]
+    first, *rest = resolve(wanted, listener, offline=choice.offline)
+    target = bring(first, listener, offline=choice.offline)
     refuse_architecture(target.header)
-    draft = None if choice.draft is None else bring(choice.draft, listener, offline=choice.offline)
+    draft = bring(rest[0], listener, offline=choice.offline) if rest else None
     if draft is not None:
         _warn_if_stale(draft, listener)
     options = LoadOptions(

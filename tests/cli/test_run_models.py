@@ -13,6 +13,7 @@ from specllama.drafters import REGISTRY
 from specllama.llama import crash_test as probe
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Run, events_of, record_of
+from tests.hubserver import HubServer
 
 
 def test_a_target_alone_decodes_plainly(specllama: Run, pair: Pair) -> None:
@@ -64,6 +65,53 @@ def test_errors_come_before_weights_are_loaded(
     assert (result.code, result.out) == (code, "")
     assert error in result.err
     assert result.err.startswith("error: ")
+
+
+PARENT = "maker/parent-GGUF"
+SPLIT = "part-q8_0-0000{}-of-00002.gguf"
+ABSENT = ("-hfd", "maker/absent")
+WRONG = [
+    *(
+        (("run", "hi", "-hf", PARENT, *names), wrong)
+        for *names, wrong in (
+            (*ABSENT, "maker/absent does not exist"),
+            ("-hfd", f"{PARENT}:Q2_K", f"{PARENT}:Q2_K does not exist"),
+            ("-hfd", "maker/gated", "maker/gated is gated"),
+            ("-hfd", "maker/split", SPLIT.format(2)),
+            ("-md", "gone.gguf", "gone.gguf"),
+            (*ABSENT, "--offline", "offline"),
+        )
+    ),
+    *(
+        ((*command, "-hf", PARENT, *ABSENT), "maker/absent")
+        for command in (
+            ("chat",),
+            ("bench", "--budget", "none"),
+            ("audit",),
+            ("tune",),
+            ("check",),
+            ("check", "--probe"),
+        )
+    ),
+    (("bench", "-hf", PARENT, "-md", f"{PARENT}:Q8_0", "-md", "maker/absent"), "maker/absent"),
+    (("draft", "make", PARENT, "-m", "maker/absent"), "maker/absent"),
+]
+
+
+@pytest.mark.parametrize(("args", "wrong"), WRONG)
+def test_all_names_are_looked_up_before_a_model_is_fetched(
+    specllama: Run, hub_server: HubServer, tmp_path: Path, args: tuple[str, ...], wrong: str
+) -> None:
+    """Prevents: gigabytes of one model fetched before the name of another turns out wrong."""
+    body = tiny.write_model(tmp_path / "target.gguf").read_bytes()
+    hub_server.repo(PARENT).files["target-q8_0.gguf"] = body
+    hub_server.repo("maker/split").files[SPLIT.format(1)] = body
+    hub_server.repo("maker/gated").files["gated-q8_0.gguf"] = body
+    hub_server.repo("maker/gated").gated = True
+    result = specllama(*args)
+    assert (result.code, result.out) == (2 if args[0] == "check" else 1, "")
+    assert wrong in result.err
+    assert hub_server.fetched == []
 
 
 def test_a_context_of_zero_is_what_the_model_was_trained_for(specllama: Run, pair: Pair, tmp_path: Path) -> None:

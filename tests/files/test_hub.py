@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,11 @@ def model(*sources: Source, body: bytes | None = BODY, file: str = FILE) -> Mode
 
 def put(server: HubServer, body: bytes = BODY, file: str = FILE) -> None:
     server.repo(REPO).files[file] = body
+
+
+def fetch_repo(spec: str, **options: Any) -> hub.Fetched:
+    """As `models pull user/repo[:quant]` does."""
+    return hub.fetch(hub.repo_model(spec, **options), **options)
 
 
 def cached_files(home: Path) -> list[Path]:
@@ -90,7 +96,7 @@ def test_offline_uses_the_cache_and_sends_no_request(
     with pytest.raises(SourceUnavailable, match=r"other is not downloaded, .*offline"):
         hub.fetch(model(file="other.gguf"), offline=offline)
     with pytest.raises(SourceUnavailable, match="offline"):
-        hub.fetch_repo("somebody/else", offline=offline)
+        fetch_repo("somebody/else", offline=offline)
     assert len(hub_server.requests) == n_requests
 
 
@@ -159,9 +165,9 @@ def test_a_damaged_cached_file_is_noticed_and_fetched_again(hub_server: HubServe
 def test_a_damaged_file_of_an_unpinned_model_is_noticed_by_the_hubs_checksum(hub_server: HubServer) -> None:
     """Prevents: a damaged file accepted because models.toml has no SHA-256 for it."""
     put(hub_server)
-    path = hub.fetch_repo(REPO).path
+    path = fetch_repo(REPO).path
     path.resolve().write_bytes(BODY[::-1])
-    assert hub.fetch_repo(REPO).path.read_bytes() == BODY
+    assert fetch_repo(REPO).path.read_bytes() == BODY
 
 
 def test_a_file_with_another_announced_checksum_is_not_downloaded(hub_server: HubServer) -> None:
@@ -196,7 +202,7 @@ def test_bytes_behind_the_announced_end_are_not_written(hub_server: HubServer, h
     put(hub_server, bytes(3_000_000))
     hub_server.repo(REPO).sizes[FILE] = 1000
     with pytest.raises(SourceUnavailable, match="more than the announced 1 kB"):
-        hub.fetch_repo(REPO)
+        fetch_repo(REPO)
     assert cached_files(home) == []
 
 
@@ -287,7 +293,7 @@ def test_the_first_pull_of_an_unpinned_file_pins_it(hub_server: HubServer) -> No
 def test_an_unpinned_file_that_another_tool_downloaded_is_pinned(hub_server: HubServer) -> None:
     """Prevents: a model that stays unpinned because hf or llama.cpp downloaded it first."""
     put(hub_server)
-    hub.fetch_repo(REPO)
+    fetch_repo(REPO)
     assert pins() == {}
     hub.fetch(model(body=None))
     assert pins()[f"{REPO}/{FILE}"].commit == hub_server.repo(REPO).commit
@@ -321,7 +327,7 @@ def test_all_parts_of_a_split_model_are_downloaded(hub_server: HubServer) -> Non
     fetched.path.with_name("big-q8_0-00002-of-00003.gguf").unlink()
     assert hub.find(split_model()) is None
     assert hub.fetch(split_model()).path == fetched.path
-    assert hub.fetch_repo(f"{REPO}:Q8_0").path == fetched.path
+    assert fetch_repo(f"{REPO}:Q8_0").path == fetched.path
 
 
 def test_a_missing_part_is_named(hub_server: HubServer) -> None:
@@ -335,7 +341,7 @@ def test_a_later_part_is_refused_with_the_first_one_as_hint(hub_server: HubServe
     """Prevents: 'file not found' or a load error for a later part (case 40)."""
     hub_server.repo(REPO).files["big-q8_0-00001-of-00003.gguf"] = b"1"
     with pytest.raises(ModelFileError, match="is part 2 of 3") as caught:
-        hub.fetch_repo(f"{REPO}:big-q8_0-00002-of-00003.gguf")
+        fetch_repo(f"{REPO}:big-q8_0-00002-of-00003.gguf")
     assert "give big-q8_0-00001-of-00003.gguf" in caught.value.hint
 
 
@@ -356,11 +362,11 @@ def quants(server: HubServer, *tags: str) -> None:
 def test_a_repository_is_downloaded_by_its_quantization(hub_server: HubServer) -> None:
     """Prevents: another quantization than the given one, which may be in any case."""
     quants(hub_server, "Q8_0", "Q4_K_M", "BF16", "mmproj-F16")
-    assert hub.fetch_repo(REPO).path.name == "Tiny-Q4_K_M.gguf"
-    assert hub.fetch_repo(f"{REPO}:q8_0").path.name == "Tiny-Q8_0.gguf"
-    assert hub.fetch_repo(f"{REPO}:Tiny-BF16.gguf").path.name == "Tiny-BF16.gguf"
+    assert fetch_repo(REPO).path.name == "Tiny-Q4_K_M.gguf"
+    assert fetch_repo(f"{REPO}:q8_0").path.name == "Tiny-Q8_0.gguf"
+    assert fetch_repo(f"{REPO}:Tiny-BF16.gguf").path.name == "Tiny-BF16.gguf"
     with pytest.raises(SourceUnavailable, match=f"{REPO}:Q2_K does not exist") as caught:
-        hub.fetch_repo(f"{REPO}:Q2_K")
+        fetch_repo(f"{REPO}:Q2_K")
     assert f"{REPO}:Q8_0, {REPO}:Q4_K_M, {REPO}:BF16" in caught.value.hint
     assert "mmproj" not in caught.value.hint
 
@@ -368,11 +374,11 @@ def test_a_repository_is_downloaded_by_its_quantization(hub_server: HubServer) -
 def test_a_cached_quantization_needs_no_request(hub_server: HubServer) -> None:
     """Prevents: `-hf` waiting for the Hub at each start; a default chosen from the cache only."""
     quants(hub_server, "Q8_0", "Q4_K_M")
-    path = hub.fetch_repo(f"{REPO}:Q8_0").path
+    path = fetch_repo(f"{REPO}:Q8_0").path
     n_requests = len(hub_server.requests)
-    assert hub.fetch_repo(f"{REPO}:Q8_0").path == path
+    assert fetch_repo(f"{REPO}:Q8_0").path == path
     assert len(hub_server.requests) == n_requests
-    assert hub.fetch_repo(REPO).path.name == "Tiny-Q4_K_M.gguf", "the cached Q8_0 is not the default"
+    assert fetch_repo(REPO).path.name == "Tiny-Q4_K_M.gguf", "the cached Q8_0 is not the default"
 
 
 def test_a_repository_works_from_the_cache_while_the_hub_is_down(
@@ -380,20 +386,20 @@ def test_a_repository_works_from_the_cache_while_the_hub_is_down(
 ) -> None:
     """Prevents: `-hf user/repo` failing without a network although a file is cached (case 39)."""
     quants(hub_server, "Q8_0")
-    path = hub.fetch_repo(REPO).path
-    assert hub.fetch_repo(REPO, offline=True).path == path
+    path = fetch_repo(REPO).path
+    assert fetch_repo(REPO, offline=True).path == path
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert hub.fetch_repo(REPO, watch=watch).path == path
+    assert fetch_repo(REPO, watch=watch).path == path
     assert watch.notes == ["127.0.0.1:9 did not answer (Connection refused); using the cached files"]
 
 
 def test_a_repository_is_never_pinned(hub_server: HubServer) -> None:
     """Prevents: a pin for a model without an entry, which then rejects an update."""
     quants(hub_server, "Q4_K_M")
-    hub.fetch_repo(REPO)
+    fetch_repo(REPO)
     hub_server.repo(REPO).files["Tiny-Q4_K_M.gguf"] = b"newer" * 1000
-    assert hub.fetch_repo(REPO).source == hub.CACHE
-    assert hub.fetch_repo(REPO, update=True).path.read_bytes() == b"newer" * 1000
+    assert fetch_repo(REPO).source == hub.CACHE
+    assert fetch_repo(REPO, update=True).path.read_bytes() == b"newer" * 1000
     assert pins() == {}
 
 
@@ -401,9 +407,9 @@ def test_removing_a_model_keeps_the_files_of_others(hub_server: HubServer, home:
     """Prevents: deleting another quantization, or a blob that another file uses."""
     quants(hub_server, "Q8_0", "Q4_K_M")
     hub_server.repo(REPO).files["Copy-Q5_0.gguf"] = b"Q8_0" * 2000  # the same bytes are one blob
-    first, other = hub.repo_model(f"{REPO}:Q8_0"), hub.fetch_repo(f"{REPO}:Q4_K_M").path
+    first, other = hub.repo_model(f"{REPO}:Q8_0"), fetch_repo(f"{REPO}:Q4_K_M").path
     hub.fetch(first)
-    copy = hub.fetch_repo(f"{REPO}:Q5_0").path
+    copy = fetch_repo(f"{REPO}:Q5_0").path
     hub_server.repo(REPO).older["tag"] = dict(hub_server.repo(REPO).files)
     hub_server.repo(REPO).files["README.md"] = b"a new commit"
     newer = Model(first.name, first.file, None, None, "none", (HubSource(REPO, first.file, "main"),))
@@ -449,6 +455,6 @@ def test_a_dead_hub_with_an_empty_cache_has_a_hint(monkeypatch: pytest.MonkeyPat
     """Prevents: an error without a hint."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SourceUnavailable, match="did not answer") as caught:
-        hub.fetch_repo(REPO)
+        fetch_repo(REPO)
     assert "network" in caught.value.hint
     assert "-m FILE" in caught.value.hint

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from specllama.base.errors import ModelFileError, SourceUnavailable, UsageError
-from specllama.files.repo_files import RepoSpec, choose_file, model_files, parse_spec, quant_of, split_names
+from specllama.files.repo_files import (
+    RepoSpec,
+    choose_file,
+    is_settled_by,
+    model_files,
+    parse_spec,
+    quant_of,
+    split_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,41 @@ def test_the_prefix_of_a_recipe_is_optional() -> None:
     assert choose_file(RepoSpec("a/b", quant="Q4_K_M"), names) == names[2]
 
 
+@pytest.mark.parametrize(
+    ("quant", "names", "found"),
+    [
+        ("Q4", ["m-Q4_K_M.gguf", "m-Q8_0.gguf"], "m-Q4_K_M.gguf"),
+        ("q4_k", ["m-Q4_K_M.gguf", "m-Q4_0.gguf"], "m-Q4_K_M.gguf"),
+        ("Q4", ["m-UD-Q4_K_XL.gguf", "m-IQ4_XS.gguf"], "m-UD-Q4_K_XL.gguf"),
+        ("Q4_K_M", ["m-Q4_K_M.gguf", "m-Q4_K_M_L.gguf"], "m-Q4_K_M.gguf"),
+        ("Q4", ["m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf"], None),
+        ("Q4", ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"], None),
+    ],
+)
+def test_the_beginning_of_a_quantization_is_enough_if_one_file_has_it(
+    quant: str, names: list[str], found: str | None
+) -> None:
+    """Prevents: `:Q4` refused where one 4-bit file is there; several of them that are 'not there'."""
+    spec = RepoSpec("a/b", quant=quant)
+    if found is None:
+        with pytest.raises(SourceUnavailable, match="several files") as caught:
+            choose_file(spec, names)
+        assert all(f"a/b:{name}" in caught.value.hint for name in names)
+    else:
+        assert choose_file(spec, names) == found
+    for quant in ("Q", "Q40", "Q4_"):
+        with pytest.raises(SourceUnavailable, match="does not exist"):
+            choose_file(RepoSpec("a/b", quant=quant), names)
+
+
+def test_only_a_full_quantization_is_settled_by_the_cache() -> None:
+    """Prevents: a file that depends on what was fetched before."""
+    names = ["m-UD-Q4_K_XL.gguf", "m-Q4_K_M.gguf"]
+    settled = {quant: is_settled_by(RepoSpec("a/b", quant=quant), names) for quant in ("q4_k_m", "Q4_K_XL", "", "Q4_K")}
+    assert settled == {"q4_k_m": True, "Q4_K_XL": True, "": True, "Q4_K": False}
+    assert not is_settled_by(RepoSpec("a/b", quant="Q4"), names[1:])
+
+
 def test_parts_follow_from_the_first_one_only() -> None:
     """Prevents: counting from zero, or one part too many (case 40)."""
     assert split_names("m-00001-of-00003.gguf") == tuple(f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3))
@@ -86,3 +129,5 @@ def test_parts_follow_from_the_first_one_only() -> None:
     with pytest.raises(ModelFileError, match=r"m-00003-of-00003\.gguf is part 3 of 3") as caught:
         split_names("m-00003-of-00003.gguf")
     assert "m-00001-of-00003.gguf" in caught.value.hint
+    with pytest.raises(ModelFileError, match=r"part 1 of 99,999"):
+        split_names("m-00001-of-99999.gguf")

@@ -131,6 +131,7 @@ def prepare(
     wanted = Drafting(spec_type=(names or ["lookup"])[0], length=DraftLength(longest))
     choice = pair_setup.choose(Ask(names=one, drafting=wanted, hardware=plain), listener)
     choice = replace(choice, n_ctx=_context(hardware, sampling, runs, choice.n_ctx))
+    more = pair_setup.resolve([named(name, draft=True) for name in extra[1:]], listener, offline=models.offline)
     first = pair_setup.prepare(choice, listener)
     require_known(replace(sampling, temp=0.0).params.logit_bias, first.target.header.n_vocab)
     auto = first.model_strategy if first.draft is not None else LOOKUP_ALONE
@@ -143,8 +144,7 @@ def prepare(
         if without_auto:
             output.note(f"note: {without_auto}")
     options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
-    others = (pair_setup.bring(named(name, draft=True), listener, offline=models.offline) for name in extra[1:])
-    files = [first.draft, *others]
+    files = [first.draft, *(pair_setup.bring(each, listener, offline=models.offline) for each in more)]
     n_swept = len(files) if first.draft is not None else 0
     if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
         files.append(tuned.draft)

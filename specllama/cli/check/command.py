@@ -28,7 +28,7 @@ from specllama.pairs.ask import Ask
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.find_drafts import look_at
 from specllama.pairs.naming import Wanted
-from specllama.pairs.setup import N_CTX, Choice, choose
+from specllama.pairs.setup import N_CTX, Choice, choose, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,9 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
 def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions, output: Output) -> bool:
     """Check one pair and report; True if the draft fits."""
     choice = _choice(models, hardware, options.spec_type, output)
+    assert choice.draft is not None, "refused by _choice"
+    wanted = resolve([choice.target, choice.draft], Said(output), offline=models.offline)
+    choice = replace(choice, target=wanted[0], draft=wanted[1])
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
@@ -109,11 +112,10 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
             return Candidate(llama.read_header(path, needs_weights=False), wish)
 
         wish = _wish(hardware, choice.n_ctx)
-        assert choice.draft is not None, "refused by _choice"
         # The draft's context follows the target's.
         draft_wish = LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
-        find_draft = partial(candidate, choice.draft, draft_wish)
-        report = check_pair(candidate(choice.target, wish), find_draft, strategy=choice.model_strategy)
+        find_draft = partial(candidate, wanted[1], draft_wish)
+        report = check_pair(candidate(wanted[0], wish), find_draft, strategy=choice.model_strategy)
     found = None
     if not options.json:
         show_report(output, report)

@@ -131,11 +131,13 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
         raise UsageError(
             "measuring a draft needs its target", hint="add -m TARGET (the same model if it drafts for itself)"
         )
-    parent = pair_setup.bring(parent_wanted, Said(output), offline=models.offline).header
+    wanted = [parent_wanted] if target_wanted is None or not searches else [parent_wanted, target_wanted]
+    found, *targets = pair_setup.resolve(wanted, Said(output), offline=models.offline)
+    parent = pair_setup.bring(found, Said(output), offline=models.offline).header
     if destination is not None and destination.resolve() in {part.resolve() for part in parent.parts}:
         raise UsageError("-o is the parent's own file (expected another name)")
-    if searches and target_wanted is not None:
-        _search(parent, target_wanted, space, destination, models, options, output)
+    if targets:
+        _search(parent, targets[0], space, destination, models, options, output)
         return
     assert space.recipe is not None
     derived, is_new = _made(parent, space.recipe, destination, force=options.force, output=output)

@@ -21,7 +21,8 @@ from specllama.cli.screen.output import Output, open_output
 from specllama.files import hub, models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
 from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource
-from specllama.pairs.setup import fetch
+from specllama.pairs.naming import Wanted
+from specllama.pairs.setup import fetch, resolve
 
 app = typer.Typer(help="List, fetch and describe models and pairs.", no_args_is_help=True, add_completion=False)
 
@@ -89,11 +90,12 @@ def pull(
     """Fetch models and print their paths; for a pair the target, then the draft."""
     output = open_output(color=color, quiet=quiet)
     catalog = _catalog(output)
+    listener, wanted = Said(output), list[Wanted]()
     for name in names or [catalog.default]:
-        wanted: tuple[Model | str, ...] = (name,) if "/" in name else catalog.resolve(name)
-        fetched = [fetch(model, Said(output), offline=offline, update=update) for model in wanted]
-        for item in fetched:
-            output.line(str(item.path))
+        wanted += [name] if "/" in name else catalog.resolve(name)
+    for model in resolve(wanted, listener, offline=offline, update=update):
+        assert isinstance(model, Model), "a catalog and a repository hold no paths"
+        output.line(str(fetch(model, listener, offline=offline, update=update).path))
 
 
 @app.command()
