@@ -11,14 +11,13 @@ from pathlib import Path
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError
 from specllama.files.gguf_header import GgufHeader, Unsound, long_texts, require_sound_values, walk_from
-from specllama.files.repo_files import SPLIT, split_name
+from specllama.files.repo_files import MOST_PARTS, SPLIT, split_name
 
 GGUF_VERSIONS = (2, 3)  # what llama.cpp reads; version 1 files date from August 2023
 
 _STEP_BYTES = 8 << 20  # headers are read in pieces of this size
 _SOUND = "headers"  # the kind of record about a sound header: where its long arrays of texts end
 _LONG_HEADER = 1 << 20  # a shorter header is read as fast as its record
-_MAX_PARTS = 99_999  # a file name counts with five digits
 _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata keys
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length and one character of the name, type, one byte of value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and one character of the name, dimensions, one size, type, offset
@@ -31,16 +30,17 @@ _OTHER_FORMATS = {
     b"\x1f\x8b": "a gzip archive",
 }
 
+_N_NAMED = 5  # missing parts in a message
 _DOWNLOAD = "download it again"
 
 
 def read_parts(path: Path) -> tuple[GgufHeader, ...]:
     """The header of a model file, or of each part of a split model, given its first part. Raises ModelFileError."""
     first = read_file(path)
-    n_parts = first.integer("split.count", high=_MAX_PARTS)
+    n_parts = first.integer("split.count", high=MOST_PARTS)
     if n_parts < 2:
         return (first,)
-    paths = part_paths(path, first.integer("split.no", high=_MAX_PARTS), n_parts)
+    paths = part_paths(path, first.integer("split.no", high=MOST_PARTS), n_parts)
     return (first, *map(read_file, paths[1:]))
 
 
@@ -115,7 +115,8 @@ def part_paths(path: Path, number: int, count: int) -> tuple[Path, ...]:
         )
     missing = [part for part in parts if not part.is_file()]
     if missing:
-        names = ", ".join(part.name for part in missing)
+        names = ", ".join(part.name for part in missing[:_N_NAMED])
+        names += f" and {len(missing) - _N_NAMED} more" if len(missing) > _N_NAMED else ""
         raise ModelFileError(
             f"{path} is part 1 of {count} of a split model, and parts are missing: {names}",
             hint="download the missing parts into the same folder",

@@ -14,6 +14,7 @@ from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.base.jsonable import shown
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
 from specllama.files.model import (
+    MAX_SIZE,
     CatalogPair,
     HubSource,
     Model,
@@ -23,7 +24,7 @@ from specllama.files.model import (
     Source,
     WheelSource,
 )
-from specllama.files.repo_files import split_names
+from specllama.files.repo_files import MOST_PARTS, split_names
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,6 +44,8 @@ _REVISION = re.compile(r"\w[\w./-]*")
 _WHEEL = re.compile(r"[A-Za-z0-9][\w.{}-]*")
 _VERSION = re.compile(r"[A-Za-z0-9][\w.+!-]*")
 _PLACEHOLDER = re.compile(r"\{[ni](?::0\d)?\}")
+_MOST_DOTS = 100  # the time to read a key grows with the square
+_DEEP_KEY = re.compile(rf"""(?:\.[ \t]*[\w"'-]+[ \t]*){{{_MOST_DOTS + 1}}}""")
 _SHA256 = re.compile(r"[0-9a-f]{64}|unpinned")
 
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
@@ -109,12 +112,11 @@ class _Table:
         self.need(key, str)
         return self.text(key, pattern) or ""
 
-    def count(self, key: str, least: int = 1, most: int | None = None) -> int | None:
+    def count(self, key: str, least: int = 1, most: int = MAX_SIZE) -> int | None:
         """A whole number in this range; None if it is missing."""
         value = self.get(key, int)
-        if value is not None and (value < least or (most is not None and value > most)):
-            expected = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise ConfigError(f"{self.where}: {key} is {shown(value)}, expected a whole number {expected}")
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{self.where}: {key} is {shown(value)}, expected a whole number from {least} to {most}")
         return value
 
     def done(self) -> None:
@@ -133,7 +135,7 @@ def _read_source(table: _Table, model_file: str) -> Source:
         source = HubSource(repo, file or model_file, table.text("revision", _REVISION))
     elif "wheel" in table.data:
         name, version = table.need_text("wheel", _WHEEL), table.need_text("version", _VERSION)
-        source = WheelSource(name, version, table.count("parts") or 1, table.need("member", str))
+        source = WheelSource(name, version, table.count("parts", most=MOST_PARTS) or 1, table.need("member", str))
         _check_patterns(source, table.where)
     elif "path" in table.data:
         source = PathSource(Path(table.need("path", str)))
@@ -233,10 +235,14 @@ def _read_pair(name: str, data: object, path: Path) -> PairEntry:
 
 def parse(text: str, path: Path) -> dict[str, Any]:
     """The raw tables of a TOML text. Raises ConfigError."""
+    if _DEEP_KEY.search(text):
+        raise ConfigError(f"{path} holds a key with more than {_MOST_DOTS} dots")
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except ValueError as error:  # Python reads at most 4,300 digits
+        raise ConfigError(f"{path} holds a number of too many digits") from error
     except RecursionError:
         raise ConfigError(f"{path} nests brackets too deeply") from None
     return data

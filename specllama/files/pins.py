@@ -14,6 +14,7 @@ from specllama.base.disk import FetchWatch, only_one, write_own
 from specllama.base.errors import ConfigError, DownloadError, ReportError
 from specllama.base.jsonable import from_plain
 from specllama.files import models_toml
+from specllama.files.model import MAX_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class Pin:
     sha256: str
     size: int
     commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.size <= MAX_SIZE:
+            raise ValueError("size is not that of a file")
 
 
 def pins_file() -> Path:

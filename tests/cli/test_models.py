@@ -17,6 +17,7 @@ from specllama.cli.screen.fetching import shortened, watching
 from specllama.cli.screen.output import open_output
 from specllama.files import hub
 from specllama.files.catalog import load_catalog, user_file
+from specllama.files.pins import pins_file
 from tests.cli.conftest import Run
 from tests.homes import BODY, FILE, REPO, Pip
 from tests.hubserver import HubServer
@@ -63,6 +64,16 @@ def test_pull_prints_only_paths_on_stdout(specllama: Run) -> None:
     assert "\x1b" not in run.out + run.err
     again = specllama("models", "pull", "tiny", "--offline")
     assert (again.code, again.out, again.err) == (0, run.out, "")
+
+
+def test_pull_looks_up_all_names_before_it_fetches(specllama: Run, tiny: HubServer) -> None:
+    """Prevents: gigabytes fetched before the last name turns out wrong."""
+    del tiny.repo(DRAFT_REPO).files[DRAFT]
+    for names, wrong in (((FILE, f"{REPO}:Q2_K"), f"{REPO}:Q2_K"), ((f"{REPO}:q4", "tiny"), DRAFT)):
+        run = specllama("models", "pull", *names)
+        assert (run.code, run.out, wrong in run.err) == (1, "", True)
+    assert tiny.fetched == []
+    assert Path(specllama("models", "pull", f"{REPO}:q4").out.strip()).name == FILE
 
 
 def test_pull_quietly_prints_only_the_path(specllama: Run) -> None:
@@ -128,6 +139,31 @@ def test_show_tells_everything_about_a_pair_or_a_model(specllama: Run) -> None:
     assert json.loads(specllama("models", "show", FILE, "--json").out)["sources"] == [
         {"hub": REPO, "file": FILE, "revision": None}
     ]
+
+
+def test_many_parts_and_long_numbers_cost_nothing(specllama: Run) -> None:
+    """Prevents: ten seconds, or 'internal error', for every command in a cloned folder with such a models.toml."""
+    for text, named in (
+        (f'[models."m-00001-of-99999"]\nsources = [{{ hub = "{REPO}" }}]', "99,999"),
+        (f'[models.m]\nsize = {"9" * 100_000}\nsources = [{{ hub = "{REPO}" }}]', "digits"),
+        (f'[models.m]\nsize = 0x{"f" * 100_000}\nsources = [{{ hub = "{REPO}" }}]', "size"),
+        (f'[models.m]\nsize = 0x{"f" * 300}\nsources = [{{ hub = "{REPO}" }}]', "size"),
+        (f'[models.m]\nlicence = 0x{"f" * 100_000}\nsources = [{{ hub = "{REPO}" }}]', "licence"),
+        (f"default{'.a' * 50_000} = 1", "dots"),
+        (f"[models{'.a' * 50_000}]", "dots"),
+        (f'[models.m]\nsources = [{{ wheel = "a", version = "1", member = "m", parts = 0x{"f" * 300} }}]', "parts"),
+    ):
+        Path("models.toml").write_text(text)
+        start = time.monotonic()
+        run = specllama("models", "list")
+        assert (run.code, "internal" in run.err, named in run.err, len(run.err) < 1000) == (1, False, True, True), named
+        assert time.monotonic() - start < 2
+    Path("models.toml").unlink()
+    pins_file().parent.mkdir(parents=True)
+    for text in (f"[x]\nsha256 = 'a'\nsize = 0x{'f' * 100_000}", f"x = {'9' * 100_000}", "x = 1"):
+        pins_file().write_text(text)
+        run = specllama("models", "list")
+        assert (run.code, "internal" in run.err, str(pins_file()) in run.err) == (1, False, True), text[:20]
 
 
 def test_an_unknown_name_is_one_error_with_a_suggestion(specllama: Run) -> None:
