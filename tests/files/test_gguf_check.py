@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
+from specllama.files import gguf_check
 from specllama.llama import load, load_vocabulary, read_header
 from tests import tiny
 
@@ -153,6 +154,26 @@ def test_a_part_that_is_later_renamed_missing_or_truncated_is_named(
     with pytest.raises(ModelFileError) as caught:
         load(path)
     assert words in f"{caught.value} {caught.value.hint}"
+
+
+def test_many_missing_parts_are_counted(tmp_path: Path) -> None:
+    """Prevents: a message of megabytes for one file name."""
+    with pytest.raises(ModelFileError, match="m-00002-of-01000.*more") as caught:
+        gguf_check.part_paths(tmp_path / "m-00001-of-01000.gguf", 0, 1000)
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+def test_a_header_is_checked_once_by_each_version_of_the_checks(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a file that an older version found sound and that a newer one would refuse."""
+    path, checked = tiny.write_model(tmp_path / "m.gguf"), list[object]()
+    monkeypatch.setattr(gguf_check, "_LONG_HEADER", 0)
+    monkeypatch.setattr(gguf_check, "require_sound_values", checked.append)
+    for version, expected in ((1, 1), (1, 1), (2, 2)):
+        monkeypatch.setattr(gguf_check, "_VERSION", version)
+        gguf_check.read_file(path)
+        assert len(checked) == expected
 
 
 def test_a_recurrent_model_is_refused_by_its_header_by_llama_cpp_or_by_trying(
