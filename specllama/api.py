@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, c
 from weakref import WeakSet
 
 from specllama.base.errors import ModelBusy, UsageError
-from specllama.base.ranges import AUTO, real, word
+from specllama.base.ranges import real, word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
-from specllama.chat.settings import RULES, SETTINGS, Settings, require_known, strategy
+from specllama.chat.settings import RULES, SETTINGS, Settings, require_known, strategies
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
@@ -125,8 +125,6 @@ def load(
     names = Names(
         pair=_name("pair", pair), target=_name("target", target), draft=_name("draft", draft), offline=offline
     )
-    allowed = _typed("spec_type", spec_type, str, "text")
-    strategies = [AUTO] if allowed == AUTO else [strategy("spec_type", name) for name in allowed.split(",")]
     for name, callback in (("on_note", on_note), ("on_progress", on_progress)):
         if callback is not None and not callable(callback):
             raise UsageError(f"{name} is {callback!r}, expected a function")
@@ -136,7 +134,7 @@ def load(
     ask = Ask(
         names=names,
         drafting=Drafting(
-            spec_type=",".join(strategies),
+            spec_type=strategies("spec_type", _typed("spec_type", spec_type, str, "text")),
             length=DraftLength.check("n_max", n_max),
             p_min=real(0, 1)("p_min", p_min),
             temperature=None if draft_temperature is None else real(0)("draft_temperature", draft_temperature),
@@ -476,10 +474,8 @@ def _messages(prompt: Sequence[Mapping[str, str]]) -> list[Message]:
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stops, Sequence) or not all(isinstance(each, str) for each in stops):
-        raise UsageError(f"stop is {stop!r}, expected one or several texts")
-    return tuple(stops)
+    stops: tuple[str, ...] = SETTINGS["stop"].check("stop", [stop] if isinstance(stop, str) else stop)
+    return stops
 
 
 def _max_tokens(n: int) -> int:

@@ -321,6 +321,7 @@ def test_what_does_not_fit_or_go_together_is_refused_before_anything_is_loaded(
         {"n_threads": "a"},
         {"n_gpu_layers": -3},
         {"spec_type": ["lookup"]},
+        {"spec_type": "auto,lookup"},
         {"n_max": 1.5},
         {"hardware": {}},
         {"on_note": 3},
@@ -350,11 +351,14 @@ def test_an_answer_refuses_what_the_command_line_refuses(pair: Pair) -> None:
         {"max_tokens": None},
         {"stop": 1},
         {"stop": ["a", 1]},
+        {"stop": ""},
+        {"stop": "\udcff"},
+        {"system": "\ud800"},
     ]
     for options in wrong:
         with pytest.raises(UsageError):
             ask(pair, **options)
-    prompts: list[Any] = [3, None, b"x", ["x"], {"role": "user"}, [{}], [{"role": "user", "content": 3}]]
+    prompts: list[Any] = [3, None, b"x", ["x"], {"role": "user"}, [{}], [{"role": "user", "content": 3}], "\ud800"]
     for prompt in prompts:
         with pytest.raises((UsageError, PromptError)):
             ask(pair, prompt)

@@ -1,4 +1,4 @@
-"""Checks of numbers and words from the command line, a chat or a saved file.
+"""Checks of numbers and words from the command line, a chat, a saved file or the Python API.
 
 A `Check` takes the value's name and its text or default. It returns the value, or raises a UsageError that names what
 was found and what is allowed.
@@ -68,6 +68,18 @@ def word(*words: str) -> Check:
         return str(text)
 
     return check
+
+
+def sound(name: str, text: object) -> str:
+    """Text that UTF-8 can write.
+
+    An argument that Python could not decode has surrogates for its bytes; they are decoded if they are UTF-8. JSON and
+    escape sequences allow halves of surrogate pairs.
+    """
+    try:
+        return str(text).encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise UsageError(f"{name} is not UTF-8 text", hint="check the encoding of its source") from None
 
 
 def either(other: str, meaning: object, check: Check) -> Check:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from specllama.base.errors import PromptError, TemplateError
+from specllama.base.ranges import sound
 from specllama.chat.authorship import Rendering, SpecialTexts, tell_apart
 from specllama.chat.template import ChatTemplate, TemplateOverrun
 
@@ -58,6 +59,7 @@ class Message:
             raise PromptError(f"a message has the role {self.role!r}, expected one of {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             raise PromptError(f"a message has the content {self.content!r}, expected text")
+        sound("a message", self.content)
 
 
 def _with_bos(vocab: TemplateVocabulary, tokens: list[int]) -> list[int]:
@@ -72,7 +74,7 @@ def raw_tokens(vocab: TemplateVocabulary, text: str) -> list[int]:
 
     A begin token is added if the model wants one and it is missing, and nothing else.
     """
-    return _with_bos(vocab, vocab.tokenize(text, special=True))
+    return _with_bos(vocab, vocab.tokenize(sound("the prompt", text), special=True))
 
 
 def _merge_system(messages: Sequence[Message]) -> list[Message]:

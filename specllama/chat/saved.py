@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 from specllama.base.disk import read_bytes, write_text
 from specllama.base.errors import ConversationError, UsageError
 from specllama.base.jsonable import parsed
+from specllama.base.ranges import sound
 from specllama.chat import settings as setting_table
 from specllama.chat.session import ChatSession, Turn
 from specllama.chat.settings import MAX_SEED, Settings
@@ -46,7 +47,8 @@ def packed(session: ChatSession, models: Mapping[str, object]) -> str:
         "settings": setting_table.to_json(session.settings),
         "messages": messages,
     }
-    return json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return text.encode("utf-8", "replace").decode()  # the name of a model file may hold any bytes
 
 
 def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None:
@@ -57,8 +59,6 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
         write_text(path, packed(session, models))
     except OSError as error:
         raise ConversationError(f"{path} cannot be written: {error.strerror}") from None
-    except UnicodeEncodeError:
-        raise ConversationError("the conversation holds bytes that are not text") from None
 
 
 def load(path: Path) -> Saved:
@@ -73,31 +73,27 @@ def load(path: Path) -> Saved:
         reason = f"byte {error.start} is not UTF-8 text"
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
-    except (ValueError, _BadField) as error:
+    except (ValueError, UsageError) as error:
         reason = str(error)
     raise ConversationError(f"{path} is damaged or not a saved chat: {reason}", hint=_EXPECTED)
-
-
-class _BadField(Exception):
-    """A wrong value in the file; the message names its place."""
 
 
 def _saved(data: object) -> Saved:
     top = _typed(data, dict, "the file", "a conversation")
     schema = _typed(top.get("schema"), dict, "schema", "its name and version")
     if schema.get("name") != SCHEMA:
-        raise _BadField(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
+        raise UsageError(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
     if schema.get("version") != VERSION:
-        raise _BadField(f"schema.version is {schema.get('version')!r}, expected {VERSION}")
+        raise UsageError(f"schema.version is {schema.get('version')!r}, expected {VERSION}")
     system, turns = _turns(_typed(top.get("messages"), list, "messages", "a list"))
     models = _typed(top.get("models", {}), dict, "models", "names")
     return Saved(system, tuple(turns), _settings(_typed(top.get("settings"), dict, "settings", "values")), models)
 
 
 def _typed(value: object, kind: type, where: str, expected: str) -> Any:
-    """`value`. Raises _BadField if it is not a `kind`."""
+    """`value`. Raises UsageError if it is not a `kind`."""
     if not isinstance(value, kind):
-        raise _BadField(f"{where} is {_short(value)}, expected {expected}")
+        raise UsageError(f"{where} is {_short(value)}, expected {expected}")
     return value
 
 
@@ -112,7 +108,7 @@ def _settings(data: Mapping[str, object]) -> Settings:
         try:
             settings = setting_table.from_json({name: value}, settings)
         except UsageError as error:
-            raise _BadField(f"settings.{name}: {error}") from None
+            raise UsageError(f"settings.{name}: {error}") from None
     return settings
 
 
@@ -123,10 +119,11 @@ def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
     roles = ["system"] * first + ["user", "assistant"] * ((len(entries) - first + 1) // 2)
     for i, (entry, role) in enumerate(zip(entries, roles, strict=False)):
         if entry.get("role") != role:
-            raise _BadField(f"messages[{i}].role is {_short(entry.get('role'))}, expected {json.dumps(role)}")
-        _typed(entry.get("content"), str, f"messages[{i}].content", "text")
+            raise UsageError(f"messages[{i}].role is {_short(entry.get('role'))}, expected {json.dumps(role)}")
+        where = f"messages[{i}].content"
+        sound(where, _typed(entry.get("content"), str, where, "text"))
     if (len(entries) - first) % 2:
-        raise _BadField(f"messages[{len(entries) - 1}] has no answer after it")
+        raise UsageError(f"messages[{len(entries) - 1}] has no answer after it")
     turns = [_turn(entries[i]["content"], entries[i + 1], f"messages[{i + 1}]") for i in range(first, len(entries), 2)]
     return (entries[0]["content"] if first else ""), turns
 
@@ -134,8 +131,8 @@ def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
 def _turn(user: str, answer: Mapping[str, object], where: str) -> Turn:
     seed = answer.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise _BadField(f"{where}.seed is {_short(seed)}, expected a whole number from 0 to {MAX_SEED}")
+        raise UsageError(f"{where}.seed is {_short(seed)}, expected a whole number from 0 to {MAX_SEED}")
     reason = answer.get("finish_reason", "stop")
     if reason not in _REASONS:
-        raise _BadField(f"{where}.finish_reason is {_short(reason)}, expected one of {', '.join(_REASONS)}")
+        raise UsageError(f"{where}.finish_reason is {_short(reason)}, expected one of {', '.join(_REASONS)}")
     return Turn(user, str(answer["content"]), seed, cast("Reason", reason))

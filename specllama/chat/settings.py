@@ -5,15 +5,15 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any
 
 from specllama.base.errors import UsageError
-from specllama.base.ranges import AUTO, Check, either, real, whole, word
-from specllama.core.sampling import SamplingParams
+from specllama.base.ranges import AUTO, Check, either, real, sound, whole, word
+from specllama.core.sampling import RANGES, SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters.length import DraftLength
@@ -64,6 +64,11 @@ def _field(place: str, help: str, check: Check, words: tuple[str, ...] = ()) -> 
     return Setting(help, check, attrgetter(place), put, words)
 
 
+def _sampling(name: str, help: str) -> Setting:
+    """The setting of a number of the sampler."""
+    return _field(f"params.{name}", help, RANGES[name])
+
+
 def _with_length(settings: Settings, value: DraftLength) -> Settings:
     """Another draft length. For `auto`, the chat sets the longest draft and the policy of the loaded models."""
     policy = settings.drafting.policy if value.is_auto else None
@@ -90,6 +95,31 @@ def strategy(name: str, text: object) -> str:
     return known
 
 
+def strategy_or_auto(name: str, text: object) -> str:
+    """A strategy, or `auto` for all of them."""
+    try:
+        return AUTO if text == AUTO else strategy(name, text)
+    except UsageError as error:
+        raise UsageError(str(error), hint=error.hint.replace("there are: ", f"there are: {AUTO}; ")) from None
+
+
+def strategies(name: str, text: object) -> str:
+    """A comma list of strategies, or `auto`."""
+    names = [strategy_or_auto(name, part.strip()) for part in str(text).split(",")]
+    if AUTO in names and len(names) > 1:
+        raise UsageError(f"{name} is {text}, expected auto alone (it is every strategy) or a list without it")
+    return ",".join(dict.fromkeys(names))
+
+
+def _stop(name: str, stop: object) -> str:
+    """A stop string."""
+    if not isinstance(stop, str):
+        raise UsageError(f"{name} is {stop!r}, expected text")
+    if not stop:
+        raise UsageError(f"{name} is empty, expected at least one character")
+    return sound(name, stop)
+
+
 def stop_string(name: str, text: object) -> str:
     r"""A stop string, with the escape sequences \n, \t, \r, \\, \xNN and \uNNNN decoded."""
     try:
@@ -97,20 +127,18 @@ def stop_string(name: str, text: object) -> str:
         stop = codecs.decode(str(text).encode("latin-1", "backslashreplace"), "unicode_escape")
     except UnicodeDecodeError:
         raise UsageError(f"{name} {text} holds an invalid escape sequence", hint=r"write \\ for a backslash") from None
-    if not stop:
-        raise UsageError(f"{name} is empty, expected at least one character")
-    return stop
+    return _stop(name, stop)
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:
-    """`none`, one typed stop string, or a list of them from a file."""
+    """`none`, one typed stop string, or a list of them from a file or a program."""
     if value in (None, "none"):
         return ()
     if isinstance(value, str):
         return (stop_string(name, value),)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(stop, str) and stop for stop in value):
+    if not isinstance(value, Sequence):
         raise UsageError(f"{name} is {value!r}, expected text")
-    return tuple(value)
+    return tuple(_stop(name, stop) for stop in value)
 
 
 def logit_bias(name: str, text: object) -> tuple[int, float]:
@@ -150,20 +178,14 @@ RULES = tuple(rule.value for rule in Rule)
 
 # Options have the same ranges and texts, see `cli.args.options`.
 SETTINGS: dict[str, Setting] = {
-    "temp": _field("params.temperature", "temperature; 0 is greedy", real(0)),
-    "top-k": _field("params.top_k", "keep the K most likely tokens; 0 keeps all", whole(0)),
-    "top-p": _field("params.top_p", "keep the most likely tokens that add up to P; 1 keeps all", real(0, 1)),
-    "min-p": _field(
-        "params.min_p", "drop tokens less likely than P times the most likely one; 0 drops none", real(0, 1)
-    ),
-    "repeat-penalty": _field(
-        "params.repeat_penalty", "reduce the logits of recent tokens by this factor; 1 is off", real(0, open_low=True)
-    ),
-    "presence-penalty": _field("params.presence_penalty", "subtract this from the logits of recent tokens", real()),
-    "frequency-penalty": _field("params.frequency_penalty", "the same, for each time a token occurred", real()),
-    "repeat-last-n": _field(
-        "params.repeat_last_n", "how many tokens back penalties look; -1 is all, 0 is off", whole(-1)
-    ),
+    "temp": _sampling("temperature", "temperature; 0 is greedy"),
+    "top-k": _sampling("top_k", "keep the K most likely tokens; 0 keeps all"),
+    "top-p": _sampling("top_p", "keep the most likely tokens that add up to P; 1 keeps all"),
+    "min-p": _sampling("min_p", "drop tokens less likely than P times the most likely one; 0 drops none"),
+    "repeat-penalty": _sampling("repeat_penalty", "reduce the logits of recent tokens by this factor; 1 is off"),
+    "presence-penalty": _sampling("presence_penalty", "subtract this from the logits of recent tokens"),
+    "frequency-penalty": _sampling("frequency_penalty", "the same, for each time a token occurred"),
+    "repeat-last-n": _sampling("repeat_last_n", "how many tokens back penalties look; -1 is all, 0 is off"),
     "logit-bias": _field("params.logit_bias", "add V to the logit of token ID; -inf forbids it", _biases),
     "seed": _field("seed", "seed of the random numbers; -1 takes a random one", whole(-1, MAX_SEED)),
     "predict": _field("n_predict", "most tokens to generate; -1 is no limit", whole(1, special=-1)),

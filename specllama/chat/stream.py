@@ -7,18 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specllama.base.errors import UsageError
 from specllama.core.types import PieceOf
-
-
-def _encoded(stop: str) -> bytes:
-    """The bytes of a stop string; a lone surrogate is a byte of the command line that is not UTF-8."""
-    if not stop:
-        raise UsageError("a stop string is empty (it would end every answer)", hint="Leave it out.")
-    try:
-        return stop.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the stop string {stop!r} is not text", hint="Write it as UTF-8.") from error
 
 
 def _borders(stop: bytes) -> list[int]:
@@ -43,7 +32,7 @@ class _StopAutomaton:
     def __init__(self, stops: Sequence[str]) -> None:
         if isinstance(stops, str):
             raise TypeError("stops is a sequence of strings, not one string")
-        self._stops = [_encoded(stop) for stop in stops]
+        self._stops = [stop.encode() for stop in stops]
         self._borders = [_borders(stop) for stop in self._stops]
         self.reset()
 

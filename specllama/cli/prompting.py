@@ -33,7 +33,7 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     if file is not None:
         parts.append(_read_file(file))
     if argument is not None:
-        parts.append(sound(argument, "the prompt"))
+        parts.append(argument)
     if options.raw:
         prompt = "".join(parts)
     else:
@@ -42,15 +42,6 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     if not prompt.strip():
         raise UsageError("there is no prompt", hint='specllama run "PROMPT", --file FILE, or stdin')
     return prompt
-
-
-def sound(text: str, what: str) -> str:
-    """`text` of the command line. Raises UsageError for lone surrogates, which stand for bytes that are not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} is not UTF-8 text", hint="check the encoding of its source") from None
-    return text
 
 
 def _stdin_is_redirected() -> bool:
@@ -113,7 +104,7 @@ def prompt_tokens(
     conversation = Conversation(vocab, template)
     messages = [Message("user", text)]
     if options.system_prompt is not None:
-        messages.insert(0, Message("system", sound(options.system_prompt, "--system-prompt")))
+        messages.insert(0, Message("system", options.system_prompt))
     tokens = conversation.tokens(messages)
     if conversation.notice:
         output.note(f"note: {conversation.notice}")

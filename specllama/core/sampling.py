@@ -14,11 +14,23 @@ from numbers import Integral, Real
 import numpy as np
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
-from specllama.base.ranges import real, whole
+from specllama.base.ranges import Check, real, whole
 from specllama.core.arrays import Float64Array, FloatArray, IntArray
 from specllama.core.distribution import Distribution
 
 GREEDY_BELOW = 1e-6  # a temperature up to this is greedy, everywhere
+
+# What each number may be: for options, settings of a chat, saved files and the Python API.
+RANGES: dict[str, Check] = {
+    "temperature": real(0),
+    "top_k": whole(0),
+    "top_p": real(0, 1),
+    "min_p": real(0, 1),
+    "repeat_penalty": real(0, open_low=True),
+    "presence_penalty": real(),
+    "frequency_penalty": real(),
+    "repeat_last_n": whole(-1),
+}
 
 
 def _number(name: str, value: object) -> object:
@@ -43,19 +55,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("temperature", self.temperature, 0, math.inf),
-            ("top_k", self.top_k, 0, math.inf),
-            ("top_p", self.top_p, 0, 1),
-            ("min_p", self.min_p, 0, 1),
-            ("repeat_last_n", self.repeat_last_n, -1, math.inf),
-            ("presence_penalty", self.presence_penalty, -math.inf, math.inf),
-            ("frequency_penalty", self.frequency_penalty, -math.inf, math.inf),
-        ):
-            real(low, high)(name, _number(name, value))
-        real(0, open_low=True)("repeat_penalty", _number("repeat_penalty", self.repeat_penalty))
-        for name in ("top_k", "repeat_last_n"):
-            whole(-1)(name, getattr(self, name))
+        for name, check in RANGES.items():
+            check(name, _number(name, getattr(self, name)))
         if not isinstance(self.logit_bias, Mapping):
             raise UsageError(f"logit_bias is {self.logit_bias!r}, expected numbers by token id")
         for token, bias in self.logit_bias.items():

@@ -12,6 +12,7 @@ from typing import Any
 from specllama.base.disk import read_bytes
 from specllama.base.errors import PromptError, UsageError
 from specllama.base.jsonable import parsed
+from specllama.base.ranges import sound
 
 # The classes differ in how predictable their answers are, and so in their acceptance rate. The prompts were written for
 # this program and have its licence. Each prompts/<class>.jsonl alternates English, Japanese and Chinese, so that its
@@ -137,12 +138,13 @@ def _turns(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _text(value: object, where: str) -> str:
-    """A text that is not empty and can be written as UTF-8; JSON allows halves of surrogate pairs."""
+    """A text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise _BadLine(f"{where} is {_short(value)}, expected text")
-    if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
-        raise _BadLine(f"{where} has half of a surrogate pair, expected text")
-    return value
+    try:
+        return sound(where, value)
+    except UsageError as error:
+        raise _BadLine(str(error)) from None
 
 
 def _short(value: object) -> str:

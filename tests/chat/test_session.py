@@ -353,6 +353,12 @@ def test_a_saved_conversation_comes_back_whole(chat, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["talk.json"]
 
 
+def test_a_chat_with_a_model_file_of_any_name_is_saved(chat, tmp_path: Path) -> None:
+    """A name that is not UTF-8 made a conversation that could never be saved."""
+    chat_file.save(tmp_path / "talk.json", chat(), {"target": "caf\udce9.gguf"})
+    assert chat_file.load(tmp_path / "talk.json").models == {"target": "caf?.gguf"}
+
+
 def _damage(path: Path, change: Callable[[dict], None]) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     change(data)
@@ -373,7 +379,9 @@ def _damage(path: Path, change: Callable[[dict], None]) -> None:
         (lambda d: d["settings"].update(temp=None), "settings.temp: temp is None, expected a number"),
         (lambda d: d["settings"].update(top_k=10**400), "expected a whole number of at least 0"),
         (lambda d: d["settings"].update(wings=2), "settings.wings: unknown setting wings"),
-        (lambda d: d["settings"].update(stop=[1]), "settings.stop: stop is [1], expected text"),
+        (lambda d: d["settings"].update(stop=[1]), "settings.stop: stop is 1, expected text"),
+        (lambda d: d["settings"].update(stop=["\ud800"]), "settings.stop: stop is not UTF-8 text"),
+        (lambda d: d["messages"][0].update(content="\udcff"), "messages[0].content is not UTF-8 text"),
         (lambda d: d.pop("settings"), "settings is missing"),
         (lambda d: d["schema"].update(version=9), "schema.version is 9"),
         (lambda d: d["schema"].update(name="x"), "schema.name is 'x'"),

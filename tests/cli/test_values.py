@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import typer
 from typer.main import get_command
 
 from specllama.base.errors import UsageError
+from specllama.chat.settings import SETTINGS, Settings, changed, from_json, to_json
 from specllama.cli.args.grouping import with_options
 from specllama.cli.args.options import (
     DraftOptions,
@@ -18,7 +20,9 @@ from specllama.cli.args.options import (
     PromptOptions,
     SamplingOptions,
 )
+from specllama.cli.chat.command import _settings as chat_settings
 from specllama.cli.command import SILENT, CommandWithHelp
+from specllama.cli.loading import ask_of
 from specllama.drafters.length import AUTO_LENGTH, DraftLength
 
 Groups = dict[str, object]
@@ -135,6 +139,9 @@ def test_aliases_are_not_shown_in_the_help_text(
         (["--logit-bias", "5=inf"], "--logit-bias is 5=inf", "ID=V"),
         (["--logit-bias", "x=1"], "--logit-bias is x=1", "ID=V"),
         (["--stop", ""], "--stop is empty", "at least one character"),
+        (["--stop", r"\ud800"], "--stop is not", "UTF-8 text"),
+        (["--system-prompt", "caf\udce9"], "--system-prompt is not", "UTF-8 text"),
+        (["caf\udce9"], "the prompt is not", "UTF-8 text"),
         (["--stop", r"\x4"], r"--stop \x4", "invalid escape sequence"),
         (["--color", "green"], "--color is green", "one of auto, always, never"),
         (["--spec-type", "auto,none"], "--spec-type is auto,none", "expected auto alone"),
@@ -148,6 +155,49 @@ def test_a_value_out_of_range_is_refused_with_the_range(
         parse(*args, "hi")
     assert found in str(error.value)
     assert allowed in str(error.value)
+
+
+# Each setting of a chat that is also an option: the option, and a good and a bad value as they are typed.
+DOORS = {
+    "temp": ("--temp", "0.5", "-1"),
+    "top-k": ("--top-k", "7", "1.5"),
+    "top-p": ("--top-p", "0.5", "1.1"),
+    "min-p": ("--min-p", "0.5", "nan"),
+    "repeat-penalty": ("--repeat-penalty", "1.1", "0"),
+    "presence-penalty": ("--presence-penalty", "-1", "inf"),
+    "frequency-penalty": ("--frequency-penalty", "-1", "x"),
+    "repeat-last-n": ("--repeat-last-n", "-1", "-2"),
+    "logit-bias": ("--logit-bias", "65-5", "65"),
+    "seed": ("--seed", "3", str(2**64)),
+    "predict": ("--predict", "9", "0"),
+    "stop": ("--stop", r"a\nb", r"\ud800"),
+    "draft-n-max": ("--spec-draft-n-max", "3", "65"),
+    "draft-p-min": ("--spec-draft-p-min", "0.5", "2"),
+    "draft-temp": ("--draft-temp", "0.5", "-1"),
+    "rule": ("--verify-rule", "match", "tree"),
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_options_chat_and_files_take_and_refuse_the_same_values(parse: Callable[..., Groups], name: str) -> None:
+    """`--stop "\\n"` was a newline and `/set stop \\n` was not; a file had what could never be saved again."""
+    option, good, bad = DOORS[name]
+    groups = parse(f"{option}={good}", "hi")
+    optioned = chat_settings(
+        groups["sampling"], ask_of(groups["models"], groups["drafting"], groups["hardware"]).drafting
+    )
+    typed = changed(Settings(), name, good)
+    field = SETTINGS[name].get
+    if name != "draft-n-max":  # the models are loaded for it
+        assert field(optioned) == field(typed)
+    assert field(from_json(json.loads(json.dumps(to_json(typed))), Settings())) == field(typed)
+    for door in (
+        lambda: parse(f"{option}={bad}", "hi"),
+        lambda: changed(Settings(), name, bad),
+        lambda: from_json({name: bad}, Settings()),
+    ):
+        with pytest.raises(UsageError):
+            door()
 
 
 def test_an_unknown_strategy_is_refused_with_those_that_exist(parse: Callable[..., Groups]) -> None:

@@ -128,7 +128,7 @@ GOOD = {"id": "a", "category": "qa", "language": "en", "turns": ["Why?"]}
         ({**GOOD, "turns": [{"role": "user"}]}, r"turns\[0\] is an object"),
         ({**GOOD, "prompt": "Why?"}, "both prompt and turns"),
         ({"prompt": 7}, "prompt is 7, expected text"),
-        ('{"prompt": "half \\ud800"}', "half of a surrogate pair"),
+        ('{"prompt": "half \\ud800"}', "prompt is not UTF-8 text"),
         ({**GOOD, "id": "a\x1b[31m"}, "id is .*expected one short line"),
         ({**GOOD, "id": 7}, "id is 7"),
         ({**GOOD, "category": "all"}, 'category is "all"'),

@@ -7,14 +7,15 @@ setting's range and text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import typer
 
-from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX, whole, word
-from specllama.chat.settings import SETTINGS, stop_string
+from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX, sound, whole, word
+from specllama.chat.settings import SETTINGS, stop_string, strategies
 from specllama.cli.args.grouping import Option
-from specllama.cli.args.values import KV_TYPES, gpu_layers, logit_bias, strategies
+from specllama.cli.args.values import KV_TYPES, gpu_layers, logit_bias
 from specllama.cli.screen.output import ColorMode
 from specllama.core.sampling import SamplingParams
 from specllama.drafters import REGISTRY
@@ -29,7 +30,7 @@ def _setting(name: str, names: str, more: str = "", *, also: str = "") -> Option
 
 # prompt
 FILE = Option("-f --file FILE", "Read the prompt from a file; - is stdin.")
-SYSTEM_PROMPT = Option("-sys --system-prompt TEXT", "The system prompt.", also="--system")
+SYSTEM_PROMPT = Option("-sys --system-prompt TEXT", "The system prompt.", sound, also="--system")
 RAW = Option("--raw", "Do not use the chat template: the model continues the prompt.")
 
 # models
@@ -147,7 +148,11 @@ class PromptOptions:
 
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="The prompt. Appended to --file or stdin; - reads stdin."),
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt. Appended to --file or stdin; - reads stdin.",
+            parser=partial(sound, "the prompt"),
+        ),
     ] = None
     file: Annotated[str | None, FILE] = None
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
@@ -188,26 +193,28 @@ class DraftOptions:
     verify_rule: Annotated[str, VERIFY_RULE] = "block"
 
 
+_DEFAULTS = SamplingParams()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawOptions:
     """How the target's distribution is made from its logits."""
 
     title: ClassVar[str] = "Sampling"
 
-    temp: Annotated[float, TEMP] = 0.8
-    top_k: Annotated[int, TOP_K] = 40
-    top_p: Annotated[float, TOP_P] = 0.95
-    min_p: Annotated[float, MIN_P] = 0.05
-    repeat_penalty: Annotated[float, REPEAT_PENALTY] = 1.0
-    presence_penalty: Annotated[float, PRESENCE_PENALTY] = 0.0
-    frequency_penalty: Annotated[float, FREQUENCY_PENALTY] = 0.0
-    repeat_last_n: Annotated[int, REPEAT_LAST_N] = 64
+    temp: Annotated[float, TEMP] = _DEFAULTS.temperature
+    top_k: Annotated[int, TOP_K] = _DEFAULTS.top_k
+    top_p: Annotated[float, TOP_P] = _DEFAULTS.top_p
+    min_p: Annotated[float, MIN_P] = _DEFAULTS.min_p
+    repeat_penalty: Annotated[float, REPEAT_PENALTY] = _DEFAULTS.repeat_penalty
+    presence_penalty: Annotated[float, PRESENCE_PENALTY] = _DEFAULTS.presence_penalty
+    frequency_penalty: Annotated[float, FREQUENCY_PENALTY] = _DEFAULTS.frequency_penalty
+    repeat_last_n: Annotated[int, REPEAT_LAST_N] = _DEFAULTS.repeat_last_n
     logit_bias: Annotated[list[str] | None, LOGIT_BIAS] = None
 
     @property
     def params(self) -> SamplingParams:
         """The sampler settings; a later bias of a token replaces an earlier one."""
-        pairs = (text.partition("=") for text in self.logit_bias or ())
         return SamplingParams(
             temperature=self.temp,
             top_k=self.top_k,
@@ -217,7 +224,7 @@ class LawOptions:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repeat_last_n=self.repeat_last_n,
-            logit_bias={int(token): float(bias) for token, _, bias in pairs},
+            logit_bias=SETTINGS["logit-bias"].check("--logit-bias", " ".join(self.logit_bias or ()) or None),
         )
 
 

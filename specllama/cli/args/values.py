@@ -30,22 +30,6 @@ def logit_bias(name: str, text: object) -> str:
     return f"{token}={bias}"
 
 
-def strategy_or_auto(name: str, text: object) -> str:
-    """A strategy, or `auto` for all of them."""
-    try:
-        return AUTO if text == AUTO else settings.strategy(name, text)
-    except UsageError as error:
-        raise UsageError(str(error), hint=error.hint.replace("there are: ", f"there are: {AUTO}; ")) from None
-
-
-def strategies(name: str, text: object) -> str:
-    """A comma list of strategies, or `auto`."""
-    names = [strategy_or_auto(name, part.strip()) for part in str(text).split(",")]
-    if AUTO in names and len(names) > 1:
-        raise UsageError(f"{name} is {text}, expected auto alone (it is every strategy) or a list without it")
-    return ",".join(dict.fromkeys(names))
-
-
 def duration(name: str, text: object) -> float | None:
     """Seconds of a text such as 90, 90s, 10m or 1h30m; None for `none`."""
     if text is None or isinstance(text, float):

@@ -9,10 +9,11 @@ import typer
 
 from specllama.base.errors import UsageError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, real, several, whole, word
+from specllama.chat.settings import strategy_or_auto
 from specllama.cli.args import options as shared
 from specllama.cli.args.grouping import Option
 from specllama.cli.args.options import Color, DraftOptions, HardwareOptions, PairOptions, SamplingOptions
-from specllama.cli.args.values import KV_TYPES, duration, strategy_or_auto
+from specllama.cli.args.values import KV_TYPES, duration
 
 FORMATS = ("md", "csv", "json", "jsonl")
 LEAST_BUDGET_S = 90.0  # about the time of costs, warm-up and two prompts of a 1.5B model on two cores

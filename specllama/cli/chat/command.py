@@ -16,6 +16,7 @@ from specllama import llama
 from specllama.base.disk import meant
 from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
+from specllama.base.ranges import sound
 from specllama.chat import saved as chat_file
 from specllama.chat.settings import Settings
 from specllama.cli.args.grouping import Option, with_options
@@ -35,7 +36,6 @@ from specllama.cli.chat.rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_
 from specllama.cli.codes import FAILED, INTERRUPTED
 from specllama.cli.errors import told
 from specllama.cli.loading import ask_of
-from specllama.cli.prompting import sound
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
@@ -207,7 +207,7 @@ def _from_json(line: str) -> str:
         raise UsageError("a line of stdin is not JSON", hint=hint) from None
     fields = data if isinstance(data, dict) else {"message": data}
     if isinstance(message := fields.get("message"), str):
-        return f" {sound(message, 'a message')}"  # the space: never a command
+        return f" {sound('a message', message)}"  # the space: never a command
     if isinstance(command := fields.get("command"), str) and is_command(command):
         return command
     raise UsageError("a line of stdin has neither message nor command", hint=hint)

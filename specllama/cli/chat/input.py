@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from specllama.base.disk import open_own, size_text
 from specllama.base.errors import UsageError
+from specllama.base.ranges import sound
 from specllama.cli.prompting import MAX_BYTES
 from specllama.cli.screen.keyboard import Keyboard
 from specllama.cli.screen.output import Output
@@ -105,9 +106,9 @@ class Editor:
         )
 
     def read(self, start: str = "") -> str:
-        """The next message; `start` is its first text, for editing. Raises EOFError, and KeyboardInterrupt."""
+        """The next line; `start` is its first text, for editing. Raises EOFError, KeyboardInterrupt and UsageError."""
         try:
-            return self._session.prompt(default=start)
+            return sound("the line", self._session.prompt(default=start))
         finally:
             if self._keyboard is not None:
                 self._keyboard.hold()

@@ -61,7 +61,7 @@ def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
 
 def _keep(talk: ChatState) -> None:
     """Save the conversation so that only its owner can read it. Errors are ignored: the terminal is closed."""
-    with contextlib.suppress(OSError, UnicodeEncodeError):
+    with contextlib.suppress(OSError):
         data = chat_file.packed(talk.session, talk.opened.names).encode("utf-8")
         with new_file(kept_file(), 0o600) as file:
             file.write(data)
