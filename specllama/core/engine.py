@@ -151,15 +151,15 @@ class Engine:
         if request.max_tokens >= 0:
             limit = min(limit, request.max_tokens - stats.n_emitted - 1)  # a step emits one more than it accepts
         if limit:
-            draft = drafter.propose(tokens, limit, request.params, request.choose)
+            draft = drafter.propose(tokens, limit, request.params, request.choose).until(self.target.end_tokens)
             report = request.report()
         if len(draft.tokens) > limit:
             raise ValueError(f"{drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
         drafted = perf_counter()
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
-        laws = RowLaws(rows, tokens, draft, request.params)
-        verdict = self._verify(draft, laws, request.choose, request.rule)
+        laws = RowLaws(rows, tokens, draft, request.params, self.target.end_tokens)
+        verdict = laws.settled(self._verify(draft, laws, request.choose, request.rule))
         path = verdict.path
         block = [*(draft.tokens[node] for node in path), verdict.next_token]
         n_seen, ended = self._n_seen(block, request.stopper)

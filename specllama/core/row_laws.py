@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from specllama.base.errors import NumericsError
 from specllama.core import sampling
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
-from specllama.core.types import Draft
+from specllama.core.types import Draft, Verdict
 
 
 class RowLaws(Sequence[Distribution]):
     """Row 0 follows the pending token, row i+1 follows draft node i. A law is computed when it is first asked for.
 
+    Plain decoding does not get to every row, so only row 0 can raise NumericsError. After an end token comes the same
+    end token: its row is not looked at. A later row that gives no distribution is a point mass on no token;
+    `settled` takes it out of a verdict.
     rows: (n+1, V), valid as long as the model's view is.
     """
 
-    def __init__(self, rows: FloatArray, tokens: Sequence[int], draft: Draft, params: sampling.SamplingParams) -> None:
+    def __init__(
+        self,
+        rows: FloatArray,
+        tokens: Sequence[int],
+        draft: Draft,
+        params: sampling.SamplingParams,
+        end_tokens: Collection[int] = (),
+    ) -> None:
+        self._nothing = rows.shape[1]  # an id that no token has
+        self._end_tokens = end_tokens
         self._rows = rows
         self._recent = list(params.window(tokens))
         self._draft = draft
@@ -36,6 +49,22 @@ class RowLaws(Sequence[Distribution]):
 
     def __getitem__(self, row: int) -> Distribution:  # type: ignore[override]  # no slices
         if row not in self._laws:
-            history = self._recent + self._path(row - 1) if self._params.penalised else ()
-            self._laws[row] = sampling.law(self._rows[row], history, self._params)
+            self._laws[row] = self._law(row)
         return self._laws[row]
+
+    def _law(self, row: int) -> Distribution:
+        if row > 0 and (token := self._draft.tokens[row - 1]) in self._end_tokens:
+            return Distribution.point(token)
+        history = self._recent + self._path(row - 1) if self._params.penalised else ()
+        try:
+            return sampling.law(self._rows[row], history, self._params)
+        except NumericsError:
+            if row == 0:
+                raise
+            return Distribution.point(self._nothing)
+
+    def settled(self, verdict: Verdict) -> Verdict:
+        """`verdict` without a row that gives no distribution. If the answer goes on, the next step begins with it."""
+        if verdict.next_token != self._nothing:
+            return verdict
+        return Verdict(verdict.path[:-1], self._draft.tokens[verdict.path[-1]])

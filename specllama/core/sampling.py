@@ -19,6 +19,9 @@ from specllama.core.arrays import Float64Array, FloatArray, IntArray
 from specllama.core.distribution import Distribution
 
 GREEDY_BELOW = 1e-6  # a temperature up to this is greedy, everywhere
+# A share is reached if this part of it is missing: more than the rounding of a sum over a vocabulary, and 0.55 itself
+# is rounded. Else top-p 0.55 keeps 56 of 100 equal tokens.
+ROUNDING = 1e-10
 
 # What each number may be: for options, settings of a chat, saved files and the Python API.
 RANGES: dict[str, Check] = {
@@ -241,7 +244,7 @@ def law(
             if k == 0 and params.min_p > 0.0:  # `cells` are only those that min-p can keep
                 every = np.subtract(rest, peak, dtype=np.float64)
                 total = float(np.exp(every, out=every).sum() + np.exp(new_values - peak).sum())
-            kept = kept[_nucleus(values[kept], weights[kept], params.top_p * total)]
+            kept = kept[_nucleus(values[kept], weights[kept], params.top_p * total * (1.0 - ROUNDING))]
         kept.sort()
         cells, values = kept if cells is None else cells[kept], values[kept]
     probs = np.divide(values, params.temperature, out=values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -38,6 +38,13 @@ class Draft:
     tokens: tuple[int, ...] = ()
     probs: tuple[Distribution, ...] | None = None  # law of node i given its path; None = point mass
     parents: tuple[int, ...] | None = None  # None = chain; else per node the parent's index, -1 = pending token
+
+    def until(self, end_tokens: Collection[int]) -> Draft:
+        """A chain up to its first end token; a tree as it is."""
+        n = next((n for n, token in enumerate(self.tokens, 1) if token in end_tokens), len(self.tokens))
+        if self.parents is not None or n == len(self.tokens):
+            return self
+        return Draft(self.tokens[:n], self.probs and self.probs[:n])
 
 
 def require_chain(parents: Sequence[int] | None = None, kept: Sequence[int] = ()) -> None:

@@ -32,17 +32,11 @@ class ChainDrafter:
         self.lookup.begin(tokens)
         self.model.begin(tokens)
 
-    def _given(self, offered: Sequence[int], n_given: int) -> tuple[int, ...]:
-        """The first `n_given` offered tokens; none behind an end token."""
-        given = tuple(offered[:n_given])
-        ends = [i for i, token in enumerate(given) if token in self.model.model.end_tokens]
-        return given[: ends[0] + 1] if ends else given
-
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens: looked up, drawn, or looked up and then drawn."""
         guesses = list(self.lookup.offer(tokens, min(limit, self.model.n_max)))
         plan = self.model.plan(tokens, limit, params, [guess.confidence for guess in guesses])
-        given = self._given([guess.token for guess in guesses], plan.n_given)
+        given = [guess.token for guess in guesses[: plan.n_given]]
         drawn, laws = self.model.draw(tokens, given, plan, params, choose)
         points = (Distribution.point(token) for token in given)
         return Draft((*given, *drawn), (*points, *laws) if laws else None)

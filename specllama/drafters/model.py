@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specllama.base.errors import AllForbidden, UsageError
+from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.kept_prefix import KeptPrefix
@@ -30,6 +30,7 @@ from specllama.drafters.length import UNTUNED, ConfidencePolicy
 PREFILL_AT_ONCE, FIRST_TOKEN_FIRST = 12, 0
 
 FORBIDDEN = "the logit bias forbids every token that the draft knows: the answer goes on without drafts"
+BROKEN = "the draft's logits cannot be turned into probabilities: the answer goes on without drafts there"
 
 # Before a probe the model must hold so many tokens as context: without context every model guesses badly.
 PROBE_CONTEXT = 8
@@ -141,13 +142,15 @@ class ModelDrafter:
         return rows
 
     def _law(self, row: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution | None:
-        """q of a row; None if a bias forbids every token of the draft: the answer can go on without it.  row: (n,)"""
+        """q of a row; None if the row gives no distribution: the answer can go on without a draft.  row: (n,)"""
         try:
             return law(row, history, params, self._ids)
         except AllForbidden:
             self._barred = True  # a bias is the same at every step
             self._say(FORBIDDEN)
-            return None
+        except NumericsError:
+            self._say(BROKEN)
+        return None
 
     def _own(self, params: SamplingParams) -> SamplingParams:
         """The sampler settings of the draft."""

@@ -121,11 +121,11 @@ def test_the_models_cache_follows_the_drafts_of_both_sources() -> None:
 
 
 def test_an_end_token_that_was_looked_up_ends_the_draft() -> None:
-    """Drafts after an end token, taken from an earlier turn."""
+    """Passes of the model for what follows an end token, taken from an earlier turn."""
     drafter = chain_of(Scripted(DraftPlan(n_given=3, n_drawn=3)))
     fake(drafter).end_tokens = frozenset({5})
     draft = drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0))
-    assert draft.tokens == (4, 5)
+    assert draft.until({5}) == Draft((4, 5))
     assert fake(drafter).calls == []
 
 

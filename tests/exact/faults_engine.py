@@ -96,13 +96,8 @@ def nan_to_number(law: LawFunction, logits: Row, history: Ids, params: SamplingP
 class PathlessRows(RowLaws):
     """Penalties that look at the committed tokens only."""
 
-    def __init__(self, rows: FloatArray, tokens: Sequence[int], draft: Draft, params: SamplingParams) -> None:
-        super().__init__(rows, tokens, draft, params)
-        self._own = (rows, tuple(tokens), params)
-
-    def __getitem__(self, row: int) -> Distribution:  # type: ignore[override]
-        rows, tokens, params = self._own
-        return sampling.law(rows[row], tokens, params)
+    def _path(self, node: int) -> list[int]:
+        return []
 
 
 def patch_rows(rows: type[RowLaws]) -> Install:
@@ -343,7 +338,6 @@ ENGINE_FAULTS = [
         patch_drafts(laws_of),
     ),
     engine_fault("limits are clipped before drafting", engine_case(PAIR, PLAIN), patch_drafts(ignore_limit)),
-    engine_fault("an end token inside a block ends it", engine_case(ENDS, PLAIN), patch_end_test(only_the_last_token)),
     engine_fault("every token of a block is tested", engine_case(ENDS, PLAIN), patch_end_test(only_drafted_tokens)),
     SeededFault(
         "all end tokens are known",

@@ -248,6 +248,14 @@ def assert_answers_like_new(rig: Rig, said: History) -> None:
         assert tokens == plain_greedy(rig.target.table, prompt, 6)
 
 
+def without_reasons(law: dict[Answer, float]) -> dict[Answer, float]:
+    """An answer that is left after its last token has another reason, or none."""
+    merged: dict[Answer, float] = {}
+    for (tokens, _), weight in law.items():
+        merged[tokens, ""] = merged.get((tokens, ""), 0.0) + weight
+    return merged
+
+
 def assert_same_law(found: dict[Answer, float], expected: dict[Answer, float]) -> None:
     """The same answers are possible, with the same probabilities."""
     assert found.keys() <= expected.keys(), f"impossible answers: {sorted(found.keys() - expected.keys())[:5]}"

@@ -71,13 +71,13 @@ def _softmax(row: TokenLaw, tokens: Sequence[int], temperature: float) -> TokenL
 
 
 def _top_p(ranked: Sequence[int], probs: TokenLaw, top_p: float) -> list[int]:
-    """The fewest tokens, most likely first, whose mass reaches `top_p`."""
+    """The fewest tokens, most likely first, whose mass reaches `top_p` up to a part in 10^10."""
     kept: list[int] = []
     mass = Fraction(0)  # exact: a rounded sum could reach the share one token too early
     for token in ranked:
         kept.append(token)
         mass += Fraction(probs[token])
-        if mass >= top_p:
+        if mass >= Fraction(top_p) * (1 - Fraction(1, 10**10)):
             break
     return kept
 

@@ -73,6 +73,16 @@ def test_the_residual_of_equal_laws_is_the_law_itself() -> None:
     assert p.residual(Distribution.on([2, 0, 1], [0.7, 0.1, 0.2])) == p
 
 
+@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-7, 1e-9, 1e-12])
+def test_a_residual_of_little_mass_is_a_residual(distance: float) -> None:
+    """p itself where p and q nearly agree, or a sibling left in q because little else is."""
+    p = Distribution.dense([0.1, 0.2, 0.7])
+    for q in (Distribution.dense([0.1 - distance, 0.2, 0.7 + distance]), Distribution.on([1, 2], [0.2, 0.7])):
+        assert p.residual(q) == Distribution.point(0)
+    steep = Distribution.on([3, 5, 8], [1.0 - distance, 0.75 * distance, 0.25 * distance])
+    assert [steep.without(3).prob(token) for token in (3, 5, 8)] == pytest.approx([0.0, 0.75, 0.25], abs=1e-15)
+
+
 def test_a_law_does_not_change_with_the_array_it_was_made_from() -> None:
     """A law that shares memory with a logits buffer and changes with the next step."""
     source = np.array([0.5, 0.5])

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import NumericsError, PromptError, UnsupportedModel
+from specllama.core import sampling
 from specllama.core.arrays import FloatArray
+from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
-from specllama.core.events import Finished, PromptProgress, StepEvent, TokenEvent
+from specllama.core.events import Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps, Observation, Rule
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.length import DraftLength
+from specllama.drafters.model import BROKEN
 from tests.enumeration import ScriptedChooser
 from tests.exact.harness import GREEDY, N_VOCAB, PLAIN, PROMPT, Certain, Rig, good_pair, plain_greedy, random_pair
 from tests.exact.reference import History
@@ -21,20 +26,47 @@ from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, points, replace
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("who", ["target", "draft"])
+@pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, SamplingParams(top_k=2)])
-def test_nan_logits_are_a_named_error_within_the_step(params: SamplingParams, who: str, value: float) -> None:
-    """NaN that becomes an empty answer, a hang or token 0, or a session that cannot be used afterwards."""
-    at_length = len(PROMPT) + 5
+def test_nan_logits_end_the_answer_where_they_end_plain_decoding(
+    params: SamplingParams, rule: Rule, value: float
+) -> None:
+    """NaN that becomes an empty answer, a hang or token 0, loses the tokens before it, or breaks the session."""
     pair = good_pair()
-    broken = {who: replaced(getattr(pair, who), at_length, value, token=3)}
-    rig = good_pair(**broken).rig()
-    with pytest.raises(NumericsError):
-        rig.answer(PROMPT, params, RandomChooser(1), 12)
-    assert len(PROMPT) + len(rig.emitted) <= at_length, "no token follows the broken row"
-    if params is GREEDY:
-        assert rig.emitted == plain_greedy(pair.target, PROMPT, len(rig.emitted))
+    rig = good_pair(target=replaced(pair.target, len(PROMPT) + 5, value, token=3), rule=rule).rig()
+    for prompt in (PROMPT, PROMPT[:2]):
+        n_before = len(PROMPT) + 5 - len(prompt)
+        with pytest.raises(NumericsError):
+            rig.answer(prompt, params, RandomChooser(1), 12)
+        assert len(rig.emitted) == n_before
+        if params is GREEDY:
+            assert rig.emitted == plain_greedy(pair.target, prompt, n_before)
     rig.answer((2, 2), params, RandomChooser(1), 3)
+
+
+@pytest.mark.parametrize("strategy", ["draft-simple", "chain"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+def test_a_draft_row_without_mass_costs_its_step_the_draft_and_no_more(
+    params: SamplingParams, value: float, strategy: str
+) -> None:
+    """An answer that fails, or drafts no more, for a row that the target does not need; a notice at each step."""
+    pair = good_pair()
+    assert pair.draft is not None
+    rows, broken = pair.draft, (len(PROMPT) + 2, len(PROMPT) + 7)
+
+    def table(history: History) -> FloatArray:
+        return np.full(N_VOCAB, value, np.float32) if len(history) in broken else rows(history)
+
+    draft = FakeModel(table, N_VOCAB)
+    settings = DraftSettings(length=DraftLength(3), vocab_size=N_VOCAB, n_at_once=100)
+    rig = Rig(FakeModel(pair.target, N_VOCAB), draft, REGISTRY[strategy].make(draft, settings))
+    tokens, reason = rig.answer(PROMPT, params, RandomChooser(1), 12)
+    assert (len(tokens), reason) == (12, "length")
+    if params is GREEDY:
+        assert tokens == plain_greedy(pair.target, PROMPT, 12)
+    assert [event.text for event in rig.events if isinstance(event, Notice)] == [BROKEN]
+    assert any(step.drafted for step in rig.steps[-3:])
 
 
 def test_a_row_that_is_never_reached_may_be_nonsense() -> None:
@@ -136,16 +168,28 @@ def test_draft_length_flags_arrive() -> None:
     assert n_steps[0] == 40 > n_steps[1] > n_steps[8]
 
 
-def test_what_lies_behind_an_end_token_is_not_counted() -> None:
-    """[a, END, b, c], all of it acceptable: the answer is [a], the KV agrees, b and c were never seen."""
-    end, a = 2, 0
-    target = table_of(lambda history: (0.0, 0.0, 1.0) if history[-1] == a and len(history) == 4 else (1.0, 0.0, 0.0))
-    drafter = ScriptedDrafter(points(lambda tokens: (a, end, a, a)))
-    rig = Rig(FakeModel(target, 3, end_tokens=frozenset({end})), None, drafter)
-    assert rig.answer(PROMPT, GREEDY, Certain(), 10) == ((a,), "stop")
-    (step,) = rig.steps
-    assert step.drafted == (a, end)
-    assert rig.target.tokens == PROMPT
+@pytest.mark.parametrize("drafted", [(0, 2), (0, 2, 0), (0, 2, 2, 0)])
+@pytest.mark.parametrize("rule", list(Rule))
+def test_no_row_and_no_law_is_computed_behind_an_accepted_end_token(
+    rule: Rule, drafted: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a looked-up later turn, a law of 152k tokens for a token that is never said, or counts of these."""
+    n_laws, law = 0, sampling.law
+
+    def counted(*args: object) -> Distribution:
+        nonlocal n_laws
+        n_laws += 1
+        return law(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampling, "law", counted)
+    says = table_of(lambda history: (0.0, 0.0, 1.0) if len(history) > len(PROMPT) else (1.0, 0.0, 0.0))
+    target = FakeModel(says, 3, end_tokens=frozenset({2}))
+    rig = Rig(target, None, ScriptedDrafter(points(lambda tokens: drafted)), rule=rule)
+    assert rig.answer(PROMPT, GREEDY, Certain(), 10) == ((0,), "stop")
+    assert [call.tokens for call in target.calls if call.name == "eval"] == [(PROMPT[-1], 0, 2)]
+    assert n_laws == 2
+    assert [(step.drafted, step.accepted) for step in rig.steps] == [((0, 2), 2)]
+    assert target.tokens == PROMPT
     assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"]
 
 

@@ -9,16 +9,41 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import product
 
 import pytest
 
+from specllama.base.errors import NumericsError
 from specllama.chat.stream import StopWatch
+from specllama.core.arrays import FloatArray
 from specllama.core.events import Notice
 from specllama.core.types import Chooser, Draft, Rule
 from tests.enumeration import law_of
-from tests.exact.harness import GREEDY, PLAIN, PROMPT, Certain, Pair, Rig, assert_same_law, params_of, random_pair
+from tests.exact.harness import (
+    GREEDY,
+    PLAIN,
+    PROMPT,
+    Certain,
+    Pair,
+    Rig,
+    assert_same_law,
+    params_of,
+    random_pair,
+    without_reasons,
+)
 from tests.exact.reference import Answer, History
-from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, drawn_tree, points, random_laws
+from tests.fakes import (
+    FakeModel,
+    RandomTable,
+    ScriptedDrafter,
+    Table,
+    drawn_tree,
+    points,
+    random_laws,
+    replaced,
+)
+
+TREE = Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
 
 # Per draft length: tokens in the vocabulary and in the answer. An answer one longer than the draft lets a block be
 # accepted whole; fewer tokens to choose from keep the long ones countable.
@@ -141,6 +166,58 @@ def test_stops_are_found_wherever_they_fall_in_a_block(n_max: int, stops: Sequen
     assert any(reason == "stop" and len(tokens) == 4 for tokens, reason in found)
 
 
+class EndsInNonsense:
+    """A table whose rows behind a whole answer are NaN: plain decoding does not get there."""
+
+    def __init__(self, table: Table, ends: Sequence[History]) -> None:
+        self._table = table
+        self._ends = ends
+
+    def __call__(self, history: History) -> FloatArray:
+        row, said = self._table(history), history[len(PROMPT) :]
+        over = any(said[i : i + len(end)] == end for end in self._ends for i in range(len(said)))
+        return row * math.nan if over else row
+
+
+@pytest.mark.parametrize(
+    ("draft", "rule"),
+    [*product([Draft((0, 1, 2, 2)), Draft((2, 1))], Rule), *product([TREE], [Rule.TOKEN, Rule.MATCH])],
+)
+@pytest.mark.parametrize("sampler", ["plain", "greedy", "repeat penalty"])
+@pytest.mark.parametrize("ends", [[(2,)], [(0,), (1,)], [(0, 1)]])
+def test_rows_behind_the_end_do_not_matter(draft: Draft, ends: list[History], sampler: str, rule: Rule) -> None:
+    """A NaN behind an end token or a stop string, or on a path that was not taken, that fails a whole answer."""
+    params, end_tokens = SAMPLERS[sampler], frozenset(end[0] for end in ends if len(end) == 1)
+    stops, table = [end for end in ends if len(end) > 1], EndsInNonsense(RandomTable(3, 29), ends)
+
+    def first_three(choose: Chooser) -> Answer:
+        drafter = ScriptedDrafter(lambda tokens, limit, choose: draft)
+        rig = Rig(FakeModel(table, 3, end_tokens=end_tokens), None, drafter, rule=rule)
+        with closing(rig.run(PROMPT, params, choose, 12, stops=stops)) as run:
+            for _ in run:
+                if len(rig.emitted) == 3:
+                    break
+        return rig.emitted, ""
+
+    expected = Pair(target=table, draft=None, end_tokens=end_tokens).plain_law(params, 3, stops=stops)
+    assert_same_law(law_of(first_three), without_reasons(expected))
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_what_is_said_before_a_broken_row_follows_the_targets_law(rule: Rule) -> None:
+    """Tokens that depend on a row that only comes later."""
+    table = RandomTable(2, 30)
+    pair = random_pair(30, n_vocab=2, target=replaced(table, len(PROMPT) + 2, math.nan), rule=rule, n_max=3)
+
+    def run(choose: Chooser) -> Answer:
+        rig = pair.rig()
+        with pytest.raises(NumericsError):
+            rig.answer(PROMPT, PLAIN, choose, 5)
+        return rig.emitted, "length"
+
+    assert_same_law(law_of(run), Pair(target=table, draft=None, n_vocab=2).plain_law(PLAIN, 2))
+
+
 def test_the_real_stop_watch_stops_where_the_text_does() -> None:
     """A stop string over several tokens, or within one token, that is missed."""
     pieces = {0: b"a", 1: b"ab", 2: "é".encode()}
@@ -223,10 +300,9 @@ def test_trees_go_through_the_engine_unchanged() -> None:
 def test_trees_chosen_without_chance_go_through_the_engine_unchanged(sampler: str, rule: Rule) -> None:
     """The second child, and a child of the second child, accepted: the KV must follow that branch."""
     target, params = RandomTable(3, 34), SAMPLERS[sampler]
-    tree = Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
 
     def first_four(choose: Chooser) -> Answer:
-        rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(lambda tokens, limit, choose: tree), rule=rule)
+        rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(lambda tokens, limit, choose: TREE), rule=rule)
         with closing(rig.run(PROMPT, params, choose, 12)) as run:
             for _ in run:
                 if len(rig.emitted) == 4:

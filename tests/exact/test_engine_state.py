@@ -29,6 +29,7 @@ from tests.exact.harness import (
     good_pair,
     plain_greedy,
     random_pair,
+    without_reasons,
 )
 from tests.exact.reference import Answer
 from tests.fakes import FakeModel, RandomTable
@@ -268,11 +269,3 @@ def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: 
     pair = random_pair(29, n_vocab=2, n_max=2)
     found = interrupted_law(pair, how, at, 4, REPEAT)
     assert_same_law(without_reasons(found), without_reasons(pair.plain_law(REPEAT, 4)))
-
-
-def without_reasons(law: dict[Answer, float]) -> dict[Answer, float]:
-    """An interruption after the last token may change the reason."""
-    merged: dict[Answer, float] = {}
-    for (tokens, _), weight in law.items():
-        merged[tokens, ""] = merged.get((tokens, ""), 0.0) + weight
-    return merged

@@ -125,6 +125,35 @@ def test_top_p_that_lands_exactly_on_a_tie_keeps_what_the_definitions_keep(n_voc
     assert list(as_dict(law(row, (), between))) == [7, 64, 130, 255][: round(4 * top_p) + 1]
 
 
+@pytest.mark.parametrize("n_equal", [3, 7, 10, 100, 1000])
+def test_top_p_keeps_no_more_equal_tokens_than_it_says(n_equal: int) -> None:
+    """Prevents: 56 of 100 equal tokens at 0.55, because 0.55 * 100 is a rounding above 55."""
+    for n_kept in range(1, n_equal, max(n_equal // 100, 1)):
+        found = law(np.zeros(n_equal, np.float32), (), params_of(top_p=n_kept / n_equal))
+        assert found.support().tolist() == list(range(n_kept))
+
+
+def test_top_p_that_falls_on_a_sum_keeps_the_tokens_of_that_sum() -> None:
+    """Prevents: a token more, or less, where the masses of unequal tokens add up to the share but for a rounding."""
+    probs = np.array([0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05])
+    for n_kept in range(1, 8):
+        top_p = round(float(probs[:n_kept].sum()), 2)
+        assert law(np.log(probs), (), params_of(top_p=top_p)).support().tolist() == list(range(n_kept))
+
+
+@pytest.mark.parametrize("k", [2, 3, 7])
+@pytest.mark.parametrize("n_rest", [0, 1, 17, 40, 63])
+def test_top_k_finds_the_largest_wherever_they_are(k: int, n_rest: int) -> None:
+    """Prevents: a large row whose last tokens, which make no whole line of 64, are left out."""
+    rng = np.random.default_rng([k, n_rest])
+    for n_vocab in (64 * (4 * k - 1) + n_rest, 64 * 4 * k + n_rest, 64 * 40 + n_rest):
+        for n_tail in {0, min(1, n_rest), min(k, n_rest)}:
+            row = np.round(3.0 * rng.standard_normal(n_vocab)).astype(np.float32)
+            row[n_vocab - n_tail :] = row.max() + rng.permutation(n_tail)
+            expected = np.argsort(-row, kind="stable")[:k]
+            assert law(row, (), params_of(top_k=k)).support().tolist() == sorted(expected.tolist())
+
+
 @pytest.mark.parametrize("n_vocab", [300, 5001, QWEN_VOCAB - 1])
 @pytest.mark.parametrize("params", [params_of(top_k=1), params_of(top_p=0.5), params_of(min_p=0.5)])
 def test_the_last_few_tokens_of_a_vocabulary_are_not_forgotten(n_vocab: int, params: SamplingParams) -> None:

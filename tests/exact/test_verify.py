@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -13,7 +14,7 @@ from specllama.core.types import Chooser, Draft, Rule, Verdict
 from specllama.core.verification import verify
 from tests.enumeration import ScriptedChooser, law_of, tv
 from tests.exact.loop import N_VOCAB, LazyRows, P, Q, drawn_trees, emit, emitted_law, plain_law
-from tests.fakes import History, Laws, Script, always, dense, drawn_chain, points, random_laws
+from tests.fakes import History, Laws, Probs, Script, always, dense, drawn_chain, points, random_laws
 
 
 def likeliest_chain(laws: Laws, n_max: int) -> Script:
@@ -72,6 +73,44 @@ def test_emitted_tokens_of_a_chain_follow_the_targets_law(shape: str, rule: Rule
     n_vocab, n_tokens = (2, 4) if shape == "drawn 3" else (N_VOCAB, 3)
     p, q = random_laws(n_vocab, 1, zeros=zeros), random_laws(n_vocab, 101, zeros=zeros)
     assert tv(emitted_law(p, CHAINS[shape](q), rule, n_tokens), plain_law(p, n_tokens)) < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_emitted_tokens_follow_the_targets_law_whatever_the_tables(rule: Rule, seed: int) -> None:
+    """A wrong weight that one table does not show, because there it is 1 or the residual has one token."""
+    p, q = random_laws(N_VOCAB, 200 + seed), random_laws(N_VOCAB, 300 + seed)
+    assert tv(emitted_law(p, drawn_chain(q, 2), rule, 3), plain_law(p, 3)) < 1e-12
+
+
+def moved(laws: Laws, distance: float) -> Laws:
+    """`laws`, with `distance` of their mass moved from the likeliest token to the next id."""
+
+    def changed(history: History) -> Probs:
+        probs = list(laws(history))
+        peak = probs.index(max(probs))
+        probs[peak] -= distance
+        probs[(peak + 1) % len(probs)] += distance
+        return tuple(probs)
+
+    return cache(changed)
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-7, 1e-9])
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_draft_that_nearly_has_the_targets_law_is_no_exception(rule: Rule, distance: float) -> None:
+    """A residual taken for p where little mass is left: all of the bias of a requantised draft, which a rejection
+    corrects once in 10^4 tokens."""
+    p = random_laws(N_VOCAB, 4)
+    for q in (moved(p, distance), moved(p, -distance)):
+        n_tokens = 2 if rule is Rule.MATCH else 3  # its branches multiply, and it has no residual
+        assert tv(emitted_law(p, drawn_chain(q, 2), rule, n_tokens), plain_law(p, n_tokens)) < 1e-12
+    if rule is not Rule.BLOCK:
+        # Each sibling leaves little mass to the next.
+        steep = always((1.0 - distance, 0.7 * distance, 0.3 * distance))
+        for q in (moved(steep, distance / 4), moved(steep, -distance / 4), always((0.3, 0.3, 0.4))):
+            for p in (steep, moved(steep, distance / 2)):
+                assert tv(emitted_law(p, drawn_trees(q, 3), rule, 1), plain_law(p, 1)) < 1e-12
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.4], ids=["full support", "with zeros"])
