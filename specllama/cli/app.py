@@ -17,7 +17,8 @@ try:
     from specllama.cli.command import CONTEXT, Group, adopt, write_commands
     from specllama.cli.errors import misused, report
     from specllama.cli.screen.ending import ending_in_order
-    from specllama.cli.screen.output import forget_stdout, prepare_streams
+    from specllama.cli.screen.output import forget_stdout, prepare_streams, stream_of
+    from specllama.cli.screen.visible import Raw
 except KeyboardInterrupt:  # imports take a tenth of a second
     sys.exit(130)
 
@@ -92,7 +93,7 @@ def _show_version(wanted: bool) -> None:
             parts.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             parts.append(f"{package} (not installed)")
-    print(", ".join(parts))
+    stream_of(sys.stdout).line(", ".join(parts))
     raise typer.Exit
 
 
@@ -126,7 +127,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else OK
     except _TyperUsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the message is the group's help
-            print(error.format_message(), file=sys.stderr)
+            stream_of(sys.stderr).line(Raw(error.format_message()))
             return USAGE
         return report(misused(error, words, get_command(app)))
     except typer.Abort as answer:  # the answer to a question was no, or Ctrl-C

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
 
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color
-from specllama.cli.screen.output import Output, open_output, visible, wrapped
+from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.terminal import size_of
+from specllama.cli.screen.visible import Raw, wrapped
 from specllama.pairs.checkup import Checkup, Level, look
 
 # Sign, word and colour each show the level alone.
@@ -20,8 +20,6 @@ _COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.ATTENTION: "yellow"}
 _GAP = "  "
 _HINT = "hint:"
 _LEAST_WIDTH = 20  # of the last column, in narrow windows
-_COMMAND = re.compile(r"`[^`]+`")
-_NO_BREAK = "\u00a0"
 
 
 @with_options
@@ -43,10 +41,7 @@ def doctor(
 
 
 def _draw(output: Output, checkup: Checkup) -> None:
-    """A table with each hint below its finding.
-
-    Paths and commands are never broken: the terminal wraps a longer one without putting a newline into a copy of it.
-    """
+    """A table with each hint below its finding."""
     stream = output.out
     signs = 0 if stream.encodes("✓·") else 1
     n_level = max(len(f"{_SIGNS[level][signs]} {level.value}") for level in {each.level for each in checkup.findings})
@@ -56,20 +51,17 @@ def _draw(output: Output, checkup: Checkup) -> None:
     for finding in checkup.findings:
         sign = f"{_SIGNS[finding.level][signs]} {finding.level.value}".ljust(n_level)
         begin = (stream.paint(sign, fg=_COLOURS[finding.level]), stream.paint(finding.name.ljust(n_name), bold=True))
-        first, *rest = _lines(finding.found, width)
-        stream.write(_GAP.join((*begin, first)) + "\n")
-        for line in [*rest, *(_lines(f"{_HINT} {finding.hint}", width) if finding.hint else ())]:
+        first, *rest = wrapped(finding.found, width).split("\n")
+        stream.line(Raw(_GAP).join([*begin, first]))
+        hint = wrapped(f"{_HINT} {finding.hint}", width).split("\n") if finding.hint else []
+        for n, line in enumerate([*rest, *hint]):
             # A line too long for its column starts further left if that keeps it whole.
             margin = " " * max(indent - max(len(line) - width, 0), 0)
-            stream.write(margin + line.replace(_HINT, stream.paint(_HINT, fg="cyan", bold=True), 1) + "\n")
+            if n == len(rest):
+                line = stream.paint(_HINT, fg="cyan", bold=True) + line.removeprefix(_HINT)
+            stream.line(margin + line)
     output.line()
     output.line(_conclusion(checkup))
-
-
-def _lines(text: str, width: int) -> list[str]:
-    """`text`, broken at spaces, never inside a command."""
-    whole = _COMMAND.sub(lambda command: command[0].replace(" ", _NO_BREAK), visible(text))
-    return wrapped(whole, width).replace(_NO_BREAK, " ").split("\n")
 
 
 def _write(output: Output, checkup: Checkup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import traceback
 from collections.abc import Sequence
 from difflib import SequenceMatcher, get_close_matches
@@ -11,7 +12,7 @@ from typing import Any
 
 from specllama.base.errors import SpecllamaError, UsageError
 from specllama.cli.codes import FAILED, USAGE
-from specllama.cli.screen.output import say_error
+from specllama.cli.screen.output import say_error, stream_of
 
 ALIKE = 0.7  # least similarity of a suggestion; 1 = equal
 _PROMPT_FLAGS = ("-p", "--prompt")  # of llama.cpp; here the prompt is an argument
@@ -21,7 +22,7 @@ def report(error: Exception) -> int:
     """Print the error, with its traceback under SPECLLAMA_DEBUG, and return the exit code."""
     known = told(error)
     if os.environ.get("SPECLLAMA_DEBUG", "") not in ("", "0"):
-        traceback.print_exception(known)
+        stream_of(sys.stderr).write("".join(traceback.format_exception(known)))
     say_error(known)
     return USAGE if isinstance(known, UsageError) else FAILED
 

@@ -38,7 +38,7 @@ def write_report(path: Path, text: str, output: Output) -> None:
     except OSError as error:
         place = _rescued(text, path.suffix)
         if place is None:
-            output.line(text)
+            output.text(text)
         hint = f"the full report is {'above' if place is None else f'in {place}'}"
         raise ReportError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
     output.note(f"the full report is in {path}")

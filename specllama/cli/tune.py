@@ -199,7 +199,7 @@ def show(output: Output, profile: Profile) -> None:
         draw_table(output, ("prompts", *figures), rows, figures=figures, styles=styles)
     else:
         for each in profile.classes:
-            output.line("\t".join(_columns(each)))
+            output.row(*_columns(each))
     for sentence in findings(profile):
         output.prose(sentence)
     if output.verbose:

@@ -94,10 +94,11 @@ def _text_row(
     n_shared = min(target.size, draft.size)
     if not differing:
         return CheckRow("token texts", RowMark.PASS, f"{n_shared:,} compared", "all equal")
-    first = differing[0]
+    texts = [(token, *_as_read(target, draft, token)) for token in differing[:_N_SHOWN_TEXTS]]
+    first, ours, theirs = texts[0]
     reason = (
         f"{len(differing):,} of {n_shared:,} token ids differ, the first is {first}: "
-        f"the target reads {target.entries[first]!r}, the draft {draft.entries[first]!r}"
+        f"the target reads {ours}, the draft {theirs}"
     )
     if to_target is not None and (n_without := int((to_target == NO_TOKEN).sum())):
         reason += f"; {n_without:,} of the draft's texts are not in the target's vocabulary"
@@ -110,8 +111,23 @@ def _text_row(
         f"{len(differing):,} differ",
         reason,
         remedy,
-        tuple(f"{each}: {target.entries[each]!r} | {draft.entries[each]!r}" for each in differing[:_N_SHOWN_TEXTS]),
+        tuple(f"{token}: {ours} | {theirs}" for token, ours, theirs in texts),
     )
+
+
+def _as_read(target: Tokenizer, draft: Tokenizer, token: int) -> tuple[str, str]:
+    """The token's text in both models for a person; as the files spell it if the texts are equal."""
+    ours, theirs = _text(target, token), _text(draft, token)
+    return (repr(target.entries[token]), repr(draft.entries[token])) if ours == theirs else (ours, theirs)
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    """The text that the token adds, its bytes if they are no text by themselves, or the name of a control token."""
+    spelled = tokenizer.spellings[token] if tokenizer.spellings else b""
+    try:
+        return repr(spelled.decode() or tokenizer.entries[token])
+    except UnicodeDecodeError:
+        return repr(spelled)
 
 
 def _pre_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
@@ -228,8 +244,7 @@ def _trimmed_rows(target: Tokenizer, draft: Tokenizer, parent_ids: Sequence[int]
         none = "every token of the trimmed draft is outside the target's vocabulary"
         vocabulary = CheckRow("vocabulary", RowMark.FAIL, sizes[0], "none of them", none, OWN_FAMILY)
     kept = [(token, parent) for token, parent in enumerate(parent_ids) if parent < target.size]
-    ours = replace(target, entries=[target.entries[parent] for _, parent in kept])
-    theirs = replace(draft, entries=[draft.entries[token] for token, _ in kept])
+    ours, theirs = _only(target, [parent for _, parent in kept]), _only(draft, [token for token, _ in kept])
     enough = found.used >= _LEAST_TRIMMED
     remedy = "" if enough else "keep more tokens: specllama draft make --vocab"
     return (
@@ -240,6 +255,13 @@ def _trimmed_rows(target: Tokenizer, draft: Tokenizer, parent_ids: Sequence[int]
         found.row(RowMark.PASS if enough else RowMark.WARN, remedy),
         _mapped_end_row(target, draft, to_target),
     )
+
+
+def _only(tokenizer: Tokenizer, tokens: Sequence[int]) -> Tokenizer:
+    """The tokenizer with the texts of these tokens alone, in this order."""
+    entries, spellings = tokenizer.entries, tokenizer.spellings
+    spellings = spellings and [spellings[token] for token in tokens]
+    return replace(tokenizer, entries=[entries[token] for token in tokens], spellings=spellings)
 
 
 def _mapped_end_row(target: Tokenizer, draft: Tokenizer, to_target: IntArray) -> CheckRow:
@@ -268,4 +290,4 @@ def _llama_cpp_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     refusal = llama_cpp_refusal(target, draft)
     values = ("refused", "refused") if refusal else ("accepted", "accepted")
     reason = refusal and f"llama.cpp's own tools refuse this pair: {refusal}"
-    return warned("llama.cpp rule", values, reason, "nothing to do: specllama does not use this rule")
+    return warned("llama.cpp rule", values, reason, "nothing to do: this rule is not used here")

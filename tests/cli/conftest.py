@@ -29,6 +29,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 # Never ends by itself: the end tokens of the letters are forbidden.
 ENDLESS = [part for token in (9, 10, 11) for part in ("--logit-bias", f"{token}=-inf")]
 SPECLLAMA = [sys.executable, "-m", "specllama"]
+# A title, a blinking text, a line of its own, and what reorders or hides text.
+EVIL = "e\x1b]0;X\x07\x1b[5m\x9b5m\rx\nPASS\tx\x7f\u202e\u2066\u200b\u2060\ufeff\U000e0041v"
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.cli.conftest import Pair, Terminal
+from tests.cli.conftest import EVIL, Pair, Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -257,3 +257,29 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
     assert again.finish() == 129
     assert "Traceback" not in again.text
     assert json.loads(kept.read_text())["messages"][1]["finish_reason"] == "cancelled"
+
+
+def test_typed_escape_sequences_are_harmless(chat: Start) -> None:
+    """Prevents: a traceback of prompt_toolkit for keys that look like a mouse, such as a pasted colour."""
+    shown = chat("-n", "3", *SILENT)
+    shown.child.send("\x1b[31m\x1b[<1M\x1b[<1;2;3;4m")
+    ask(shown, "hello")
+    assert "Exception" not in shown.text
+    assert "hello" in shown.text
+
+
+def test_a_saved_chat_cannot_control_the_terminal(chat: Start, tmp_path: Path) -> None:
+    """Prevents: a conversation of somebody else that sets the title, or hides what it says."""
+    shown = chat("-n", "3", *SILENT)
+    ask(shown, "hello")
+    command(shown, f"/save {tmp_path / 'c.json'}", "saved")
+    record = json.loads((tmp_path / "c.json").read_text())
+    record["messages"] = [{"role": "system", "content": EVIL}, *record["messages"]]
+    record["messages"][1]["content"] = EVIL
+    (tmp_path / "c.json").write_text(json.dumps(record))
+    command(shown, f"/load {tmp_path / 'c.json'}", "last message: ")
+    command(shown, "/show system", "PASS")
+    shown.child.send("/edit\r")
+    shown.wait_for(lambda t: "^[" in t.text)
+    assert b"\x1b[5m" not in shown.raw
+    assert not {"\u202e", "\u2066"} & set(shown.raw.decode())

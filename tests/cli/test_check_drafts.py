@@ -122,15 +122,16 @@ def test_what_cannot_be_searched_is_2(
 
 
 @pytest.mark.slow
-def test_on_a_terminal_each_candidate_has_one_line(
-    terminal: Callable[..., Terminal], target: Path, folder: Path
+@pytest.mark.parametrize("columns", [40, 100])
+def test_on_a_terminal_each_candidate_has_its_whole_name(
+    terminal: Callable[..., Terminal], target: Path, folder: Path, columns: int
 ) -> None:
-    """Prevents: lines that wrap."""
-    shown = terminal("check", "--draft-for", str(target), "--scan", str(folder), columns=80)
+    """Prevents: names that are cut or folded, so that they cannot be used."""
+    shown = terminal("check", "--draft-for", str(target), "--scan", str(folder), columns=columns)
     assert shown.finish() == 0
-    words = [line.split() for line in shown.display.text_lines]
-    assert [line[0] for line in words] == ["in"] * 3 + ["out"] * 3 + ["3"]
-    assert words[0][1] == "good.gguf"
+    firsts = [line.split()[0] for line in shown.display.text_lines]
+    names = ["good.gguf", "sub/stranger.gguf", "large.gguf", "foreign.gguf", "broken.gguf", "larger.gguf"]
+    assert [word for word in firsts if word in names] == names
 
 
 @pytest.mark.parametrize(

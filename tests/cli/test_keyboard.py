@@ -70,7 +70,7 @@ def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
                 assert signal.getsignal(signal.SIGTSTP) == stop
                 assert (stopped, termios.tcgetattr(ours)) == ([before], now)
                 added = "" if is_lent or not by_key else keyboard.PASTE_AS_TYPED + keyboard.PASTE_AS_ONE
-                assert shown.getvalue() == said + added
+                assert shown.getvalue() == f"{said}{added}"
         assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTSTP, old)

@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.cells import cell_len
 
 from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
-from specllama.cli.screen.output import Output, Stream, wrapped
+from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.tables import draw_table
+from specllama.cli.screen.visible import wrapped
 from specllama.pairs.ask import Names
 
 
@@ -51,7 +53,9 @@ def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     terminal = Output(Stream(err, True, False, False, True), Stream(err, True, False, False, True))
     monkeypatch.setattr(Stream, "width", property(lambda stream: 20))
     terminal.warn("it was not tuned", "for figures: specllama tune -m a.gguf -md b.gguf")
-    assert err.getvalue().splitlines()[-1] == "hint: for figures: specllama tune -m a.gguf -md b.gguf"
+    assert err.getvalue().splitlines()[-2:] == ["hint: for figures:", "specllama tune -m a.gguf -md b.gguf"]
+    terminal.warn("it was not tuned", "one two `specllama tune -m a.gguf -md b.gguf` three")
+    assert err.getvalue().splitlines()[-3:] == ["hint: one two", "`specllama tune -m a.gguf -md b.gguf`", "three"]
 
 
 def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
@@ -70,13 +74,16 @@ def test_a_benchmark_without_auto_says_how_the_pair_is_tuned_as_it_drafts(strate
     assert _without_auto(setup, Names(target="a.gguf", draft="b.gguf")).endswith(told)  # type: ignore[arg-type]
 
 
-def test_no_text_in_a_table_steers_the_terminal() -> None:
-    """A file name or a line of models.toml that sets the title, or swallows the rest of the report."""
+@pytest.mark.parametrize("columns", [24, 60, 80])
+def test_names_and_figures_in_a_table_are_never_broken(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a name in pieces, which cannot be copied; a figure of which a part is cut."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     paper = StringIO()
     stream = Stream(paper, True, False, False, False)
-    evil = "\x1b]0;X\x07\x1b[31m\n"
-    draw_table(Output(stream, stream), [evil, "size"], [[(evil, "red"), "1 GB"]], figures=["size"], styles=["green"])
-    assert "\x1b" not in paper.getvalue()
-    assert "\x07" not in paper.getvalue()
-    assert len(paper.getvalue().splitlines()) == 2
-    assert paper.getvalue().count("\\x1b]0;X\\x07\\x1b[31m\\x0a") == 2
+    rows = [["a-long-name+q4_0", "1.25 GB", "many words in a sentence that is long"], ["漢字" * 4, "2 GB", "-"]]
+    draw_table(Output(stream, stream), ["name", "size", "what"], rows, figures=["size"], prose="what")
+    lines = paper.getvalue().splitlines()
+    assert all(any(text in line for line in lines) for row in rows for text in row[:2])
+    assert " ".join(paper.getvalue().split()).count("sentence") == 1
+    assert all(cell_len(line.rstrip()) <= columns for line in lines)
+    assert ("name" in lines[0].split()) is (columns > 24)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pyte
 import pytest
 
-from specllama.cli.screen.output import Stream, visible
+from specllama.cli.screen.output import Stream
 from specllama.cli.screen.terminal import Screen, StyledText, column_after
 from specllama.cli.screen.wrapping import Wrapper
 from tests.cli.conftest import TerminalScreen
@@ -181,9 +181,3 @@ def test_an_empty_frame_sends_no_text() -> None:
 def test_columns_are_counted_as_terminals_do(text: str, column: int, width: int, after: int) -> None:
     """Wide characters, tabs and accents that put the cursor elsewhere."""
     assert column_after(text, column, width) == after
-
-
-def test_control_characters_are_spelled_out() -> None:
-    """A model that clears the screen, rings the bell, or writes to the clipboard."""
-    assert visible("a\x1b[2Jb\x07\x9b1m\x7f\x00\r") == "a\\x1b[2Jb\\x07\\x9b1m\\x7f\\x00\\x0d"
-    assert visible("line\n\ttab 東京 \U0001f600 é") == "line\n\ttab 東京 \U0001f600 é"

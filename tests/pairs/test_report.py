@@ -342,3 +342,29 @@ def test_rows_survive_being_remembered() -> None:
     """Prevents: a remembered report that differs from a fresh one."""
     rows = token_rows(BASE, replace(BASE, **texts(TEXTS[::-1]), kind="spm"))
     assert tuple(from_plain(CheckRow, json.loads(json.dumps(to_plain(row)))) for row in rows) == rows
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shown"),
+    [
+        (("\xe6\xbc\xa2", "漢".encode()), ("\xe5\u0143\u0139", "字".encode()), "3: '漢' | '字'"),
+        (("\xc3", b"\xc3"), ("\u0120b", b" b"), "3: b'\\xc3' | ' b'"),
+        (("<|end|>", b""), ("\x1b", b"\x1b"), "3: '<|end|>' | '\\x1b'"),
+        (("\u0120the", b" the"), ("\u2581the", b" the"), "3: '\u0120the' | '\u2581the'"),  # equal texts
+    ],
+)
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_texts_that_differ_are_shown_as_people_read_them(
+    ours: tuple[str, bytes], theirs: tuple[str, bytes], shown: str, trimmed: bool
+) -> None:
+    """Prevents: the byte alphabet of GPT-2 in a report, where '漢' is three other letters."""
+
+    def with_token(entry: str, spelled: bytes, **changes: Any) -> Tokenizer:
+        entries, spellings = [*TEXTS], list(BASE.spellings)
+        entries[3], spellings[3] = entry, spelled
+        return replace(BASE, entries=entries, spellings=spellings, **changes)
+
+    draft = with_token(*theirs, vocab_map=tuple(range(len(TEXTS)))) if trimmed else with_token(*theirs)
+    row = row_of(token_rows(with_token(*ours), draft), "token texts")
+    assert row.details == (shown,)
+    assert shown.partition(" | ")[2] in row.reason

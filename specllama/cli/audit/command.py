@@ -137,7 +137,7 @@ def audit(
             each.callback(write_report, file, text, out)
         else:
             each.enter_context(not_lost(out, f".{form}", lambda: text))
-        out.line(text if file is None else sentence(report))
+        out.text(text if file is None else sentence(report))
     if not report.passed:
         raise typer.Exit(FAILED)
     if report.partial:

@@ -8,8 +8,8 @@ from typing import Any
 
 from specllama.audit.chi_square import POWER, SURPRISE
 from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
-from specllama.cli.screen.output import in_one_line
 from specllama.cli.screen.tables import markdown_table
+from specllama.cli.screen.visible import in_one_line
 
 WIDTH = 79  # of prose, for terminals
 

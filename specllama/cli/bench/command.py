@@ -123,7 +123,7 @@ def bench(
         if options.format == "md":
             _show(report, output, full=options.verbose)
         elif options.format != "jsonl":
-            output.line(_text(report, options.format))
+            output.text(_text(report, options.format))
         elif failure is not None:  # else its lines were printed during the runs
             raise failure
     if failure is not None:

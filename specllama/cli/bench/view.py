@@ -23,8 +23,9 @@ from specllama.bench.report import (
     TimeSplit,
 )
 from specllama.bench.verdict import condition_name
-from specllama.cli.screen.output import in_one_line, to_json
+from specllama.cli.screen.output import to_json
 from specllama.cli.screen.tables import markdown_table
+from specllama.cli.screen.visible import in_one_line
 
 
 def _ratio(found: Interval | None) -> str:

@@ -152,7 +152,7 @@ class ChatState:
         if self.output.format == "jsonl":
             self.output.data({"event": "reply", "text": text})
         else:
-            self.output.line(text)
+            self.output.text(text)
 
     def note(self, text: str) -> None:
         """Print what a command did, on stderr."""
@@ -241,7 +241,7 @@ class ChatState:
         elif self.output.err.is_terminal:
             on, off = codes_of(Style(dim=True), self.output.err)
             if not self.output.quiet:
-                self.output.err.write(f"{on}{turn_summary(finished, reuse, self.width)}{off}\n")
+                self.output.err.line(on + turn_summary(finished, reuse, self.width) + off)
         else:
             self.output.note(turn_summary(finished, reuse, 1000))
 

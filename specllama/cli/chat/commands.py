@@ -22,6 +22,7 @@ from specllama.cli.chat.input import Editor, bare, unquoted
 from specllama.cli.chat.stats import stats_json, stats_lines
 from specllama.cli.prompting import read_whole
 from specllama.cli.screen.render import palette_of
+from specllama.cli.screen.visible import Raw
 from specllama.cli.tuned import length_text
 from specllama.files.catalog import load_catalog
 
@@ -340,8 +341,7 @@ def _stats(chat: ChatState, rest: str) -> None:
         chat.output.data(stats_json(chat.session))
         return
     lines = stats_lines(chat.session, min(chat.width, 100), palette_of(chat.output.out))
-    # Written with their escape sequences: no part of these lines comes from a model.
-    chat.output.out.write("\n".join(lines) + "\n")
+    chat.output.out.line(Raw("\n").join(lines))
 
 
 @_command("/think", "Show the last thinking of the model.")

@@ -13,6 +13,7 @@ from specllama.base.ranges import sound
 from specllama.cli.prompting import MAX_BYTES
 from specllama.cli.screen.keyboard import Keyboard
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.visible import BIDI, in_one_line, visible
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -86,8 +87,10 @@ class Editor:
 
     def __init__(self, history: Path | None, complete: Complete, keyboard: Keyboard | None = None) -> None:
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.layout.screen import Char
         from prompt_toolkit.shortcuts import CompleteStyle
 
+        Char.display_mappings.update((char, visible(char)) for char in BIDI)  # it shows control characters by itself
         self._keyboard = keyboard
         self._history = _history(history)
         self._session: PromptSession[str] = PromptSession(
@@ -166,7 +169,7 @@ def _completer(complete: Complete) -> Any:
     class Offers(Completer):
         def get_completions(self, document: Document, complete_event: object) -> Iterable[Completion]:
             for text, start, meaning in complete(document.text_before_cursor):
-                yield Completion(text, start, display_meta=meaning)
+                yield Completion(text, start, display=in_one_line(text), display_meta=in_one_line(meaning))
 
     return Offers()
 
@@ -174,6 +177,7 @@ def _completer(complete: Complete) -> Any:
 def _bindings() -> Any:
     """Enter sends, unless a block in triple quotes is open; Alt-Enter or Ctrl-J makes a new line; Ctrl-G edits."""
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.keys import Keys
 
     bindings = KeyBindings()
 
@@ -189,6 +193,10 @@ def _bindings() -> Any:
     @bindings.add("c-j")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @bindings.add(Keys.Vt100MouseEvent)
+    def _(event: KeyPressEvent) -> None:
+        """Ignore it: the mouse is not used, and prompt_toolkit fails on a typed `ESC[31m`, which it takes for one."""
 
     @bindings.add("c-g")
     def _(event: KeyPressEvent) -> None:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from specllama.chat.session import ChatSession, KvUse
 from specllama.cli.record import acceptance
-from specllama.cli.screen.output import wrapped
 from specllama.cli.screen.render import Palette, bar, percent, rate
+from specllama.cli.screen.visible import Raw, wrapped
 from specllama.core.stats import SpecStats
 
 
@@ -37,7 +37,7 @@ _FIGURES: tuple[tuple[str, Callable[[SpecStats], str]], ...] = (
 )
 
 
-def _table(last: SpecStats, session: SpecStats, palette: Palette) -> Iterator[str]:
+def _table(last: SpecStats, session: SpecStats, palette: Palette) -> Iterator[Raw]:
     rows = [("", "last", "session"), *((name, cell(last), cell(session)) for name, cell in _FIGURES)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
@@ -45,14 +45,14 @@ def _table(last: SpecStats, session: SpecStats, palette: Palette) -> Iterator[st
         yield palette.paint("label", name.ljust(widths[0])) + "  " + palette.paint("value", figures)
 
 
-def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: Palette) -> Iterator[str]:
+def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: Palette) -> Iterator[Raw]:
     if not shares:
         return
     yield palette.paint("label", title)
     n_cells = max(min(width - 14, 30), 5)
     for label, share in shares:
         cells = palette.paint("draft", bar(share, n_cells, palette.bar)) + palette.paint("label", palette.edge)
-        yield f"{label:>4} {cells} {percent(share)}"
+        yield f"{label:>4} " + cells + f" {percent(share)}"
 
 
 def _kv(name: str, use: KvUse) -> str:

@@ -75,8 +75,8 @@ class ChatView(AnswerView):
 
     def _add(self, spans: list[TaggedText]) -> None:
         for span in spans:
-            if self._spelled:
-                self._show(self.reading.feed(self._on_screen(span.text), span.tag))
+            if self._stream.reaches_a_terminal:
+                self._show(self.reading.feed(self._with_newlines(span.text), span.tag))
             else:
                 self._screen.add(StyledText(span.text))
 

@@ -11,16 +11,15 @@ from specllama.base.disk import FetchWatch, meant, size_text
 from specllama.base.errors import SourceUnavailable, UsageError
 from specllama.cli.args.options import ModelOptions
 from specllama.cli.screen.fetching import watching
-from specllama.cli.screen.output import Output, in_one_line
+from specllama.cli.screen.output import Output
 from specllama.cli.screen.tables import Cell, draw_table
+from specllama.cli.screen.visible import in_one_line
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, look_at, rank, repos_for
 from specllama.pairs.naming import named
-
-_FIGURES_WIDTH = 3 + 8 + 12 + 4 * 2  # in or out, size, share, and the gaps between the five columns
 
 
 def find_drafts(
@@ -63,22 +62,22 @@ def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[
 
 
 def _show(output: Output, target: Header, found: list[FoundDraft]) -> None:
-    """A line for each candidate; names and reasons are cut to the width of a terminal."""
-    rows = [(each.fits, *_columns(each)) for each in found]
+    """A row for each candidate."""
+    rows = [("in" if each.fits else "out", *_columns(each)) for each in found]
     if output.out.steerable:
-        rest = max(output.out_console().width - _FIGURES_WIDTH, 20)
-        cells: list[tuple[Cell, ...]] = [(("in", "green") if fits else ("out", "red"), *words) for fits, *words in rows]
-        draw_table(output, [""] * 5, cells, widths=(3, 2 * rest // 5, 8, 12, 3 * rest // 5))
+        cells: list[tuple[Cell, ...]] = [
+            ((name, "green" if mark == "in" else "red"), mark, *words) for mark, name, *words in rows
+        ]
+        draw_table(output, ("draft", "", "size", "", "reason"), cells, figures=["size"], prose="reason")
     else:
-        for fits, *words in rows:
-            output.line("\t".join(["in" if fits else "out", *words]))
+        for row in rows:
+            output.row(*row)
     n_in = sum(each.fits for each in found)
-    name = in_one_line(target.path.name)
-    output.note(f"{n_in} of {len(found)} fit {name}" if found else "no models found")
+    output.note(f"{n_in} of {len(found)} fit {in_one_line(target.path.name)}" if found else "no models found")
 
 
 def _columns(each: FoundDraft) -> tuple[str, str, str, str]:
-    """Name, size, share of the target's size, and reason. Control characters in names are escaped."""
+    """Name, size, share of the target's size, and reason."""
     size = "" if each.n_bytes is None else size_text(each.n_bytes)
     ratio = "" if each.ratio is None else f"{each.ratio:.2g} of it"
-    return in_one_line(each.name), size, ratio, in_one_line(each.reason)
+    return each.name, size, ratio, each.reason

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from textwrap import indent
 
 from specllama.cli.screen.fetching import shortened
-from specllama.cli.screen.output import Output
+from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.tables import draw_table
+from specllama.cli.screen.terminal import size_of
+from specllama.cli.screen.visible import Raw, in_one_line, wrapped
 from specllama.pairs.report import RULE, CheckRow, CompatReport, RowMark
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _COLOURS = {RowMark.PASS: "green", RowMark.WARN: "yellow", RowMark.FAIL: "red"}
 _MARK_WIDTH, _TEST_WIDTH, _GAP = 4, 14, 2
+_INDENT = " " * 5
 
 
 def show_report(output: Output, report: CompatReport) -> None:
@@ -38,54 +38,46 @@ def _worth_explaining(report: CompatReport) -> list[CheckRow]:
 
 def _draw(output: Output, report: CompatReport) -> None:
     """A table, then the explanations. To fit one screen, the passed tests share a line, then also those that warn."""
-    from rich.console import Group
-
-    console = output.out_console()
-    rows, why = list(report.rows), Group(*_explanations(_worth_explaining(report)))
-    n_why = len(console.render_lines(why)) + 2  # and the verdict, and the shell's prompt
+    stream, rows = output.out, report.rows
+    width, height = size_of(stream)
+    side = max((width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
+    names = in_one_line(f"target {report.target}"), in_one_line(f"draft {report.draft}")
+    above = [name for name in names if len(name) > side]
+    why = list(_explanations(_worth_explaining(report), stream))
     folded: list[RowMark] = []
     for mark in (RowMark.PASS, RowMark.WARN):
-        if _n_table_lines(rows, folded, console.width) + n_why > console.height:
+        n_table = 1 + sum(row.mark not in folded for row in rows)
+        lines = [*above, *_folded(rows, folded, stream), *why, "the verdict", "the shell's prompt"]
+        if n_table + sum(line.count("\n") + 1 for line in lines) > height:
             folded.append(mark)
-    side = max((console.width - _MARK_WIDTH - _TEST_WIDTH - 3 * _GAP) // 2, 10)
-    heads = "", "", shortened(f"target {report.target}", side), shortened(f"draft {report.draft}", side)
+    for name in above:
+        output.line(name)
+    heads = "", "", *(shortened(name, side) for name in names)
     cells = [
         ((row.mark.value, _COLOURS[row.mark]), row.test, row.target, row.draft)
         for row in rows
         if row.mark not in folded
     ]
     draw_table(output, heads, cells, widths=(_MARK_WIDTH, _TEST_WIDTH, side, side))
-    for mark in reversed(folded):
-        if line := _folded(rows, mark):
-            console.print(line)
-    console.print(why)
+    for line in [*_folded(rows, folded, stream), *why]:
+        stream.line(line)
 
 
-def _folded(rows: list[CheckRow], mark: RowMark) -> Text | None:
-    names = [row.test for row in rows if row.mark is mark]
-    return _coloured(mark, f"  {', '.join(names)}") if names else None
+def _folded(rows: Sequence[CheckRow], marks: Sequence[RowMark], stream: Stream) -> Iterator[Raw]:
+    """A line for each of the marks, with the names of its tests."""
+    for mark in reversed(marks):
+        if names := [row.test for row in rows if row.mark is mark]:
+            yield stream.labelled(mark.value, _COLOURS[mark], ", ".join(names))
 
 
-def _n_table_lines(rows: list[CheckRow], folded: list[RowMark], width: int) -> int:
-    lines = [_folded(rows, mark) for mark in folded]
-    return 1 + sum(row.mark not in folded for row in rows) + sum(len(line) // width + 1 for line in lines if line)
-
-
-def _coloured(mark: RowMark, text: str) -> Text:
-    from rich.text import Text
-
-    return Text(mark.value, style=_COLOURS[mark]).append(text, style="default")
-
-
-def _explanations(rows: list[CheckRow]) -> Iterator[Text]:
+def _explanations(rows: list[CheckRow], stream: Stream) -> Iterator[str]:
     """Reason, differing tokens and hint of each test. A hint that the next test repeats is shown once, there."""
     for row, after in zip(rows, [*rows[1:], None], strict=True):
-        told = _coloured(row.mark, f"  {row.test}: {row.reason}")
+        yield stream.labelled(row.mark.value, _COLOURS[row.mark], f"{row.test}: {row.reason}")
         if row.details:
-            told.append(f"\n      {'   '.join(row.details)}")
+            yield indent(wrapped("   ".join(row.details), max(size_of(stream)[0] - len(_INDENT), 20)), _INDENT)
         if row.remedy and (after is None or after.remedy != row.remedy):
-            told.append("\nhint: ", style="bold cyan").append(row.remedy, style="default")
-        yield told
+            yield stream.hint(row.remedy)
 
 
 def _write(output: Output, report: CompatReport) -> None:
@@ -93,8 +85,8 @@ def _write(output: Output, report: CompatReport) -> None:
     output.line(f"target: {report.target}")
     output.line(f"draft: {report.draft}")
     for row in report.rows:
-        output.line("\t".join([row.mark.value, row.test, row.target, row.draft]))
+        output.row(row.mark.value, row.test, row.target, row.draft)
         told = [("reason", row.reason), *(("detail", line) for line in row.details), ("hint", row.remedy)]
         for label, text in told:
             if text:
-                output.line("\t".join([label, row.test, text]))
+                output.row(label, row.test, text)

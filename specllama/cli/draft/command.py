@@ -148,7 +148,7 @@ def make(models: ParentOptions, recipe: RecipeOptions, options: MakeOptions) -> 
     size = f"{size_text(derived.n_bytes)}, {100 * share:.0f} % of its parent"
     output.note(f"{'made' if is_new else 'already made:'} {derived.name}: {derived.recipe.summary}; {size}")
     output.note(draft_view.use_of(derived))
-    output.line(str(derived.path))
+    output.path(derived.path)
 
 
 def _meant(models: ParentOptions) -> tuple[Wanted, Wanted | None]:
@@ -286,6 +286,6 @@ def remove(
         if not sys.stdin.isatty():
             raise UsageError("removing files needs --yes (stdin is not a terminal)")
         size = size_text(sum(path.stat().st_size for path in paths))
-        typer.confirm(f"Remove {', '.join(path.stem for path in paths)} ({size})?", abort=True, err=True)
+        output.confirm(f"Remove {', '.join(path.stem for path in paths)} ({size})?")
     for path in paths:
         output.note(f"removed {path.stem} ({size_text(drafts.remove(path))})")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from specllama.base.disk import size_text
-from specllama.cli.screen.output import Output, in_one_line
+from specllama.cli.screen.output import Output
 from specllama.cli.screen.tables import draw_table
 from specllama.derive.search import SearchOutcome, Trial
 from specllama.pairs import derived as drafts
@@ -72,7 +72,7 @@ def show_search(output: Output, found: SearchOutcome, kept: Derived | None) -> N
         output.line(verdict(found))
     if kept is not None:
         output.note(use_of(kept))
-        output.line(str(kept.path))
+        output.path(kept.path)
 
 
 def use_of(derived: Derived) -> str:
@@ -114,7 +114,7 @@ def show_list(output: Output, found: Sequence[Derived]) -> None:
 
 def _list_row(derived: Derived) -> tuple[str, ...]:
     last = derived.measurements[-1] if derived.measurements else None
-    figures = (f"{last.cost:.2f}", f"{last.speed:.2f}x", last.by, last.target) if last else ("", "", "", "not measured")
+    figures = (f"{last.cost:.2f}", f"{last.speed:.2f}x", last.by, last.target) if last else ("", "not measured", "", "")
     return (derived.name, size_text(derived.n_bytes), derived.recipe.summary, *figures)
 
 
@@ -123,7 +123,9 @@ def _table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]]
     starred = [(*row[:-1], f"{row[-1]} *" if mark else row[-1]) for row, mark in zip(rows, marks, strict=True)]
     if output.out.steerable:
         styles = ["green" if mark else None for mark in marks]
-        draw_table(output, columns, starred, figures=("size", "cost", "accepted", "speed"), styles=styles)
+        draw_table(
+            output, columns, starred, figures=("size", "cost", "accepted", "speed"), styles=styles, prose="recipe"
+        )
         return
     for row in (columns, *starred):
-        output.line("\t".join(map(in_one_line, row)))
+        output.row(*row)

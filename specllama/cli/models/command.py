@@ -95,7 +95,7 @@ def pull(
         wanted += [name] if "/" in name else catalog.resolve(name)
     for model in resolve(wanted, listener, offline=offline, update=update):
         assert isinstance(model, Model), "a catalog and a repository hold no paths"
-        output.line(str(fetch(model, listener, offline=offline, update=update).path))
+        output.path(fetch(model, listener, offline=offline, update=update).path)
 
 
 @app.command()
@@ -107,7 +107,7 @@ def path(name: Name) -> None:
         found = hub.find(model)
         if found is None:
             raise ModelFileError(f"{model.name} is not on this machine", hint=models_view.how_to_get(model, name))
-        output.line(str(found))
+        output.path(found)
 
 
 @app.command()
@@ -129,7 +129,7 @@ def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] =
         if not sys.stdin.isatty():
             raise UsageError("removing files needs --yes (stdin is not a terminal)")
         size = size_text(sum(found.stat().st_size for model in doomed if (found := hub.find(model))))
-        typer.confirm(f"Remove {', '.join(model.name for model in doomed)} ({size})?", abort=True, err=True)
+        output.confirm(f"Remove {', '.join(model.name for model in doomed)} ({size})?")
     for model in doomed:
         removed = hub.remove(model)
         if not removed:

@@ -79,9 +79,9 @@ def show_list(output: Output, catalog: Catalog) -> None:
         _draw_list(output, catalog, here)
         return
     for pair in catalog.pairs.values():
-        output.line("\t".join([pair.name, "pair", _here(here, pair.target, pair.draft), _size(_pair_size(pair))]))
+        output.row(pair.name, "pair", _here(here, pair.target, pair.draft), _size(_pair_size(pair)))
     for model in catalog.models.values():
-        output.line("\t".join([model.name, "model", _here(here, model), _size(_model_size(model))]))
+        output.row(model.name, "model", _here(here, model), _size(_model_size(model)))
 
 
 def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
@@ -104,7 +104,8 @@ def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
         )
         for model in catalog.models.values()
     ]
-    draw_table(output, ("pair", "memory", "size", "", "what it is"), pairs, figures=("size", "memory"))
+    heads = "pair", "memory", "size", "", "what it is"
+    draw_table(output, heads, pairs, figures=("size", "memory"), prose=heads[-1])
     output.line()
     draw_table(output, ("model", "size", "", "sum"), models, figures=("size",))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.visible import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,8 @@ _FIGURES_WIDTH = 52  # columns for bar, size, speed and time
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` cut in the middle to `width`: both ends of a file name matter."""
+    """`text` in one line, cut in the middle to `width`: both ends of a file name matter."""
+    text = in_one_line(text)
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -18,8 +18,9 @@ from typing import Any, TextIO
 from specllama.base.errors import SpecllamaError
 from specllama.cli.screen.ending import handling
 from specllama.cli.screen.output import Stream
+from specllama.cli.screen.visible import Raw
 
-PASTE_AS_ONE, PASTE_AS_TYPED = "\x1b[?2004h", "\x1b[?2004l"  # bracketed paste on and off
+PASTE_AS_ONE, PASTE_AS_TYPED = Raw("\x1b[?2004h"), Raw("\x1b[?2004l")  # bracketed paste on and off
 _MOST_EARLY = 1 << 16  # bytes; a terminal keeps no more than some thousand
 
 

@@ -6,17 +6,16 @@ import errno
 import io
 import json
 import os
-import re
 import stat
 import sys
-import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
 
 from specllama.base.errors import SpecllamaError
+from specllama.cli.screen.visible import HIDDEN, Raw, in_one_line, visible, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,27 +25,6 @@ Format = Literal["human", "json", "jsonl"]
 
 # TERM values of terminals that print escape sequences.
 DUMB_TERMS = frozenset({"dumb", "unknown"})
-# Control characters that are safe in text; the rest of C0, DEL and C1 is spelled out.
-PLAIN_CONTROLS = "\n\t"
-_SPELLED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in PLAIN_CONTROLS}
-
-
-def visible(text: str) -> str:
-    """`text` for a terminal: control characters become \\xNN, so that text cannot control the screen."""
-    return text.translate(_SPELLED)
-
-
-def in_one_line(text: str) -> str:
-    """`visible`, with line breaks and tabs spelled out as well."""
-    return visible(text).replace("\n", "\\x0a").replace("\t", "\\x09")
-
-
-def wrapped(text: str, width: int) -> str:
-    """`text` in lines of at most `width` columns, broken only at spaces so that paths stay whole; 0 = unchanged."""
-    if not width:
-        return text
-    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
-    return "\n".join("\n".join(broken) for broken in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +38,24 @@ class Stream:
     steerable: bool  # the cursor may be moved
 
     def write(self, text: str) -> None:
-        self.file.write(text)
+        """Write `text`, made visible unless it is `Raw`."""
+        self.file.write(Raw.of(text))
         self.file.flush()
 
     def line(self, text: str) -> None:
-        """Write one line; on a terminal control characters are spelled out."""
-        self.write((visible(text) if self.is_terminal else text) + "\n")
+        self.write(text + "\n")
+
+    def labelled(self, label: str, fg: str, text: str) -> Raw:
+        """`label text`, the label painted, wrapped on a terminal."""
+        return self.paint(label, fg=fg, bold=True) + wrapped(f"{label} {text}", self.width).removeprefix(label)
+
+    def hint(self, text: str) -> Raw:
+        return self.labelled("hint:", "cyan", text)
+
+    @property
+    def reaches_a_terminal(self) -> bool:
+        """True on a terminal, and on a pipe to one (`--color always`)."""
+        return self.is_terminal or self.styled
 
     @property
     def width(self) -> int:
@@ -90,10 +80,11 @@ class Stream:
             return False
         return True
 
-    def paint(self, text: str, *, fg: str | None = None, bold: bool = False) -> str:
+    def paint(self, text: str, *, fg: str | None = None, bold: bool = False) -> Raw:
+        text = visible(text)
         if not self.styled:
-            return text
-        return typer.style(text, fg=fg if self.coloured else None, bold=bold or None)
+            return Raw(text)
+        return Raw(typer.style(text, fg=fg if self.coloured else None, bold=bold or None))
 
 
 def _understands_escapes() -> bool:
@@ -116,10 +107,16 @@ def stream_of(file: TextIO, color: ColorMode = "auto") -> Stream:
 
 
 def console_of(stream: Stream) -> Console:
-    """A Rich console for `stream`; markup and highlighting are off."""
-    from rich.console import Console
+    """A Rich console for `stream`: without markup and highlighting, and all text visible."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
-    return Console(
+    class Visible(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else visible(text), style, control)
+
+    return Visible(
         file=stream.file,
         force_terminal=stream.styled,
         force_interactive=stream.steerable,
@@ -142,20 +139,34 @@ class Output:
     verbose: bool = False
 
     def line(self, text: str = "") -> None:
+        """One line on stdout, whatever `text` holds: a file name cannot forge another."""
+        self.out.line(in_one_line(text))
+
+    def text(self, text: str) -> None:
+        """Lines on stdout."""
         self.out.line(text)
 
     def prose(self, text: str) -> None:
-        """Sentences on stdout, wrapped on a terminal."""
-        self.out.line(wrapped(visible(text), self.out.width) if self.out.width else text)
+        """Sentences on stdout, in one line, or wrapped on a terminal."""
+        self.out.line(wrapped(text, self.out.width))
+
+    def row(self, *cells: str) -> None:
+        """One line on stdout for a program: cells between tabs."""
+        self.out.line("\t".join(map(in_one_line, cells)))
+
+    def path(self, path: os.PathLike[str]) -> None:
+        """A path on stdout; exact on a pipe, for a program that opens it."""
+        name = os.fspath(path)
+        self.out.line(name if self.out.reaches_a_terminal else Raw(name))
 
     def data(self, value: object) -> None:
         """One JSON value on one line of stdout. Raises ValueError for NaN and infinity."""
-        self.out.write(to_json(value) + "\n")
+        self.out.line(to_json(value))
 
     def note(self, text: str) -> None:
         """Information on stderr, unless `quiet`."""
         if not self.quiet:
-            self.err.line(wrapped(visible(text), self.err.width))
+            self.err.line(wrapped(text, self.err.width))
 
     def detail(self, text: str) -> None:
         """A note that only `--verbose` shows."""
@@ -166,6 +177,10 @@ class Output:
         """A warning on stderr, unless `quiet`."""
         if not self.quiet:
             _say(self.err, "warning", "yellow", text, hint)
+
+    def confirm(self, question: str) -> None:
+        """Ask on stderr; any answer but yes raises typer.Abort."""
+        typer.confirm(visible(question), abort=True, err=True)
 
     @property
     def live(self) -> bool:
@@ -187,8 +202,9 @@ def open_output(
 
 
 def to_json(value: object) -> str:
-    """`value` as JSON on one line, with text unescaped."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    """`value` as JSON on one line; of its text, only control and hidden characters are escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    return HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f"), text)
 
 
 def _plain(value: object) -> object:
@@ -201,19 +217,11 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-_COMMAND = re.compile(r"\b(specllama|pip) \S")  # in a hint, to be copied
-
-
 def _say(stream: Stream, word: str, fg: str, text: str, hint: str) -> None:
     """`word: text` and, where there is one, `hint: hint`."""
-    lines = []
-    for label, colour, said in ((word, fg, text), ("hint", "cyan", hint)):
-        if said:
-            told = f"{label}: {visible(said)}"
-            if label != "hint" or not _COMMAND.search(said):  # a line break of ours would be copied with the command
-                told = wrapped(told, stream.width)
-            lines.append(stream.paint(f"{label}:", fg=colour, bold=True) + told.removeprefix(f"{label}:"))
-    stream.write("\n".join(lines) + "\n")
+    stream.line(stream.labelled(f"{word}:", fg, text))
+    if hint:
+        stream.line(stream.hint(hint))
 
 
 def say_error(error: SpecllamaError, stream: Stream | None = None) -> None:

@@ -11,6 +11,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 
 from specllama.cli.screen.output import Stream
+from specllama.cli.screen.visible import Raw, in_one_line
 from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.stats import SpecStats
 
@@ -36,22 +37,22 @@ Item: TypeAlias = Sequence[StyledSpan]  # kept on one line
 class Palette:
     """Codes that switch each style on and off; empty on a stream without styles."""
 
-    codes: dict[str, tuple[str, str]]
+    codes: dict[str, tuple[Raw, Raw]]
     bar: str  # one cell of a bar, empty to full
     edge: str  # marks the end of a full bar
     rule: str  # one cell of a line
 
-    def paint(self, style: str, text: str) -> str:
+    def paint(self, style: str, text: str) -> Raw:
         on, off = self.codes[style]
         return on + text + off
 
 
-def codes_of(style: Style, stream: Stream) -> tuple[str, str]:
+def codes_of(style: Style, stream: Stream) -> tuple[Raw, Raw]:
     """The codes that switch a style on and off on `stream`."""
     allowed = style if stream.coloured else style.without_color
     shown = allowed.render("|", color_system=ColorSystem.STANDARD) if stream.styled else "|"
     on, _, off = shown.partition("|")
-    return on, off
+    return Raw(on), Raw(off)
 
 
 def palette_of(stream: Stream) -> Palette:
@@ -179,14 +180,15 @@ def _context(figures: Figures, palette: Palette) -> Iterator[Item]:
         yield (("label", "read "), ("value", str(figures.stats.n_prompt - figures.n_cached)))
 
 
-def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
+def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[Raw]:
     """Items two spaces apart in lines of at most `width`; an item wider than that is cut."""
-    line, used = "", 0
-    for item in items:
+    line, used = Raw(), 0
+    for spans in items:
+        item = [(style, in_one_line(text)) for style, text in spans]
         n_cells = sum(len(text) for _, text in item)
         if line and used + 2 + n_cells > width:
             yield line
-            line, used = "", 0
+            line, used = Raw(), 0
         if line:
             line, used = line + "  ", used + 2
         left = width - used
@@ -198,7 +200,7 @@ def flow(items: Iterable[Item], width: int, palette: Palette) -> Iterator[str]:
         yield line
 
 
-def strip(figures: Figures, width: int, palette: Palette) -> list[str]:
+def strip(figures: Figures, width: int, palette: Palette) -> list[Raw]:
     """The live lines, at most `width` wide: one group of figures after the other, the most important first."""
     if not figures.stats.n_steps:
         return list(flow(_reading(figures, width, palette), width, palette))

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
+from textwrap import indent
 from typing import TypeAlias
 
-from specllama.cli.screen.output import Output, in_one_line
+from rich.cells import cell_len
+
+from specllama.cli.screen.output import Output
+from specllama.cli.screen.visible import in_one_line, wrapped
+
+_INDENT = "  "
+_GAP = 2  # columns between two columns of a table
+_LEAST_PROSE = 32  # columns
 
 Cell: TypeAlias = "str | tuple[str, str]"  # text, or text and its style
 
@@ -34,25 +42,45 @@ def draw_table(
     figures: Collection[str] = (),
     styles: Sequence[str | None] = (),
     widths: Sequence[int] = (),
+    prose: str = "",
 ) -> None:
-    """Print a table on stdout, with control characters spelled out.
+    """Print a table on stdout.
 
-    `figures`: heads of the columns set to the right. `styles`: of the rows. `widths`: of the columns; longer cells are
-    cut. Without a width, cells are wrapped.
+    `figures`: heads of the columns set to the right. `styles`: of the rows, colours. `widths`: of the columns; longer
+    cells are cut. `prose`: head of the column that may be wrapped. Where a table without widths is too wide for the
+    terminal, each row becomes the text of its first cell with the other cells below it.
     """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(heads))
-    for head, width in zip_longest(heads, widths):
+    lines = [[(in_one_line(text), style) for text, style in map(_styled, row)] for row in (heads, *rows)]
+    names, cells = lines[0], lines[1:]
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(heads))
+    needed = -_GAP
+    for n, (head, width) in enumerate(zip_longest(heads, widths)):
+        natural = max(cell_len(row[n][0]) for row in lines)
+        least = min(natural, _LEAST_PROSE) if head == prose else natural
+        needed += least + _GAP
         table.add_column(
-            Text(in_one_line(head)),
+            Text(names[n][0]),
             justify="right" if head in figures else "left",
             overflow="fold" if width is None else "ellipsis",
-            no_wrap=width is not None,
+            no_wrap=head != prose,
+            min_width=None if widths else least,
             width=width,
         )
-    for row, style in zip_longest(rows, styles):
-        pairs = [(cell, "") if isinstance(cell, str) else cell for cell in row]
-        table.add_row(*(Text(in_one_line(text), cell_style) for text, cell_style in pairs), style=style)
-    output.out_console().print(table)
+    for row, style in zip_longest(cells, styles):
+        table.add_row(*(Text(*cell) for cell in row), style=style)
+    console = output.out_console()
+    if widths or needed <= console.width:
+        console.print(table)
+        return
+    for ((first, first_style), *others), style in zip_longest(cells, styles):
+        output.out.line(output.out.paint(first, fg=first_style or style))
+        facts = [(head, text) for head, (text, _) in zip(heads[1:], others, strict=True) if text not in ("", "-")]
+        told = "; ".join(text if head == prose else f"{head} {text}".strip() for head, text in facts)
+        output.out.line(indent(wrapped(told, max(console.width - len(_INDENT), 1)), _INDENT))
+
+
+def _styled(cell: Cell) -> tuple[str, str]:
+    return (cell, "") if isinstance(cell, str) else cell

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 from rich.cells import get_character_cell_size
 
 from specllama.cli.screen.output import Stream
+from specllama.cli.screen.visible import N_BEFORE, Raw, visible
 
 if TYPE_CHECKING:
     from specllama.cli.screen.wrapping import Wrapper
 
-SAVE_CURSOR, RESTORE_CURSOR = "\x1b7", "\x1b8"
-DOWN_SCROLLING = "\x1bD"  # index: one row down in the same column; scrolls at the bottom
-UP = "\x1b[A"
+SAVE_CURSOR, RESTORE_CURSOR = Raw("\x1b7"), Raw("\x1b8")
+DOWN_SCROLLING = Raw("\x1bD")  # index: one row down in the same column; scrolls at the bottom
+UP = Raw("\x1b[A")
 # Erases from the next row on: some terminals treat an erase at the top left as 'clear the screen' and copy what was
 # there to their scrollback.
-ERASE_BELOW = f"{DOWN_SCROLLING}{SAVE_CURSOR}\r\x1b[J{RESTORE_CURSOR}{UP}"
-NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
-FRAME, END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output, where the terminal supports it
+ERASE_BELOW = DOWN_SCROLLING + SAVE_CURSOR + Raw("\r\x1b[J") + RESTORE_CURSOR + UP
+NEXT_ROW = Raw("\r\n")
+NO_WRAP, WRAP = Raw("\x1b[?7l"), Raw("\x1b[?7h")
+FRAME, END_FRAME = Raw("\x1b[?2026h"), Raw("\x1b[?2026l")  # synchronized output, where the terminal supports it
 TAB = 8
 
 
@@ -84,6 +86,7 @@ class Screen:
         self._live = live
         self._size = size
         self._breaks = breaks
+        self._before = ""  # the end of the text as it came, which decides what is shown of the next
         self._added: list[StyledText] = []  # not yet wrapped
         self._waiting: list[StyledText] = []  # wrapped, not yet written
         self._line = ""  # the unfinished last line, as written
@@ -102,19 +105,23 @@ class Screen:
         return bool(self._line)
 
     def add(self, piece: StyledText) -> None:
-        """Queue text for the next `draw`."""
-        if piece.text:
-            self._added.append(piece)
+        """Queue text for the next `draw`; what reaches a terminal becomes visible."""
+        text = piece.text
+        if self._text.reaches_a_terminal:
+            text = visible(text, self._before)
+            self._before = (self._before + piece.text)[-N_BEFORE:]
+        if text:
+            self._added.append(replace(piece, text=text))
 
     def draw(self, lines: Sequence[str]) -> None:
         """Write the queued text, and below it as many of `lines` as fit into half of the window."""
         width, height = self.size
         lines = lines[: height // 2]
-        self._live.write(FRAME + (ERASE_BELOW if self._drawn else ""))
+        self._live.write(FRAME + (ERASE_BELOW if self._drawn else Raw()))
         self._write_waiting(width, leave_margin=True)
-        reserve = DOWN_SCROLLING * len(lines) + UP * len(lines)
-        below = "".join("\r\n" + line for line in lines)
-        self._live.write(f"{reserve}{SAVE_CURSOR}{NO_WRAP}{below}{WRAP}{RESTORE_CURSOR}{END_FRAME}")
+        reserve = [DOWN_SCROLLING] * len(lines) + [UP] * len(lines)
+        below = [NEXT_ROW + line for line in lines]
+        self._live.write(Raw().join([*reserve, SAVE_CURSOR, NO_WRAP, *below, WRAP, RESTORE_CURSOR, END_FRAME]))
         self._drawn = bool(lines)
 
     def clear(self) -> None:
@@ -147,6 +154,6 @@ class Screen:
             self._waiting = [replace(last, text=last.text[-1])]
         plain = "".join(piece.text for piece in pieces)
         if plain:
-            self._text.write("".join(str(piece) for piece in pieces if piece.text))
+            self._text.write(Raw("".join(str(piece) for piece in pieces if piece.text)))
             self._column = column_after(plain, self._column, width)
             self._line = (self._line + plain).rpartition("\n")[2]

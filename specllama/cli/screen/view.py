@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.record import Record
-from specllama.cli.screen.output import Output, visible
+from specllama.cli.screen.output import Output
 from specllama.cli.screen.render import Figures, palette_of, strip
 from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.wrapping import Wrapper
@@ -18,8 +18,8 @@ FRAME_S = 0.1  # live lines are drawn at most ten times a second
 class AnswerView:
     """The answer as text: styled by the origin of each token, verbatim on a pipe.
 
-    On a terminal control characters are spelled out. A missing newline at the end is added. `take` gets every event,
-    `refresh` follows a batch of them at least `gap_s` after the last, and `close` comes last, also after a failure.
+    On a terminal the text becomes visible. A missing newline at the end is added. `take` gets every event, `refresh`
+    follows a batch of them at least `gap_s` after the last, and `close` comes last, also after a failure.
     """
 
     def __init__(self, output: Output, answer: TextStream, figures: Figures, *, live: bool) -> None:
@@ -31,7 +31,6 @@ class AnswerView:
         self._figures = figures
         self._palette = palette_of(output.out)
         self._live_palette = palette_of(output.err)
-        self._spelled = output.out.is_terminal or output.out.styled
         self._held_return = ""  # a carriage return that a newline may follow
         self._notices: list[str] = []
 
@@ -46,17 +45,19 @@ class AnswerView:
 
     def _add(self, spans: list[TaggedText]) -> None:
         for span in spans:
-            text = self._on_screen(span.text) if self._spelled else span.text
+            text = self._with_newlines(span.text)
             on, off = self._palette.codes[span.tag] if self._figures.drafts else ("", "")
             word = text.lstrip()  # an underlined space looks like a gap to fill in
             self._screen.add(StyledText(text[: len(text) - len(word)]))
             self._screen.add(StyledText(word, on, off))
 
-    def _on_screen(self, text: str) -> str:
-        """`text` for a terminal; Windows line ends become newlines."""
+    def _with_newlines(self, text: str) -> str:
+        """`text`; for a terminal, Windows line ends become newlines."""
+        if not self._output.out.reaches_a_terminal:
+            return text
         text = (self._held_return + text).replace("\r\n", "\n")
         self._held_return = "\r" if text.endswith("\r") else ""
-        return visible(text.removesuffix("\r"))
+        return text.removesuffix("\r")
 
     def _draw(self) -> None:
         """Write the queued text and draw the figures; without `live`, a terminal shows only the progress of prefill."""
@@ -78,7 +79,7 @@ class AnswerView:
     def close(self) -> None:
         """Erase the live figures, end the line, and print the notices."""
         if self._held_return:
-            self._screen.add(StyledText(visible(self._held_return)))
+            self._screen.add(StyledText(self._held_return))
         self._screen.finish()
         if self._screen.mid_line:
             self._output.out.write("\n")
