@@ -48,7 +48,7 @@ def _repo_dir(repo: str) -> Path:
 def _commit_named(repo: str, revision: str | None) -> str | None:
     """The commit of a branch or tag (None: main) at the last download; a commit is its own name."""
     ref = _repo_dir(repo) / "refs" / (revision or "main")
-    return ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+    return ref.read_text(encoding="utf-8", errors="replace").strip() if ref.is_file() else revision
 
 
 def _snapshots(repo: str, first: str | None) -> list[Path]:

