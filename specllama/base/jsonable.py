@@ -24,7 +24,7 @@ _HINT = "give a report that specllama wrote"
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, ReportError)
 
 
-def parsed(text: str | bytes) -> Any:
+def parsed(text: str) -> Any:
     """The JSON value of `text`. Raises ValueError, also for deep nesting and very long numbers."""
     try:
         return json.loads(text)

@@ -12,6 +12,7 @@ from specllama.base.disk import read_bytes, write_text
 from specllama.base.errors import ConversationError, UsageError
 from specllama.base.jsonable import parsed
 from specllama.base.ranges import sound
+from specllama.base.text import decoded
 from specllama.chat import settings as setting_table
 from specllama.chat.session import ChatSession, Turn
 from specllama.chat.settings import MAX_SEED, Settings
@@ -64,13 +65,11 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
 def load(path: Path) -> Saved:
     """Read a file. Raises ConversationError with the place of the error."""
     try:
-        return _saved(parsed(read_bytes(path).decode("utf-8")))
+        return _saved(parsed(decoded(read_bytes(path), str(path), ConversationError)))
     except OSError as error:
         raise ConversationError(
             f"{path} cannot be read: {error.strerror}", hint="" if path.exists() else "is the name right?"
         ) from None
-    except UnicodeDecodeError as error:
-        reason = f"byte {error.start} is not UTF-8 text"
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
     except (ValueError, UsageError) as error:

@@ -160,9 +160,9 @@ class _Renderer:
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """The child's reply. Raises TemplateError; the next request gets a new child if this one has ended."""
         with self._turn:
-            process = self._ready()
+            process, data = self._ready(), json.dumps(request).encode() + b"\n"
             try:
-                reply: dict[str, Any] = parsed(_exchange(process, json.dumps(request).encode() + b"\n", _MAX_SECONDS))
+                reply: dict[str, Any] = parsed(_exchange(process, data, _MAX_SECONDS).decode())
             except _Ended as error:
                 self.stop()
                 raise TemplateOverrun(f"the chat template {error}", hint=HINT) from error

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from specllama.base.disk import size_text
 from specllama.base.errors import PromptError, UsageError
+from specllama.base.text import decoded
 from specllama.chat.conversation import Conversation, Message, TemplateVocabulary, raw_tokens
 from specllama.cli.args.options import PromptOptions
 from specllama.cli.screen.output import Output
@@ -54,7 +55,7 @@ def _read_stdin(output: Output, *, may_be_forgotten: bool) -> str:
         return ""
     if may_be_forgotten and _is_silent():
         output.note("note: waiting for the rest of the prompt on stdin; to skip it, use: < /dev/null")
-    return _decoded(read_whole(sys.stdin.buffer, "stdin"), "stdin")
+    return decoded(read_whole(sys.stdin.buffer, "stdin"), "stdin", UsageError)
 
 
 def read_whole(file: BinaryIO, name: str) -> bytes:
@@ -80,19 +81,9 @@ def _is_silent() -> bool:
 def _read_file(name: str) -> str:
     try:
         with Path(name).open("rb") as file:
-            return _decoded(read_whole(file, name), name)
+            return decoded(read_whole(file, name), name, UsageError)
     except OSError as error:
         raise UsageError(f"--file {name} cannot be read: {error.strerror}") from None
-
-
-def _decoded(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{where} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}",
-            hint="convert it first, for example: iconv -f LATIN1 -t UTF-8",
-        ) from None
 
 
 def prompt_tokens(

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specllama.base.disk import NO_ROOM, meant, write_text
+from specllama.base.disk import NO_ROOM, meant, read_bytes, write_text
 from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.base.jsonable import shown
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
+from specllama.base.text import decoded
 from specllama.files.model import (
     MAX_SIZE,
     CatalogPair,
@@ -248,20 +249,19 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     return data
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of the file. Raises ConfigError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may have no writer, a device no end
             raise ConfigError(f"{path} is not a regular file")
-        return path.read_text(encoding="utf-8")
+        return decoded(read_bytes(path), str(path), ConfigError).replace("\r\n", "\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text") from error
 
 
 def load(path: Path) -> dict[str, Any]:
     """The raw tables of the file. Raises ConfigError."""
-    return parse(_read(path), path)
+    return parse(text_of(path), path)
 
 
 def layer(data: dict[str, Any], path: Path) -> Layer:
@@ -402,7 +402,7 @@ def add_pair(path: Path, pair: CatalogPair, models: tuple[Model, ...]) -> Path |
 
     Returns the backup of the file if a table was replaced. Raises ConfigError, DiskFull.
     """
-    old_text = _read(path) if path.exists() else ""
+    old_text = text_of(path) if path.exists() else ""
     tables: dict[tuple[str, ...], dict[str, Any]] = {("models", model.name): _model_table(model) for model in models}
     tables["pairs", pair.name] = _pair_table(pair)
     data = parse(old_text, path)

@@ -56,7 +56,7 @@ def set_pin(key: str, pin: Pin | None, watch: FetchWatch) -> None:
             if pins().get(key) == pin:  # another process may have written since
                 return
             path = pins_file()
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            text = models_toml.text_of(path) if path.exists() else ""
             table = None if pin is None else models_toml.without_none(asdict(pin))
             write_own(path, models_toml.edited(text, path, {(key,): table}).encode("utf-8"))
     except (ConfigError, DownloadError, OSError) as error:

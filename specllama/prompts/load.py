@@ -13,6 +13,7 @@ from specllama.base.disk import read_bytes
 from specllama.base.errors import PromptError, UsageError
 from specllama.base.jsonable import parsed
 from specllama.base.ranges import sound
+from specllama.base.text import decoded
 
 # The classes differ in how predictable their answers are, and so in their acceptance rate. The prompts were written for
 # this program and have its licence. Each prompts/<class>.jsonl alternates English, Japanese and Chinese, so that its
@@ -59,12 +60,7 @@ def read(path: Path) -> tuple[BenchPrompt, ...]:
         data = read_bytes(path)
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        text = data.decode("utf-8-sig")  # some editors write a byte order mark
-    except UnicodeDecodeError as error:
-        n_line = data[: error.start].count(b"\n") + 1
-        raise PromptError(f"{path}, line {n_line}: byte {error.start} is not UTF-8 text") from None
-    prompts = _prompts(text, str(path))
+    prompts = _prompts(decoded(data, str(path), PromptError), str(path))
     if not prompts:
         raise PromptError(f"{path} has no prompts", hint=_HINT)
     return prompts

@@ -147,10 +147,10 @@ def test_a_damaged_line_is_refused_with_its_place(file: Path, line: object, said
     assert "\x1b" not in str(caught.value)
 
 
-def test_bytes_that_are_not_utf8_are_refused_with_their_line(file: Path) -> None:
+def test_bytes_that_are_not_utf8_are_refused_with_their_place(file: Path) -> None:
     """Prevents: a traceback for a compressed or Latin-1 file."""
     file.write_bytes(b'{"prompt": "good"}\n{"prompt": "caf\xe9"}\n')
-    with pytest.raises(PromptError, match="line 2: byte 34 is not UTF-8"):
+    with pytest.raises(PromptError, match="is not UTF-8 text: byte 34 is 0xe9"):
         read(file)
 
 

@@ -17,6 +17,7 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed, to_plain
+from specllama.base.text import decoded
 from specllama.bench import compare as bench_compare
 from specllama.bench import machine
 from specllama.bench import plots as bench_plots
@@ -248,7 +249,7 @@ def _read(name: str) -> BenchReport:
     """A report written with `--output FILE.json`. Raises ReportError."""
     path = storage.meant(name)
     try:
-        data = parsed(storage.read_bytes(path))
+        data = parsed(decoded(storage.read_bytes(path), name, ReportError))
     except OSError as error:
         raise ReportError(f"{name} cannot be read: {error.strerror}", hint=WRITE_ONE) from None
     except ValueError:

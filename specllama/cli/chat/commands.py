@@ -15,6 +15,7 @@ from pathlib import Path
 
 from specllama.base.disk import meant, size_text
 from specllama.base.errors import UsageError
+from specllama.base.text import decoded
 from specllama.chat import saved as chat_file
 from specllama.chat.settings import SETTINGS, find, on_off, value_text
 from specllama.cli.chat.answering import ChatState, steered
@@ -156,7 +157,8 @@ def _edited(text: str) -> str:
             raise UsageError(f"the editor {_editor()[0]} does not start: {error.strerror}") from None
         if code:
             raise UsageError(f"the editor ended with exit code {code}; nothing was sent")
-        return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        edited = decoded(path.read_bytes(), "the edited message", UsageError)
+        return edited.replace("\r\n", "\n").removesuffix("\n")
 
 
 @_command("/read FILE", "Put a text file in front of your next message.", takes="path")
@@ -165,11 +167,9 @@ def _read(chat: ChatState, rest: str) -> None:
     try:
         with path.open("rb") as file:
             data = read_whole(file, str(path))
-        text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: byte {error.start}") from None
+    text = decoded(data, str(path), UsageError)
     n_tokens, n_ctx = chat.session.n_tokens(text), chat.session.target_kv.n_ctx
     said = f"{path.name}: {size_text(len(data))}, {n_tokens} tokens"
     if n_tokens >= n_ctx:

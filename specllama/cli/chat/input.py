@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from specllama.base.disk import open_own, size_text
 from specllama.base.errors import UsageError
 from specllama.base.ranges import sound
+from specllama.base.text import decoded
 from specllama.cli.prompting import MAX_BYTES
 from specllama.cli.screen.keyboard import Keyboard
 from specllama.cli.screen.output import Output
@@ -74,10 +75,7 @@ class Lines:
         if len(data) > MAX_BYTES:
             self._endless = True
             raise UsageError(f"a line of stdin is longer than {size_text(MAX_BYTES)}; the rest is not read")
-        try:
-            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"a line of stdin is not UTF-8 text: byte {error.start}") from None
+        return decoded(data, "a line of stdin", UsageError).removesuffix("\n").removesuffix("\r")
 
 
 class Editor:

@@ -1,0 +1,50 @@
+"""Every file of text that a user can give goes through one reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specllama.base.errors import SpecllamaError
+from specllama.base.jsonable import to_plain
+from specllama.chat import saved
+from specllama.chat.settings import Settings, to_json
+from specllama.cli.bench import command as bench
+from specllama.cli.chat.input import Lines
+from specllama.cli.prompting import _read_file
+from specllama.files import models_toml
+from specllama.prompts import load as prompts
+from tests.benchreports import report
+
+
+def _typed(path: Path) -> str:
+    with path.open() as file:
+        return Lines(file, None).read()
+
+
+CHAT = {"schema": {"name": "specllama.chat", "version": 1}, "settings": to_json(Settings()), "messages": []}
+READERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "run --file": (lambda path: _read_file(str(path)), "Grüße"),
+    "bench --prompts": (prompts.read, '{"prompt": "Grüße"}\n'),
+    "chat --load": (saved.load, json.dumps(CHAT)),
+    "chat < FILE": (_typed, "Grüße\n"),
+    "models.toml": (models_toml.load, 'default = "Grüße"\n'),
+    "bench compare": (lambda path: bench._read(str(path)), json.dumps(to_plain(report()))),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_byte_order_mark_is_no_text_and_utf_16_is_named(name: str, tmp_path: Path) -> None:
+    """A byte order mark was taken by `-f` and refused by `--load`; UTF-16 got the hint for Latin-1."""
+    read, text = READERS[name]
+    plain, marked, wide = (tmp_path / each for each in ("plain", "marked", "wide"))
+    plain.write_text(text, encoding="utf-8")
+    marked.write_text(text, encoding="utf-8-sig")
+    wide.write_text(text, encoding="utf-16")
+    assert str(read(marked)).replace("marked", "plain") == str(read(plain))
+    with pytest.raises(SpecllamaError) as caught:
+        read(wide)
+    assert "UTF-16" in caught.value.hint
