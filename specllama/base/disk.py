@@ -138,10 +138,10 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
 
 
 def open_own(path: Path, mode: int = 0o666) -> IO[bytes]:
-    """Open a file of our own to append to it. A link, a device or another file's second name is removed first."""
+    """Open a file of our own to append to it. A link, also another file's second name, is removed first."""
     with suppress(FileNotFoundError):
         status = os.lstat(path)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        if stat.S_ISLNK(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
             path.unlink()
     no_link = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags | no_link, mode))

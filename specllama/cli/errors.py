@@ -34,7 +34,8 @@ def told(error: Exception) -> SpecllamaError:
     if isinstance(error, SpecllamaError):
         return error
     if isinstance(error, OSError) and error.errno in NO_ROOM:
-        known = SpecllamaError(f"a disk is full: {error.strerror}", hint="free some space")
+        where = f"the disk of {error.filename}" if error.filename else "a disk"
+        known = SpecllamaError(f"{where} is full: {error.strerror}", hint="free some space")
     elif isinstance(error, OSError) and error.filename and error.strerror:
         known = SpecllamaError(f"the system refuses {error.filename}: {error.strerror}")
     else:

@@ -229,12 +229,15 @@ def remove(path: Path) -> int:
 
 def moved(derived: Derived, path: Path) -> Derived:
     """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises as `written`."""
-    latest = read(derived.path) or derived
-    with written(path), disk.work_folder(path.with_name(f".{path.name}.moving")) as temporary:
-        disk.move(Path(shutil.move(derived.path, temporary)), path)
-    derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
-    moved = replace(latest, path=path)
+    moved = replace(read(derived.path) or derived, path=path)
     _save(moved)
+    try:
+        with written(path), disk.work_folder(path.with_name(f".{path.name}.moving")) as temporary:
+            disk.move(Path(shutil.move(derived.path, temporary)), path)
+    except BaseException:
+        path.with_suffix(_RECORD).unlink(missing_ok=True)
+        raise
+    derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
     return moved
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from specllama.base.errors import NumericsError, UsageError
+from specllama.base.errors import NumericsError, ReportError, UsageError
 from specllama.base.jsonable import to_plain
 from specllama.bench import machine
 from specllama.bench import plots as bench_plots
@@ -346,6 +346,24 @@ def test_a_closed_pipe_stops_the_runs_and_keeps_the_file(
 
 def full_disk(*_args: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_of_two_errors_at_the_end_both_are_reported(
+    specllama: Run, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a full disk for the plots that hides where the report is."""
+
+    def full(*_: object) -> None:
+        raise ReportError("plots cannot be written")
+
+    monkeypatch.setattr(bench_plots, "write", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "report.json").symlink_to("/dev/full")
+    found = specllama(*args, "--temp", "0", "-o", "report.json", "--plots", "plots")
+    (kept,) = tmp_path.glob("specllama-*.json")
+    assert found.code == 1
+    assert table_of(found.out)
+    assert found.err.endswith(f"hint: the full report is in {kept}\nerror: plots cannot be written\n")
 
 
 @pytest.mark.parametrize("room_elsewhere", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -171,6 +172,26 @@ def test_unknown_names_are_errors(specllama: Run, words: Pair) -> None:
     assert (told.code, "there is no derived draft named 'draft+q9'" in told.err) == (1, True)
     assert "there are: draft+q4_0" in told.err
     assert "there is no file" in specllama("draft", "make", "none.gguf", "--quant", "q4_0").err
+
+
+def test_a_draft_that_cannot_be_moved_is_in_the_cache_and_in_the_report(
+    specllama: Run, words: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: minutes of measuring without a report because the disk of -o is full."""
+    monkeypatch.setattr(derive_search, "QUICK", tuner.TuneEffort(seconds=0.2, n_visits=1, n_tokens=4))
+    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.move", full)
+    options = ["--quant", "q8_0", "--measure", "--quick", "-t", "1", "-o", "mine.gguf"]
+    found = specllama("draft", "make", str(words.draft), "-m", str(words.target), *options)
+    assert found.code == 1
+    path = drafts.folder() / "draft+q8_0.gguf"
+    assert found.out.splitlines()[-1] == str(path)
+    assert path.is_file()
+    assert found.err.endswith("; the draft is in the cache: -md draft+q8_0\n")
 
 
 def test_a_search_lists_its_candidates_and_tuning_considers_the_draft(

@@ -58,6 +58,16 @@ def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     assert err.getvalue().splitlines()[-3:] == ["hint: one two", "`specllama tune -m a.gguf -md b.gguf`", "three"]
 
 
+def test_a_history_that_is_the_users_link_stays_one(tmp_path: Path) -> None:
+    """Prevents: a history that begins again although a link to the null device switches it off."""
+    theirs, link = tmp_path / "theirs", tmp_path / "chat_history"
+    theirs.touch(mode=0o644)
+    link.symlink_to(theirs)
+    _history(link).store_string("hello")
+    assert link.is_symlink()
+    assert (theirs.stat().st_mode & 0o777, "+hello" in theirs.read_text()) == (0o644, True)
+
+
 def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     """Prevents: a traceback in the middle of the screen; the file is read by a generator, after it was asked for."""
     folder = tmp_path / "history"

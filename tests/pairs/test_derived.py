@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base import disk
-from specllama.base.errors import ConfigError
+from specllama.base.errors import ConfigError, DiskFull
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived, Measurement, Recipe
 from specllama.pairs.profile import ClassFigures
@@ -177,3 +178,33 @@ def test_a_draft_that_is_moved_keeps_its_record(derived: Derived, tmp_path: Path
     assert (tmp_path / "mine.gguf").read_bytes() == b"fewer"
     assert list(derived.path.parent.iterdir()) == []
     assert json.loads((tmp_path / "mine.json").read_text())["parent"]["sha256"] == derived.parent.sha256
+
+
+def test_a_draft_that_finds_no_room_stays_where_it_is(
+    derived: Derived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: minutes of making lost to a full disk; half a model, or a link's target, overwritten by its move."""
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs")
+    (tmp_path / ".mine.gguf.moving").symlink_to(theirs)
+
+    def full(_source: Path, folder: Path) -> None:
+        (folder / "half").write_bytes(b"few")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = sorted(derived.path.parent.iterdir())
+    monkeypatch.setattr("shutil.move", full)
+    with pytest.raises(DiskFull) as caught:
+        drafts.moved(derived, tmp_path / "mine.gguf")
+    assert "-o" in caught.value.hint
+    assert (sorted(derived.path.parent.iterdir()), drafts.read(derived.path)) == (before, derived)
+    assert [path.name for path in tmp_path.iterdir() if "mine" in path.name] == []
+    assert theirs.read_bytes() == b"theirs"
+
+
+def test_a_hint_about_room_names_what_can_help(derived: Derived, tmp_path: Path) -> None:
+    """Prevents: 'write elsewhere with -o' after -o; XDG_CACHE_HOME for a file that is not in the cache."""
+    assert "XDG_CACHE_HOME" in drafts.room_hint(derived.path)
+    assert "-o" not in drafts.room_hint(derived.path)
+    assert "-o" in drafts.room_hint(tmp_path / "mine.gguf")
+    assert "XDG_CACHE_HOME" not in drafts.room_hint(tmp_path / "mine.gguf")

@@ -302,6 +302,26 @@ def test_a_commands_whole_output_goes_to_the_log(tmp_path: Path) -> None:
     assert progress.tail(log, n_lines=2) == "    two\n    three"
 
 
+def test_a_killed_set_up_takes_its_compilers_with_it(tmp_path: Path) -> None:
+    """Prevents: minutes of compiling on all cores after `kill -9` of make."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "compiling.py").write_text(
+        f"import subprocess; subprocess.run(['sh', '-c', 'exec >{pipe}; echo on; sleep 60; true'])"
+    )
+    source = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
+        "from pathlib import Path; import progress; from toolchain import WITH_PARENT\n"
+        f"command = [sys.executable, WITH_PARENT, 'compiling']; log = Path({str(tmp_path / 'log')!r})\n"
+        "progress.run_logged(command, log=log, ticker=progress.Ticker('x'), stage_of=lambda line: None)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", source], env=env) as set_up, pipe.open() as said:
+        assert said.readline() == "on\n"
+        set_up.kill()
+        assert said.read() == ""  # returns when no compiler has the pipe any more
+
+
 def test_stopping_the_set_up_stops_the_compilers(tmp_path: Path) -> None:
     """Prevents: compilers that run on in the background after Ctrl-C."""
     pids: list[int] = []

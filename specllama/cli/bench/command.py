@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -38,10 +39,11 @@ from specllama.cli.bench.options import (
 )
 from specllama.cli.bench.view import clock, comparison_lines, csv_lines, event_line, report_lines
 from specllama.cli.codes import INTERRUPTED
+from specllama.cli.errors import told
 from specllama.cli.record import versions
 from specllama.cli.reports import not_lost, writable, write_report
 from specllama.cli.screen.keyboard import silent_keyboard
-from specllama.cli.screen.output import Output, open_output, to_json
+from specllama.cli.screen.output import Output, open_output, say_error, to_json
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel
@@ -114,19 +116,7 @@ def bench(
     except Interrupted as stopped:
         output.note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
-    with ExitStack() as each:  # a report that cannot be shown is still written and drawn
-        if options.plots is not None:
-            each.callback(_plot, report, options.plots, output)
-        if target is not None:
-            each.callback(write_report, target, _text(report, _form(target)), output)
-        else:
-            each.enter_context(not_lost(output, f".{options.format}", lambda: _text(report, options.format)))
-        if options.format == "md":
-            _show(report, output, full=options.verbose)
-        elif options.format != "jsonl":
-            output.text(_text(report, options.format))
-        elif failure is not None:  # else its lines were printed during the runs
-            raise failure
+    _deliver(report, failure, target, options, output)
     if failure is not None:
         raise failure
     if report.partial and cancel.is_set():
@@ -174,6 +164,40 @@ def _text(report: BenchReport, format: str) -> str:
     else:
         lines = csv_lines(report) if format == "csv" else report_lines(report, full=True)
     return "\n".join(lines)
+
+
+def _deliver(
+    report: BenchReport, failure: Exception | None, target: Path | None, options: BenchOutput, output: Output
+) -> None:
+    """Write, print and draw the report. An error in one of them does not keep the others from being done."""
+
+    def show() -> None:
+        # A report that was written need not be kept once more.
+        kept = nullcontext() if target else not_lost(output, f".{form}", lambda: _text(report, form))
+        with kept:
+            if form == "md":
+                _show(report, output, full=options.verbose)
+            elif form != "jsonl":
+                output.text(_text(report, form))
+            elif failure is not None:  # else its lines were printed during the runs
+                raise failure
+
+    form, errors = options.format, list[Exception]()
+    steps: list[Callable[[], None]] = [show]
+    if target is not None:
+        steps.insert(0, lambda: write_report(target, _text(report, _form(target)), output))
+    if options.plots is not None:
+        steps.append(partial(_plot, report, options.plots, output))
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+    for other in errors[:-1]:
+        if not isinstance(other, BrokenPipeError):
+            say_error(told(other))
+    if errors:
+        raise errors[-1]
 
 
 def _show(report: BenchReport, output: Output, *, full: bool) -> None:

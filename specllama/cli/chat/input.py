@@ -151,8 +151,9 @@ def _history(path: Path | None) -> FileHistory:
                 return
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                open_own(path, 0o600).close()
-                path.chmod(0o600)  # for a file of an earlier version
+                if not path.is_symlink():  # a link is the user's own, often to the null device
+                    open_own(path, 0o600).close()
+                    path.chmod(0o600)  # for a file of an earlier version
                 super().store_string(string)
             except OSError:
                 self.wanted = False  # a full or read-only disk does not end the chat
