@@ -21,6 +21,9 @@ T = TypeVar("T")
 Tell = Callable[[str, float], None]  # the current step, and the share that is done
 TellShare = Callable[[float], None]  # the share alone
 
+# A terminal, a service manager and `timeout` send these to a whole group of processes.
+_PARENTS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
+
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
@@ -49,8 +52,9 @@ def _end_with_parent() -> None:
 
 
 def _child(work: Callable[[Tell], object], connection: Connection) -> None:
-    """Entry point of the child. Ignores SIGINT; the parent ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Entry point of the child. Ignores the signals that also reach the parent; the parent ends it."""
+    for number in _PARENTS:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()  # llama.cpp frees the interpreter while it works
     try:
         connection.send(_Done(work(lambda what, share: connection.send(_Progress(what, share)))))
@@ -64,11 +68,11 @@ def _child(work: Callable[[Tell], object], connection: Connection) -> None:
 
 @contextmanager
 def _shielded() -> Iterator[None]:
-    """Block SIGINT, which a child that starts now inherits: the parent handles Ctrl-C."""
+    """Block the parent's signals, which a child that starts now inherits."""
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS)
     try:
         yield
     finally:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
-try:
-    from collections.abc import Sequence
-    from dataclasses import dataclass
-    from importlib import import_module
-    from typing import Annotated, Any
+import typer
+from typer.main import get_command
 
-    import typer
-    from typer.main import get_command
-
-    from specllama.cli.codes import FAILED, INTERRUPTED, OK, READER_GONE, USAGE
-    from specllama.cli.command import CONTEXT, Group, adopt, write_commands
-    from specllama.cli.errors import misused, report
-    from specllama.cli.screen.ending import ending_in_order
-    from specllama.cli.screen.output import forget_stdout, prepare_streams, stream_of
-    from specllama.cli.screen.visible import Raw
-except KeyboardInterrupt:  # imports take a tenth of a second
-    sys.exit(130)
+from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED, OK, READER_GONE, USAGE
+from specllama.cli.command import CONTEXT, Group, adopt, write_commands
+from specllama.cli.errors import misused, report
+from specllama.cli.screen.ending import is_hung_up
+from specllama.cli.screen.output import forget_stdout, prepare_streams, stream_of
+from specllama.cli.screen.visible import Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +118,18 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
         prepare_streams()
-        with ending_in_order():
-            code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
-            sys.stdout.flush()
+        code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except _TyperUsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the message is the group's help
             stream_of(sys.stderr).line(Raw(error.format_message()))
             return USAGE
         return report(misused(error, words, get_command(app)))
-    except typer.Abort as answer:  # the answer to a question was no, or Ctrl-C
-        return INTERRUPTED if isinstance(answer.__context__, KeyboardInterrupt) else FAILED
+    except typer.Abort as answer:  # the answer to a question was no, Ctrl-C, or the end of stdin
+        if isinstance(answer.__context__, KeyboardInterrupt):
+            return INTERRUPTED
+        return HUNG_UP if is_hung_up() else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:  # from shell completion, or from typer after a BrokenPipeError
@@ -141,8 +139,6 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO and is_hung_up():  # while reading stdin
+            return HUNG_UP
         return report(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

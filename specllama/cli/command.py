@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from specllama.base.errors import UsageError
+from specllama.cli.screen.ending import ending_in_order
 from specllama.cli.screen.output import Stream, stream_of
 
 HELP_WIDTH = 100  # longest line of help
@@ -100,11 +101,15 @@ def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
 
 
 class CommandWithHelp(TyperCommand):
-    """A command with help in sections that refuses joined values."""
+    """A command with help in sections that refuses joined values, and that a signal ends in order."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         refuse_joined(args, _declared(self.params))
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with ending_in_order():
+            return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_sections(self, ctx, formatter)

@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 
-import typer
-
 from specllama import llama
-from specllama.base.errors import Interrupted
 from specllama.chat.settings import require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.cli.args.grouping import with_options
@@ -23,7 +20,6 @@ from specllama.cli.args.options import (
     PromptOptions,
     SamplingOptions,
 )
-from specllama.cli.codes import INTERRUPTED
 from specllama.cli.loading import Said, ask_of
 from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
 from specllama.cli.record import Record, begin
@@ -34,7 +30,7 @@ from specllama.cli.screen.view import AnswerView, EventView, RecordView, View
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.core.engine import Engine
-from specllama.core.events import Event, Finished, PromptProgress, Reason
+from specllama.core.events import Event, Finished, PromptProgress
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel
 from specllama.pairs import setup as pair_setup
@@ -67,9 +63,7 @@ def run(
         require_room(tokens, choice.n_ctx, sampling.predict)
     pair_setup.require_fit(setup, listener)
     say_profile(setup, out)
-    reason = _answer(tokens, ask.drafting, sampling, setup, out, _wants_live(output.live, out))
-    if reason == "cancelled":
-        raise typer.Exit(INTERRUPTED)
+    _answer(tokens, ask.drafting, sampling, setup, out, _wants_live(output.live, out))
     if choice.length.is_auto:
         hint_at_tuning(setup, ask.names, out)
 
@@ -86,8 +80,8 @@ def _wants_live(asked: bool | None, out: Output) -> bool:
 
 def _answer(
     tokens: list[int], drafting: Drafting, sampling: SamplingOptions, setup: Setup, out: Output, live: bool
-) -> Reason:
-    """Load the models, generate and show the answer; returns why it ended."""
+) -> None:
+    """Load the models, generate and show the answer. Raises SystemExit after a signal."""
     params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
     seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
     draft_settings = setup.settings(drafting, greedy=params.greedy)
@@ -108,10 +102,7 @@ def _answer(
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
-        try:
-            models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
-        except Interrupted:
-            return "cancelled"
+        models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
         models.watch(cancel)
         drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
@@ -148,7 +139,6 @@ def _answer(
                     else f"because {full} (--ctx-size)"
                 )
                 out.note(f"note: the answer was cut {why}")
-        return finished.reason
 
 
 def _show(events: Iterator[Event], view: View, record: Record, cancel: Cancel) -> Finished:

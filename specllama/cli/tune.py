@@ -91,7 +91,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     with watching(output) as watch:  # before they are measured, so that a later change shows
         files = [path for path in (subject.target, subject.draft, *variants) if path is not None]
         measured = {path: storage.seen(path, watch) for path in files}
-    with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output) as status:
+    with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output, logs=True) as status:
         status.show("asking for kernel paths", 0.0)
         found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)
     for failure in found.failures:

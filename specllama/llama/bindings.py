@@ -41,20 +41,11 @@ def bindings() -> Any:
 
 def _route_log(lib: Any) -> None:
     """Send llama.cpp's log to the log book; at exit to a C function, since Python can no longer be called then."""
-
-    def receive(level: int, text: bytes, _user_data: object) -> None:
-        try:
-            log.write(level, text.decode("utf-8", "replace"))
-        except KeyboardInterrupt:  # the caller of llama.cpp raises it again
-            log.interrupted = True
-        except Exception:  # ctypes would print it into the output
-            pass
-
-    callback = lib.llama_log_callback(receive)
+    receive = ctypes.cast(log.receive, lib.llama_log_callback)
     # abs(level) reads one integer and has no effect: a ready-made C function that drops the log.
     silent = ctypes.cast(_c_library().abs, lib.llama_log_callback)
-    _keep_alive.extend((callback, silent))
-    lib.llama_log_set(callback, None)
+    _keep_alive.extend((receive, silent))
+    lib.llama_log_set(receive, None)
     atexit.register(lib.llama_log_set, silent, None)
 
 

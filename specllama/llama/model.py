@@ -47,6 +47,7 @@ _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what ll
 
 def set_log(sink: LogSink | None) -> None:
     """Pass all lines of llama.cpp's log to `sink(level, text)`; None (the default) shows none."""
+    log.read()  # the lines so far are not for this sink
     log.sink = sink
 
 
@@ -276,6 +277,7 @@ class LlamaModel:
         finally:
             self.busy_s += perf_counter() - start_s
             pointers.in_call = False
+            log.read()
 
     def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
         """Append `tokens`, with logits for the last `n_rows` of them; all or nothing."""

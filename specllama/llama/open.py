@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
@@ -18,10 +22,12 @@ from specllama.llama.header import Header, cannot_roll_back, not_left_to_right, 
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 
+T = TypeVar("T")
 LoadProgress = Callable[[float], bool]  # receives the share that is loaded; False stops the loading
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _LOAD_READ, _LOAD_MMAP = 0, 1  # llama_load_mode
+_LOOK_S = 0.05  # between two looks at a call that runs in another thread
 _PATIENCE_S = 2.0  # a CPU back end stops within one graph node; others ignore the flag
 _NEWER_FILE = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer")
 _ALLOCATION = ("allocate", "bad_alloc", "out of memory")
@@ -29,10 +35,12 @@ _UPDATE = "the file is newer than the bindings: update specllama and llama-cpp-p
 _LESS_MEMORY = "use a shorter context (--ctx-size), a smaller model, or close other programs"
 _NO_REASON = "no reason given"
 
-_alive: weakref.WeakSet[Native] = weakref.WeakSet()  # stopped at exit
+# Stopped at exit. No WeakSet: an exception in its callbacks is lost.
+_alive: set[Pointers] = set()
+_running: dict[int, Cancel] = {}  # calls in threads of their own
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pointers:
     """The C objects of one model."""
 
@@ -43,17 +51,17 @@ class Pointers:
     in_call: bool = False  # llama.cpp is computing with them
     cancel: Cancel = field(default_factory=Cancel)  # stops the computation
     callbacks: list[object] = field(default_factory=list)  # objects that C may still call or read
-    overrides: Any = None
+    overrides: Any = None  # the model keeps their address in its parameters
 
 
 class Native:
     """Owns C objects and frees them exactly once: on `close` or on garbage collection."""
 
-    def __init__(self, lib: Any, model: int) -> None:
-        self.pointers = Pointers(lib, model)
+    def __init__(self, lib: Any, model: int, overrides: Any = None) -> None:
+        self.pointers = Pointers(lib, model, overrides=overrides)
         self.close = weakref.finalize(self, _free, self.pointers)
         self.close.atexit = False
-        _alive.add(self)
+        _alive.add(self.pointers)
 
 
 def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, overrides: Any = None) -> Native:
@@ -67,9 +75,7 @@ def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, ove
     params.use_extra_bufts = plan.use_extra_bufts
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)
-    native = _load(about, params, progress)
-    native.pointers.overrides = overrides  # the model keeps this address in its parameters
-    return native
+    return _load(about, params, progress, overrides)
 
 
 def load_vocabulary_only(about: Header) -> Native:
@@ -112,7 +118,6 @@ def open_context(native: Native, about: Header, plan: LoadPlan, options: LoadOpt
     params.no_perf = True
     log.clear()
     native.pointers.context = lib.llama_init_from_model(native.pointers.model, params)
-    log.raise_interrupt()
     if native.pointers.context:
         return
     reason = log.reason() or _NO_REASON
@@ -130,31 +135,70 @@ def describe(native: Native) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
-def _load(about: Header, params: Any, progress: LoadProgress | None) -> Native:
-    lib = bindings()
-    stopped: list[BaseException | None] = []  # the error that stopped the loading; None = `progress` returned False
+def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
+    """The result of `call()`, made in another thread; meanwhile `look` is called many times a second.
+
+    Python runs signal handlers in the main thread only, so none runs while llama.cpp calls back in the other thread.
+    What a handler or `look` raises sets `stop`, and is raised when the call has returned; the next one does not wait.
+    """
+    task, outcome, ended = [call], list[tuple[T | None, BaseException | None]](), SimpleQueue[None]()
+
+    def work() -> None:
+        _running[id(task)] = stop
+        try:
+            outcome.append((task.pop()(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        del _running[id(task)]
+        ended.put(None)
+
+    def wait() -> None:
+        with contextlib.suppress(Empty):
+            ended.get(timeout=_LOOK_S)
+
+    try:
+        start_new_thread(work, ())  # not a Thread: an exception in the middle of its `start` leaves it half started
+        while not outcome:
+            wait()
+            look()
+    except BaseException:
+        stop.set()
+        begun = True
+        with contextlib.suppress(IndexError):
+            task.pop()
+            begun = False
+        while begun and not outcome:
+            wait()
+        raise
+    result, error = outcome.pop()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _load(about: Header, params: Any, progress: LoadProgress | None, overrides: Any = None) -> Native:
+    lib, share, stop = bindings(), 0.0, Cancel()
 
     def report(done: float, _user_data: object) -> bool:
-        try:
-            go_on = progress is None or progress(done) is not False
-        except BaseException as error:  # cannot pass C frames; raised again below
-            stopped.append(error)
-            return False
-        if not go_on:
-            stopped.append(None)
-        return go_on
+        nonlocal share
+        share = done
+        return not stop.is_set()
 
-    callback = lib.llama_progress_callback(report)
-    params.progress_callback = callback
+    def load() -> Native | None:
+        model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
+        return Native(lib, model, overrides) if model else None
+
+    def look() -> None:
+        log.read()
+        if progress is not None and progress(share) is False:
+            raise Interrupted(f"loading {about.path.name} was stopped on request")
+
+    params.progress_callback = lib.llama_progress_callback(report)
     log.clear()
-    model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
-    native = Native(lib, model) if model else None
-    log.raise_interrupt()
-    if native is not None:
-        return native
-    if stopped:
-        raise stopped[0] or Interrupted(f"loading {about.path.name} was stopped on request")
-    raise _load_failure(about, log.reason() or _NO_REASON, lib.__version__)
+    native = apart(load, look, stop)
+    if native is None:
+        raise _load_failure(about, log.reason() or _NO_REASON, lib.__version__)
+    return native
 
 
 def _load_failure(about: Header, reason: str, version: str) -> SpecllamaError:
@@ -171,19 +215,25 @@ def _contains(reason: str, words: tuple[str, ...]) -> bool:
     return any(word in reason for word in words)
 
 
-def _stop(pointers: Pointers) -> bool:
+def _waited(cancel: Cancel, is_busy: Callable[[], bool]) -> bool:
+    """Set `cancel` and wait for the end of a call; False if it takes too long."""
     give_up_s = perf_counter() + _PATIENCE_S
-    while pointers.in_call:
-        pointers.cancel.set()
+    while is_busy():
+        cancel.set()
         if perf_counter() > give_up_s:
             return False
         sleep(0.002)
     return True
 
 
+def _stop(pointers: Pointers) -> bool:
+    return _waited(pointers.cancel, lambda: pointers.in_call)
+
+
 def _free(pointers: Pointers) -> None:
-    if not _stop(pointers):
+    if pointers not in _alive or not _stop(pointers):
         return  # a leak is better than a crash
+    _alive.discard(pointers)
     if pointers.batch is not None:
         pointers.lib.llama_batch_free(pointers.batch)
     if pointers.context is not None:
@@ -192,13 +242,18 @@ def _free(pointers: Pointers) -> None:
 
 
 def _leave() -> None:
-    """At exit, stop all computations before C++ unloads its libraries.
+    """At exit, stop all calls before C++ unloads its libraries.
 
     The system frees the memory, and a thread may still read logits, so only a GPU's objects are freed here.
     """
-    for native in list(_alive):
-        if _stop(native.pointers) and native.pointers.lib.llama_supports_gpu_offload():
-            native.close()
+    for call, stop in list(_running.items()):
+        _waited(stop, partial(_running.__contains__, call))
+    for pointers in list(_alive):
+        if (
+            _waited(pointers.cancel, partial(getattr, pointers, "in_call"))
+            and pointers.lib.llama_supports_gpu_offload()
+        ):
+            _free(pointers)
 
 
 atexit.register(_leave)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.base.errors import BackendError, UsageError
+from specllama.core.types import Cancel
 from specllama.llama.bindings import bindings, log
 from specllama.llama.header import Header
-from specllama.llama.open import LoadProgress
+from specllama.llama.open import LoadProgress, apart
 
 _STEP = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")  # "[  12/ 290] blk.0.attn_q.weight - ...": one line a tensor
 
@@ -77,8 +78,11 @@ def quantize(
     before, log.sink = log.sink, hear
     log.clear()
     try:
-        status = lib.llama_model_quantize(os.fsencode(about.path), os.fsencode(destination), ctypes.byref(params))
-        log.raise_interrupt()
+        status = apart(
+            lambda: lib.llama_model_quantize(os.fsencode(about.path), os.fsencode(destination), ctypes.byref(params)),
+            log.read,
+            Cancel(),
+        )
     finally:
         log.sink = before
     if status:

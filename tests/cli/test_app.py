@@ -206,21 +206,6 @@ def test_output_is_utf_8_whatever_the_locale(pair: Pair) -> None:
     assert name in result.stderr.decode("utf-8")
 
 
-def test_ctrl_c_during_the_imports_says_nothing_either() -> None:
-    """A traceback for a Ctrl-C in the first tenth of a second."""
-    code = (
-        "import os, signal, sys\n"
-        "class Interrupted:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'typer':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupted())\n"
-        "from specllama.cli.app import main\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "reason"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")]

@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_leaves_at_once(terminal: Start, pair: Pair) -> None:
     os.kill(shown.child.pid, signal.SIGINT)
     os.kill(shown.child.pid, signal.SIGTERM)
     os.kill(shown.child.pid, signal.SIGCONT)
-    assert shown.finish(close=False) == 130
+    assert shown.finish(close=False) == 143
     assert not _ends_with_summary(shown)
     assert termios.tcgetattr(shown.child.child_fd)[3] & termios.ECHO
 

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
-from specllama.base.errors import NumericsError
+from specllama.base.errors import Interrupted, NumericsError
 from specllama.cli.screen.ending import ending_in_order
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.events import Event, Notice
@@ -84,15 +85,26 @@ def test_leaving_early_cancels_and_waits() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cancels_and_the_batches_end(number: signal.Signals) -> None:
     """Ctrl-C that raises in the middle of drawing, or is not noticed while nothing happens."""
-    cancel = Cancel()
-    with interruptible(cancel, lambda: None), Worker(_until(cancel), cancel) as worker:
-        batches = worker.batches()
-        next(batches)
-        os.kill(os.getpid(), number)
-        started = time.monotonic()
-        list(batches)
-    assert cancel.is_set()
-    assert time.monotonic() - started < 30
+    cancel, drawn = Cancel(), list[list[Event]]()
+    with pytest.raises(SystemExit) as ended, interruptible(cancel, lambda: None):
+        with Worker(_until(cancel), cancel) as worker:
+            batches = worker.batches()
+            next(batches)
+            os.kill(os.getpid(), number)
+            started = time.monotonic()
+            drawn.extend(batches)
+        assert time.monotonic() - started < 30
+    assert (cancel.is_set(), bool(drawn), ended.value.code) == (True, True, 128 + number)
+
+
+@pytest.mark.parametrize("error", [Interrupted("stopped"), None])
+def test_a_signal_that_changes_nothing_is_still_the_reason_of_the_end(error: Exception | None) -> None:
+    """Exit code 0 after a SIGTERM during the summary, or 1 and 'loading was stopped on request'."""
+    with pytest.raises(SystemExit) as ended, interruptible(Cancel(), lambda: None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        if error is not None:
+            raise error
+    assert ended.value.code == 143
 
 
 def test_afterwards_signals_do_what_they_did_before() -> None:
@@ -104,30 +116,35 @@ def test_afterwards_signals_do_what_they_did_before() -> None:
 
 
 @pytest.mark.parametrize("handling", [lambda: interruptible(Cancel(), lambda: None), ending_in_order])
-def test_under_nohup_a_hangup_stays_ignored(handling: Callable[[], AbstractContextManager[None]]) -> None:
-    """An answer or a search under `nohup` that ends when the terminal closes."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_the_process_ignores_stays_ignored(
+    handling: Callable[[], AbstractContextManager[None]], number: signal.Signals
+) -> None:
+    """An answer under `nohup` that ends when the terminal closes; a Ctrl-C that ends a script's background job."""
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with handling():
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_process_like_an_exception(number: signal.Signals) -> None:
+def test_a_signal_ends_the_process_like_an_exception(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a draft in the cache and a running child after a service manager stopped the program."""
     before = signal.signal(number, signal.SIG_DFL)
-    tidied = []
+    tidied: list[Any] = []
     try:
         with pytest.raises(SystemExit) as ended, ending_in_order():
             try:
                 os.kill(os.getpid(), number)
             finally:
-                tidied.append(signal.getsignal(number))  # the next one ends the process at once
+                tidied.append(signal.getsignal(number))
         assert ended.value.code == 128 + number
-        assert tidied == [signal.SIG_DFL]
+        monkeypatch.setattr(os, "_exit", tidied.append)  # the next one ends the process at once
+        tidied[0](number, None)
+        assert tidied[1] == 128 + number
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)

@@ -12,23 +12,23 @@ from specllama import llama
 from specllama.llama.log import LogBook
 from tests import tiny
 
-INFO, ERROR, CONTINUED = 2, 4, 5
+INFO, ERROR, CONTINUED = b"\2", b"\4", b"\5"
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_reason_is_the_error_that_explains() -> None:
     """Prevents: 'failed to load model' as the reason why a model failed to load."""
     book = LogBook()
-    book.write(INFO, "llama_model_loader: - kv 0\n")
-    book.write(ERROR, "llama_model_load: error loading model: missing tensor 'x'\n")
-    book.write(ERROR, "llama_model_load_from_file_impl: failed to load model\n")
+    book.receive(INFO, b"llama_model_loader: - kv 0\n")
+    book.receive(ERROR, b"llama_model_load: error loading model: missing tensor 'x'\n")
+    book.receive(ERROR, b"llama_model_load_from_file_impl: failed to load model\n")
     assert book.reason() == "error loading model: missing tensor 'x'"
 
 
 def test_a_generic_error_is_the_reason_if_there_is_no_other() -> None:
     """Prevents: an empty reason although llama.cpp logged an error."""
     book = LogBook()
-    book.write(ERROR, "x: failed to load model\n")
+    book.receive(ERROR, b"x: failed to load model\n")
     assert book.reason() == "failed to load model"
     book.clear()
     assert book.reason() == ""
@@ -39,10 +39,11 @@ def test_continued_lines_are_one_line_of_the_first_level() -> None:
     heard: list[tuple[str, str]] = []
     book = LogBook()
     book.sink = lambda level, text: heard.append((level, text))
-    book.write(ERROR, "loading")
-    book.write(CONTINUED, ".")
-    book.write(CONTINUED, ".\nnext")
-    book.write(INFO, "other\n\n")
+    book.receive(ERROR, b"loading")
+    book.receive(CONTINUED, b".")
+    book.receive(CONTINUED, b".\nnext")
+    book.receive(INFO, b"other\n\n")
+    book.read()
     assert heard == [("error", "loading.."), ("error", "next"), ("info", "other")]
 
 
@@ -50,7 +51,7 @@ def test_the_book_forgets_old_lines() -> None:
     """Prevents: a long session that fills the memory with log lines."""
     book = LogBook(n_lines=3)
     for index in range(10):
-        book.write(ERROR, f"line {index}\n")
+        book.receive(ERROR, f"line {index}\n".encode())
     assert book.reason() == "line 7; line 8; line 9"
 
 
@@ -142,13 +143,3 @@ def run(program: str) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
-
-
-def test_an_interrupt_inside_the_callback_is_raised_where_the_call_returns() -> None:
-    """Prevents: a lost Ctrl-C during loading."""
-    book = LogBook()
-    book.raise_interrupt()
-    book.interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        book.raise_interrupt()
-    book.raise_interrupt()

@@ -19,14 +19,14 @@ from specllama.audit.parts import FULL, QUICK, AuditSubject
 from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import Interrupted, UsageError
+from specllama.base.errors import UsageError
 from specllama.base.ranges import several, whole, word
 from specllama.chat.settings import RULES, require_known
 from specllama.cli.args import options as shared
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, HardwareOptions, LawOptions, PairOptions
 from specllama.cli.audit.view import markdown, sentence
-from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.codes import FAILED
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.record import describe_model, versions
 from specllama.cli.reports import not_lost, writable, write_report
@@ -128,20 +128,18 @@ def audit(
     require_known(sampling.params.logit_bias, setup.target.header.n_vocab)
     pair_setup.require_fit(setup, listener)
     setup = _with_sums(setup, out)
-    report = _audit(setup, names, drafting, sampling, options, out)
-    if report is None:
-        raise typer.Exit(INTERRUPTED)
-    text = to_json(report.to_json()) if form == "json" else markdown(report)
-    with ExitStack() as each:  # a verdict that cannot be printed does not keep the report from its file
-        if file is not None:
-            each.callback(write_report, file, text, out)
-        else:
-            each.enter_context(not_lost(out, f".{form}", lambda: text))
-        out.text(text if file is None else sentence(report))
-    if not report.passed:
-        raise typer.Exit(FAILED)
-    if report.partial:
-        raise typer.Exit(INTERRUPTED)
+    cancel = Cancel()
+    with interruptible(cancel, lambda: None):
+        report = _audit(setup, names, drafting, sampling, options, cancel, out)
+        text = to_json(report.to_json()) if form == "json" else markdown(report)
+        with ExitStack() as each:  # a verdict that cannot be printed does not keep the report from its file
+            if file is not None:
+                each.callback(write_report, file, text, out)
+            else:
+                each.enter_context(not_lost(out, f".{form}", lambda: text))
+            out.text(text if file is None else sentence(report))
+        if not report.passed:
+            raise typer.Exit(FAILED)
 
 
 def _require_narrow(sampling: LawOptions) -> None:
@@ -197,17 +195,12 @@ def _audit(
     drafting: AuditDrafting,
     sampling: LawOptions,
     options: AuditOptions,
+    cancel: Cancel,
     out: Output,
-) -> AuditReport | None:
-    """Load and audit; None if loading was interrupted."""
-    cancel = Cancel()
+) -> AuditReport:
+    """Load and audit. Raises Interrupted if loading was cancelled."""
     effort = QUICK if options.quick else FULL
-    with ExitStack() as stack:
-        stack.enter_context(interruptible(cancel, lambda: None))
-        try:
-            models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
-        except Interrupted:
-            return None
+    with pair_setup.load_models(setup, Said(out), cancel) as models:
         models.watch(cancel)
         target, draft = models.target, models.draft
         prompts = auditing.prompts_for(
@@ -283,17 +276,13 @@ def _watched(
     `heard`: the latest progress, which the audit also reports between the items of `steps`.
     """
     report: AuditReport | None = None
-    said = ""
-    with StatusLine(out) as status, Worker(steps, cancel) as worker:
+    with StatusLine(out, logs=True) as status, Worker(steps, cancel) as worker:
         for batch in worker.batches(0.1):
             for item in batch:
                 if isinstance(item, AuditReport):
                     report = item
-                    continue
-                heard.append(item)
-                if not out.live and item.doing != said:  # a log gets a line for every section
-                    out.note(f"{item.doing} ...")
-                said = item.doing
+                else:
+                    heard.append(item)
             if heard:
                 now, seconds = heard[0], heard[0].left_s or 0.0
                 left = f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"

@@ -12,8 +12,6 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-import typer
-
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
@@ -38,7 +36,6 @@ from specllama.cli.bench.options import (
     BenchSampling,
 )
 from specllama.cli.bench.view import clock, comparison_lines, csv_lines, event_line, report_lines
-from specllama.cli.codes import INTERRUPTED
 from specllama.cli.errors import told
 from specllama.cli.record import versions
 from specllama.cli.reports import not_lost, writable, write_report
@@ -111,16 +108,15 @@ def bench(
         warnings=(subject.without_auto,) if subject.without_auto else (),
     )
     cancel = Cancel()
-    try:
-        report, failure = _measure(job, Opener(subject, hardware, wishes.loads, cancel), cancel, options, output)
-    except Interrupted as stopped:
-        output.note(str(stopped))
-        raise typer.Exit(INTERRUPTED) from None
-    _deliver(report, failure, target, options, output)
-    if failure is not None:
-        raise failure
-    if report.partial and cancel.is_set():
-        raise typer.Exit(INTERRUPTED)
+    with silent_keyboard(output.out) as restore, interruptible(cancel, restore):
+        try:
+            report, failure = _measure(job, Opener(subject, hardware, wishes.loads, cancel), cancel, options, output)
+        except Interrupted as stopped:
+            output.note(str(stopped))
+            raise
+        _deliver(report, failure, target, options, output)
+        if failure is not None:
+            raise failure
 
 
 def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) -> tuple[BenchDrafting, BenchSampling]:
@@ -253,8 +249,6 @@ def _watched(
     # No status line among JSON lines on the same terminal.
     moving = replace(output, quiet=True) if options.format == "jsonl" and output.out.is_terminal else output
     with (
-        silent_keyboard(output.out) as restore,
-        interruptible(cancel, restore),
         StatusLine(moving) as status,
         Worker(core.bench(job, opener, cancel), cancel) as worker,
     ):

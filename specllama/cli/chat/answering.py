@@ -107,7 +107,7 @@ def stoppable(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
         n_pressed += 1
         cancel.set()
         if n_pressed >= PATIENCE:
-            leave_at_once(restore)
+            leave_at_once(signal.SIGINT, restore)
 
     with handling([signal.SIGINT], press):
         yield

@@ -32,10 +32,11 @@ from specllama.cli.chat.answering import ChatState, fitted, greeting, open_model
 from specllama.cli.chat.commands import is_command, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
-from specllama.cli.chat.rescue import HUNG_UP, is_gone, kept_on_hangup, tell_of_kept
-from specllama.cli.codes import FAILED, INTERRUPTED
+from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
+from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
 from specllama.cli.errors import told
 from specllama.cli.loading import ask_of
+from specllama.cli.screen.ending import is_hung_up
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
@@ -148,7 +149,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
             line = source.read(start)
             _survived(talk, line)
         except EOFError:
-            if not piped and is_gone():
+            if is_hung_up():
                 raise SystemExit(HUNG_UP) from None
             break
         except KeyboardInterrupt:
@@ -159,7 +160,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
         except SpecllamaError as error:
             talk.fail(error)
         except OSError:  # from a terminal that was closed during the read
-            if piped or not is_gone():
+            if not is_hung_up():
                 raise
             talk.ended = HUNG_UP
         if talk.ended:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -16,33 +16,15 @@ from specllama.cli.chat.answering import ChatState
 from specllama.cli.screen.ending import endings, handling
 from specllama.cli.screen.output import Output
 
-HUNG_UP, TERMINATED = 129, 143  # 128 + SIGHUP and 128 + SIGTERM, as a shell reports them
-
 
 def kept_file() -> Path:
     """The file for a conversation that was cut off."""
     return user_state_path("specllama") / "cut_off_chat.json"
 
 
-def is_gone() -> bool:
-    """True if stdin was a terminal that is closed now, so that its end of file is not Ctrl-D."""
-    try:
-        import termios
-
-        termios.tcgetattr(sys.stdin.fileno())
-    except (ImportError, ValueError):
-        return False
-    except (OSError, termios.error):
-        return True
-    return False
-
-
 @contextlib.contextmanager
 def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
-    """SIGHUP and SIGTERM stop the answer and exit with HUNG_UP or TERMINATED; `wanted` saves the conversation.
-
-    A SIGHUP that the process ignores (nohup) stays ignored.
-    """
+    """SIGHUP and SIGTERM stop the answer and raise SystemExit(128 + signal); `wanted` saves the conversation."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         again, talk.ended = bool(talk.ended), 128 + number
@@ -50,11 +32,11 @@ def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
         if again or not talk.answering:
             raise SystemExit(talk.ended)
 
-    with handling(endings(), end):
+    with handling([number for number in endings() if number != signal.SIGINT], end):
         try:
             yield
-        except SystemExit as leaving:
-            if leaving.code in (HUNG_UP, TERMINATED) and wanted and talk.session.turns:
+        except SystemExit:
+            if wanted and talk.session.turns:
                 _keep(talk)
             raise
 

@@ -186,7 +186,7 @@ def _made(
         drafts.sweep()
         if destination is None and not force and (known := derive_search.ready(parent, recipe)) is not None:
             return known, False
-        with StatusLine(output) as status:
+        with StatusLine(output, logs=True) as status:
             derive.make(parent, recipe, path, status.show)
             status.show("checksums", 1.0)
             return drafts.record(path, recipe, parent.path), True
@@ -213,7 +213,7 @@ def _search(
     setup = pair_setup.prepare(choice, listener)
     pair_setup.require_fit(setup, listener)
     path = KernelPath.of(setup.target_options)
-    with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output) as status:
+    with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output, logs=True) as status:
         drafts.sweep()
         found = derive_search.search(
             parent,

@@ -1,8 +1,12 @@
-"""An orderly end on SIGTERM and SIGHUP: no child process and no half-written file stays behind."""
+"""How SIGINT, SIGTERM and SIGHUP end a command: no child process and no half-written file stays behind.
+
+`specllama/__main__.py` ends the process at once wherever a command is not running: during imports, and after its end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -11,17 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from specllama.cli.codes import INTERRUPTED
-
 
 def endings() -> list[int]:
-    """SIGTERM and SIGHUP, unless the process ignores them: nohup ignores SIGHUP, and Windows has none."""
-    numbers = [int(getattr(signal, name)) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    """The three signals, unless the process ignores them: nohup ignores SIGHUP, a script's background job SIGINT."""
+    numbers = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
-def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Set `handler` for these signals, and restore the old handlers afterwards."""
     before: list[Any] = [signal.signal(number, handler) for number in numbers]
     try:
@@ -31,26 +33,47 @@ def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], 
             signal.signal(number, old)
 
 
-def leave_at_once(restore: Callable[[], None]) -> NoReturn:
-    """End the process as interrupted, without waiting for threads or children."""
+def leave_at_once(number: int, restore: Callable[[], None] = lambda: None) -> NoReturn:
+    """End the process as the signal does, without waiting for threads or children."""
     restore()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    os._exit(INTERRUPTED)
+    os._exit(128 + number)
 
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise SystemExit(128 + signal), so that every `finally` runs. A second one kills."""
+    """Make SIGINT raise KeyboardInterrupt, SIGTERM and SIGHUP SystemExit(128 + signal), so that every `finally` runs.
+
+    A second SIGTERM or SIGHUP ends the process at once.
+    """
     if threading.current_thread() is not threading.main_thread():  # `main` was called as a function
         yield
         return
-    numbers = [number for number in endings() if signal.getsignal(number) is signal.SIG_DFL]
+    numbers = endings()
+    interrupts = [number for number in numbers if number == signal.SIGINT]
+    others = [number for number in numbers if number != signal.SIGINT]
 
     def end(number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_DFL)
+        for each in others:
+            signal.signal(each, lambda again, _frame: leave_at_once(again))
         raise SystemExit(128 + number)
 
-    with handling(numbers, end):
+    # Python's own handler: asyncio, below the editor of `chat`, looks for it.
+    with handling(interrupts, signal.default_int_handler), handling(others, end):
         yield
+
+
+def is_hung_up() -> bool:
+    """True if stdin, stdout or stderr is a terminal that was closed: no signal need have come, but EIO or an end."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        return False
+    for number in range(3):
+        try:
+            termios.tcgetattr(number)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                return True
+    return False

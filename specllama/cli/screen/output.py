@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal, TextIO
 import typer
 
 from specllama.base.errors import SpecllamaError
+from specllama.cli.codes import HUNG_UP
+from specllama.cli.screen.ending import is_hung_up
 from specllama.cli.screen.visible import HIDDEN, Raw, in_one_line, visible, wrapped
 
 if TYPE_CHECKING:
@@ -260,9 +262,12 @@ class _Standard(io.TextIOWrapper):
 
 
 def _stdout_failed(error: OSError) -> None:
-    """A full disk is an error with a message, not an internal error."""
+    """A full disk is an error with a message, not an internal error; a closed terminal ends the program silently."""
     if isinstance(error, BrokenPipeError):
         raise error
+    if error.errno == errno.EIO and is_hung_up():
+        forget_stdout()
+        raise SystemExit(HUNG_UP)
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
     forget_stdout()
     raise SpecllamaError(f"stdout cannot be written: {reason}") from error

@@ -1,4 +1,4 @@
-"""A line of progress on stderr for the steps before an answer."""
+"""The progress of steps on stderr: one line that is redrawn, or in a log a line every 10 %."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ REDRAW_S = 0.1
 
 
 class StatusLine:
-    """A progress line; shows nothing where live lines may not be drawn on stderr."""
+    """A progress line. Where live lines may not be drawn on stderr, `logs` prints a line every 10 %."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, *, logs: bool = False) -> None:
+        self._output = output
         self._shown = output.live
+        self._logs = logs and not output.live
+        self._tenths = -1
         self._screen = Screen(output.err, output.err)
         self._palette = palette_of(output.err)
         self._next = 0.0
 
     def show(self, what: str, share: float, detail: str = "") -> None:
         """Draw the progress of a step, at most ten times a second."""
+        if self._logs and self._tenths != (tenths := int(10 * share)):
+            self._tenths = tenths
+            self._output.note(f"{what}: {tenths}0 %" if tenths else f"{what} ...")
         if not self._shown or monotonic() < self._next:
             return
         self._next = monotonic() + REDRAW_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
@@ -11,6 +10,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Generic, TypeVar
 
+from specllama.base.errors import Interrupted
 from specllama.cli.screen.ending import endings, handling, leave_at_once
 from specllama.core.types import Cancel
 
@@ -90,16 +90,25 @@ class Worker(Generic[E]):
 
 @contextlib.contextmanager
 def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP set `cancel`; a second one ends the process at once, after `restore`.
+    """SIGINT, SIGTERM and SIGHUP set `cancel`, and the block ends with SystemExit(128 + signal), whatever it still did.
 
-    A SIGHUP that the process ignores (nohup) stays ignored.
+    An `Interrupted` that leaves the block is taken as the effect of the signal. A second signal ends the process at
+    once, after `restore`.
     """
+    received = 0
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        if not cancel.is_set():
-            cancel.set()
-            return
-        leave_at_once(restore)
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        if received:
+            leave_at_once(number, restore)
+        received = number
+        cancel.set()
 
-    with handling([signal.SIGINT, *endings()], handle):
-        yield
+    with handling(endings(), handle):
+        try:
+            yield
+        except Interrupted:
+            if not received:
+                raise
+    if received:
+        raise SystemExit(128 + received)

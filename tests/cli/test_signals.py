@@ -1,0 +1,136 @@
+"""SIGINT, SIGTERM and SIGHUP end every command with 130, 143 and 129, from its first line to its last."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ENDLESS, REPOSITORY, SPECLLAMA, Pair
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# `specllama ARGS`, with a signal at the n-th import, after a time, or in Python's own end.
+PROGRAM = """
+import atexit, importlib.abc, os, signal, sys, threading
+import specllama.__main__ as program
+
+number, moment, value = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+del sys.argv[1:4]
+
+def send():
+    os.kill(os.getpid(), number)
+
+class AtImport(importlib.abc.MetaPathFinder):
+    n_left = int(value)
+
+    def find_spec(self, name, path=None, target=None):
+        self.n_left -= 1
+        if self.n_left == 0:
+            send()
+
+if moment == "import":
+    sys.meta_path.insert(0, AtImport())
+elif moment == "count":
+    sys.meta_path.insert(0, AtImport())
+    atexit.register(lambda: print(-sys.meta_path[0].n_left, file=sys.stderr))
+elif moment == "time":
+    timer = threading.Timer(value, send)
+    timer.daemon = True
+    timer.start()
+else:
+    atexit.register(send)
+sys.exit(program.main())
+"""
+
+
+def ended(number: int, moment: str, value: float, *args: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that gets a signal."""
+    command = [sys.executable, "-c", PROGRAM, str(int(number)), moment, str(value), *args]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_signal_during_the_imports_ends_the_process_silently(pair: Pair) -> None:
+    """A traceback, or a death by the signal, in the first tenths of a second."""
+    args = ["run", *pair.options, "--raw", "abc", "-q", "-n", "5", *ENDLESS]
+    code, count = ended(0, "count", 0, *args)
+    assert (code, int(count) > 100) == (0, True)
+    draw = random.Random(1)
+    for number in SIGNALS * 4:
+        n_imports = draw.randint(1, int(count))
+        assert ended(number, "import", n_imports, *args) == (128 + number, ""), n_imports
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_the_end_of_python_ends_the_process_silently(number: signal.Signals) -> None:
+    """'Exception ignored in atexit callback', and exit code 0."""
+    assert ended(number, "exit", 0, "--version") == (128 + number, "")
+
+
+@pytest.mark.parametrize("command", [("run", "--raw", "abc"), ("bench", "-n", "100000"), ("audit",), ("tune",)])
+def test_a_signal_at_any_time_ends_a_command_silently(short_pair: Pair, pair: Pair, command: tuple[str, ...]) -> None:
+    """A signal that is lost while llama.cpp reads a model, or with the code of another one."""
+    draw = random.Random(command[0])
+    files = (pair if command[0] == "run" else short_pair).options
+    more = ["-q", *(["-n", "-1", "-c", "190000", *ENDLESS] if command[0] == "run" else [])]
+    for number in SIGNALS:
+        after_s = draw.uniform(0.01, 1.5)
+        assert ended(number, "time", after_s, *command, *files, *more) == (128 + number, ""), after_s
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--raw", "abc", "-n", "-1", "-c", "190000", *ENDLESS),
+        ("chat", "-c", "90000", "-n", "-1"),
+        ("models", "list"),
+        ("check",),
+        ("doctor",),
+        ("bench", "--format", "jsonl"),
+        ("audit", "--quick", "--spec-type", "lookup", "--verify-rule", "token", "--top-k", "3"),
+        ("draft", "list"),
+    ],
+)
+def test_a_terminal_that_vanishes_ends_a_command_silently(
+    pair: Pair, talker: Pair, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    """'internal error: OSError: Input/output error', or an answer to a terminal that is gone."""
+    theirs, ours = os.openpty()
+    options = (
+        []
+        if command[0] in ("models", "doctor", "draft")
+        else (pair if command[0] in ("run", "check") else talker).options
+    )
+    with (tmp_path / "err").open("w+b") as err:
+        # In a session without a controlling terminal: it gets no SIGHUP.
+        child = subprocess.Popen(
+            [*SPECLLAMA, *command, *options],
+            stdin=ours,
+            stdout=ours,
+            stderr=err,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        os.close(ours)
+        if command[0] in ("run", "chat"):
+            if command[0] == "chat":
+                os.write(theirs, b"abc\r")
+            os.read(theirs, 1)
+        os.close(theirs)
+        try:
+            assert child.wait(60) == 129
+        finally:
+            child.kill()
+            child.wait()
+        assert b"rror" not in (tmp_path / "err").read_bytes()
