@@ -280,6 +280,6 @@ def test_a_saved_chat_cannot_control_the_terminal(chat: Start, tmp_path: Path) -
     command(shown, f"/load {tmp_path / 'c.json'}", "last message: ")
     command(shown, "/show system", "PASS")
     shown.child.send("/edit\r")
-    shown.wait_for(lambda t: "^[" in t.text)
+    shown.wait_for(lambda t: ">>> e\\x1b]0;X" in t.text)
     assert b"\x1b[5m" not in shown.raw
     assert not {"\u202e", "\u2066"} & set(shown.raw.decode())

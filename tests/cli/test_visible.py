@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import struct
 import termios
 import threading
 import types
@@ -30,7 +32,7 @@ from specllama.chat.stream import TextStream
 from specllama.cli import doctor, tune
 from specllama.cli.audit.view import markdown, sentence
 from specllama.cli.bench import command as bench_command
-from specllama.cli.bench.view import comparison_lines, csv_lines
+from specllama.cli.bench.view import comparison_lines, csv_lines, report_lines
 from specllama.cli.chat.view import AnswerLook, ChatView
 from specllama.cli.check import drafts as check_drafts
 from specllama.cli.check.probe import show_outlook
@@ -61,6 +63,7 @@ from specllama.tuning.forecast import Outlook
 from tests import tiny
 from tests.cli.conftest import EVIL, Terminal
 
+UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 SPELLED = "\\u202e\\u2066\\u200b\\u2060\\ufeff\\U000e0041"
 FINE = [
     "line\n\ttab 東京 é",
@@ -100,7 +103,6 @@ def test_what_controls_or_hides_is_spelled_out(text: str, shown: str) -> None:
 
 def test_between_latin_letters_nothing_is_invisible() -> None:
     """Prevents: a forgotten control, format, separator or filler character."""
-    invisible = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     fillers = [0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]
     seen = {
         0x600,
@@ -117,7 +119,7 @@ def test_between_latin_letters_nothing_is_invisible() -> None:
         0x110BD,
         0x110CD,
     }  # have a shape
-    codes = {code for code in range(0x110000) if unicodedata.category(chr(code)) in invisible} - seen - {9, 10}
+    codes = {code for code in range(0x110000) if unicodedata.category(chr(code)) in UNSEEN} - seen - {9, 10}
     assert len(codes) > 2000
     assert [hex(code) for code in {*codes, *fillers} if visible(f"a{chr(code)}b")[1] == chr(code)] == []
 
@@ -279,7 +281,7 @@ def written(show: Callable[[Output], None], monkeypatch: pytest.MonkeyPatch, *, 
                 came.append(data)
 
     if terminal:
-        termios.tcsetwinsize(writer, (50, 500))
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 500, 0, 0))
     file = os.fdopen(writer, "w", encoding="utf-8", errors="replace")
     thread = threading.Thread(target=read)
     thread.start()
@@ -310,10 +312,22 @@ def test_no_field_of_a_report_controls_or_hides(
     if name in ANSWERS and not terminal:
         pytest.skip("a pipe gets the model's bytes as they are")
     text = written({**REPORTS, **ANSWERS}[name], monkeypatch, terminal=terminal)
-    hidden = {char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    hidden = {char for char in text if unicodedata.category(char) in UNSEEN}
     assert hidden <= {"\n", "\t", "\r"}, ascii(text)
     assert "\rx" not in text  # Rich returns to the margin
     assert SPELLED in re.sub(r"\s+", "", text), "the report does not show its texts"
+
+
+def test_reports_in_files_are_visible_as_well() -> None:
+    """Prevents: `cat report.md` that acts on the terminal; rows that a character of a name breaks."""
+    for lines in (
+        report_lines(filled(BenchReport), full=True),
+        csv_lines(filled(BenchReport)),
+        comparison_lines(filled(ReportComparison), [EVIL, EVIL]),
+        markdown(filled(AuditReport)).split("\n"),
+    ):
+        assert SPELLED in "\n".join(lines)
+        assert {char for line in lines for char in line if unicodedata.category(char) in UNSEEN} <= {"\t", "\n"}
 
 
 def test_a_file_name_and_a_header_on_a_real_terminal(terminal: Callable[..., Terminal], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from specllama.bench.report import (
 from specllama.bench.verdict import condition_name
 from specllama.cli.screen.output import to_json
 from specllama.cli.screen.tables import markdown_table
-from specllama.cli.screen.visible import in_one_line
+from specllama.cli.screen.visible import in_one_line, visible
 
 
 def _ratio(found: Interval | None) -> str:
@@ -46,7 +46,7 @@ def _number(value: float | None, digits: int = 1, factor: float = 1.0) -> str:
 
 def _models(report: BenchReport) -> str:
     drafts = ", ".join(str(each.get("file")) for each in report.drafts)
-    return in_one_line(f"{report.target.get('file')}" + (f" with {drafts}" if drafts else ", no draft model"))
+    return f"{report.target.get('file')}" + (f" with {drafts}" if drafts else ", no draft model")
 
 
 def _machine(report: BenchReport) -> str:
@@ -54,7 +54,7 @@ def _machine(report: BenchReport) -> str:
     gpus = "".join(f", {gpu}" for gpu in machine.gpus)
     bandwidth = f", {machine.memory_bytes_s / 1e9:.0f} GB/s" if machine.memory_bytes_s else ""
     build = f"llama.cpp {report.versions.get('llama_cpp')} (llama-cpp-python {report.versions.get('llama_cpp_python')})"
-    return in_one_line(
+    return (
         f"{machine.cpu}, {machine.n_cores} cores, {size_text(machine.memory)}{bandwidth}{gpus}; {build}; "
         f"specllama {report.versions.get('specllama')}; {report.made}"
     )
@@ -134,15 +134,15 @@ def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -
     lines += ["", LEGEND, ""]
     if full:
         lines += _detail_lines(report)
-    lines += [f"- warning: {in_one_line(warning)}" for warning in report.warnings]
+    lines += [f"- warning: {warning}" for warning in report.warnings]
     if report.warnings:
         lines.append("")
-    return [*lines, f"**{in_one_line(report.verdict)}**"]
+    return [*map(in_one_line, lines), in_one_line(f"**{report.verdict}**")]
 
 
 def _where(report: BenchReport, row: BenchRow) -> list[str]:
     condition = condition_name(report.plan.conditions[row.condition], report.plan.conditions)
-    return [condition.removeprefix("temperature "), in_one_line(report.plan.arms[row.arm].name)]
+    return [condition.removeprefix("temperature "), report.plan.arms[row.arm].name]
 
 
 def _classes(report: BenchReport) -> Iterator[list[str]]:
@@ -152,7 +152,7 @@ def _classes(report: BenchReport) -> Iterator[list[str]]:
             expected = f"{band.place} {band.low:.2f}-{band.high:.2f}" if band else ""
             yield [
                 *_where(report, row),
-                in_one_line(row.category),
+                row.category,
                 _number(row.decode_tok_s),
                 _ratio(row.speedup) if row.speedup else "",
                 _percent(row.alpha),
@@ -198,7 +198,7 @@ def _acceptance(report: BenchReport) -> Iterator[list[str]]:
 
 
 def _insight(report: BenchReport, found: Insight) -> Iterator[list[str]]:
-    draft = in_one_line(report.plan.drafts[found.draft])
+    draft = report.plan.drafts[found.draft]
     for kind, buckets in (("entropy", found.by_entropy), ("place", found.by_place)):
         for bucket in buckets:
             label = f"{bucket.label} nats" if kind == "entropy" else bucket.label
@@ -252,7 +252,7 @@ def _detail_lines(report: BenchReport) -> list[str]:
     for title, heads, n_left, rows in tables:
         if rows:
             lines += [f"{title}:", "", *markdown_table(heads, rows, n_left=n_left), ""]
-    return [*lines, *map(in_one_line, (*_costs(report), *_record(report))), ""]
+    return [*lines, *_costs(report), *_record(report), ""]
 
 
 _INTERVALS = ("speedup", "latency_speedup", "versus_reference")
@@ -300,7 +300,7 @@ def csv_lines(report: BenchReport) -> list[str]:
     if records:
         writer.writerow(records[0])
         writer.writerows([_cell(value) for value in record.values()] for record in records)
-    return out.getvalue().splitlines()
+    return visible(out.getvalue()).splitlines()
 
 
 def event_line(event: BenchPlan | BenchRun | BenchReport) -> str:
@@ -312,7 +312,7 @@ def event_line(event: BenchPlan | BenchRun | BenchReport) -> str:
 
 def comparison_lines(found: ReportComparison, files: Sequence[str]) -> list[str]:
     """Two reports compared, as Markdown."""
-    lines = [in_one_line(f"A: {files[0]}, {found.a}"), in_one_line(f"B: {files[1]}, {found.b}"), ""]
+    lines = [f"A: {files[0]}, {found.a}", f"B: {files[1]}, {found.b}", ""]
     if found.rows:
         figures = ("A t/s", "B t/s", "B / A", "A speedup", "B speedup", "A accepted", "B accepted")
         rows = [
@@ -331,5 +331,5 @@ def comparison_lines(found: ReportComparison, files: Sequence[str]) -> list[str]
         ]
         lines += [*markdown_table(("condition", "setting", *figures), rows), ""]
     for what, items in (("only in A", found.only_a), ("only in B", found.only_b), ("different", found.differences)):
-        lines += [*(f"- {what}: {in_one_line(item)}" for item in items), *[""] * bool(items)]
-    return [*lines, f"**{in_one_line(found.verdict)}**"]
+        lines += [*(f"- {what}: {item}" for item in items), *[""] * bool(items)]
+    return [*map(in_one_line, lines), in_one_line(f"**{found.verdict}**")]

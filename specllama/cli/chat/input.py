@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
@@ -14,11 +16,12 @@ from specllama.base.text import decoded
 from specllama.cli.prompting import MAX_BYTES
 from specllama.cli.screen.keyboard import Keyboard
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.visible import BIDI, in_one_line, visible
+from specllama.cli.screen.visible import HIDDEN, N_BEFORE, in_one_line, visible
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.layout.processors import Processor
 
 PROMPT, MORE = ">>> ", "... "
 QUOTES = '"""'
@@ -85,10 +88,8 @@ class Editor:
 
     def __init__(self, history: Path | None, complete: Complete, keyboard: Keyboard | None = None) -> None:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.layout.screen import Char
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        Char.display_mappings.update((char, visible(char)) for char in BIDI)  # it shows control characters by itself
         self._keyboard = keyboard
         self._history = _history(history)
         self._session: PromptSession[str] = PromptSession(
@@ -98,6 +99,7 @@ class Editor:
             completer=_completer(complete),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
+            input_processors=[_visible_line()],
             key_bindings=_bindings(),
             prompt_continuation=lambda _width, _line, _wraps: MORE,
             enable_open_in_editor=False,  # Ctrl-G does it in every editing mode
@@ -171,6 +173,27 @@ def _completer(complete: Complete) -> Any:
                 yield Completion(text, start, display=in_one_line(text), display_meta=in_one_line(meaning))
 
     return Offers()
+
+
+def _visible_line() -> Processor:
+    """Shows a line as `visible` does: it may come from a saved chat, a file name, or a paste."""
+    from prompt_toolkit.formatted_text import StyleAndTextTuples
+    from prompt_toolkit.formatted_text.utils import fragment_list_to_text
+    from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+    from prompt_toolkit.layout.utils import explode_text_fragments
+
+    class Visible(Processor):
+        def apply_transformation(self, ti: TransformationInput) -> Transformation:
+            line = fragment_list_to_text(ti.fragments)
+            if not HIDDEN.search(line):
+                return Transformation(ti.fragments)
+            letters = explode_text_fragments(ti.fragments)
+            texts = [visible(char, line[max(n - N_BEFORE, 0) : n]) for n, char in enumerate(line)]
+            starts = list(accumulate(map(len, texts), initial=0))
+            shown: StyleAndTextTuples = [(style, text) for (style, *_), text in zip(letters, texts, strict=True)]
+            return Transformation(shown, lambda n: starts[min(n, len(line))], lambda n: bisect_right(starts, n) - 1)
+
+    return Visible()
 
 
 def _bindings() -> Any:

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 
 # A hidden character stays where a script or an emoji needs it. Only the characters before it decide, so that text which
 # streams never waits.
-BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # reorder the text around them
-_ALWAYS = (  # C0 without newline and tab, DEL, C1, fillers, separators, invisible operators, surrogates, other formats
-    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u115f\u1160\u17b4\u17b5\u2028\u2029\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+_ALWAYS = (  # C0 without newline and tab, DEL, C1, fillers, separators, bidirectional, surrogates, other formats
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u115f\u1160\u17b4\u17b5\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
     "\ud800-\udfff\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e001f\U000e0080-\U000e00ff\U000e01f0-\U000e0fff" + BIDI
+    "\U000e0000-\U000e001f\U000e0080-\U000e00ff\U000e01f0-\U000e0fff"
 )
 _RIGHT_TO_LEFT = "\u0590-\u061b\u061d-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001eeff"
 _JOINING = _RIGHT_TO_LEFT + "\u0900-\u109f\u1700-\u180d\u180f-\u1cff\ua800-\uabff\U00011000-\U00011fff"  # Indic, Thai
