@@ -1,23 +1,43 @@
-"""Read thousands of damaged headers in a separate process.
+"""Use thousands of files with damaged headers in a separate process.
 
-    python -m tests.headerfuzz FOLDER SEED COUNT
+    python -m tests.headerfuzz FOLDER SEED COUNT [commands]
 
-writes tiny models into FOLDER, damages their headers COUNT times, and loads each header and vocabulary. Each must load
-or raise one of our errors; any other error ends the process with exit code 1, a crash of llama.cpp with a signal, and
-FOLDER/case.gguf is the file. The last line of stdout counts the outcomes.
+writes tiny models into FOLDER, damages their headers COUNT times, and uses each file as the first load does, or runs
+`check` and `run` with it. Each must work or give one of our errors, within MOST_S; any other error ends the process
+with exit code 1, and FOLDER/case.gguf is the file. The last line of stdout counts the outcomes. A first load may die by
+a signal, because the program does it in a child; here that child is a fork, which takes milliseconds.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import resource
+import signal
 import struct
 import sys
+import traceback
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from time import perf_counter
+
+import numpy as np
 
 from specllama import llama
-from specllama.base.errors import SpecllamaError
+from specllama.base.errors import ModelFileError, SpecllamaError
+from specllama.files import gguf_rewrite
+from specllama.files.gguf_header import walk
+from specllama.llama import crash_test, load_plan
+from specllama.llama.header import Header, refuse_architecture
+from specllama.llama.model import rehearse
 from tests import tiny
+
+MOST_S = 2.0
+MOST_BYTES = 8 << 30  # of address space
+CASE = "case.gguf"
 
 # Limits of counts, lengths, types and ids.
 EDGES = (0, 1, 2, 7, 8, 9, 12, 13, 255, 1 << 15, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 60, 1 << 63)
@@ -31,11 +51,33 @@ def seeds(folder: Path) -> list[bytearray]:
     paths = [
         tiny.write_model(folder / "letters.gguf", **small),
         tiny.write_model(folder / "bytes.gguf", arch="qwen2", vocabulary=tiny.byte_level(), **small),
-        tiny.write_model(folder / "spm.gguf", arch="gemma3", vocabulary=tiny.sentencepiece(), **small),
+        tiny.write_model(
+            folder / "spm.gguf", arch="gemma3", vocabulary=tiny.sentencepiece(), sliding_window=4, **small
+        ),
         tiny.write_model(folder / "experts.gguf", extra=experts, **small),
         tiny.write_bare(folder / "bare.gguf", vocabulary=tiny.letters()),
     ]
     return [bytearray(path.read_bytes()) for path in paths]
+
+
+def other_values(body: bytes, rng: random.Random) -> bytes:
+    """One or two metadata values replaced by others, of any type."""
+    header = walk(body, len(body))
+    entries = {key: gguf_rewrite._copied(header, key) for key in header.entries}
+    numbers, texts = [rng.choice(EDGES) % (1 << 32) for _ in range(3)], [rng.choice(WORDS) for _ in range(3)]
+    values = (
+        gguf_rewrite.u32(numbers[0]),
+        gguf_rewrite.u32(rng.randrange(40)),
+        gguf_rewrite.f32(rng.choice((-1.0, 0.0, 0.5, 1e30, math.inf, math.nan))),
+        gguf_rewrite.text(texts[0].decode()),
+        gguf_rewrite.integers(np.array(numbers[: rng.randrange(4)], np.int64)),
+        gguf_rewrite.strings(texts[: rng.randrange(4)]),
+        struct.pack("<IB", 7, rng.randrange(2)),
+    )
+    for _ in range(rng.choice((1, 1, 2))):
+        entries[rng.choice(list(entries))] = rng.choice(values)
+    tensors = [(each.name, each.shape, each.kind, each.n_bytes) for each in header.tensors]
+    return gguf_rewrite.packed_header(entries, tensors) + body[header.data_start :]
 
 
 def damage(body: bytearray, rng: random.Random, n_header: int) -> bytes:
@@ -66,11 +108,52 @@ def damage(body: bytearray, rng: random.Random, n_header: int) -> bytes:
     return bytes(data)
 
 
+def in_fork(work: Callable[[], int], said: Path) -> int:
+    """The exit code of `work` in a fork; minus the signal that ended it. `said` gets what it prints.
+
+    This process must have started no threads.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 99
+        with said.open("w+b") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def require_sound(model: Header, *, weights: bool) -> None:
+    """`crash_test.require_sound` in a fork, without its memory. The other file of a pair is sound."""
+    if model.path.name != CASE:
+        return
+
+    def use() -> int:
+        try:
+            rehearse(crash_test.Use(str(model.path), weights=weights))
+        except SpecllamaError:
+            return 3
+        return 0
+
+    code = in_fork(use, model.path.with_name("rehearsed"))
+    assert code in (0, 3) or code < 0
+    if code:
+        name = signal.Signals(-code).name if code < 0 else "an error"
+        raise ModelFileError(f"llama.cpp ends with {name} on {model.path}", hint="download it again")
+
+
 def outcome(path: Path) -> str:
-    """ "sound" or the class of our error; raises any other error."""
+    """ "sound" or the class of our error; raises any other error, and dies if llama.cpp does."""
     try:
-        llama.read_header(path)
-        llama.load_vocabulary(path).close()
+        header = llama.read_header(path, needs_weights=False)
+        refuse_architecture(header)
+        rehearse(crash_test.Use(str(path)))
     except SpecllamaError as error:
         if not str(error) or "\n" in str(error):
             raise AssertionError(f"no sentence: {error!r}") from error
@@ -78,17 +161,67 @@ def outcome(path: Path) -> str:
     return "sound"
 
 
-def main(folder: Path, seed: int, count: int) -> int:
-    """Prints the outcomes; see the module."""
-    rng, bodies, path, seen = random.Random(seed), seeds(folder), folder / "case.gguf", Counter[str]()
+def commands(path: Path) -> str:
+    """The exit codes of `check` and `run` with the file. A file that fits must run."""
+    from specllama.cli.app import main as program
+
+    models, start = ["-m", str(path), "-md", str(path.with_name("partner.gguf"))], os.fstat(1).st_size
+    checked = program(["check", *models])
+    ran = program(["run", *models, "-n", "1", "--spec-draft-n-max", "2", "-c", "64", "-t", "1", "hi"])
+    sys.stdout.flush()
+    said = os.pread(1, 1 << 20, start)
+    assert 0 <= checked <= 2
+    assert 0 <= ran <= (2 if checked else 0), f"run {ran} after check {checked}"
+    assert b"Traceback" not in said
+    assert b"internal error" not in said
+    return f"check {checked}, run {ran}"
+
+
+def use_all(folder: Path, seed: int, numbers: range, use: Callable[[Path], str], done: Path) -> int:
+    """Make and use the files `numbers`, with one line in `done` for each."""
+    bodies, path = seeds(folder), folder / CASE
+    if use is commands:
+        bodies.pop()  # without weights, which `check` accepts
+    path.with_name("partner.gguf").write_bytes(bodies[0])
+    use(path.with_name("partner.gguf"))  # imports and libraries, once for all forks
     n_headers = [body.find(b"output_norm.weight") + 300 for body in bodies]
-    for _ in range(count):
-        which = rng.randrange(len(bodies))
-        path.write_bytes(damage(bodies[which], rng, n_headers[which]))
-        seen[outcome(path)] += 1
-    print(dict(seen))
+    with done.open("a", buffering=1) as lines:
+        for number in numbers:
+            rng = random.Random(seed << 32 | number)
+            which = rng.randrange(len(bodies))
+            body = bodies[which]
+            path.with_name("partner.gguf").write_bytes(body)
+            path.write_bytes(other_values(body, rng) if rng.random() < 0.3 else damage(body, rng, n_headers[which]))
+            start = perf_counter()
+            print(use(path), file=lines)
+            assert perf_counter() - start < MOST_S, "too slow"
+    return 0
+
+
+def main(folder: Path, seed: int, count: int, use: Callable[[Path], str]) -> int:
+    """Prints the outcomes; see the module."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    crash_test.require_sound = require_sound  # type: ignore[assignment]
+    crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)  # type: ignore[assignment]
+    load_plan.physical_cores = lambda: 1  # type: ignore[assignment]
+    done, said, n_done = folder / "done", folder / "worker", 0
+    done.touch()
+    while n_done < count:
+        code = in_fork(partial(use_all, folder, seed, range(n_done, count), use, done), said)
+        n_done = len(done.read_text().splitlines())
+        if code < 0 and use is outcome:  # where the program ends a child, and says so
+            with done.open("a") as lines:
+                print(signal.Signals(-code).name, file=lines)
+            n_done += 1
+        elif code:
+            print(f"file {n_done}: exit code {code}\n{said.read_text()}", file=sys.stderr)
+            return 1
+    print(dict(Counter(done.read_text().splitlines())))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    place, seed, count, *mode = sys.argv[1:]
+    sys.exit(main(Path(place), int(seed), int(count), commands if mode else outcome))

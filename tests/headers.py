@@ -25,5 +25,4 @@ QWEN = Header(
     n_expert=0,
     n_file_bytes=1_117_320_768,
     weight_bytes={"q4_K": 625_508_352, "q6_K": 485_000_000, "f32": 861_888},
-    metadata={},
 )

@@ -14,6 +14,7 @@ import numpy as np
 from specllama.base.errors import UnsupportedModel, UsageError
 from specllama.core.arrays import IntArray
 from specllama.files import gguf_rewrite
+from specllama.files.gguf_header import GgufHeader
 from specllama.files.gguf_rewrite import SourceFile, SourceTensor
 from specllama.llama.header import Header
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
@@ -69,13 +70,19 @@ def _special(source: SourceFile, tokenizer: Tokenizer) -> set[int]:
             "256): a smaller vocabulary could not spell them",
             hint=_OTHER_RECIPES,
         )
-    named = (source.header.value(key) for key in source.header.entries if _is_id(key))
-    found |= {token for token in named if isinstance(token, int) and 0 <= token < tokenizer.size}
+    gguf = source.header
+    named = (_id(gguf, key) for key in gguf.entries if _is_id(key) and gguf.count(key) is None)
+    found |= {token for token in named if 0 <= token < tokenizer.size}
     return found | {token for token in tokenizer.end_tokens if token < tokenizer.size}
 
 
 def _is_id(key: str) -> bool:
     return key.startswith(_TOKENIZER) and key.endswith(_ID_ENDINGS)
+
+
+def _id(gguf: GgufHeader, key: str) -> int:
+    """A token id; -1, stored as a large number, means no such token."""
+    return gguf.integer(key, -1, 2**32 - 1)
 
 
 def with_vocabulary(
@@ -110,8 +117,8 @@ def _tokenizer_values(source: SourceFile, header: Header, kept: IntArray, n_befo
             old = gguf.numbers(key)
             new = [] if old is None else [number[int(token)] for token in old.tolist() if int(token) in number]
             values[key] = gguf_rewrite.integers(np.array(new)) if new else None
-        else:  # -1, stored as a large number, means no such token
-            token = number.get(gguf.integer(key, -1, 2**32 - 1))
+        else:
+            token = number.get(_id(gguf, key))
             values[key] = None if token is None else gguf_rewrite.u32(token)
     if f"{header.architecture}.vocab_size" in gguf.entries:
         values[f"{header.architecture}.vocab_size"] = gguf_rewrite.u32(len(kept))

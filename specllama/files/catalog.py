@@ -104,6 +104,12 @@ def load_catalog(project_dir: Path | None = None) -> Catalog:
     return _merge(layers, (note,) if note else ())
 
 
+def shipped_checksums() -> frozenset[str | None]:
+    """The SHA-256 of every model file that the shipped `models.toml` pins."""
+    files = (file for model in _read(_shipped_file()).models for file in model.files)
+    return frozenset(file.sha256 for file in files if file.sha256 is not None)
+
+
 def _read(path: Path) -> models_toml.Layer:
     return models_toml.layer(models_toml.load(path), path)
 

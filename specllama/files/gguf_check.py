@@ -17,7 +17,7 @@ GGUF_VERSIONS = (2, 3)  # what llama.cpp reads; version 1 files date from August
 
 _STEP_BYTES = 8 << 20  # headers are read in pieces of this size
 _SOUND = "headers"  # the kind of record about a sound header: where its long arrays of texts end
-_VERSION = 1  # of the checks; what older ones found sound is checked again
+_VERSION = 2  # of the checks; what older ones found sound is checked again
 _LONG_HEADER = 1 << 20  # a shorter header is read as fast as its record
 _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata keys
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length and one character of the name, type, one byte of value

@@ -30,7 +30,7 @@ MAX_NAME_BYTES = 1 << 10
 MAX_TENSOR_NAME_BYTES = 63  # llama.cpp's
 MAX_INTEGER = 2**31 - 1  # llama.cpp counts in 32 bits
 
-TOKENS = "tokenizer.ggml.tokens"
+TOKENS, TOKENIZER = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
 
 _FIRST_BYTES = 24  # magic, version and the two counts
 _COUNTS = struct.Struct("<8xQQ")
@@ -43,6 +43,8 @@ _NUMBERS: Mapping[int, str] = {  # numpy's names
 }  # fmt: skip
 _MAX_DIMS = 4
 ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
+_SENTENCEPIECE = "llama"  # the value of TOKENIZER
+_BYTES_OF_UTF8 = (*range(0xC0), *range(0xC2, 0xF5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class GgufHeader:
             total[TYPES[tensor.kind].name] += tensor.n_bytes
         return total
 
-    def value(self, key: str) -> int | float | bool | str | None:
+    def _value(self, key: str) -> int | float | bool | str | None:
         """A single value; None for a missing key or an array. A text ends at a null byte, as in llama.cpp."""
         entry = self.entries.get(key)
         if entry is None or entry.count is not None:
@@ -171,16 +173,23 @@ class GgufHeader:
 
     def integer(self, key: str, low: int = 0, high: int = MAX_INTEGER, default: int = 0) -> int:
         """A whole number from `low` to `high`."""
-        return self._in_range(key, self.value(key), low, high) if key in self.entries else default
+        return self._in_range(key, self._value(key), low, high) if key in self.entries else default
+
+    def number(self, key: str, low: float, high: float, default: float = 0.0) -> float:
+        """A number from `low` to `high`."""
+        found = self._value(key) if key in self.entries else default
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not low <= found <= high:
+            raise self._refuse(key, found, f"a number from {low:g} to {high:g}")
+        return found
 
     def text(self, key: str, default: str = "") -> str:
-        found = self.value(key) if key in self.entries else default
+        found = self._value(key) if key in self.entries else default
         if not isinstance(found, str):
             raise self._refuse(key, found, "a text")
         return found
 
     def flag(self, key: str, default: bool) -> bool:
-        found = self.value(key) if key in self.entries else default
+        found = self._value(key) if key in self.entries else default
         if not isinstance(found, bool):
             raise self._refuse(key, found, "true or false")
         return found
@@ -196,7 +205,7 @@ class GgufHeader:
         if entry is None:
             return []
         if entry.count is None or entry.kind != STRING:
-            raise self._refuse(key, self.value(key), "a list of texts")
+            raise self._refuse(key, self._value(key), "a list of texts")
         data, at, length_at, items = self.data, entry.start, _LENGTH.unpack_from, []
         for _ in range(entry.count):
             start = at + 8
@@ -210,7 +219,7 @@ class GgufHeader:
         if entry is None:
             return None
         if entry.count is None or entry.kind not in _NUMBERS:
-            raise self._refuse(key, self.value(key), "a list of numbers")
+            raise self._refuse(key, self._value(key), "a list of numbers")
         return np.frombuffer(self.data, _NUMBERS[entry.kind], entry.count, entry.start)
 
     def per_layer(self, key: str, n_layer: int, low: int = 0, high: int = MAX_INTEGER, default: int = 0) -> list[int]:
@@ -310,6 +319,8 @@ class _Walker:
             raise Unsound(f"{what} has {n_dims:,} dimensions")
         shape = tuple(self.take(_LENGTH, what) for _ in range(n_dims))
         n_elements = math.prod(shape)
+        if n_elements == 0:
+            raise Unsound(f"{what} has a dimension of 0")
         if n_elements >= 1 << 63:
             raise Unsound(f"{what} claims {n_elements:,} numbers")
         kind, found = self.take(_KIND, what), self.take(_LENGTH, what)
@@ -402,20 +413,33 @@ def walk_from(
 
 
 def require_sound_values(header: GgufHeader) -> None:
-    """Raise Unsound for NaN, and for tokens with equal texts, which end llama.cpp with a failed assertion."""
+    """Raise Unsound for NaN, and for a vocabulary that ends llama.cpp: no text, equal texts, or a byte without a token.
+
+    Raises ModelFileError for a vocabulary of another type.
+    """
     for key, entry in header.entries.items():
         if entry.kind in _NUMBERS and "f" in _NUMBERS[entry.kind]:
             count = 1 if entry.count is None else entry.count
             if np.isnan(np.frombuffer(header.data, _NUMBERS[entry.kind], count, entry.start)).any():
                 raise Unsound(f"key {key!r} holds NaN")
-    tokens = header.entries.get(TOKENS)
-    if tokens is not None and tokens.kind == STRING and tokens.count is not None:
-        _require_distinct(_as_read(header.strings(TOKENS)))
+    texts = _as_read(header.strings(TOKENS))
+    if TOKENS in header.entries and not texts:
+        raise Unsound("its vocabulary is empty")
+    _require_distinct(texts)
+    if texts and header.text(TOKENIZER) == _SENTENCEPIECE:
+        _require_bytes(frozenset(texts))
 
 
 def _as_read(tokens: list[bytes]) -> list[bytes]:
     """Token texts as llama.cpp reads them: up to a null byte, and a generated name for an empty one."""
     return [text.partition(b"\0")[0] or b"[EMPTY_%d]" % token for token, text in enumerate(tokens)]
+
+
+def _require_bytes(texts: frozenset[bytes]) -> None:
+    """llama.cpp spells a character without a token with these, and ends the process if one is missing."""
+    missing = [name for byte in _BYTES_OF_UTF8 if not {name := b"<0x%02X>" % byte, bytes([byte])} & texts]
+    if missing:
+        raise Unsound(f"its vocabulary has no {missing[0].decode()} ({len(missing)} byte tokens are missing)")
 
 
 def _require_distinct(texts: list[bytes]) -> None:

@@ -169,8 +169,6 @@ def _write_padded(file: IO[bytes], pieces: Iterator[bytes] | list[bytes]) -> Non
 
 def _pieces(tensor: SourceTensor) -> Iterator[bytes]:
     """The bytes of the rows to write, some megabytes at a time."""
-    if tensor.n_bytes == 0:
-        return
     n_row_bytes = tensor.n_bytes // tensor.n_rows
     shape = (tensor.n_rows, n_row_bytes)
     stored = np.memmap(tensor.path, np.uint8, "r", tensor.start, shape)

@@ -1,18 +1,17 @@
-"""Test once per build, in a child process, whether the installed llama.cpp can decode on this CPU.
+"""Try in a child process what may end the process: each build of llama.cpp once, and each model file once.
 
 A build for another CPU, or a miscompiled one (docs/design.md), ends the process at its first decode with a signal that
-Python cannot catch. The child decodes with a tiny model, first with the extra buffer types (AMX, repacked), and after a
+Python cannot catch; so does a model file with values that llama.cpp asserts or does not check. The child uses a model
+as an answer does. A build is tried with a tiny model, first with the extra buffer types (AMX, repacked), and after a
 crash without them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import importlib.util
 import json
-import math
 import os
 import re
 import signal
@@ -22,20 +21,24 @@ import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
 from specllama.base import disk as storage
+from specllama.base import errors
 from specllama.base.cpu import this_cpu
-from specllama.base.errors import BackendError
-from specllama.base.jsonable import UNREADABLE, parsed, to_plain, typed
+from specllama.base.errors import BackendError, ModelFileError, SpecllamaError
+from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
 from specllama.files import gguf_tiny
+from specllama.files.catalog import shipped_checksums
 from specllama.llama import library_hash
+from specllama.llama.header import Header
 
 TIMEOUT_S = 120.0
+_SLOWEST_DISK = 20e6  # bytes per second: a file gets this much time beside TIMEOUT_S
 _VERSION = 1  # increase it when the test changes: old results are then ignored
-_BATCHES = (48, 6, 1)  # tokens per decode: each width uses other kernels
+_WIDTHS = (48, 6, 1)  # tokens per decode: each width uses other kernels
+SOUND = "sound"  # the kind of record about a tried file: whether its weights were read
 
 # The signals of a bad build. Any other signal came from outside (no memory, a time limit).
 _CRASHES = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP"}
@@ -56,6 +59,25 @@ class State(Enum):
     OK = "ok"
     FALLBACK = "fallback"  # crashes with extra buffer types, works without
     BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the child does with a model."""
+
+    path: str
+    use_extra_bufts: bool = False
+    weights: bool = True  # False = build everything, read no weights
+    widths: tuple[int, ...] = ()  # tokens per decode, whose logits must be finite
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the child ended."""
+
+    signal: str  # that ended it: "SIGILL"
+    error: SpecllamaError | None
+    said: str  # its last line on stderr, such as a failed assertion
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,47 +168,115 @@ def rebuild_hint(cmake_args: str = "") -> str:
     return f"Build llama.cpp again for this machine. In a checkout of specllama: make setup. Elsewhere: {command}"
 
 
+def require_sound(model: Header, *, weights: bool) -> None:
+    """Use the model once in a child process, before llama.cpp sees the file in this one.
+
+    The result is remembered until the file or llama.cpp changes; the models of the shipped catalog are known to be
+    sound. Raises ModelFileError if the child dies, and the errors of loading.
+    """
+    folder = library_folder()
+    if folder is None:
+        return  # loading says so
+    record = storage.FileRecord(SOUND, *model.parts, by=library_hash.of(folder))
+    tried_with = record.value(bool)
+    if tried_with is not None and tried_with >= weights:
+        return
+    if {storage.known_checksum(part) for part in model.parts} <= shipped_checksums():
+        weights = True
+    else:
+        _require_survival(model, weights)
+    record.keep(weights)
+
+
+def _require_survival(model: Header, weights: bool) -> None:
+    timeout_s = TIMEOUT_S + model.n_file_bytes / _SLOWEST_DISK
+    try:
+        end = _run(Use(str(model.path), weights=weights), timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ModelFileError(
+            f"llama.cpp does not load {model.path} within {timeout_s:.0f} seconds",
+            hint="check whether the machine is overloaded; the file may be damaged: download it again",
+        ) from None
+    if end.signal and end.signal not in _CRASHES:
+        raise BackendError(
+            f"{end.signal} ended the test of {model.path} from outside", hint="check the free memory, then try again"
+        )
+    if end.signal:
+        raise ModelFileError(
+            f"llama.cpp crashes with {end.signal} on {model.path}: {end.said or 'no reason given'}",
+            hint="the file is damaged or does not fit this llama.cpp: download it again, or choose another file",
+        )
+    if end.error is not None:
+        raise end.error
+
+
 def child() -> None:
-    """Entry point of the child: decode, and print the result as one line of JSON."""
-    _, model, layout = sys.argv[1:]
+    """Entry point of the child: use the model, and print the error as one line of JSON. The parent handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file: a crash is expected
+    error = None
     try:
-        problem = _decode(Path(model), use_extra_bufts=layout == "extra")
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    print(json.dumps({"problem": problem}), flush=True)
+        from specllama.llama.model import rehearse
+
+        rehearse(from_plain(Use, json.loads(sys.argv[2])))
+    except SpecllamaError as caught:
+        error = type(caught).__name__, str(caught), caught.hint
+    except Exception as caught:
+        error = BackendError.__name__, f"{type(caught).__name__}: {caught}", ""
+    print(json.dumps({"error": error}), flush=True)
     # Skip the teardown: some back ends crash at the exit of the interpreter, which does not matter here.
     os._exit(0)
 
 
-def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:
-    command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), str(model)]
-    command.append("extra" if use_extra_bufts else "plain")
+def _run(use: Use, timeout_s: float) -> _End:
+    """Start the child and wait for its end. Raises subprocess.TimeoutExpired."""
+    command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), json.dumps(to_plain(use))]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # a failed assertion would start a debugger
+    )
+    said = re.sub(r"^\S+:\d+: |^\s*what\(\):\s*", "", done.stderr.strip().rpartition("\n")[2])
+    if died_of := _signal_name(done.returncode):
+        return _End(died_of, None, said)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False)
+        error = json.loads(done.stdout.strip().splitlines()[-1])["error"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        error = BackendError.__name__, " ".join(done.stderr.split()[-40:]) or "no output", ""
+    if error is None:
+        return _End("", None, said)
+    name, message, hint = error
+    kind: type[SpecllamaError] = getattr(errors, name)
+    return _End("", kind(message, hint=hint), said)
+
+
+def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:
+    try:
+        end = _run(Use(str(model), use_extra_bufts, widths=_WIDTHS), TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return ProbeResult(
             State.BROKEN,
             detail=f"The installed llama.cpp did not finish a tiny decode within {TIMEOUT_S:.0f} seconds.",
             hint="Check whether the machine is overloaded, then run: specllama doctor",
         )
-    if died_of := _signal_name(done.returncode):
+    if end.signal:
         return ProbeResult(
             State.BROKEN,
-            signal=died_of,
-            detail=f"The installed llama.cpp crashes with {died_of} on a tiny decode.",
-            hint=rebuild_hint() if died_of in _CRASHES else "Another process ended it; check the free memory.",
+            signal=end.signal,
+            detail=f"The installed llama.cpp crashes with {end.signal} on a tiny decode.",
+            hint=rebuild_hint() if end.signal in _CRASHES else "Another process ended it; check the free memory.",
         )
-    last = done.stdout.strip().splitlines()[-1:]
-    try:
-        problem = json.loads(last[0])["problem"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        problem = " ".join(done.stderr.split()[-40:]) or "no output"
-    if not problem:
+    if end.error is None:
         return ProbeResult(State.OK)
+    problem = str(end.error)
     return ProbeResult(State.BROKEN, detail=f"The installed llama.cpp does not work: {problem}.", hint=_hint(problem))
 
 
@@ -195,35 +285,6 @@ def _hint(problem: str) -> str:
         library = Path(missing[1] or missing[2]).name
         return f"Install the package with the system library {library}. Or: {rebuild_hint()}"
     return rebuild_hint()
-
-
-def _decode(model_path: Path, *, use_extra_bufts: bool) -> str:
-    """Decode some tokens with the tiny model. Returns the problem, or an empty string."""
-    import llama_cpp as bindings
-
-    lib: Any = bindings
-    lib.llama_backend_init()
-    model_params = lib.llama_model_default_params()
-    model_params.n_gpu_layers = 0  # the test is about the CPU
-    model_params.use_extra_bufts = use_extra_bufts
-    model = lib.llama_model_load_from_file(str(model_path).encode(), model_params)
-    if not model:
-        return "it cannot load a tiny model"
-    context_params = lib.llama_context_default_params()
-    context_params.n_ctx = context_params.n_batch = context_params.n_ubatch = gguf_tiny.N_CTX
-    context_params.n_threads = context_params.n_threads_batch = 2
-    context = lib.llama_init_from_model(model, context_params)
-    if not context:
-        return "it cannot open a context on a tiny model"
-    for n_tokens in _BATCHES:
-        tokens = (ctypes.c_int32 * n_tokens)(*(token % gguf_tiny.N_VOCAB for token in range(n_tokens)))
-        status = lib.llama_decode(context, lib.llama_batch_get_one(tokens, n_tokens))
-        if status != 0:
-            return f"a decode of {n_tokens} tokens returned {status}"
-        logits = lib.llama_get_logits_ith(context, -1)
-        if not all(math.isfinite(logits[token]) for token in range(gguf_tiny.N_VOCAB)):
-            return f"a decode of {n_tokens} tokens gave NaN or infinite logits"
-    return ""
 
 
 def _signal_name(status: int) -> str:

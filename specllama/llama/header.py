@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
-from specllama.files.gguf_header import TOKENS, TYPES, GgufHeader, damaged
+from specllama.files.gguf_header import TOKENIZER, TOKENS, TYPES, GgufHeader, damaged
 
 # llama.cpp asserts these limits, and a failed assertion ends the process.
 _MAX_LAYERS = 512
 _MAX_EXPERTS = 1024
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
 # Tokenizers whose assertions end the process for a damaged file; no usable model has one.
 _NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
@@ -62,8 +63,12 @@ class Header:
     n_expert: int
     n_file_bytes: int  # all parts
     weight_bytes: Mapping[str, int]  # by ggml type, such as "q4_K"
-    metadata: Mapping[str, str]  # all scalar keys as text, "true" and "false" for flags
+    n_expert_used: int = 0  # for a token
     causal: bool = True  # a token sees only those before it
+    tokenizer: str = ""  # as the file names it: "gpt2", "llama", ...
+    chat_template: str | None = None
+    basename: str = ""  # the name without size and version
+    finetune: str = ""  # what the model was tuned for, such as "Instruct"
     files: tuple[GgufHeader, ...] = field(default=(), repr=False)  # the headers of the parts
 
     @property
@@ -96,12 +101,11 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
     first = files[0]
     architecture = first.text("general.architecture")
     of = f"{architecture}.".__add__
-    n_layer = first.integer(of("block_count"))
-    n_listed = min(n_layer, _MAX_LAYERS)
-    n_embd = first.integer(of("embedding_length"))
-    n_head = max(first.per_layer(of("attention.head_count"), n_listed), default=0)
+    n_layer = first.integer(of("block_count"), 1, _MAX_LAYERS)
+    n_embd = first.integer(of("embedding_length"), 1)
+    n_head = max(first.per_layer(of("attention.head_count"), n_layer), default=0)
     head_length = n_embd // n_head if n_head else 0
-    scalars = ((key, first.value(key)) for key, entry in first.entries.items() if entry.count is None)
+    n_expert = first.integer(of("expert_count"), 0, _MAX_EXPERTS)
     header = Header(
         path=path,
         parts=tuple(file.path for file in files),
@@ -109,19 +113,23 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
         name=first.text("general.name"),
         n_layer=n_layer,
         n_embd=n_embd,
-        n_ff=max(first.per_layer(of("feed_forward_length"), n_listed), default=0),
+        n_ff=max(first.per_layer(of("feed_forward_length"), n_layer), default=0),
         n_head=n_head,
-        n_head_kv=tuple(first.per_layer(of("attention.head_count_kv"), n_listed, default=n_head)),
-        key_length=first.integer(of("attention.key_length"), default=head_length),
-        value_length=first.integer(of("attention.value_length"), default=head_length),
+        n_head_kv=tuple(first.per_layer(of("attention.head_count_kv"), n_layer, default=n_head)),
+        key_length=first.integer(of("attention.key_length"), 1, default=head_length),
+        value_length=first.integer(of("attention.value_length"), 1, default=head_length),
         n_vocab=first.count(TOKENS) or first.integer(of("vocab_size")),
-        n_ctx_train=first.integer(of("context_length")),
+        n_ctx_train=first.integer(of("context_length"), 1),
         n_swa=first.integer(of("attention.sliding_window")),
-        n_expert=first.integer(of("expert_count")),
+        n_expert=n_expert,
+        n_expert_used=first.integer(of("expert_used_count"), 0, n_expert),
         n_file_bytes=sum(file.n_file_bytes for file in files),
         weight_bytes=sum((file.tensor_bytes for file in files), Counter()),
-        metadata={key: _as_text(value) for key, value in scalars},
         causal=first.flag(of("attention.causal"), True),
+        tokenizer=first.text(TOKENIZER),
+        chat_template=first.text("tokenizer.chat_template") or None,
+        basename=first.text("general.basename"),
+        finetune=first.text("general.finetune"),
         files=tuple(files),
     )
     for file in files:
@@ -150,10 +158,9 @@ def refuse_architecture(header: Header) -> None:
         raise not_left_to_right(header.path, "a diffusion model", name)
     if kind == "encoder" or not header.causal:
         raise not_left_to_right(header.path, "an encoder, made for embeddings", name)
-    tokenizer = header.metadata.get("tokenizer.ggml.model", "")
-    if tokenizer in _NO_TOKENIZERS:
+    if header.tokenizer in _NO_TOKENIZERS:
         raise UnsupportedModel(
-            f"{header.path} has a tokenizer of type {tokenizer!r}, which text generation models do not have",
+            f"{header.path} has a tokenizer of type {header.tokenizer!r}, which text generation models do not have",
             hint="choose a text generation model; if this is one, its file is damaged",
         )
 
@@ -185,7 +192,7 @@ def memory_kind(header: Header) -> str:
 
 
 def _check_kind(header: Header) -> None:
-    kind = header.metadata.get("general.type", "model")
+    kind = header.gguf.text("general.type", "model")
     if header.architecture in _PARTS_OF_MODELS:
         what = _PARTS_OF_MODELS[header.architecture]
     elif kind != "model":
@@ -198,18 +205,12 @@ def _check_kind(header: Header) -> None:
 
 
 def _check_limits(header: Header) -> None:
-    """Raise for values that fail an assertion in llama.cpp."""
-    name, gguf = header.architecture, header.gguf
-    if f"{name}.block_count" not in gguf.entries:
-        return  # an unknown architecture: llama.cpp has the better message
-    gguf.integer(f"{name}.block_count", 1, _MAX_LAYERS)
-    n_expert = gguf.integer(f"{name}.expert_count", 0, _MAX_EXPERTS)
-    if not gguf.integer(f"{name}.expert_used_count", 0, n_expert) and n_expert:
-        raise damaged(header.path, f"{name}.expert_used_count is 0 or missing, expected 1 to {n_expert:,}")
-    scaling = gguf.text(f"{name}.rope.scaling.type", "none")
+    """Raise for values that fail an assertion in llama.cpp when it loads or computes."""
+    of, gguf = f"{header.architecture}.".__add__, header.gguf
+    if header.n_expert and not header.n_expert_used:
+        raise damaged(header.path, f"{of('expert_used_count')} is 0 or missing, expected 1 to {header.n_expert:,}")
+    scaling = gguf.text(of("rope.scaling.type"), "none")
     if scaling not in _ROPE_SCALINGS:
-        raise damaged(header.path, f"{name}.rope.scaling.type is {scaling!r}, expected one of {_ROPE_SCALINGS}")
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        raise damaged(header.path, f"{of('rope.scaling.type')} is {scaling!r}, expected one of {_ROPE_SCALINGS}")
+    for key in _EPSILONS:
+        gguf.number(of(key), 0.0, 1.0)

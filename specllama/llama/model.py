@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -21,8 +21,9 @@ from specllama.base.errors import BackendError, ContextFull, Interrupted, Memory
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
-from specllama.llama import buffers
+from specllama.llama import buffers, crash_test
 from specllama.llama.bindings import abort_callback, bindings, devices, extra_buffer_types, log
+from specllama.llama.crash_test import Use
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama.kernel_path import KernelPath, Matrix
 from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
@@ -42,6 +43,8 @@ from specllama.llama.quantize import quantize
 from specllama.llama.vocab import Vocabulary
 
 _SEQUENCE = 0  # a chain needs one sequence
+_N_REHEARSED = 128  # tokens of context
+_CHARACTERS = (*range(0x250), *range(0x4E00, 0x4E20), *range(0x1F600, 0x1F620))  # of a rehearsal: 1 to 4 bytes long
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 
 
@@ -94,6 +97,7 @@ def load(
     about = _opened(model)
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
+    prove(about)
     native = load_model(about, plan, progress, buffers.overrides(about, KernelPath.of(wish)))
     try:
         refuse_kind(native, about)
@@ -106,6 +110,54 @@ def load(
     return loaded
 
 
+def prove(model: Header) -> None:
+    """Raise ModelFileError if llama.cpp crashes on the file: see `crash_test.require_sound`.
+
+    The weights are read if they fit into main memory; the page cache then keeps them for `load`.
+    """
+    crash_test.require_sound(model, weights=0 < model.n_weight_bytes <= memory_free())
+
+
+def rehearse(use: Use) -> None:
+    """Use a model as an answer does, on the CPU. Only for a child process: llama.cpp may end it.
+
+    Raises as `load`, and BackendError for logits that are not finite.
+    """
+    about = read_header(Path(use.path), needs_weights=False)
+    if not about.n_weight_bytes:
+        native = load_vocabulary_only(about)
+        _use_vocabulary(Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native))
+        return
+    wish = LoadOptions(
+        n_ctx=_N_REHEARSED,
+        n_gpu_layers=0,
+        use_extra_bufts=use.use_extra_bufts,
+        max_block=max(use.widths, default=1),
+        use_mmap=use.weights,
+    )
+    gpu = GpuMemory(supported=False, n_free=0, shared=False)
+    plan = plan_load(about, wish, free=sys.maxsize, gpu=gpu, extra=extra_buffer_types())
+    native = load_model(about, plan, None, weights=use.weights)
+    refuse_kind(native, about)
+    open_context(native, about, plan, wish)
+    model = LlamaModel(native, about, plan)
+    _use_vocabulary(model.vocab)
+    if not use.weights:
+        return
+    model.probe_rollback()
+    for width in use.widths:
+        if not np.isfinite(model.eval([token % model.vocab_size for token in range(width)])).all():
+            raise BackendError(f"a decode of {width} tokens gave NaN or infinite logits")
+
+
+def _use_vocabulary(vocab: Vocabulary) -> None:
+    if vocab.kind == "none":
+        return
+    vocab.pieces()
+    for special in (False, True):
+        vocab.tokenize("".join(map(chr, _CHARACTERS)), special=special)
+
+
 def requantize(source: Path | Header, destination: Path, kind: str, *, progress: LoadProgress | None = None) -> None:
     """Write `source` to `destination` with its weights in `kind`; see `quantize`."""
     about = _opened(source)
@@ -115,7 +167,10 @@ def requantize(source: Path | Header, destination: Path, kind: str, *, progress:
 
 def load_vocabulary(model: Path | Header) -> Vocabulary:
     """The vocabulary of a model file, without its weights. Raises ModelFileError and UnsupportedModel."""
-    native = load_vocabulary_only(_opened(model, needs_weights=False))
+    about = _opened(model, needs_weights=False)
+    refuse_architecture(about)
+    crash_test.require_sound(about, weights=False)
+    native = load_vocabulary_only(about)
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 
 
@@ -140,8 +195,7 @@ class LlamaModel:
         self.header = about
         self.path = about.path
         self.architecture = about.architecture
-        self.metadata: Mapping[str, str] = about.metadata
-        self.chat_template = about.metadata.get("tokenizer.chat_template")
+        self.chat_template = about.chat_template
         self.plan = plan
         self.warnings = plan.warnings
         self.vocab = Vocabulary(lib, lib.llama_model_get_vocab(pointers.model), native)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
 from specllama.llama.bindings import bindings, log
-from specllama.llama.header import Header, cannot_roll_back, not_left_to_right, refuse_architecture
+from specllama.llama.header import Header, cannot_roll_back, not_left_to_right
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 
@@ -64,8 +64,10 @@ class Native:
         _alive.add(self.pointers)
 
 
-def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, overrides: Any = None) -> Native:
-    """Load the weights; `overrides` (see buffers.py) may place some of them.
+def load_model(
+    about: Header, plan: LoadPlan, progress: LoadProgress | None, overrides: Any = None, *, weights: bool = True
+) -> Native:
+    """Load the model; `overrides` (see buffers.py) may place some weights. Without `weights`, none are read.
 
     Raises ModelFileError, MemoryShort, and Interrupted if `progress` returns False.
     """
@@ -73,14 +75,14 @@ def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, ove
     params.n_gpu_layers = plan.n_gpu_layers
     params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
     params.use_extra_bufts = plan.use_extra_bufts
+    params.no_alloc = not weights
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)
     return _load(about, params, progress, overrides)
 
 
 def load_vocabulary_only(about: Header) -> Native:
-    """Load the vocabulary without weights. Raises ModelFileError and UnsupportedModel."""
-    refuse_architecture(about)
+    """Load the vocabulary without weights. Raises ModelFileError."""
     params = bindings().llama_model_default_params()
     params.vocab_only = True
     return _load(about, params, None)

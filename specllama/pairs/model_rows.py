@@ -90,7 +90,7 @@ def _architecture(header: Header) -> str:
 
 
 def _template_row(target: Header, draft: Header) -> CheckRow:
-    ours, theirs = (header.metadata.get("tokenizer.chat_template", "") for header in (target, draft))
+    ours, theirs = target.chat_template or "", draft.chat_template or ""
     reason, remedy = "", ""
     if not ours:
         reason = "the target has no chat template: prompts are rendered by a general template, or not at all"
@@ -125,8 +125,7 @@ def _experts_row(target: Header, draft: Header) -> CheckRow:
 
 
 def _experts(header: Header) -> str:
-    used = header.metadata.get(f"{header.architecture}.expert_used_count", "?")
-    return f"{header.n_expert}, {used} used" if header.n_expert else "none"
+    return f"{header.n_expert}, {header.n_expert_used} used" if header.n_expert else "none"
 
 
 def _words(text: str) -> list[str]:
@@ -135,16 +134,17 @@ def _words(text: str) -> list[str]:
 
 def family(header: Header) -> str:
     """The name that models of one family share; the architecture's if the file has none."""
-    name = header.metadata.get("general.basename") or header.name
     words = [
-        word for word in _words(name) if word not in _TUNED_WORDS | _FORMAT_WORDS and not _SIZE_WORD.fullmatch(word)
+        word
+        for word in _words(header.basename or header.name)
+        if word not in _TUNED_WORDS | _FORMAT_WORDS and not _SIZE_WORD.fullmatch(word)
     ]
     return " ".join(words) or header.architecture
 
 
 def is_tuned(header: Header) -> bool:
     """True if the file's metadata or name says that the model follows instructions."""
-    texts = (header.metadata.get("general.finetune", ""), header.name, header.path.stem)
+    texts = (header.finetune, header.name, header.path.stem)
     return any(word in _TUNED_WORDS for text in texts for word in _words(text))
 
 

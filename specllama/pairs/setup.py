@@ -149,7 +149,7 @@ class File:
     @property
     def template(self) -> str | None:
         """The chat template; None if the file has none."""
-        return self.header.metadata.get("tokenizer.chat_template")
+        return self.header.chat_template
 
 
 def resolve(
@@ -300,8 +300,12 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     if choice.length.is_auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
     if choice.n_ctx == 0:
-        return replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
-    _require_memory(setup)
+        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
+    else:
+        _require_memory(setup)
+    for file in (setup.target, setup.draft):
+        if file is not None:
+            llama.prove(file.header)
     return setup
 
 

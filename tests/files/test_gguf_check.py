@@ -104,6 +104,12 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
         ({"llama.context_length": 3_000_000_000}, ("llama.context_length",)),
         ({"llama.expert_count": True}, ("llama.expert_count",)),
         ({"llama.attention.causal": 1}, ("llama.attention.causal",)),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, ("llama.attention.layer_norm_rms_epsilon",)),
+        ({"llama.embedding_length": 0}, ("llama.embedding_length",)),
+        ({"split.count": 2.0}, ("split.count",)),
+        ({"tokenizer.ggml.tokens": [1, 2]}, ("tokenizer.ggml.tokens",)),
+        ({"tokenizer.ggml.model": 3}, ("tokenizer.ggml.model",)),
+        ({"tokenizer.chat_template": 3}, ("tokenizer.chat_template",)),
         ({"split.count": "two"}, ("split.count",)),
         ({"general.name": 7}, ("general.name",)),
     ],
@@ -213,7 +219,7 @@ def test_the_header_gives_sizes_names_and_metadata(tmp_path: Path) -> None:
     assert (about.n_head, about.n_head_kv, about.key_length, about.n_ctx_train) == (4, (2, 2, 2), 16, 1024)
     assert (about.n_vocab, about.n_swa, set(about.weight_bytes)) == (12, 0, {"f32"})
     assert about.n_file_bytes > about.n_weight_bytes > 0.5 * about.n_file_bytes
-    assert about.metadata["tokenizer.ggml.add_bos_token"] == "false"
+    assert (about.tokenizer, about.chat_template, about.basename, about.finetune) == ("gpt2", None, "", "")
 
 
 def test_heads_per_layer_may_be_an_array(tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ def test_values_and_tensors_are_read() -> None:
         (lambda it: it.integer("name"), "name is 'x'", "from 0 to 2,147,483,647"),
         (lambda it: it.integer("on"), "on is True", "a whole number"),
         (lambda it: it.integer("types"), "types is a list", "a whole number"),
+        (lambda it: it.number("a", 0.0, 1.0), "a is 7", "from 0 to 1"),
+        (lambda it: it.number("name", 0.0, 1.0), "name is 'x'", "a number"),
+        (lambda it: it.number("on", 0.0, 1.0), "on is True", "a number"),
         (lambda it: it.text("a"), "a is 7", "a text"),
         (lambda it: it.flag("a", True), "a is 7", "true or false"),
         (lambda it: it.strings("types"), "types is a list", "a list of texts"),
@@ -172,6 +175,7 @@ def test_a_header_is_read_only_as_far_as_it_goes() -> None:
         (header(key("k", U32, bytes(4)), key("k", U32, bytes(4))), "key 'k' occurs twice"),
         (header(n_tensors=1, tensors=tensor("w", *[2] * 5)), "tensor 'w' has 5 dimensions"),
         (header(n_tensors=1, tensors=tensor("w", 1 << 40, 1 << 40)), "tensor 'w' claims"),
+        (header(n_tensors=1, tensors=tensor("w", 1 << 31, 1, 0, 1 << 33)), "tensor 'w' has a dimension of 0"),
         (header(key("k", U32, b"")), "key 'k' would end at byte"),
         (header(n_tensors=1, tensors=tensor("w", 4, kind=4)), "tensor 'w' is of type 4"),
         (header(n_tensors=1, tensors=tensor("w", 40, kind=8)), "tensor 'w' has rows of 40"),
@@ -217,6 +221,39 @@ def test_nan_is_refused(kind: int) -> None:
     data = header(key("rope.freq_base", kind, value))
     with pytest.raises(Unsound, match=r"key 'rope\.freq_base' holds NaN"):
         gguf_header.require_sound_values(walk(data, len(data)))
+
+
+def sentencepiece(texts: list[bytes]) -> GgufHeader:
+    items = b"".join(struct.pack("<Q", len(each)) + each for each in texts)
+    data = header(
+        key(gguf_header.TOKENIZER, STRING, text("llama")),
+        key(gguf_header.TOKENS, ARRAY, array(STRING, len(texts), items)),
+    )
+    return walk(data, len(data))
+
+
+BYTES = [b"<0x%02X>" % byte for byte in range(256)]
+
+
+@pytest.mark.parametrize("missing", [0x00, 0x41, 0x80, 0xE2, 0xF4])
+def test_a_missing_byte_token_is_refused(missing: int) -> None:
+    """Prevents: an answer that ends with SIGABRT at the first character without a token."""
+    texts = [name for byte, name in enumerate(BYTES) if byte != missing]
+    with pytest.raises(Unsound, match=f"no <0x{missing:02X}>"):
+        gguf_header.require_sound_values(sentencepiece(texts))
+    if missing:
+        gguf_header.require_sound_values(sentencepiece([*texts, bytes([missing])]))
+
+
+def test_bytes_that_no_text_has_need_no_token() -> None:
+    """Prevents: a usable vocabulary that is refused."""
+    gguf_header.require_sound_values(sentencepiece([*BYTES[:0xC0], *BYTES[0xC2:0xF5]]))
+
+
+def test_an_empty_vocabulary_is_refused() -> None:
+    """Prevents: 'token 0 is outside the vocabulary of 0 tokens' as an internal error."""
+    with pytest.raises(Unsound, match="its vocabulary is empty"):
+        gguf_header.require_sound_values(sentencepiece([]))
 
 
 @pytest.mark.parametrize(

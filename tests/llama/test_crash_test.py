@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -16,29 +17,37 @@ from specllama.llama import crash_test as probe
 from specllama.llama.crash_test import State
 from tests.homes import file_size_limit
 
-# The functions that the test calls; {on_import} and {on_decode} can fail.
+# The real bindings, except that {on_import} and {on_decode} can fail, and that logits can have another value.
 FAKE_BINDINGS = """
-import os, signal, time
+import importlib.util, os, signal, sys, time
 {on_import}
 
-class Params:
-    use_extra_bufts = True
+folder = os.path.dirname({real!r})
+spec = importlib.util.spec_from_file_location("llama_cpp", {real!r}, submodule_search_locations=[folder])
+real = sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+load, decode, logits, extra = real.llama_model_load_from_file, real.llama_decode, real.llama_get_logits, []
 
-params = Params()
+def llama_model_load_from_file(path, params):
+    extra.append(params.use_extra_bufts)
+    return load(path, params)
 
-def llama_backend_init(): pass
-def llama_model_default_params(): return params
-def llama_model_load_from_file(path, params): return os.path.exists(path)
-def llama_context_default_params(): return Params()
-def llama_init_from_model(model, params): return 1
-def llama_batch_get_one(tokens, n): return n
-def llama_get_logits_ith(context, row): return [{logit}] * 64
 def llama_decode(context, batch):
-    with open(__file__ + ".decodes", "a") as file:
-        file.write("extra " if params.use_extra_bufts else "plain ")
+    with open({notes!r}, "a") as file:
+        file.write("extra " if extra[-1] else "plain ")
     {on_decode}
-    return 0
+    return decode(context, batch)
+
+def llama_get_logits(context):
+    found = logits(context)
+    found[0] = {logit}
+    return found
+
+real.llama_model_load_from_file, real.llama_decode = llama_model_load_from_file, llama_decode
+real.llama_get_logits = llama_get_logits
 """
+REAL = importlib.util.find_spec("llama_cpp").origin  # type: ignore[union-attr]
+DECODES = 4  # of one child: a rollback, and three widths
 
 DIE = "os.kill(os.getpid(), signal.{})"
 
@@ -48,19 +57,22 @@ class FakeBuild:
 
     def __init__(self, folder: Path) -> None:
         self.module = folder / "llama_cpp" / "__init__.py"
+        self.notes = folder / "decodes"
         self.library = folder / "llama_cpp" / "lib" / "libllama.so"
         self.library.parent.mkdir(parents=True)
         self.library.write_bytes(b"one build")
         self.behave()
 
     def behave(self, *, on_import: str = "", on_decode: str = "", logit: str = "0.5") -> None:
-        self.module.write_text(FAKE_BINDINGS.format(on_import=on_import, on_decode=on_decode or "pass", logit=logit))
+        text = FAKE_BINDINGS.format(
+            on_import=on_import, on_decode=on_decode or "pass", logit=logit, real=REAL, notes=str(self.notes)
+        )
+        self.module.write_text(text)
 
     def decodes(self) -> list[str]:
         """ "extra" or "plain" for each decode since the last call."""
-        notes = self.module.with_name("__init__.py.decodes")
-        text = notes.read_text() if notes.exists() else ""
-        notes.unlink(missing_ok=True)
+        text = self.notes.read_text() if self.notes.exists() else ""
+        self.notes.unlink(missing_ok=True)
         return text.split()
 
 
@@ -86,21 +98,21 @@ def build(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeB
 def test_a_good_build_is_tested_once(build: FakeBuild) -> None:
     """Prevents: half a second for a child process at each start."""
     assert probe.installed() == probe.ProbeResult(State.OK)
-    assert build.decodes() == ["extra"] * 3
+    assert build.decodes() == ["extra"] * DECODES
     assert probe.installed() == probe.ProbeResult(State.OK)
     assert build.decodes() == []
 
 
 def test_an_illegal_instruction_on_the_fast_layouts_switches_them_off(build: FakeBuild) -> None:
     """Prevents: a crash without a message by a miscompiled AMX path (FIELD_CASES 36)."""
-    build.behave(on_decode="if params.use_extra_bufts: " + DIE.format("SIGILL"))
+    build.behave(on_decode="if extra[-1]: " + DIE.format("SIGILL"))
     result = probe.installed()
     assert (result.state, result.use_extra_bufts, result.signal) == (State.FALLBACK, False, "SIGILL")
     assert "SIGILL" in result.detail
     assert "make setup" in result.hint
     assert "-fno-tree-dse -fno-dse" in result.hint
     result.require()
-    assert build.decodes() == ["extra", "plain", "plain", "plain"]
+    assert build.decodes() == ["extra", *["plain"] * DECODES]
     assert probe.installed() == result
     assert build.decodes() == []
 
@@ -125,7 +137,7 @@ def test_a_broken_build_is_tested_again_at_the_next_start(build: FakeBuild) -> N
 
 def test_a_child_killed_from_outside_does_not_switch_off_the_fast_layouts(build: FakeBuild) -> None:
     """Prevents: AMX off for ever after a moment without memory."""
-    build.behave(on_decode="if params.use_extra_bufts: " + DIE.format("SIGKILL"))
+    build.behave(on_decode="if extra[-1]: " + DIE.format("SIGKILL"))
     result = probe.installed()
     assert (result.state, result.use_extra_bufts) == (State.BROKEN, True)
     assert "memory" in result.hint
@@ -184,11 +196,11 @@ def test_a_new_build_or_cpu_is_tested_again_and_a_reinstallation_is_not(
     assert build.decodes() == []
     build.library.write_bytes(b"two builds")
     probe.installed()
-    assert build.decodes() == ["extra"] * 3
+    assert build.decodes() == ["extra"] * DECODES
     other = Cpu(model="another", arch="x86_64", flags=("sse2",), features=frozenset())
     monkeypatch.setattr(probe, "this_cpu", lambda: other)
     probe.installed()
-    assert build.decodes() == ["extra"] * 3
+    assert build.decodes() == ["extra"] * DECODES
 
 
 @pytest.mark.parametrize(

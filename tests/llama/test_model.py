@@ -512,7 +512,7 @@ def test_a_model_has_its_facts(tmp_path: Path) -> None:
     with tiny.load(path) as model:
         assert model.chat_template == tiny.CHATML
         assert (model.architecture, model.path, model.vocab_size) == ("llama", path, 263)
-        assert model.metadata["general.name"] == "tiny llama"
+        assert model.header.name == "tiny llama"
         assert model.n_bytes == model.header.n_weight_bytes == 4 * model.n_params
         assert "llama" in model.description
         assert model.end_tokens == {261, 262}

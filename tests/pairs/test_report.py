@@ -41,7 +41,9 @@ HEADER = replace(
     path=Path("big-7b-instruct.gguf"),
     name="Big 7B Instruct",
     weight_bytes={"q4_K": 4 * GB},
-    metadata={"general.basename": "Big", "general.finetune": "Instruct", "tokenizer.chat_template": "{{ x }}" * 50},
+    basename="Big",
+    finetune="Instruct",
+    chat_template="{{ x }}" * 50,
 )
 SMALL = replace(HEADER, path=Path("big-0.5b-instruct.gguf"), name="Big 0.5B Instruct", weight_bytes={"q4_0": GB // 2})
 MACHINE = MachineMemory(memory_free=16 * GB, gpu_free=0, bindings="0.3.36", llama_cpp="b1234")
@@ -238,15 +240,15 @@ def test_a_pair_of_one_family_passes_every_test() -> None:
         ("size", {"draft": {"weight_bytes": {"q4_0": int(1.01 * GB)}}}, "above a quarter"),
         ("size", {"draft": {"weight_bytes": {"q4_0": int(0.039 * GB)}}}, "below a hundredth"),
         ("quantization", {"draft": {"weight_bytes": {"f16": GB // 2}}}, "not quantized"),
-        ("family", {"draft": {"metadata": {**SMALL.metadata, "general.basename": "Other"}}}, "families"),
+        ("family", {"draft": {"basename": "Other"}}, "families"),
         ("family", {"draft": {"architecture": "llama"}}, "families"),
         (
             "fine-tuning",
-            {"draft": {"name": "Big 0.5B", "path": Path("big-0.5b.gguf"), "metadata": {"general.basename": "Big"}}},
+            {"draft": {"name": "Big 0.5B", "path": Path("big-0.5b.gguf"), "finetune": ""}},
             "only the target",
         ),
-        ("chat template", {"draft": {"metadata": {**SMALL.metadata, "tokenizer.chat_template": "z"}}}, "another"),
-        ("chat template", {"target": {"metadata": {}}}, "no chat template"),
+        ("chat template", {"draft": {"chat_template": "z"}}, "another"),
+        ("chat template", {"target": {"chat_template": None}}, "no chat template"),
         ("context", {"draft": {"n_ctx_train": 2048}}, "beyond 2,048 nothing is drafted"),
         ("context", {"n_ctx": 100_000}, "longer than the target was trained for"),
         ("experts", {"target": {"n_expert": 64}}, "mixture of experts"),
@@ -320,7 +322,7 @@ def test_family_and_tuning_are_read_from_what_files_say(
     name: str, basename: str, stem: str, expected: str, tuned: bool
 ) -> None:
     """Prevents: two sizes of one model taken for two families, or a base model for a tuned one."""
-    header = replace(HEADER, name=name, path=Path(f"{stem}.gguf"), metadata={"general.basename": basename})
+    header = replace(HEADER, name=name, path=Path(f"{stem}.gguf"), basename=basename, finetune="")
     assert family(header) == expected
     assert is_tuned(header) is tuned
 

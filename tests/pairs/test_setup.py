@@ -13,7 +13,7 @@ import pytest
 
 from specllama import llama
 from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageError
-from specllama.cli.args.values import strategies
+from specllama.chat.settings import strategies
 from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import UNTUNED, DraftLength

@@ -43,7 +43,7 @@ def vocabulary(name: str) -> llama.Vocabulary:
 
 @functools.cache
 def conversation(name: str) -> Conversation:
-    return Conversation(vocabulary(name), llama.read_header(path_of(name)).metadata.get("tokenizer.chat_template"))
+    return Conversation(vocabulary(name), llama.read_header(path_of(name)).chat_template)
 
 
 def special_in(vocab: llama.Vocabulary, tokens: list[int]) -> list[str]:

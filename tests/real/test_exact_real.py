@@ -155,7 +155,7 @@ def test_an_answer_longer_than_the_window_is_the_plain_one(open_model: OpenModel
     words = target.vocab.tokenize(
         "The first ten prime numbers are 2, 3, 5, 7, 11, 13, 17, 19, 23 and 29.", special=False
     )
-    window = int(target.metadata["gemma3.attention.sliding_window"])
+    window = target.header.n_swa
     prompt = (words * (window // len(words) + 1))[: window - 8]
     endless = SamplingParams(temperature=0.0, logit_bias=no_end(target))
 
