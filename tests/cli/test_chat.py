@@ -268,8 +268,8 @@ def test_typed_escape_sequences_are_harmless(chat: Start) -> None:
     assert "hello" in shown.text
 
 
-def test_a_saved_chat_cannot_control_the_terminal(chat: Start, tmp_path: Path) -> None:
-    """Prevents: a conversation of somebody else that sets the title, or hides what it says."""
+def test_a_saved_chat_and_file_names_cannot_control_the_terminal(chat: Start, tmp_path: Path) -> None:
+    """Prevents: a conversation of somebody else that sets the title, or hides what it says; completions that do so."""
     shown = chat("-n", "3", *SILENT)
     ask(shown, "hello")
     command(shown, f"/save {tmp_path / 'c.json'}", "saved")
@@ -279,6 +279,12 @@ def test_a_saved_chat_cannot_control_the_terminal(chat: Start, tmp_path: Path) -
     (tmp_path / "c.json").write_text(json.dumps(record))
     command(shown, f"/load {tmp_path / 'c.json'}", "last message: ")
     command(shown, "/show system", "PASS")
+    (tmp_path / "c").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "c" / f"{name}{EVIL}").touch()
+    shown.child.send(f"/read {tmp_path}/c/\t")
+    shown.wait_for(lambda t: "onee\\x1b]0;X" in t.text)
+    shown.child.send("\x15")  # Ctrl-U
     shown.child.send("/edit\r")
     shown.wait_for(lambda t: ">>> e\\x1b]0;X" in t.text)
     assert b"\x1b[5m" not in shown.raw
