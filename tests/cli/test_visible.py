@@ -46,7 +46,7 @@ from specllama.cli.screen.render import Figures
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.view import AnswerView
-from specllama.cli.screen.visible import Raw, visible
+from specllama.cli.screen.visible import Raw, in_one_line, visible
 from specllama.core.events import Finished, Notice, TokenEvent
 from specllama.core.stats import SpecStats
 from specllama.derive.search import SearchOutcome
@@ -174,6 +174,14 @@ def test_text_has_one_way_to_the_terminal() -> None:
     }
     assert {file for name, file in calls if name in DOORS or name.startswith("traceback.print")} == {OUTPUT}
     assert {file for name, file in calls if name == "Raw"} == TRUSTED
+
+
+def test_a_question_is_one_visible_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a name in models.toml that changes what a person is asked to remove."""
+    asked: list[str] = []
+    monkeypatch.setattr("typer.confirm", lambda text, **_options: asked.append(text))
+    Output(stream_of(io.StringIO()), stream_of(io.StringIO())).confirm(EVIL)
+    assert asked == [in_one_line(EVIL)]
 
 
 # Every report with every field filled.

@@ -129,7 +129,7 @@ def show_model(output: Output, model: Model, indent: str = "") -> None:
         ("path", path or f"none; {how_to_get(model, model.name)}"),
     ]
     for name, value in facts:
-        output.line(f"{indent}{name}: {value}")
+        output.prose(f"{indent}{name}: {value}")
 
 
 def _source_text(source: Source) -> str:
@@ -141,7 +141,7 @@ def _source_text(source: Source) -> str:
 def show_pair(output: Output, pair: CatalogPair) -> None:
     """One pair and its two models."""
     output.line(f"pair: {pair.name}")
-    output.line(f"summary: {pair.summary or '-'}")
+    output.prose(f"summary: {pair.summary or '-'}")
     output.line(f"memory: {f'{pair.memory_gb} GB' if pair.memory_gb else '-'}")
     for option, value in (("--spec-draft-n-max", pair.defaults.n_max), ("--ctx-size", pair.defaults.n_ctx)):
         output.line(f"default: {option} {value or 'not set'}")

@@ -182,7 +182,7 @@ class Output:
 
     def confirm(self, question: str) -> None:
         """Ask on stderr; any answer but yes raises typer.Abort."""
-        typer.confirm(visible(question), abort=True, err=True)
+        typer.confirm(in_one_line(question), abort=True, err=True)
 
     @property
     def live(self) -> bool:
