@@ -129,7 +129,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except typer.Abort as answer:  # the answer to a question was no, Ctrl-C, or the end of stdin
         if isinstance(answer.__context__, KeyboardInterrupt):
             return INTERRUPTED
-        return HUNG_UP if is_hung_up() else FAILED
+        return HUNG_UP if is_hung_up(0) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:  # from shell completion, or from typer after a BrokenPipeError
@@ -139,6 +139,6 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.EIO and is_hung_up():  # while reading stdin
+        if isinstance(error, OSError) and error.errno == errno.EIO and is_hung_up(0):  # while reading stdin
             return HUNG_UP
         return report(error)

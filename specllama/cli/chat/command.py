@@ -149,7 +149,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
             line = source.read(start)
             _survived(talk, line)
         except EOFError:
-            if is_hung_up():
+            if is_hung_up(0):
                 raise SystemExit(HUNG_UP) from None
             break
         except KeyboardInterrupt:
@@ -160,7 +160,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
         except SpecllamaError as error:
             talk.fail(error)
         except OSError:  # from a terminal that was closed during the read
-            if not is_hung_up():
+            if not is_hung_up(0):
                 raise
             talk.ended = HUNG_UP
         if talk.ended:

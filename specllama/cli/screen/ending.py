@@ -64,16 +64,14 @@ def ending_in_order() -> Iterator[None]:
         yield
 
 
-def is_hung_up() -> bool:
-    """True if stdin, stdout or stderr is a terminal that was closed: no signal need have come, but EIO or an end."""
+def is_hung_up(number: int) -> bool:
+    """True if this descriptor is a terminal that was closed. It can be noticed before SIGHUP comes, or without one."""
     try:
         import termios
+
+        termios.tcgetattr(number)
     except ImportError:  # Windows
         return False
-    for number in range(3):
-        try:
-            termios.tcgetattr(number)
-        except termios.error as error:
-            if error.args[0] == errno.EIO:
-                return True
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
     return False

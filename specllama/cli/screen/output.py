@@ -265,7 +265,7 @@ def _stdout_failed(error: OSError) -> None:
     """A full disk is an error with a message, not an internal error; a closed terminal ends the program silently."""
     if isinstance(error, BrokenPipeError):
         raise error
-    if error.errno == errno.EIO and is_hung_up():
+    if error.errno == errno.EIO and is_hung_up(1):
         forget_stdout()
         raise SystemExit(HUNG_UP)
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
@@ -274,8 +274,10 @@ def _stdout_failed(error: OSError) -> None:
 
 
 def _stderr_failed(_error: OSError) -> None:
-    """Ignored: a closed terminal must not cost the answer."""
+    """Ignored: a closed terminal must not cost the answer, unless that goes there too."""
     _null_as(2, os.O_WRONLY)
+    if is_hung_up(1):
+        raise SystemExit(HUNG_UP)
 
 
 def forget_stdout() -> None:
