@@ -56,10 +56,21 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+@jinja2.pass_context
+def _as_it_is(_context: object, value: object) -> object:
+    """What is printed. Because it takes the context, jinja2 cannot compute it while it compiles."""
+    return value
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """Jinja2's sandbox with the set-up of Hugging Face's templates."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Compute nothing while compiling: it may be in a branch that this conversation does not take.
+        optimized=False,
+        finalize=_as_it_is,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.filters["tojson"] = _tojson

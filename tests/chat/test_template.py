@@ -172,6 +172,15 @@ def test_a_template_that_takes_all_time_or_memory_is_an_error_and_the_next_one_w
     assert rendered("{{ messages[0].content }}", "hi") == "hi"
 
 
+def test_a_chat_goes_on_after_the_message_that_a_template_hangs_on(renderer):
+    """Jinja2 computed constants while it compiled, so that no message could be rendered."""
+    template = ChatTemplate("{% if messages[0].content == 'x' %}{{ 5 | round(-10 ** 9) }}{% endif %}ok")
+    assert template.render([{"content": "hi"}], add_generation_prompt=True, now=NOW) == "ok"
+    with pytest.raises(TemplateOverrun):
+        template.render([{"content": "x"}], add_generation_prompt=True, now=NOW)
+    assert template.render([{"content": "so"}], add_generation_prompt=True, now=NOW) == "ok"
+
+
 def test_time_is_up_by_the_clock(renderer):
     """The limit counted steps, and slow steps took minutes."""
     start = time.monotonic()
