@@ -15,6 +15,7 @@ from specllama.audit.models import Change, Recorded, again, held, n_dropped
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Watching
 from specllama.audit.report import DrawRow, KvRow
 from specllama.base.errors import ContextFull, Interrupted
+from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
@@ -68,7 +69,7 @@ class Along:
         return of_counts(counts.tolist(), [len(self.places) / n_bins] * n_bins)
 
     def row(self) -> DrawRow:
-        failure = f"{self.impossible} tokens with probability 0 under p were emitted" if self.impossible else ""
+        failure = f"emitted {counted(self.impossible, 'token')} with probability 0 under p" if self.impossible else ""
         return DrawRow("all", "all", self.test(), failure)
 
 

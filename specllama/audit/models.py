@@ -121,6 +121,24 @@ class Remembered(Passing):
                 self._rows.setdefault(text[: at + i + 1], np.array(rows[i]))
 
 
+class Undecided(Passing):
+    """A draft that makes its favourite the third choice after two of three tokens.
+
+    Any target accepts and rejects it in turn, even if it is the same file. So no fault stays hidden because a draft is
+    too good.
+    """
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        start = self.length
+        rows = np.array(self.model.eval(tokens, parents))
+        for i, token in enumerate(tokens):
+            if (start + i + token) % 3:
+                best = np.argpartition(rows[i], -3)[-3:]
+                first, second, third = best[np.argsort(-rows[i, best], kind="stable")]
+                rows[i, [first, second, third]] = rows[i, [second, third, first]]
+        return rows
+
+
 class Heard(Passing):
     """A model that calls `beat` after every pass."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from specllama.audit.chi_square import POWER, SURPRISE, ChiSquare
 from specllama.audit.law import Distance
+from specllama.base.text import counted
 
 SCHEMA = {
     "name": "specllama.audit",
@@ -186,7 +187,7 @@ class AuditReport:
                 found.append(f"draws: {draw.strategy}, {draw.rule}: {reason}")
         for row in self.kv:
             if row.n_foreign:
-                found.append(f"kv: {row.model}, {row.strategy}: {row.n_foreign} tokens are not those of the answer")
+                found.append(f"kv: {row.model}, {row.strategy}: {counted(row.n_foreign, 'token')} not of the answer")
             elif not row.sound:
                 found.append(
                     f"kv: {row.model}, {row.strategy}: rejected tokens change the logits by {row.difference:.3g}"

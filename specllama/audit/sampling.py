@@ -17,6 +17,7 @@ from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combin
 from specllama.audit.reference import target_law
 from specllama.audit.report import DrawRow, LawRow
 from specllama.base.errors import Interrupted, SpecllamaError
+from specllama.base.text import counted
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
@@ -174,7 +175,7 @@ class AuditedContext:
             return all(block[i] in self.law_at(block[:i]) for i in range(len(block)))
 
         excluded = sum(n for block, n in counts.items() if not possible(block))
-        failure = f"{excluded} answers with probability 0 under p were drawn" if excluded else ""
+        failure = f"drew {counted(excluded, 'answer')} with probability 0 under p" if excluded else ""
         test = of_law(counts, self._counted_law(n_draws))
         return DrawRow(combination.strategy, combination.rule.value, test, failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,18 +12,21 @@ from specllama.audit import greedy as audit_greedy
 from specllama.audit import kv as audit_kv
 from specllama.audit import sampling as audit_sampling
 from specllama.audit.faults import FAULTS, Fault
-from specllama.audit.models import Remembered
+from specllama.audit.models import Remembered, Undecided
 from specllama.audit.parts import AuditEffort, AuditSubject
-from specllama.audit.report import FaultRow, LawRow
+from specllama.audit.report import DrawRow, FaultRow, KvRow, LawRow
 from specllama.audit.sampling import BROKEN, AuditedContext
 from specllama.base.errors import Interrupted
+from specllama.base.text import counted
+from specllama.core.sampling import SamplingParams
+from specllama.drafters import DraftSettings
 
-MINIMAL = AuditEffort(
-    n_prompts=1, n_tokens=8, n_contexts=8, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=1, n_steps=6
+# The most for one fault: each section stops when it shows the fault.
+MOST = AuditEffort(
+    n_prompts=4, n_tokens=8, n_contexts=12, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=4, n_steps=6
 )
-LOOKUPS = replace(MINIMAL, n_contexts=12)  # a lookup drafts in only about every second context
-N_DRAWN_IN = 2  # contexts for draws
-NARROW = 3  # tokens in a law: with few branches every context can have drafts of two tokens
+# Three tokens in a law: with few branches every context can have drafts of two tokens.
+PARAMS = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
 
 
 def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
@@ -33,7 +37,10 @@ def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
 
 
 class _FaultBench:
-    """The pair and the contexts, whose rows are computed once for all faults."""
+    """The pair and the contexts, whose rows are computed once for all faults.
+
+    Every section goes on until it shows the fault: not every prompt and every context can.
+    """
 
     def __init__(self, subject: AuditSubject, effort: AuditEffort) -> None:
         self.subject, self.effort = subject, effort
@@ -43,7 +50,6 @@ class _FaultBench:
         self.places = [AuditedContext(subject, context, target, draft) for context in contexts]
 
     def by_law(self, broken: AuditSubject) -> tuple[str, bool]:
-        """Goes through the contexts until one shows the fault: not every context can."""
         rows: list[LawRow] = []
         for place in self.places:
             rows.append(replace(place, subject=broken).measure(broken.combinations[0], self.effort))
@@ -53,11 +59,13 @@ class _FaultBench:
         return row.failure or f"TV {row.distance.tv:.2g}", not row.sound
 
     def by_draws(self, broken: AuditSubject) -> tuple[str, bool]:
-        rows = []
-        for i, place in enumerate(self.places[:N_DRAWN_IN]):
+        rows: list[DrawRow] = []
+        for i, place in enumerate(self.places):
             here = replace(place, subject=broken)
             rows.append(here.draw(broken.combinations[0], self.effort.n_draws, broken.seed + i * self.effort.n_draws))
-        (row,) = audit_sampling.merged(rows)
+            (row,) = audit_sampling.merged(rows)
+            if not row.sound:
+                break
         value = row.test.p_value
         figure = "no variation" if value is None else f"p-value {value:.2g} over {row.test.n_draws} draws"
         return row.failure or figure, not row.sound
@@ -71,10 +79,13 @@ class _FaultBench:
 
     def by_kv(self, broken: AuditSubject) -> tuple[str, bool]:
         along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
-        found = [row for rows in audit_kv.check(broken, self.effort, along) for row in rows]
-        caught = any(not row.sound for row in found)
+        found: list[KvRow] = []
+        for rows in audit_kv.check(broken, self.effort, along):
+            found += rows
+            if caught := any(not row.sound for row in rows):
+                break
         if n_foreign := max(row.n_foreign for row in found):
-            return f"{n_foreign} tokens are not those of the answer", caught
+            return f"{counted(n_foreign, 'token')} not of the answer", caught
         return f"logits differ by {max(row.difference for row in found):.2g}", caught
 
 
@@ -91,10 +102,18 @@ def _catch(bench: _FaultBench, fault: Fault) -> FaultRow:
 
 
 def catch_all(subject: AuditSubject, faults: Sequence[Fault]) -> Iterator[FaultRow]:
-    """A row for every fault. The sections that cache rows come first: they rely on the KV caches of the models."""
-    top_k = min(subject.params.top_k or NARROW, NARROW)
-    subject = replace(subject, params=replace(subject.params, top_k=top_k))
-    bench = _FaultBench(subject, MINIMAL if subject.draft is not None else LOOKUPS)
+    """A row for every fault. The sections that cache rows come first: they rely on the KV caches of the models.
+
+    The draft and the settings are changed: a draft that is never rejected, temperature 0, a high p-min or an answer
+    that ends at once would hide faults.
+    """
+    subject = replace(
+        subject,
+        draft=None if subject.draft is None else Undecided(subject.draft),
+        params=replace(PARAMS, logit_bias=dict.fromkeys(subject.target.end_tokens, -math.inf)),
+        drafting=DraftSettings(length=subject.drafting.length),
+    )
+    bench = _FaultBench(subject, MOST)
     for fault in sorted(faults, key=lambda fault: fault.section not in ("law", "draws")):
         subject.require_going()
         yield _catch(bench, fault)

@@ -72,7 +72,7 @@ def report_of(what: AuditSubject, effort: AuditEffort = TINY, *, self_test: bool
 def healthy() -> AuditReport:
     """The audit of a correct program, with its self-test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit_self_test, "MINIMAL", replace(audit_self_test.MINIMAL, n_draws=400))
+        patch.setattr(audit_self_test, "MOST", replace(audit_self_test.MOST, n_draws=400))
         return report_of(subject(), self_test=True)
 
 
@@ -98,6 +98,19 @@ def test_every_fault_is_caught(healthy: AuditReport, fault: Fault) -> None:
     assert healthy.faults is not None
     (row,) = (each for each in healthy.faults if each.fault == fault.name)
     assert row.caught, row.figure
+
+
+def test_the_settings_and_the_pair_hide_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: "not caught" with one file as target and draft, at temperature 0, or with a p-min that stops drafts."""
+    monkeypatch.setattr(audit_self_test, "MOST", replace(audit_self_test.MOST, n_draws=400))
+    table = RandomTable(N_VOCAB, 1)
+    same = subject(
+        table,
+        draft=FakeModel(table, N_VOCAB, 600, frozenset({N_VOCAB - 1})),
+        params=SamplingParams(temperature=0.0, logit_bias={1: 100.0}),
+        drafting=DraftSettings(length=DraftLength(4), p_min=1.0, temperature=0.0),
+    )
+    assert [row.fault for row in audit_self_test.catch_all(same, FAULTS) if not row.caught] == []
 
 
 @pytest.mark.slow
