@@ -82,6 +82,14 @@ def meant(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def working_folder() -> Path | None:
+    """The working directory; None if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 def models_dir() -> Path:
     """The folder for model files that do not come from the Hub."""
     return user_cache_path("specllama") / "models"

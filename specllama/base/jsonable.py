@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from specllama.base.errors import ReportError, SpecllamaError
+from specllama.base.text import counted
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ def typed(kind: Any, data: Any, where: str = "the value") -> Any:
             raise _refuse(where, data, "a list")
         if origin is tuple and Ellipsis not in arguments:
             if len(data) != len(arguments):
-                raise ReportError(f"{where} has {len(data)} entries, expected {len(arguments)}")
+                raise ReportError(f"{where} has {counted(len(data), 'entry', 'entries')}, expected {len(arguments)}")
             return tuple(typed(each, item, where) for each, item in zip(arguments, data, strict=True))
         values = [typed(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data)]
         return values if origin is list else tuple(values)

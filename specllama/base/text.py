@@ -1,10 +1,15 @@
-"""Text: bytes that should be text."""
+"""Text: counts in sentences, and bytes that should be text."""
 
 from __future__ import annotations
 
 import codecs
 
 from specllama.base.errors import SpecllamaError
+
+
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """A count and its noun: "1 token", "4096 tokens", "81,000 tokens"; `plural` if it is not the noun with an s."""
+    return f"{n if n < 10_000 else format(n, ',')} {noun if n == 1 else plural or noun + 's'}"
 
 
 def decoded(data: bytes, what: str, error: type[SpecllamaError]) -> str:

@@ -9,6 +9,7 @@ from math import gcd
 from statistics import median
 from typing import TypeVar
 
+from specllama.base.text import counted
 from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
 from specllama.drafters import REGISTRY
 from specllama.drafters.length import DraftLength
@@ -149,8 +150,8 @@ def run_seconds(wishes: Wishes, speeds: Sequence[ArmSpeed], condition: Condition
 
 
 def _note(wishes: Wishes, counts: str, n_predict: Sequence[int], fits: bool) -> str:
-    tokens = " and ".join(map(str, n_predict))
-    what = f"{counts}, {'exactly' if wishes.fixed_length else 'at most'} {tokens} tokens an answer"
+    lengths = " and ".join(counted(n, "token") for n in n_predict)
+    what = f"{counts}, {'exactly' if wishes.fixed_length else 'at most'} {lengths} an answer"
     if wishes.budget_s is None:
         return f"no budget: {what}"
     if fits:
@@ -182,7 +183,7 @@ def fit(
         n_repetitions = min(max(int(left_s / once_s), 1), MOST_REPETITIONS)
     expected_s = n_repetitions * once_s
     chosen = [prompt for prompt, _ in prompts[:n]]
-    counts = f"{n} of {n_there} prompts, {n_repetitions} repetition{'s' if n_repetitions > 1 else ''}"
+    counts = f"{n} of {n_there} prompts, {counted(n_repetitions, 'repetition')}"
     return BenchPlan(
         loads=wishes.loads,
         drafts=wishes.drafts,

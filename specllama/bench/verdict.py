@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specllama.base.text import counted
 from specllama.bench.report import ALL, Arm, BenchReport, Condition, Interval, Pick
 
 CLEAR = 1.02  # a smaller gain is not noticeable
@@ -11,11 +12,11 @@ def condition_name(condition: Condition, conditions: tuple[Condition, ...]) -> s
     """The temperature and what differs between the conditions: "temperature 0.7, 1024 tokens deep"."""
     words = [f"temperature {condition.temperature:g}"]
     if len({each.n_depth for each in conditions}) > 1:
-        words.append(f"{condition.n_depth} tokens deep")
+        words.append(f"{counted(condition.n_depth, 'token')} deep")
     if len({each.n_prompt for each in conditions}) > 1:
         words.append(f"prompts of {condition.n_prompt} tokens" if condition.n_prompt else "prompts as they are")
     if len({each.n_predict for each in conditions}) > 1:
-        words.append(f"{condition.n_predict} tokens out")
+        words.append(f"{counted(condition.n_predict, 'token')} out")
     return ", ".join(words)
 
 
@@ -64,7 +65,7 @@ def _for_draft(report: BenchReport, pick: Pick, arm: Arm) -> str:
     found = pick.confirmed
     if found is None:
         return f"{arm.name} was fastest, {pick.picked:.2f} times plain decoding; no prompts were left to confirm it"
-    words = f"{found.value:.2f} times plain decoding on {pick.n_confirming} other prompts"
+    words = f"{found.value:.2f} times plain decoding on {counted(pick.n_confirming, 'other prompt')}"
     if found.sure and found.value > CLEAR:
         return f"{arm.name} is fastest: {words} (95 % confidence: {span(found)}){_by_class(report, pick)}"
     if found.sure and found.value < 1.0:

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Protocol, cast
 
 from specllama.base.errors import PromptError, UsageError
+from specllama.base.text import counted
 from specllama.chat import conversation
 from specllama.chat.conversation import Conversation, Message
 from specllama.chat.settings import MAX_SEED, Settings, require_known
@@ -298,15 +299,15 @@ class ChatSession:
                 tokens = self._conversation.tokens(self._messages(kept[first:], text))
         if len(tokens) > n_ctx:
             raise PromptError(
-                f"the message has {len(tokens)} tokens, the context holds {n_ctx}",
-                hint=f"shorten it, or use a context of at least {len(tokens) + ROOM_FOR_ANSWER} tokens",
+                f"the message has {counted(len(tokens), 'token')}, the context holds {n_ctx}",
+                hint="shorten it, or use a longer context if the model was trained for one",
             )
         return tokens, first
 
     def _what_went(self, first: int) -> str:
         """The notice that the turns before `first` are dropped."""
         gone = self.turns[self.n_dropped : first]
-        turns = "the oldest turn" if len(gone) == 1 else f"the oldest {len(gone)} turns"
+        turns = f"the oldest {counted(len(gone), 'turn')}"
         begins = " ".join(gone[0].user.split())[:40]
         return (
             f"the context of {self._target.n_ctx} tokens is full: {turns} (from "

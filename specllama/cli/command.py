@@ -1,4 +1,4 @@
-"""The class of every command: help in sections, hidden aliases, and the `-mdfile` check."""
+"""The class of every command: help in sections, hidden aliases, and the refusal of words that would be misread."""
 
 from __future__ import annotations
 
@@ -23,47 +23,55 @@ REST = "Options"  # the section of options without a panel
 SILENT: set[tuple[str, str]] = set()
 
 
-def _declared(params: Iterable[Any]) -> dict[str, bool]:
-    """The option names of a command, and whether each takes a value."""
+def _declared(params: Iterable[Any]) -> dict[str, TyperOption]:
+    """The option names of a command."""
     return {
-        name: not param.is_flag
+        name: param
         for param in params
         if isinstance(param, TyperOption)
         for name in (*param.opts, *param.secondary_opts)
     }
 
 
-def refuse_joined(args: Sequence[str], takes_value: dict[str, bool]) -> None:
-    """Raises UsageError for a word such as `-mdfile`, which the parser would silently read as `-m dfile`.
+def _long_name(param: TyperOption) -> str:
+    return next((name for name in param.opts if name.startswith("--")), "")
 
-    `-md` with a joined value looks like `-m` with a joined value, so such a word needs a space or an equals sign.
+
+def refuse_misread(args: Sequence[str], options: dict[str, TyperOption]) -> None:
+    """Raises UsageError for words that the parser would silently read as something else.
+
+    `-mdfile` would be `-m dfile`: a joined value needs a space or an equals sign. In `--stop -n 8`, -n would be the
+    text to stop at: an option's name is a value only behind an equals sign.
     """
-    waiting = False  # this word is the value of the option before it
+    waiting = ""  # the option before, whose value this word is
     for arg in args:
         if waiting:
-            waiting = False
+            if arg in options:
+                long_name = _long_name(options[waiting])
+                hint = f"write {long_name}=TEXT; {long_name}={arg} if {arg} is meant" if long_name else ""
+                raise UsageError(f"{waiting} has no value: the next word is the option {arg}", hint=hint)
+            waiting = ""
             continue
         if arg == "--":
             return
         name, equals, _ = arg.partition("=")
-        if name in takes_value:
-            waiting = takes_value[name] and not equals
+        if name in options:
+            waiting = "" if options[name].is_flag or equals else name
             continue
         if arg.startswith("--") or not arg.startswith("-"):
             continue
-        longer = [known for known in takes_value if known[1] != "-" and len(known) > 2 and arg.startswith(known)]
+        longer = [known for known in options if known[1] != "-" and len(known) > 2 and arg.startswith(known)]
         if longer:
             known = max(longer, key=len)
             raise UsageError(
                 f"{arg} is neither {known} nor {arg[:2]}: a value needs a space after the option",
                 hint=f"write {known} {arg[len(known) :]} or {arg[:2]} {arg[2:]}",
             )
-        waiting = len(arg) == 2 and takes_value.get(arg, False)
 
 
 def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]:
     """The two columns of an option in the help text."""
-    long_name = next((name for name in param.opts if name.startswith("--")), "")
+    long_name = _long_name(param)
     names = [name for name in (*param.opts, *param.secondary_opts) if (long_name, name) not in SILENT]
     names.sort(key=lambda name: name.startswith("--"))  # stable: short names first
     left = ", ".join(stream.paint(name, fg="cyan", bold=True) for name in names)
@@ -101,10 +109,10 @@ def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
 
 
 class CommandWithHelp(TyperCommand):
-    """A command with help in sections that refuses joined values, and that a signal ends in order."""
+    """A command with help in sections that refuses words with two meanings, and that a signal ends in order."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        refuse_joined(args, _declared(self.params))
+        refuse_misread(args, _declared(self.params))
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
@@ -28,16 +29,20 @@ def report(error: Exception) -> int:
 
 
 def told(error: Exception) -> SpecllamaError:
-    """Any exception as one of ours: an OSError with a file is a failure, any other is a bug to report."""
-    from specllama.base.disk import NO_ROOM
+    """Any exception as one of ours: what the system refuses is a failure, anything else is a bug to report."""
+    from specllama.base.disk import NO_ROOM, working_folder
 
     if isinstance(error, SpecllamaError):
         return error
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, FileNotFoundError) and working_folder() is None:
+        known = SpecllamaError("the working directory is gone", hint="cd to a folder that exists")
+    elif isinstance(error, OSError) and error.errno in NO_ROOM:
         where = f"the disk of {error.filename}" if error.filename else "a disk"
         known = SpecllamaError(f"{where} is full: {error.strerror}", hint="free some space")
-    elif isinstance(error, OSError) and error.filename and error.strerror:
-        known = SpecllamaError(f"the system refuses {error.filename}: {error.strerror}")
+    elif isinstance(error, OSError) and error.strerror:
+        known = SpecllamaError(f"the system refuses {error.filename or 'a request'}: {error.strerror}")
+    elif isinstance(error, MemoryError):
+        known = SpecllamaError("there is not enough memory", hint="close other programs, or use smaller models")
     else:
         known = SpecllamaError(
             f"internal error: {type(error).__name__}: {error}",
@@ -49,7 +54,7 @@ def told(error: Exception) -> SpecllamaError:
 
 def misused(error: Any, words: Sequence[str], root: Any) -> UsageError:
     """A usage error of typer as one of ours. `root` is the whole program, `words` its command line."""
-    message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".")
+    message = str(error.format_message()).partition(" (Possible options")[0].rstrip(".").replace("(s)", "")
     context = getattr(error, "ctx", None)
     hint = f"see `{context.command_path if context else _command_of(words, root)} --help`"
     option = getattr(error, "option_name", "")
@@ -60,13 +65,28 @@ def misused(error: Any, words: Sequence[str], root: Any) -> UsageError:
         hint = f"give the pair as an argument: {context.command_path} {shlex.quote(_pair_of(words))}"
     elif near:
         hint = f"did you mean {' or '.join(near)}?"
-    elif message.startswith("Got unexpected extra argument") and context is not None and context.info_name == "run":
-        hint = "put a prompt of several words in quotes"
+    elif message.startswith("Got unexpected extra argument") and context is not None:
+        hint = _of_extra_words(context, message) or hint
     elif message.startswith("No such command"):
         word = message.partition("'")[2].partition("'")[0]
         close = get_close_matches(word, root.list_commands(None))
         hint = f"did you mean `specllama {close[0]}`?" if close else f'{hint}; for a prompt: `specllama run "..."`'
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _of_extra_words(context: Any, message: str) -> str:
+    """The hint for `run NAME ...` and `chat NAME`, which take a pair as an option; else for an unquoted prompt."""
+    from specllama.files.catalog import load_catalog
+
+    options = {name for param in context.command.params for name in param.opts}
+    first = context.params.get("prompt") or message.rpartition("(")[2].rstrip(")").partition(" ")[0]
+    with suppress(SpecllamaError):
+        catalog = load_catalog()
+        if "--pair" in options and first in catalog.pairs:
+            return f"a pair is an option: {context.command_path} --pair {first}"
+        if "--pair" in options and (first in catalog.models or first.endswith(".gguf")):
+            return f"a model is an option: {context.command_path} -m {shlex.quote(first)}"
+    return "put a prompt of several words in quotes" if "prompt" in context.params else ""
 
 
 def _pair_of(words: Sequence[str]) -> str:

@@ -7,15 +7,17 @@ import select
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from specllama.base.disk import size_text
-from specllama.base.errors import PromptError, UsageError
-from specllama.base.text import decoded
+from specllama.base.errors import MemoryShort, PromptError, UsageError
+from specllama.base.text import counted, decoded
 from specllama.chat.conversation import Conversation, Message, TemplateVocabulary, raw_tokens
 from specllama.cli.args.options import PromptOptions
 from specllama.cli.screen.output import Output
+from specllama.pairs.setup import Setup, longest_context
 
 WAIT_S = 2.0  # after which a silent stdin is mentioned
 MAX_BYTES = 16 << 20  # of one text: millions of tokens, more than any context holds
@@ -29,7 +31,7 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     argument = None if options.prompt == "-" else options.prompt
     file = None if options.file == "-" else options.file
     parts = []
-    if "-" in (options.prompt, options.file) or _stdin_is_redirected():
+    if "-" in (options.prompt, options.file) or not sys.stdin.isatty():
         parts.append(_read_stdin(output, may_be_forgotten=argument is not None or file is not None))
     if file is not None:
         parts.append(_read_file(file))
@@ -45,14 +47,8 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     return prompt
 
 
-def _stdin_is_redirected() -> bool:
-    return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
-
-
 def _read_stdin(output: Output, *, may_be_forgotten: bool) -> str:
     """All of stdin. A pipe that stays open and silent is mentioned: otherwise the program waits without a reason."""
-    if sys.stdin is None or sys.stdin.closed:
-        return ""
     if may_be_forgotten and _is_silent():
         output.note("note: waiting for the rest of the prompt on stdin; to skip it, use: < /dev/null")
     return decoded(read_whole(sys.stdin.buffer, "stdin"), "stdin", UsageError)
@@ -104,10 +100,16 @@ def prompt_tokens(
     return tokens
 
 
-def require_room(tokens: Sequence[int], n_ctx: int, n_predict: int) -> None:
-    """Raise PromptError for a prompt longer than the context (0: not known before loading)."""
-    if n_ctx and len(tokens) > n_ctx:
-        raise PromptError(
-            f"the prompt has {len(tokens)} tokens, the context holds {n_ctx}",
-            hint=f"shorten it, or use --ctx-size {len(tokens) + max(n_predict, 256)} or more",
-        )
+def require_room(tokens: Sequence[int], setup: Setup, n_predict: int) -> None:
+    """Raise PromptError for a prompt longer than the context, if its length is known before loading."""
+    n_ctx = setup.target_options.n_ctx
+    if not n_ctx or len(tokens) <= n_ctx:
+        return
+    longest = n_ctx
+    with suppress(MemoryShort):
+        longest = max(n_ctx, longest_context(setup) or setup.target.header.n_ctx_train)
+    if len(tokens) < longest:
+        hint = f"shorten it, or use --ctx-size {min(len(tokens) + max(n_predict, 256), longest)}"
+    else:
+        hint = f"shorten it: a context of {longest:,} tokens is the longest for this model and the free memory"
+    raise PromptError(f"the prompt has {counted(len(tokens), 'token')}, the context holds {n_ctx}", hint=hint)

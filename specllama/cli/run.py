@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict
 
 from specllama import llama
+from specllama.base.text import counted
 from specllama.chat.settings import require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.cli.args.grouping import with_options
@@ -60,7 +61,7 @@ def run(
     require_known(params.logit_bias, setup.target.header.n_vocab)
     with closing(llama.load_vocabulary(setup.target.header)) as vocab:
         tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
-        require_room(tokens, choice.n_ctx, sampling.predict)
+        require_room(tokens, setup, sampling.predict)
     pair_setup.require_fit(setup, listener)
     say_profile(setup, out)
     _answer(tokens, ask.drafting, sampling, setup, out, _wants_live(output.live, out))
@@ -134,7 +135,7 @@ def _answer(
             if finished.reason == "length":
                 n_emitted, full = finished.stats.n_emitted, f"the context of {models.target.n_ctx} tokens is full"
                 why = (
-                    f"after {n_emitted} tokens (-n)"
+                    f"after {counted(n_emitted, 'token')} (-n)"
                     if n_emitted == sampling.predict
                     else f"because {full} (--ctx-size)"
                 )

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
 from specllama.base.ranges import word
+from specllama.base.text import counted
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.errors import told
@@ -151,7 +152,7 @@ def _show_all(output: Output, found: Findings, profile: Profile) -> None:
     if output.verbose:
         for layout in found.layouts:
             cost_of = dict(layout.verify or ())
-            costs = "".join(f", {n} tokens {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
+            costs = "".join(f", {counted(n, 'token')} {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
             costs = ", too slow for the target" if layout.verify is None else costs
             output.line(f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms{costs}")
         if profile.strategy == TRANSLATED:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
+from specllama.base.text import counted
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
 from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
 from specllama.core.no_drafter import NoDrafter
@@ -76,8 +77,8 @@ class Engine:
             raise PromptError("the prompt has no tokens", hint="give some text, or a template that begins with a token")
         if len(prompt) > self.target.n_ctx:
             raise PromptError(
-                f"the prompt has {len(prompt)} tokens, the context holds {self.target.n_ctx}",
-                hint=f"shorten it, or load with --ctx-size {len(prompt) + max(max_tokens, 256)} or more",
+                f"the prompt has {counted(len(prompt), 'token')}, the context holds {self.target.n_ctx}",
+                hint="shorten it, or use a longer context if the model was trained for one",
             )
         drafter, cancel = self.drafter, cancel or Cancel()
         report, busy_s = report_of(drafter), clock_of((self.target, *models_of(drafter)))

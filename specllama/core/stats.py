@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specllama.base.text import counted
+
 
 def _ratio(above: float, below: float) -> float | None:
     return above / below if below else None
@@ -64,10 +66,10 @@ class SpecStats:
     def __str__(self) -> str:
         speed = "" if self.decode_tok_s is None else f", {self.decode_tok_s:.1f} tokens/s"
         if not self.n_drafted:
-            return f"{self.n_emitted} tokens{speed}"
+            return f"{counted(self.n_emitted, 'token')}{speed}"
         return (
-            f"{self.n_emitted} tokens{speed}; {self.n_accepted} of {self.n_drafted} drafted tokens accepted, "
-            f"{self.n_emitted / self.n_steps:.2f} tokens per step"
+            f"{counted(self.n_emitted, 'token')}{speed}; {self.n_accepted} of {self.n_drafted} drafted tokens "
+            f"accepted, {self.n_emitted / self.n_steps:.2f} tokens per step"
         )
 
     def record(self, n_drafted: int, n_accepted: int, rejected: bool) -> None:

@@ -11,6 +11,7 @@ from specllama import llama
 from specllama.base import child, disk
 from specllama.base.child import Tell, TellShare
 from specllama.base.errors import BackendError, DiskFull, UsageError
+from specllama.base.text import counted
 from specllama.derive.layers import check_dropped, without_layers
 from specllama.derive.vocab import MULTIPLE, kept_tokens, with_vocabulary
 from specllama.files import gguf_rewrite
@@ -31,7 +32,7 @@ def checked(parent: Header, recipe: Recipe) -> Recipe:
     if VOCAB_MAP in parent.gguf.entries and recipe.n_vocab:
         raise UsageError(f"the vocabulary of {parent.path.name} was already cut", hint="derive from its parent")
     if recipe.n_vocab < 0:
-        raise UsageError(f"the vocabulary is {recipe.n_vocab} tokens (expected at least 1)")
+        raise UsageError(f"the vocabulary is {counted(recipe.n_vocab, 'token')} (expected at least 1)")
     return Recipe(
         n_vocab=recipe.n_vocab + -recipe.n_vocab % MULTIPLE,
         dropped=check_dropped(parent, recipe.dropped) if recipe.dropped else (),

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from platformdirs import user_config_path
 
+from specllama.base.disk import working_folder
 from specllama.base.errors import ConfigError
 from specllama.files import models_toml
 from specllama.files.model import CatalogPair, Model
@@ -68,7 +69,7 @@ def _shipped_file() -> Path:
     return inside if inside.exists() else Path(__file__).parents[2] / FILE_NAME
 
 
-def _project_file(folder: Path) -> tuple[Path | None, str]:
+def _project_file(folder: Path | None) -> tuple[Path | None, str]:
     """The project's file, and a note if there is one that is not read.
 
     Other programs also have a `models.toml`. A file without our tables is ignored; in a file with them every mistake is
@@ -77,8 +78,8 @@ def _project_file(folder: Path) -> tuple[Path | None, str]:
     named = os.environ.get(FILE_VARIABLE)
     if named is not None:
         return (Path(named) if named else None), ""
-    path = folder / FILE_NAME
-    if not path.is_file() or path.samefile(_shipped_file()):
+    path = None if folder is None else folder / FILE_NAME
+    if path is None or not path.is_file() or path.samefile(_shipped_file()):
         return None, ""
     data = models_toml.load(path)
     if any(isinstance(data.get(key), dict) for key in ("models", "pairs")):
@@ -96,7 +97,7 @@ def load_catalog(project_dir: Path | None = None) -> Catalog:
     if user_file().exists():
         layers.append(_read(user_file()))
     try:
-        project, note = _project_file(project_dir or Path.cwd())
+        project, note = _project_file(project_dir or working_folder())
         layers += [_read(project)] if project else []
     except ConfigError as error:
         hint = error.hint or f"if the file belongs to another program, set {FILE_VARIABLE}= (empty)"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError
+from specllama.base.text import counted
 from specllama.files.gguf_header import GgufHeader, Unsound, long_texts, require_sound_values, walk_from
 from specllama.files.repo_files import MOST_PARTS, SPLIT, split_name
 
@@ -79,7 +80,7 @@ def _check_beginning(path: Path) -> None:
         kind, hint = _guess(head)
         raise ModelFileError(f"{path} is not a GGUF model: it is {kind}", hint=hint)
     if len(head) < _HEADER.size:
-        raise ModelFileError(f"{path} ends inside its header, after {size} bytes", hint=_DOWNLOAD)
+        raise ModelFileError(f"{path} ends inside its header, after {counted(size, 'byte')}", hint=_DOWNLOAD)
     _, version, n_tensors, n_keys = _HEADER.unpack_from(head)
     if version & 0xFFFF == 0:
         raise ModelFileError(
@@ -90,7 +91,8 @@ def _check_beginning(path: Path) -> None:
         raise ModelFileError(f"{path} is GGUF version {version} (expected 2 or 3)", hint=hint)
     if n_tensors * _MIN_TENSOR_BYTES + n_keys * _MIN_KEY_BYTES > size:
         raise ModelFileError(
-            f"{path} is damaged: it announces {n_tensors} tensors and {n_keys} keys, too many for {size} bytes",
+            f"{path} is damaged: it announces {counted(n_tensors, 'tensor')} and {counted(n_keys, 'key')}, "
+            f"too many for {counted(size, 'byte')}",
             hint=_DOWNLOAD,
         )
 

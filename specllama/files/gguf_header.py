@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
+from specllama.base.text import counted
 
 Read = Callable[[int, int], bytes]  # (start, stop) -> the bytes between; fewer where the file ends
 
@@ -298,7 +299,7 @@ class _Walker:
         if kind == ARRAY:
             kind, count = self.take(_KIND, what), self.take(_LENGTH, what)
             if count > MAX_ARRAY:
-                raise Unsound(f"{what} claims {count:,} entries")
+                raise Unsound(f"{what} claims {counted(count, 'entry', 'entries')}")
         start = self.at
         if kind == STRING and count != 0:
             self.skip_strings(1 if count is None else count, what)
@@ -316,13 +317,13 @@ class _Walker:
             raise Unsound(f"{what} has a name of {len(name.encode()):,} bytes")
         n_dims = self.take(_KIND, what)
         if n_dims > _MAX_DIMS:
-            raise Unsound(f"{what} has {n_dims:,} dimensions")
+            raise Unsound(f"{what} has {counted(n_dims, 'dimension')}")
         shape = tuple(self.take(_LENGTH, what) for _ in range(n_dims))
         n_elements = math.prod(shape)
         if n_elements == 0:
             raise Unsound(f"{what} has a dimension of 0")
         if n_elements >= 1 << 63:
-            raise Unsound(f"{what} claims {n_elements:,} numbers")
+            raise Unsound(f"{what} claims {counted(n_elements, 'number')}")
         kind, found = self.take(_KIND, what), self.take(_LENGTH, what)
         stored = TYPES.get(kind)
         if stored is None:
@@ -408,7 +409,7 @@ def walk_from(
             return walk(data, n_file_bytes, path, text_ends=text_ends)
         except MoreNeeded:
             if len(data) < min(wanted, n_file_bytes) or len(data) >= n_file_bytes:
-                raise Unsound(f"it ends inside its header, after {len(data):,} bytes") from None
+                raise Unsound(f"it ends inside its header, after {counted(len(data), 'byte')}") from None
         wanted += step
 
 

@@ -13,7 +13,7 @@ from specllama.base.disk import NO_ROOM, meant, read_bytes, write_text
 from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.base.jsonable import shown
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX
-from specllama.base.text import decoded
+from specllama.base.text import counted, decoded
 from specllama.files.model import (
     MAX_SIZE,
     CatalogPair,
@@ -164,7 +164,9 @@ def _read_parts(table: _Table, names: tuple[str, ...]) -> tuple[ModelFile, ...]:
     if entries is None:
         return ()
     if len(entries) != len(names):
-        raise ConfigError(f"{table.where}: parts has {len(entries)} entries, expected {len(names)} as in the name")
+        raise ConfigError(
+            f"{table.where}: parts has {counted(len(entries), 'entry', 'entries')}, the name {len(names)}"
+        )
     parts = []
     for number, (name, entry) in enumerate(zip(names, entries, strict=True), start=1):
         part = _Table(entry, f"{table.where} part {number}")

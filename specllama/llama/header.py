@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
+from specllama.base.text import counted
 from specllama.files.gguf_header import TOKENIZER, TOKENS, TYPES, GgufHeader, damaged
 
 # llama.cpp asserts these limits, and a failed assertion ends the process.
@@ -135,7 +136,7 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
     for file in files:
         if file.n_file_bytes < file.data_end:
             raise ModelFileError(
-                f"{file.path} is truncated: it has {file.n_file_bytes} bytes (expected {file.data_end})",
+                f"{file.path} is truncated: it has {counted(file.n_file_bytes, 'byte')} (expected {file.data_end})",
                 hint="delete it and download it again",
             )
     if needs_weights and not any(file.tensors for file in files):

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import BackendError, ContextFull, Interrupted, MemoryShort, RollbackRefused, SpecllamaError
+from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
@@ -243,7 +244,7 @@ class LlamaModel:
         self._require_room(n_rows)
         if not 1 <= n_rows <= self.caps.max_block:
             raise BackendError(
-                f"eval got {n_rows} tokens (expected 1 to {self.caps.max_block})",
+                f"eval got {counted(n_rows, 'token')} (expected 1 to {self.caps.max_block})",
                 hint="draft fewer tokens, or load the model with a larger max_block and n_batch",
             )
         require_chain(parents)
@@ -316,7 +317,7 @@ class LlamaModel:
         self._require_open()
         if self.length + n_new > self.n_ctx:
             raise ContextFull(
-                f"{self.length} + {n_new} tokens do not fit into the context of {self.n_ctx}",
+                f"the context of {self.n_ctx} tokens has no room for {counted(n_new, 'token')} after {self.length}",
                 hint="use a longer context (--ctx-size)",
             )
 
@@ -360,7 +361,8 @@ class LlamaModel:
             return Interrupted("the computation was stopped on request")
         if status == _NO_SLOT:
             return ContextFull(
-                f"the KV cache has no room for {len(tokens)} tokens", hint="use a longer context (--ctx-size)"
+                f"the KV cache has no room for {counted(len(tokens), 'token')}",
+                hint="use a longer context (--ctx-size)",
             )
         wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
         if status == _INVALID_BATCH and wrong:
@@ -370,7 +372,7 @@ class LlamaModel:
         if status == _NO_MEMORY:
             return MemoryShort(f"llama.cpp ran out of memory: {reason}", hint="use a shorter context (--ctx-size)")
         return BackendError(
-            f"llama.cpp failed to compute {len(tokens)} tokens: {reason}", hint="run `specllama doctor`"
+            f"llama.cpp failed to compute {counted(len(tokens), 'token')}: {reason}", hint="run `specllama doctor`"
         )
 
     def _logits(self, n_rows: int) -> FloatArray:

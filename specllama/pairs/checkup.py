@@ -19,6 +19,7 @@ from specllama.base.cpu import DECISIVE, Cpu, this_cpu
 from specllama.base.disk import models_dir, size_text
 from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.base.jsonable import to_plain
+from specllama.base.text import counted
 from specllama.files import catalog as pairs
 from specllama.files import hub
 from specllama.files.catalog import Catalog
@@ -119,7 +120,7 @@ def about_cpu(cpu: Cpu, build: BuildInfo) -> Finding:
     """Whether the build uses all instruction sets of the CPU."""
     used = {name.removeprefix("CPU.") for name in build.features if name.startswith("CPU.")}
     layouts = f"; weight layouts {', '.join(build.extra_buffer_types)}" if build.extra_buffer_types else ""
-    found = f"{cpu.model}, {physical_cores()} cores; the build uses {_listed(cpu.features & used)}{layouts}"
+    found = f"{cpu.model}, {counted(physical_cores(), 'core')}; the build uses {_listed(cpu.features & used)}{layouts}"
     unused = cpu.features - used
     if not unused:
         return Finding("CPU", Level.OK, found)

@@ -18,6 +18,7 @@ from specllama.base import disk
 from specllama.base.disk import Stamp
 from specllama.base.errors import ConfigError, ModelFileError
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain
+from specllama.base.text import counted
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures
 
@@ -50,7 +51,7 @@ class Recipe:
     @property
     def summary(self) -> str:
         parts = [f"weights in {self.quant}"] if self.quant else []
-        parts += [f"{self.n_vocab:,} tokens"] if self.n_vocab else []
+        parts += [counted(self.n_vocab, "token")] if self.n_vocab else []
         parts += [f"without layers {', '.join(map(str, self.dropped))}"] if self.dropped else []
         return ", ".join(parts) or "as it is"
 

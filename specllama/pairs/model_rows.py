@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 
 from specllama.base.disk import size_text
 from specllama.base.errors import UnsupportedModel
+from specllama.base.text import counted
 from specllama.llama.header import Header, memory_kind, refuse_architecture
 from specllama.llama.memory import MemoryNeed
 from specllama.pairs.report import CheckRow, RowMark, warned
@@ -110,9 +111,9 @@ def _context_row(target: Side, draft: Side) -> CheckRow:
     reason, remedy = "", ""
     if 0 < ours < n_ctx:
         reason = f"the context of {n_ctx:,} tokens is longer than the target was trained for"
-        remedy = f"use a context of at most {ours} tokens"
+        remedy = f"use a context of at most {counted(ours, 'token')}"
     elif 0 < theirs < min(n_ctx, ours or n_ctx):
-        reason = f"the draft was trained for less than {n_ctx:,} tokens: beyond {theirs:,} nothing is drafted"
+        reason = f"the draft was trained for less than {counted(n_ctx, 'token')}: beyond {theirs:,} nothing is drafted"
         remedy = "use a draft with a longer context for texts of this length"
     return warned("context", (f"{ours:,} trained", f"{theirs:,} trained"), reason, remedy)
 
@@ -219,7 +220,7 @@ def _memory_row(side: Side, target: MemoryNeed, draft: MemoryNeed, machine: Mach
     parts = (
         f"weights {size_text(weights)}, KV {size_text(target.kv + draft.kv)}, "
         f"buffers {size_text(target.compute + draft.compute)}, "
-        f"at {side.n_ctx or side.header.n_ctx_train:,} tokens of context"
+        f"at {counted(side.n_ctx or side.header.n_ctx_train, 'token')} of context"
     )
     if needed <= free:
         return CheckRow("memory", RowMark.PASS, *values, parts)

@@ -179,9 +179,11 @@ def find(subject: ProfileKey) -> FoundProfile:
         if changed:
             return FoundProfile(stale=f"{' and '.join(changed)} changed since")
         return FoundProfile(profile)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return FoundProfile()
-    except (OSError, *UNREADABLE):
+    except OSError as error:
+        return FoundProfile(stale=f"its file cannot be read: {error.strerror}")
+    except UNREADABLE:
         return FoundProfile(stale="its file is damaged")
 
 

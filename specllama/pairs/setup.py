@@ -14,6 +14,7 @@ from specllama.base import disk
 from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.base.ranges import AUTO
+from specllama.base.text import counted
 from specllama.chat import template
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
@@ -68,7 +69,7 @@ class Choice:
     target: Wanted
     draft: Wanted | None  # None if the strategy uses no draft model
     strategy: str
-    n_ctx: int  # 0 = see `_longest_context`
+    n_ctx: int  # 0 = see `longest_context`
     length: DraftLength
     any_strategy: bool = False  # the pair's profile, if it exists, chooses the strategy
     model_strategy: str = SIMPLE  # how the draft model drafts, alone or in a chain: SIMPLE or TRANSLATED
@@ -300,7 +301,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     if choice.length.is_auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
     if choice.n_ctx == 0:
-        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=_longest_context(setup)))
+        setup = replace(setup, target_options=replace(setup.target_options, n_ctx=longest_context(setup)))
     else:
         _require_memory(setup)
     for file in (setup.target, setup.draft):
@@ -378,7 +379,7 @@ def _out_of_reach(profile: Profile, setup: Setup) -> str:
     return ""
 
 
-def _longest_context(setup: Setup) -> int:
+def longest_context(setup: Setup) -> int:
     """The longest context, up to the target's training context, that both models have memory for together.
 
     0 with GPU offload: only the loader knows. Raises MemoryShort if even a short context does not fit.
@@ -478,7 +479,7 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
         models = Models(target, adapted, draft, owned.pop_all())
     for role, model in (("target", target), ("draft", draft)):
         if model is not None:
-            listener.detail(f"{role}: {model.path} ({model.description}, {model.n_ctx} tokens of context)")
+            listener.detail(f"{role}: {model.path} ({model.description}, {counted(model.n_ctx, 'token')} of context)")
             for warning in model.warnings:
                 listener.warn(warning)
     return models

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from specllama.base.text import counted
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
@@ -81,10 +82,10 @@ def _kind_row(target: Tokenizer, draft: Tokenizer, remedy: str) -> CheckRow:
 def _size_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     reason, n_more = "", target.size - draft.size
     if n_more > 0:
-        reason = f"{n_more:,} token ids at the end are the target's alone and are never drafted"
+        reason = f"the target has {counted(n_more, 'more token id')} at the end, never drafted"
     elif n_more < 0:
-        reason = f"{-n_more:,} token ids at the end are the draft's alone and are masked"
-    return CheckRow("vocabulary", RowMark.PASS, f"{target.size:,} tokens", f"{draft.size:,} tokens", reason)
+        reason = f"the draft has {counted(-n_more, 'more token id')} at the end, always masked"
+    return CheckRow("vocabulary", RowMark.PASS, counted(target.size, "token"), counted(draft.size, "token"), reason)
 
 
 def _text_row(
@@ -101,7 +102,7 @@ def _text_row(
         f"the target reads {ours}, the draft {theirs}"
     )
     if to_target is not None and (n_without := int((to_target == NO_TOKEN).sum())):
-        reason += f"; {n_without:,} of the draft's texts are not in the target's vocabulary"
+        reason += f"; the target's vocabulary lacks {counted(n_without, 'text')} of the draft's"
     elif to_target is not None:
         reason += "; the target has every text of the draft under some id"
     return CheckRow(
@@ -146,8 +147,8 @@ def _types_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     reason = ""
     if differing:
         reason = (
-            f"{len(differing):,} ids have another type, the first is {differing[0]}: a control token of one model may "
-            "be plain text in the other"
+            f"another type of {counted(len(differing), 'id')}, the first is {differing[0]}: a control token of one "
+            "model may be plain text in the other"
         )
     return warned("token types", (_types(target), _types(draft)), reason, "nothing to do: the target's are used")
 
@@ -222,8 +223,8 @@ def _by_text_rows(target: Tokenizer, draft: Tokenizer) -> tuple[CheckRow, ...]:
     to_target = map_by_text(target, draft)
     found = overlap(target, to_target)
     fits = found.can_serve
-    sizes = f"{target.size:,} tokens", f"{draft.size:,} tokens"
-    shared = f"{found.n_shared:,} tokens have the same text, under any id"
+    sizes = counted(target.size, "token"), counted(draft.size, "token")
+    shared = f"{counted(found.n_shared, 'token')} with the same text, under any id"
     return (
         CheckRow("tokenizer", RowMark.PASS, target.kind, draft.kind),
         CheckRow("vocabulary", RowMark.PASS, *sizes, shared),
@@ -237,7 +238,7 @@ def _trimmed_rows(target: Tokenizer, draft: Tokenizer, parent_ids: Sequence[int]
     to_target = np.array(parent_ids, np.int64)
     to_target[to_target >= target.size] = NO_TOKEN
     found = overlap(target, to_target)
-    sizes = f"{target.size:,} tokens", f"{draft.size:,} of them"
+    sizes = counted(target.size, "token"), f"{draft.size:,} of them"
     note = "the draft was trimmed: it never proposes the other tokens"
     vocabulary = CheckRow("vocabulary", RowMark.PASS, *sizes, note)
     if not found.n_shared:

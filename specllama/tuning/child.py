@@ -14,6 +14,7 @@ from specllama import llama
 from specllama.base import child as children
 from specllama.base.child import Tell, TellShare
 from specllama.base.errors import BackendError, PromptError
+from specllama.base.text import counted
 from specllama.chat.conversation import Conversation, Message
 from specllama.drafters.controller import Points, cost_at
 from specllama.drafters.translated import TranslatedModel
@@ -103,7 +104,9 @@ def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, li
         if 1 < len(tokens) <= target.n_ctx - n_tokens and max(tokens) < n_known
     }
     if not fit:
-        raise PromptError(f"no built-in prompt fits these models (context {target.n_ctx} tokens, {n_known} known ids)")
+        raise PromptError(
+            f"no built-in prompt fits these models (a context of {target.n_ctx} tokens, {counted(n_known, 'known id')})"
+        )
     return fit
 
 

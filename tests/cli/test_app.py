@@ -51,6 +51,8 @@ def test_a_known_error_is_two_lines_and_its_exit_code(
     [
         (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "refuses aaa: File name too long"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "refuses a request: Cannot allocate memory"),
+        (MemoryError(), "not enough memory"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
@@ -100,6 +102,15 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["run", "--tmep", "1", "x"], "no such option: --tmep", "--temp"),
         (["run", "-p", "x"], "no such option: -p", "the prompt is an argument"),
         (["run", "x", "y"], "got unexpected extra argument", "in quotes"),
+        (
+            ["run", "qwen3-4b", "y"],
+            "got unexpected extra argument",
+            "a pair is an option: specllama run --pair qwen3-4b",
+        ),
+        (["chat", "qwen3-4b"], "got unexpected extra argument", "a pair is an option: specllama chat --pair qwen3-4b"),
+        (["run", "x.gguf", "y"], "got unexpected extra argument", "a model is an option: specllama run -m x.gguf"),
+        (["run", "--stop", "-n", "8", "hi"], "--stop has no value: the next word is the option -n", "--stop=-n"),
+        (["audit", "-m", "--json"], "-m has no value: the next word is the option --json", "--model=--json"),
         (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),
         (["draft", "make", "--quant"], "option '--quant' requires an argument", "see `specllama draft make --help`"),

@@ -184,7 +184,7 @@ def test_plots_go_into_their_folder(
     result = specllama(*args, "--plots", str(tmp_path / "plots"), "--temp", "0")
     assert result.code == 0, result.err
     assert drawn == [(12, tmp_path / "plots")]
-    assert "1 plots are in " in result.err
+    assert "wrote 1 plot to " in result.err
     assert "nothing was measured for the plots costs" in result.err
 
     def missing(folder: Path) -> None:

@@ -117,7 +117,7 @@ def test_ctrl_c_in_a_long_prefill_is_back_at_once(chat: Start, tmp_path: Path) -
     """A document that must be read to its end first; the next question answered wrongly (FIELD_CASES 37)."""
     (tmp_path / "long.txt").write_text("abcdefghi" * 9000)
     shown = chat("-c", "90000", "-n", "5", *ENDLESS)
-    command(shown, "/read long.txt", "81000 tokens; it goes in front of your next message")
+    command(shown, "/read long.txt", "81,000 tokens; it goes in front of your next message")
     shown.child.send("sum it up\r")
     shown.wait_for(lambda t: "reading the prompt" in t.text)
     shown.read(0.4)

@@ -144,6 +144,18 @@ def test_a_prompt_that_cannot_be_read_is_wrong_use(
     assert (result.code, error in result.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("n_tokens", "n_ctx"), [(600, "856"), (1900, "2048"), (2048, ""), (100_000, "")], ids=["short", "near", "at", "far"]
+)
+def test_a_long_prompt_is_told_a_context_that_the_model_has(
+    specllama: Run, short_pair: Pair, n_tokens: int, n_ctx: str
+) -> None:
+    """Prevents: the advice to use a context of two million tokens with a model trained for two thousand."""
+    result = specllama("run", *short_pair.options, "-c", "512", "--raw", stdin=b"x" * n_tokens)
+    assert result.code == 1
+    assert result.err.partition("--ctx-size ")[2].strip() == n_ctx
+
+
 def test_a_silent_stdin_is_mentioned(
     specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,15 @@ def test_a_file_that_was_copied_is_the_measured_one(subject: ProfileKey) -> None
     assert profiles.find(subject).stale == "the target's file changed since"
 
 
+def test_a_state_folder_that_is_a_file_or_cannot_be_read_is_no_damaged_profile(subject: ProfileKey, home: Path) -> None:
+    """Prevents: a damaged profile where HOME is /dev/null and no profile was ever made."""
+    (home / "state").write_bytes(b"")
+    assert profiles.find(subject) == profiles.FoundProfile()
+    (home / "state").unlink()
+    profiles.path_of(subject).mkdir(parents=True)
+    assert "Is a directory" in profiles.find(subject).stale
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_a_changed_file_makes_it_stale_and_is_named(subject: ProfileKey, home: Path, name: str) -> None:
     """Prevents: costs of one file used for another."""

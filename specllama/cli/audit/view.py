@@ -8,6 +8,7 @@ from typing import Any
 
 from specllama.audit.chi_square import POWER, SURPRISE
 from specllama.audit.report import LAW_BOUND, AuditReport, DrawRow, GreedyRun, KvRow
+from specllama.base.text import counted
 from specllama.cli.screen.tables import markdown_table
 from specllama.cli.screen.visible import in_one_line
 
@@ -23,7 +24,7 @@ def sentence(report: AuditReport) -> str:
     if not (report.greedy or report.laws):
         return "Nothing was audited: the audit was interrupted before its first result."
     ties = sum(run.difference is not None for run in report.greedy)
-    told = f", except for {ties} near-tie{'s' * (ties > 1)} of this build" if ties else ""
+    told = f", except for {counted(ties, 'near-tie')} of this build" if ties else ""
     gaps = f" Not shown: {'; '.join(report.gaps)}." if report.gaps else ""
     return f"Exact{part}: the output with drafts equals the target's own{told}.{gaps}"
 
@@ -76,25 +77,20 @@ def _about(report: AuditReport) -> Iterator[str]:
         names = ("specllama", "llama_cpp_python", "llama_cpp")
         yield from _item("versions: " + ", ".join(f"{name} {versions[name]}" for name in names))
     if machine := about.get("machine"):
-        yield from _item(f"machine: {machine['cpu']}, {machine['n_cores']} cores, {machine['system']}")
+        yield from _item(f"machine: {machine['cpu']}, {counted(machine['n_cores'], 'core')}, {machine['system']}")
     if "made" in about:
         yield from _item(f"made {about['made']}, in {report.wall_s:.0f} s{', quick' * bool(about.get('quick'))}")
     yield ""
 
 
-def _n(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
     same = sum(run.difference is None for run in runs)
-    n_prompts = len({run.prompt for run in runs})
+    n_prompts, n_drafted = len({run.prompt for run in runs}), sum(run.n_drafted for run in runs)
     yield from ("## Greedy: the same text with and without drafts", "")
     yield from _prose(
-        f"{same} of {_n(len(runs), 'answer')} ({_n(n_prompts, 'prompt')}, K = {min(run.n_max for run in runs)} to "
-        f"{max(run.n_max for run in runs)}) equal the plain ones token by token; "
-        f"{sum(run.n_accepted for run in runs)} of {_n(sum(run.n_drafted for run in runs), 'drafted token')} were "
-        "accepted."
+        f"{same} of {counted(len(runs), 'answer')} ({counted(n_prompts, 'prompt')}, "
+        f"K = {min(run.n_max for run in runs)} to {max(run.n_max for run in runs)}) equal the plain ones token by "
+        f"token; {sum(run.n_accepted for run in runs)} of {counted(n_drafted, 'drafted token')} were accepted."
     )
     parted = [(run, run.difference) for run in runs if run.difference is not None]
     if not parted:
@@ -122,7 +118,7 @@ def _laws(report: AuditReport) -> Iterator[str]:
         "paths are added up. p comes from the target's logits by a second sampler that shares no code with the first. "
         "`error`: the largest error of a probability of the first token. `TV`: the total variation of whole blocks of "
         f"up to K drafted tokens and one more; at most {LAW_BOUND:g} passes. In {n_open} of "
-        f"{_n(n_contexts, 'context')} p has more than one token."
+        f"{counted(n_contexts, 'context')} p has more than one token."
     )
     rows = [
         (

@@ -16,7 +16,7 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed, to_plain
-from specllama.base.text import decoded
+from specllama.base.text import counted, decoded
 from specllama.bench import compare as bench_compare
 from specllama.bench import machine
 from specllama.bench import plots as bench_plots
@@ -131,7 +131,7 @@ def _swept(drafting: BenchDrafting, sampling: BenchSampling, runs: BenchRuns) ->
 
 def _plot(report: BenchReport, folder: str, output: Output) -> None:
     written = bench_plots.write(report, storage.meant(folder))
-    output.note(f"{len(written.paths)} plots are in {folder}")
+    output.note(f"wrote {counted(len(written.paths), 'plot')} to {folder}")
     if written.missing:
         output.note(f"note: nothing was measured for the plots {', '.join(written.missing)}")
 
@@ -259,7 +259,7 @@ def _watched(
                     status.show(event.what, event.share, "" if event.left_s is None else f"{minutes}:{seconds:02} left")
                 elif isinstance(event, BenchPlan):
                     status.clear()
-                    output.note(f"{event.note}; {event.n_runs} runs, about {clock(event.expected_s)}")
+                    output.note(f"{event.note}; {counted(event.n_runs, 'run')}, about {clock(event.expected_s)}")
                 yield event
 
 

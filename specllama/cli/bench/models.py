@@ -11,6 +11,7 @@ from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, UsageError
+from specllama.base.text import counted
 from specllama.bench.job import Loaded
 from specllama.bench.plan import LENGTHS, Wishes
 from specllama.bench.report import Load
@@ -182,8 +183,8 @@ def _require_memory(subject: BenchSubject) -> None:
     free = llama.memory_free()
     if needed > free:
         raise MemoryShort(
-            f"the target and {len(subject.drafts)} drafts with a context of {n_ctx} tokens need {size_text(needed)}, "
-            f"but only {size_text(free)} are free",
+            f"the target and {counted(len(subject.drafts), 'draft')} with a context of {n_ctx} tokens need "
+            f"{size_text(needed)}, but only {size_text(free)} are free",
             hint="compare fewer drafts, use a smaller --ctx-size, or close other programs",
         )
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 
 from specllama.base.disk import size_text
 from specllama.base.jsonable import to_plain
+from specllama.base.text import counted
 from specllama.bench.compare import ReportComparison
 from specllama.bench.report import (
     ALL,
@@ -55,7 +56,7 @@ def _machine(report: BenchReport) -> str:
     bandwidth = f", {machine.memory_bytes_s / 1e9:.0f} GB/s" if machine.memory_bytes_s else ""
     build = f"llama.cpp {report.versions.get('llama_cpp')} (llama-cpp-python {report.versions.get('llama_cpp_python')})"
     return (
-        f"{machine.cpu}, {machine.n_cores} cores, {size_text(machine.memory)}{bandwidth}{gpus}; {build}; "
+        f"{machine.cpu}, {counted(machine.n_cores, 'core')}, {size_text(machine.memory)}{bandwidth}{gpus}; {build}; "
         f"specllama {report.versions.get('specllama')}; {report.made}"
     )
 
@@ -74,7 +75,7 @@ def _spent(report: BenchReport) -> str:
     of = "" if budget_s is None else f" of a budget of {clock(budget_s)}"
     return (
         f"{clock(rest)} spent{of}, without {clock(spent.loading_s)} of loading: {clock(spent.costs_s)} on the cost of "
-        f"passes, {clock(spent.warm_up_s)} on warming up, {clock(spent.runs_s)} on {len(report.runs)} runs, "
+        f"passes, {clock(spent.warm_up_s)} on warming up, {clock(spent.runs_s)} on {counted(len(report.runs), 'run')}, "
         f"{clock(spent.insight_s)} on the acceptance"
     )
 

@@ -13,6 +13,7 @@ from rich.style import Style
 
 from specllama.base.errors import SpecllamaError
 from specllama.base.ranges import AUTO
+from specllama.base.text import counted
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings, changed, to_json
 from specllama.chat.stream import TextStream
@@ -316,4 +317,4 @@ def greeting(opened: Opened, settings: Settings) -> list[str]:
         lines.append("draft: none (plain decoding)")
     elif REGISTRY[settings.drafter].needs_model:
         lines.append(f"draft: {opened.names['draft']}")
-    return [*lines, f"context: {opened.models.target.n_ctx} tokens; /help lists the commands"]
+    return [*lines, f"context: {counted(opened.models.target.n_ctx, 'token')}; /help lists the commands"]

@@ -115,14 +115,11 @@ def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
 
 def _has_editor(out: Output) -> bool:
     """True for a person at a terminal that understands escape sequences."""
-    at_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
-    return at_terminal and out.out.steerable and out.format == "human"
+    return sys.stdin.isatty() and out.out.steerable and out.format == "human"
 
 
 def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early: str) -> MessageSource:
     """An editor that begins with what was typed `early`, or lines of stdin."""
-    if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("stdin is closed (chat reads messages from it)", hint="use a terminal or a pipe")
     if _has_editor(out):
         path: Path | None = user_state_path("specllama") / "chat_history" if options.history else None
         editor = Editor(path, complete, keyboard)

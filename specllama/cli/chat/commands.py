@@ -15,7 +15,7 @@ from pathlib import Path
 
 from specllama.base.disk import meant, size_text
 from specllama.base.errors import UsageError
-from specllama.base.text import decoded
+from specllama.base.text import counted, decoded
 from specllama.chat import saved as chat_file
 from specllama.chat.settings import SETTINGS, find, on_off, value_text
 from specllama.cli.chat.answering import ChatState, steered
@@ -171,9 +171,9 @@ def _read(chat: ChatState, rest: str) -> None:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     text = decoded(data, str(path), UsageError)
     n_tokens, n_ctx = chat.session.n_tokens(text), chat.session.target_kv.n_ctx
-    said = f"{path.name}: {size_text(len(data))}, {n_tokens} tokens"
+    said = f"{path.name}: {size_text(len(data))}, {counted(n_tokens, 'token')}"
     if n_tokens >= n_ctx:
-        raise UsageError(f"{said}; the context holds {n_ctx}", hint="use a larger --ctx-size or a part of the file")
+        raise UsageError(f"{said}; the context holds {n_ctx}", hint="read a part of the file, or use a longer context")
     fence = "```"
     while fence in text:
         fence += "`"
@@ -191,7 +191,7 @@ def _save(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/save FILE")
     chat_file.save(path, chat.session, chat.opened.names)
     chat.file = str(path)
-    chat.note(f"saved {_n_turns(len(chat.session.turns))} to {path}")
+    chat.note(f"saved {counted(len(chat.session.turns), 'turn')} to {path}")
 
 
 @_command(
@@ -214,7 +214,7 @@ def _load(chat: ChatState, rest: str) -> None:
         chat.session.restore(saved.turns, saved.system, settings)
         chat.note(f"note: the settings of drafting are kept: {error}")
     chat.file = str(path)
-    chat.note(f"loaded {_n_turns(len(saved.turns))}, the system prompt and the settings from {path}")
+    chat.note(f"loaded {counted(len(saved.turns), 'turn')}, the system prompt and the settings from {path}")
     if saved.turns:
         chat.note(f"last message: {_short(saved.turns[-1].user)}")
 
@@ -224,10 +224,6 @@ def _path(text: str, usage: str) -> Path:
     if not name:
         raise UsageError("the file is missing", hint=usage)
     return meant(name)
-
-
-def _n_turns(n: int) -> str:
-    return "1 turn" if n == 1 else f"{n} turns"
 
 
 def _short(text: str) -> str:

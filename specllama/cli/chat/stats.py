@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
+from specllama.base.text import counted
 from specllama.chat.session import ChatSession, KvUse
 from specllama.cli.record import acceptance
 from specllama.cli.screen.render import Palette, bar, percent, rate
@@ -56,7 +57,7 @@ def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: 
 
 
 def _kv(name: str, use: KvUse) -> str:
-    return f"{name} KV {use.n_used}/{use.n_ctx} tokens ({percent(use.n_used / use.n_ctx)})"
+    return f"{name} KV {use.n_used}/{counted(use.n_ctx, 'token')} ({percent(use.n_used / use.n_ctx)})"
 
 
 def _speedup(session: ChatSession) -> str:
@@ -72,7 +73,7 @@ def _reuse(session: ChatSession) -> str:
     if reuse is None:
         return ""
     draft = "" if reuse.n_draft is None else f", {reuse.n_draft} in the draft's"
-    return f"last prompt: {reuse.n_prompt} tokens, {reuse.n_target} of them in the target's KV cache{draft}"
+    return f"last prompt: {counted(reuse.n_prompt, 'token')}, {reuse.n_target} of them in the target's KV cache{draft}"
 
 
 def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[str]:

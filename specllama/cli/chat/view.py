@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rich.style import Style
 
+from specllama.base.text import counted
 from specllama.chat.session import Reuse
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.screen.markdown import AnswerReading, Kind, Shown
@@ -100,7 +101,7 @@ class ChatView(AnswerView):
             self._folded = False
             n_words = len(self.reading.thought.split())
             on, off = codes_of(Style(dim=True), self._stream)
-            self._screen.add(StyledText(f"[ {n_words} words of thinking; /think shows them ]", on, off))
+            self._screen.add(StyledText(f"[ {counted(n_words, 'word')} of thinking; /think shows them ]", on, off))
             self._screen.add(StyledText("\n"))
 
     def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:

@@ -293,12 +293,40 @@ def _null_as(number: int, mode: int) -> None:
         os.close(null)
 
 
-def prepare_streams() -> None:
-    """Make stdout and stderr safe for any text: UTF-8 unless they are a terminal, and no encoding errors.
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
-    A closed stderr ignores what is written, a closed stdout raises. Both get their descriptors back: otherwise a file
-    opened later would get descriptor 1 or 2, and other code's output with it.
+
+def _can_be_read(file: TextIO) -> bool:
+    """False for stdin that is closed, or open for writing only: `nohup` does that."""
+    if file.closed or sys.platform == "win32":
+        return not file.closed
+    import fcntl
+
+    try:
+        return fcntl.fcntl(file.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+    except io.UnsupportedOperation:  # in memory
+        return True
+    except OSError:  # closed by its number
+        return False
+
+
+def prepare_streams() -> None:
+    """Make the three streams safe for any text: UTF-8 unless they are a terminal, and no encoding errors.
+
+    stdin that cannot be read is empty, a closed stderr ignores what is written, a closed stdout raises. All get their
+    descriptors back: otherwise a file opened later would get one of them, and other code's input or output with it.
     """
+    if not _is_open(0):
+        _null_as(0, os.O_RDONLY)
+    if sys.stdin is None or not _can_be_read(sys.stdin):
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
+    elif not hasattr(sys.stdin, "buffer"):  # text in memory, from a caller of `main`
+        sys.stdin = io.TextIOWrapper(io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass")))
     if sys.stdout is None:
         _null_as(1, os.O_RDONLY)
         sys.stdout = os.fdopen(1, "w", closefd=False)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from rich.color import ColorSystem
 from rich.style import Style
 
+from specllama.base.text import counted
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.visible import Raw, in_one_line
 from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
@@ -224,7 +225,7 @@ def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
         return
     done, total = figures.prompt.done, figures.prompt.total
     cached = f", {figures.n_cached} cached" if figures.n_cached else ""
-    yield from progress("reading the prompt", done / total, f"{done}/{total} tokens{cached}", width, palette)
+    yield from progress("reading the prompt", done / total, f"{done}/{counted(total, 'token')}{cached}", width, palette)
 
 
 def progress(what: str, share: float, detail: str, width: int, palette: Palette) -> Iterator[Item]:

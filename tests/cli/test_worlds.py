@@ -1,0 +1,102 @@
+"""Every command in surroundings that are broken: each ends with its answer or with one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import REPOSITORY, Pair
+
+# Runs every command in one process, with the world made anew for each, and writes code and error of each to argv[2].
+_CHILD = """
+import io, json, os, sys
+from specllama.cli import app, errors
+from specllama.llama import crash_test
+crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)
+pair = sys.argv[3:]
+commands = {
+    "run": ["run", *pair, "--raw", "-n", "2", "abc"],
+    "chat": ["chat", *pair, "-n", "2"],
+    "check": ["check", *pair[:4]],
+    "audit": ["audit", *pair, "--quick", "--top-k", "2", "--spec-type", "lookup", "--verify-rule", "token"],
+    "bench": ["bench", *pair, "--prompts", "1", "-n", "2", "--budget", "1s", "--spec-draft-n-max", "1"],
+    "tune": ["tune", *pair, "--quick"],
+    "draft": ["draft", "list"],
+    "models": ["models", "list"],
+    "doctor": ["doctor"],
+    "version": ["--version"],
+}
+PLACES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HF_HOME")
+here = os.getcwd()
+seen = {}
+for name, words in commands.items():
+    found = []
+    app.report = lambda error: (found.append(f"{errors.told(error)}"), errors.report(error))[1]
+    os.chdir(here)
+    exec(sys.argv[1])
+    try:
+        code = app.main(words)
+    except BaseException as error:
+        code = f"{type(error).__name__}: {error}"
+    seen[name] = [code, *found]
+with open(sys.argv[2], "w") as file:
+    json.dump(seen, file)
+"""
+
+WORLDS = {
+    "as usual": "",
+    "working directory removed": "os.makedirs('gone', exist_ok=True); os.chdir('gone'); os.rmdir(os.getcwd())",
+    "stdin is None": "sys.stdin = None",
+    "stdin is text in memory": "sys.stdin = io.StringIO('ab')",
+    "stdin is closed": "sys.stdin = None; os.close(0)",
+    "stdin is closed by its number": "sys.stdin = open(os.open(os.devnull, 0)); os.close(sys.stdin.fileno())",
+    "stdin is for writing": "sys.stdin = os.fdopen(os.dup2(os.open(os.devnull, os.O_WRONLY), 0), closefd=False)",
+    "stdout is closed": "sys.stdout = None; os.close(1)",
+    "stderr is closed": "sys.stderr = None; os.close(2)",
+    "nothing is open": "sys.stdin = sys.stdout = sys.stderr = None; os.closerange(0, 3)",
+    "stdout and stderr are in memory": "sys.stdout, sys.stderr = io.StringIO(), io.StringIO()",
+    "home is a device": "os.environ['HOME'] = '/dev/null'; [os.environ.pop(n, '') for n in PLACES]",
+    "state is a file": "open('state', 'w').close(); os.environ['XDG_STATE_HOME'] = os.path.abspath('state')",
+    "cache is a file": "open('cache', 'w').close(); os.environ['XDG_CACHE_HOME'] = os.path.abspath('cache')",
+}
+
+
+@pytest.fixture(scope="module")
+def codes_of(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, list[Any]]]:
+    """Runs every command in a world; the exit code of each, and the error it reported."""
+
+    def run(world: str) -> dict[str, list[Any]]:
+        folder = tmp_path_factory.mktemp("world")
+        found = folder / "found.json"
+        subprocess.run(
+            [sys.executable, "-c", _CHILD, world, str(found), *pair.options],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            timeout=300,
+            check=True,
+        )
+        seen: dict[str, list[Any]] = json.loads(found.read_text())
+        return seen
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_command_calls_its_surroundings_an_internal_error(
+    codes_of: Callable[[str], dict[str, list[Any]]], world: str
+) -> None:
+    """Prevents: a request to report a bug where a folder was removed or a stream is closed."""
+    seen = codes_of(WORLDS[world])
+    unexpected = {
+        name: result for name, result in seen.items() if result[0] not in (0, 1, 2) or "internal" in str(result)
+    }
+    assert not unexpected
