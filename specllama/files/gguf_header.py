@@ -440,7 +440,7 @@ def _require_bytes(texts: frozenset[bytes]) -> None:
     """llama.cpp spells a character without a token with these, and ends the process if one is missing."""
     missing = [name for byte in _BYTES_OF_UTF8 if not {name := b"<0x%02X>" % byte, bytes([byte])} & texts]
     if missing:
-        raise Unsound(f"its vocabulary has no {missing[0].decode()} ({len(missing)} byte tokens are missing)")
+        raise Unsound(f"its vocabulary has no {missing[0].decode()} (it lacks {counted(len(missing), 'byte token')})")
 
 
 def _require_distinct(texts: list[bytes]) -> None:

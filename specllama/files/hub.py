@@ -24,6 +24,7 @@ from specllama.base.errors import (
     SourceUnavailable,
     SpecllamaError,
 )
+from specllama.base.text import counted
 from specllama.files import hub_cache, wheels
 from specllama.files.gguf_header import Read
 from specllama.files.inventory import WantedFile, all_here, find, wanted_files
@@ -311,7 +312,7 @@ def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetch
         if size is not None:
             if wanted.file.size not in (None, size):
                 raise ChecksumMismatch(
-                    f"{wanted.file.name} of {source} has {size:,} bytes (expected {wanted.file.size:,})",
+                    f"{wanted.file.name} of {source} has {counted(size, 'byte')} (expected {wanted.file.size:,})",
                     hint="the file changed at its source: pull with --update, or correct models.toml",
                 )
             storage.check_room(hub_cache.cache_dir(), size, wanted.file.name, _room())
