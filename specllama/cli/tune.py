@@ -78,7 +78,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     choice = pair_setup.choose(ask, listener)
     setup = pair_setup.prepare(replace(choice, length=DraftLength(choice.length.longest)), listener)
     subject = _fitting(setup, listener).subject
-    storage.check_room(profiles.path_of(subject).parent, N_PROFILE_BYTES, "the profile", ROOM)
+    _require_folder(profiles.path_of(subject).parent)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
     parents = [subject.draft, subject.target] if subject.draft is not None else []
     if subject.strategy == TRANSLATED:  # drafts derived from the target use its ids
@@ -159,6 +159,15 @@ def _show_all(output: Output, found: Findings, profile: Profile) -> None:
             output.prose(f"The draft reads {found.n_spelled:.2f} of its tokens for one of the target's.")
     for sentence in _compared(found, profile):
         output.prose(sentence)
+
+
+def _require_folder(folder: Path) -> None:
+    """Make the folder of profiles, before the minutes. Raises SpecllamaError and DiskFull."""
+    storage.check_room(folder, N_PROFILE_BYTES, "the profile", ROOM)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecllamaError(f"the profile cannot be written to {folder}: {error.strerror}", hint=WRITABLE) from None
 
 
 def _fitting(setup: Setup, listener: Listener) -> Setup:

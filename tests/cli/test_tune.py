@@ -111,6 +111,16 @@ def test_figures_that_cannot_be_saved_are_still_shown(
     assert SAVED not in told.err
 
 
+def test_a_state_folder_that_is_a_file_is_found_before_measuring(
+    specllama: Run, byte_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: minutes of measuring for a profile that has no place."""
+    monkeypatch.setattr(tuner, "measure", lambda *_: pytest.fail("something was measured"))
+    (tmp_path / "state").touch()
+    told = specllama("tune", *byte_pair.options, "--quick")
+    assert (told.code, "XDG_STATE_HOME" in told.err) == (1, True)
+
+
 def test_a_full_disk_is_found_before_measuring(
     specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
