@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 
@@ -30,12 +30,12 @@ from specllama import llama
 from specllama.base.errors import ModelFileError, SpecllamaError
 from specllama.files import gguf_rewrite
 from specllama.files.gguf_header import walk
-from specllama.llama import crash_test, load_plan
+from specllama.llama import crash_test
 from specllama.llama.header import Header, refuse_architecture
 from specllama.llama.model import rehearse
 from tests import tiny
 
-MOST_S = 2.0
+MOST_S = 2.0  # of computing: other processes do not count
 MOST_BYTES = 8 << 30  # of address space
 CASE = "case.gguf"
 
@@ -192,9 +192,9 @@ def use_all(folder: Path, seed: int, numbers: range, use: Callable[[Path], str],
             body = bodies[which]
             path.with_name("partner.gguf").write_bytes(body)
             path.write_bytes(other_values(body, rng) if rng.random() < 0.3 else damage(body, rng, n_headers[which]))
-            start = perf_counter()
+            start = process_time()
             print(use(path), file=lines)
-            assert perf_counter() - start < MOST_S, "too slow"
+            assert process_time() - start < MOST_S, "too slow"
     return 0
 
 
@@ -205,7 +205,6 @@ def main(folder: Path, seed: int, count: int, use: Callable[[Path], str]) -> int
     os.environ["GGML_NO_BACKTRACE"] = "1"
     crash_test.require_sound = require_sound  # type: ignore[assignment]
     crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)  # type: ignore[assignment]
-    load_plan.physical_cores = lambda: 1  # type: ignore[assignment]
     done, said, n_done = folder / "done", folder / "worker", 0
     done.touch()
     while n_done < count:

@@ -221,7 +221,7 @@ def child() -> None:
     try:
         from specllama.llama.model import rehearse
 
-        rehearse(from_plain(Use, json.loads(sys.argv[2])))
+        _model = rehearse(from_plain(Use, json.loads(sys.argv[2])))
     except SpecllamaError as caught:
         error = type(caught).__name__, str(caught), caught.hint
     except Exception as caught:

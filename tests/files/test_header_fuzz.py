@@ -14,6 +14,7 @@ import pytest
 
 from tests import headerfuzz
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS allows no fork once Metal is loaded")
 ROOT = Path(__file__).resolve().parents[2]
 # Opening files is most of the work; in memory it is ten times as fast.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -47,6 +48,7 @@ def run(seeds: range, n_each: int, *mode: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@ON_LINUX
 def test_twenty_thousand_damaged_headers_load_or_raise_our_errors() -> None:
     """Prevents: a traceback, a huge allocation or a long wait by a damaged file."""
     outcomes = run(range(100, 102), 10_000)
@@ -57,6 +59,7 @@ def test_twenty_thousand_damaged_headers_load_or_raise_our_errors() -> None:
 
 
 @pytest.mark.slow
+@ON_LINUX
 def test_the_commands_survive_four_hundred_damaged_files() -> None:
     """Prevents: a signal or a traceback of `check` or `run`, or a file that fits and does not run."""
     outcomes = run(range(200, 202), 200, "commands")

@@ -65,6 +65,14 @@ def prepared(ask: Ask) -> Setup:
     return prepare(choose(ask, Listener()), Listener())
 
 
+def test_both_files_are_tried_with_their_weights(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: two child processes for one new file; a draft that ends the program."""
+    tried = list[Path]()
+    monkeypatch.setattr(llama, "prove", lambda header: tried.append(header.path))
+    prepared(ask)
+    assert set(map(str, tried)) == {ask.names.target, ask.names.draft}
+
+
 def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() -> None:
     """Prevents: defaults of a pair that are ignored."""
     pair = load_catalog().pair(None)
