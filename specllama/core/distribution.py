@@ -53,8 +53,8 @@ class Distribution:
         tokens = np.array(ids, dtype=np.int64)
         if tokens.shape != frozen.shape:
             raise ValueError(f"{tokens.size} ids for {frozen.size} probabilities")
-        if tokens.size > 1 and not (tokens[1:] > tokens[:-1]).all():
-            order = np.argsort(tokens, kind="stable")
+        if not (tokens[1:] > tokens[:-1]).all():
+            order = np.argsort(tokens)
             tokens, frozen = tokens[order], frozen[order]
             if (tokens[1:] == tokens[:-1]).any():
                 raise ValueError("a token occurs twice in the support")

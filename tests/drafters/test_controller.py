@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from specllama.drafters.controller import (
     DOUBTFUL_GAP,
     FIRST_GAP,
     GAP_PER_PROBE_COST,
+    LEAST_RATE,
     PROBE_TOKENS,
     Controller,
     CostProfile,
@@ -143,6 +145,75 @@ def test_the_plan_is_the_length_of_the_highest_rate(verify: Points, alpha: float
         assert plan.n_drawn == 16
         assert plan.n_given == 0
         assert drafted(controller, [0.9] * 16) == best
+
+
+def random_profile(chance: random.Random) -> CostProfile:
+    verify = [1.0]
+    for _ in range(8):
+        verify.append(max(verify[-1] + chance.choice([-0.1, 0.0, 0.05, 0.3, 0.8]) * chance.random(), 0.5))
+    draft = [chance.choice([0.02, 0.1, 0.3])]
+    for _ in range(8):
+        draft.append(draft[-1] * (1.0 + chance.random()))
+    return CostProfile(verify=tuple(enumerate(verify, 1)), draft=tuple(enumerate(draft, 1)))
+
+
+def rate_of(profile: CostProfile, offered: Sequence[float], drawn: Sequence[float]) -> float:
+    """Tokens per T(1): looked-up tokens with these chances, then some of the model."""
+    chances, cost = (*offered, *drawn), 0.0
+    reach = [math.prod(chances[: i + 1]) for i in range(len(chances))]
+    if drawn:
+        reread = reach[-1] * max(profile.draft_cost(2) - profile.draft_cost(), 0.0)
+        cost = profile.draft_cost(len(offered) + 1) + (len(drawn) - 1) * profile.draft_cost() + reread
+    return (1.0 + sum(reach)) / (cost + profile.verify_cost(len(chances) + 1))
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_plans_and_answers_are_those_of_the_definitions(seed: int) -> None:
+    """docs/controller.md on random costs, offers and confidences: a term left out, or counted a token too early."""
+    chance = random.Random(seed)
+    profile, calibration = random_profile(chance), Calibration(Prior(chance.random(), 0.1, 0.8))
+    limit, typical = chance.randrange(1, 9), calibration.typical
+    offer = [chance.random() ** 0.3 for _ in range(chance.randrange(limit + 1))]
+    alone = {n: rate_of(profile, offer[:n], ()) for n in range(len(offer) + 1)}
+    n_given = max(alone, key=lambda n: (alone[n], -n))
+    mixed = {
+        (start, k): rate_of(profile, offer[:start], [typical] * k)
+        for start in {0, n_given}
+        for k in range(1, limit - start + 1)
+    }
+    best = max(mixed, key=mixed.__getitem__)
+    controller = Controller(profile, calibration=calibration)
+    plan = controller.plan(limit, offer=offer, lag=0)
+    if mixed[best] <= LEAST_RATE * alone[n_given]:
+        assert (plan.n_given, plan.n_drawn, plan.probe) == (n_given, 0, 0)
+        assert plan.rate == pytest.approx(alone[n_given])
+        return
+    assert (plan.n_given, plan.n_drawn) == (best[0], limit - best[0])
+    assert plan.rate == pytest.approx(mixed[best])
+
+    def pays(n: int, reached: float, first: float, cost: float) -> bool:
+        """Some m > n saves more than it costs."""
+        for m in range(n + 1, limit + 1):
+            reach = [reached * first * typical**i for i in range(m - n)]
+            reread = (reach[-1] - reached) * max(profile.draft_cost(2) - profile.draft_cost(), 0.0)
+            rows = profile.verify_cost(m + 1) - profile.verify_cost(n + 1)
+            if sum(reach) > plan.rate * (cost + (m - n - 1) * profile.draft_cost() + reread + rows):
+                return True
+        return False
+
+    reached = math.prod(offer[: plan.n_given])
+    for n in range(plan.n_given, limit):
+        if n > plan.n_given:
+            looks = pays(n, reached, typical, profile.draft_cost())
+            assert controller.look(n) == looks
+            if not looks:
+                return
+        confidence = chance.random()
+        goes_on = pays(n, reached, calibration.at(confidence), 0.0)
+        assert controller.go_on(n, confidence) == goes_on
+        if not goes_on:
+            return
+        reached *= calibration.at(confidence)
 
 
 def test_blocks_that_were_not_measured_are_not_tried() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from itertools import count
 
 import numpy as np
 import pytest
@@ -149,6 +150,20 @@ def test_time_inside_the_models_is_not_time_of_the_loop() -> None:
         loop_s.append(last.stats.loop_s)
     assert loop_s[0] > 0.0
     assert loop_s[1] == 0.0
+
+
+def test_every_time_is_taken_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time counted twice, or in another part; here every reading of the clock is one second after the last."""
+    clock = count()
+    monkeypatch.setattr("specllama.core.engine.perf_counter", lambda: float(next(clock)))
+    rig = good_pair().rig()
+    rig.answer(PROMPT, GREEDY, Certain(), 9)
+    for step in rig.steps:
+        assert (step.draft_s, step.eval_s, step.sample_s, step.kv_s) == (1.0, 1.0, 1.0, 1.0)
+        assert (step.step_s, step.loop_s) == (4.0, 4.0)
+    stats, n_more = rig.finished.stats, len(rig.steps) - 1
+    assert (stats.prompt_s, stats.decode_s) == (2.0 + 4.0, 4.0 * n_more)
+    assert stats.loop_s == 2.0 + 4.0 + 4.0 * n_more
 
 
 def test_a_model_that_cannot_roll_back_is_refused() -> None:

@@ -89,6 +89,31 @@ def test_merged_counters_are_those_of_all_answers_together() -> None:
     assert first == both
 
 
+def test_every_figure_of_an_answer_is_the_one_of_its_definition() -> None:
+    """A rate of the wrong counter, or 0 where nothing was counted."""
+    stats = SpecStats(n_prompt=50, n_cached=10, n_emitted=12, n_from_draft=9)
+    for n_drafted, n_accepted, times in ((3, 3, 1.0), (4, 1, 2.0), (0, 0, 4.0), (5, 5, 8.0)):
+        stats.record(n_drafted, n_accepted, rejected=n_accepted < n_drafted)
+        stats.count_times(0.1 * times, 0.2 * times, 0.3 * times, 0.4 * times, 0.5 * times)
+    assert (stats.n_steps, stats.n_spec_steps, stats.n_first, stats.n_rejected) == (4, 3, 4, 1)
+    assert (stats.drafted_at, stats.accepted_at) == ([3, 3, 3, 2, 1], [3, 2, 2, 1, 1])
+    assert stats.accepted_lengths == [0, 1, 0, 1, 0, 1]
+    times_s = (stats.prompt_s, stats.draft_s, stats.eval_s, stats.sample_s, stats.kv_s, stats.decode_s, stats.loop_s)
+    assert times_s == pytest.approx((1.0, 1.4, 2.8, 4.2, 5.6, 14.0, 7.5))
+    assert stats.acceptance_rate == 9 / 12
+    assert stats.alpha == 9 / 10
+    assert stats.mean_acceptance_length == 4.0
+    assert stats.acceptance_per_position == pytest.approx([1.0, 2 / 3, 2 / 3, 1 / 3, 1 / 3])
+    assert stats.from_draft == 9 / 12
+    assert stats.decode_tok_s == pytest.approx(8 / 14)
+    assert stats.prompt_tok_s == pytest.approx(40.0)
+    assert str(stats) == "12 tokens, 0.6 tokens/s; 9 of 12 drafted tokens accepted, 3.00 tokens per step"
+    empty = SpecStats()
+    assert empty.alpha is empty.from_draft is empty.decode_tok_s is empty.prompt_tok_s is None
+    assert (empty.acceptance_per_position, str(empty)) == ([], "0 tokens")
+    assert SpecStats(n_first=4, n_emitted=3, decode_s=1.0).decode_tok_s == 0.0, "cut within the first pass"
+
+
 def test_the_tokens_of_the_first_pass_do_not_count_into_the_decoding_speed() -> None:
     """A first pass that emits a whole block: it belongs to the prompt, so its tokens must not count as decoded."""
     stats = SpecStats(n_emitted=10)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.base.errors import NumericsError, UsageError
+from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams, law
@@ -279,6 +279,20 @@ def test_a_row_with_every_token_masked_is_a_named_error(n_vocab: int, params: Sa
         law(np.full(n_vocab, -np.inf, dtype=np.float32), (1, 2), params)
 
 
+def test_the_cause_of_a_row_without_a_law_is_told_apart() -> None:
+    """A model blamed for a bias, or a bias for a broken model; a draft that a NaN silences for a whole answer."""
+    row = np.array([1e30, 1.0, -np.inf], np.float32)
+    for params in (params_of(logit_bias={0: -math.inf, 1: -math.inf}), params_of(frequency_penalty=1e308)):
+        with pytest.raises(AllForbidden):
+            law(row, (0, 0, 1, 1), params)
+    with pytest.raises(NumericsError, match="too large"):
+        law(row, (0,), params_of(repeat_penalty=1e-300))
+    for params in (params_of(), params_of(logit_bias={0: -math.inf})):
+        for broken in (np.full(3, -np.inf), np.array([1.0, math.nan, 1.0])):
+            with pytest.raises(NumericsError, match="model's logits"):
+                law(broken, (), params)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -290,6 +304,19 @@ def test_a_row_with_every_token_masked_is_a_named_error(n_vocab: int, params: Sa
         {"repeat_penalty": 0.0},
         {"logit_bias": {0: math.nan}},
         {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {0: math.inf}},
+        {"logit_bias": {0: "1"}},
+        {"logit_bias": {0.5: 1.0}},
+        {"logit_bias": [1.0]},
+        {"temperature": "0.5"},
+        {"top_k": 1.5},
+        {"top_k": "5"},
+        {"repeat_last_n": -2},
+        {"repeat_last_n": 2.5},
+        {"repeat_penalty": "1.1"},
+        {"repeat_penalty": math.inf},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": -math.inf},
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(change: dict[str, object]) -> None:

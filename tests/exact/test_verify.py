@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -171,6 +172,44 @@ def test_only_the_rows_that_are_reached_are_asked_for(rule: Rule) -> None:
     verdict = verify(draft, rows, choose, rule)
     assert verdict.path == (0,)
     assert set(rows.asked) == {0, 1}
+
+
+def test_the_block_rule_asks_for_no_row_behind_a_token_that_cannot_be_said() -> None:
+    """The same for the block rule, which looks at every row up to a weight of 0."""
+    draft = Draft((2, 2, 0), tuple(dense(Q) for _ in range(3)))
+    rows = LazyRows(lambda tokens: (0.6, 0.4, 0.0) if tokens else P, (), draft)
+    assert verify(draft, rows, ScriptedChooser([False, True], [0]), Rule.BLOCK).path == (0,)
+    assert set(rows.asked) == {0, 1}
+
+
+TWO = Draft((2, 2), (dense(Q), dense(Q)))
+
+
+@pytest.mark.parametrize(
+    ("draft", "n_rows", "rule"),
+    [
+        (replace(TWO, probs=(dense(Q),)), 3, Rule.TOKEN),
+        (TWO, 2, Rule.TOKEN),
+        (TWO, 4, Rule.MATCH),
+        (replace(TWO, parents=(-1,)), 3, Rule.TOKEN),
+        (replace(TWO, parents=(-1, 1)), 3, Rule.TOKEN),
+        (replace(TWO, parents=(0, -1)), 3, Rule.TOKEN),
+        (replace(TWO, parents=(-2, -1)), 3, Rule.TOKEN),
+        (replace(TWO, parents=(-1, -1)), 3, Rule.BLOCK),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(draft: Draft, n_rows: int, rule: Rule) -> None:
+    """A node that is its own parent, which never ends; a tree taken for a chain; the row of another node."""
+    with pytest.raises(ValueError, match=r"."):
+        verify(draft, [dense(P)] * n_rows, ScriptedChooser([True] * 9, [0] * 9), rule)
+
+
+def test_a_chain_may_name_its_parents() -> None:
+    """A chain refused as a tree by the block rule."""
+    for rule in Rule:
+        draft = replace(TWO, parents=(-1, 0))
+        laws = [law_of(lambda choose, d=d: verify(d, [dense(P)] * 3, choose, rule)) for d in (TWO, draft)]  # noqa: B023
+        assert laws[0] == laws[1]
 
 
 def test_block_verification_accepts_at_least_as_many_and_somewhere_more() -> None:
