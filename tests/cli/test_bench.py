@@ -282,7 +282,7 @@ def test_wrong_use_is_one_error_before_measuring(
     """Prevents: a traceback; minutes of measuring for a report that cannot be written."""
     result = specllama(*args, *words)
     assert result.code == (code or result.code) != 0, result.out + result.err
-    assert result.err.startswith("error: ")
+    assert result.err.removeprefix("loading ...\n").startswith("error: ")
     assert found in result.err
     assert result.out == ""
     assert "Traceback" not in result.err

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from specllama.cli.bench.models import _without_auto
 from specllama.cli.chat.input import _history
 from specllama.cli.screen.output import Output, Stream
+from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.tables import draw_table
 from specllama.cli.screen.visible import wrapped
 from specllama.pairs.ask import Names
@@ -45,6 +46,17 @@ def test_notes_and_sentences_are_broken_on_a_terminal_alone(monkeypatch: pytest.
     piped = StringIO()
     Output(Stream(piped, False, False, False, False), Stream(piped, False, False, False, False)).prose("a b " * 30)
     assert piped.getvalue().count("\n") == 1
+
+
+def test_progress_in_a_log_is_a_line_every_ten_percent() -> None:
+    """Prevents: minutes without a word in a log, or a line for every step."""
+    out, err = StringIO(), StringIO()
+    log = Stream(err, False, False, False, False)
+    for logs in (True, False):
+        with StatusLine(Output(Stream(out, False, False, False, False), log), logs=logs) as status:
+            for share in range(0, 35, 2):
+                status.show("reading" if share < 20 else "writing", share / 100)
+    assert err.getvalue().splitlines() == ["reading ...", "reading: 10 %", "writing: 20 %", "writing: 30 %"]
 
 
 def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,13 +73,15 @@ def keep(pair: Pair, plain_environment: None) -> Callable[[Profile], Path]:
 
 
 def test_the_next_answer_uses_the_new_profile(specllama: Run, byte_pair: Pair) -> None:
-    """Prevents: a profile saved under a key that `run` does not look up."""
+    """Prevents: a profile saved under a key that `run` does not look up; a log that is silent for minutes."""
     told = specllama("tune", *byte_pair.options, "--quick")
     assert told.code == 0, told.err
     assert [line.split("\t")[:2] for line in told.out.splitlines()[:2]] == [["code", "default"], ["code", "0"]]
     assert "A pass over one token takes " in told.out
     assert "Kernel path: rearranged weights for the target, rearranged weights for the draft." in told.out
     assert SAVED in told.err
+    shares = [int(share) for share in re.findall(r": (\d+) %$", told.err, re.M)]
+    assert shares == sorted(set(shares)) != []
     used = specllama("run", *byte_pair.options, "hi", "-n", "3")
     assert used.err.startswith("tuned 20")
     assert HINT not in used.err

@@ -249,7 +249,7 @@ def _watched(
     # No status line among JSON lines on the same terminal.
     moving = replace(output, quiet=True) if options.format == "jsonl" and output.out.is_terminal else output
     with (
-        StatusLine(moving) as status,
+        StatusLine(moving, logs=True) as status,
         Worker(core.bench(job, opener, cancel), cancel) as worker,
     ):
         for batch in worker.batches(GAP_S):
