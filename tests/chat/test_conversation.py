@@ -421,8 +421,8 @@ def test_a_base_model_without_a_template_continues_the_prompt_as_it_stands():
 
 def test_an_endless_template_is_waited_for_once(monkeypatch):
     """Every probe of the template waited for its end again."""
-    monkeypatch.setattr("specllama.chat.template._MAX_SECONDS", 0.4)
     conversation, _ = family("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", *SPECIAL)
+    monkeypatch.setattr("specllama.chat.template._MAX_SECONDS", 0.4)
     renderings = []
     render = conversation._template.render
     monkeypatch.setattr(
