@@ -19,7 +19,7 @@ from typing import IO, Protocol, TypeVar
 
 from platformdirs import user_cache_path
 
-from specllama.base.errors import DiskFull, DownloadError
+from specllama.base.errors import ConfigError, DiskFull, DownloadError
 from specllama.base.jsonable import UNREADABLE, parsed, to_plain, typed
 
 T = TypeVar("T")
@@ -88,6 +88,14 @@ def working_folder() -> Path | None:
         return Path.cwd()
     except FileNotFoundError:
         return None
+
+
+def require_home() -> None:
+    """Raise ConfigError without a home folder: files would go into a folder named ~ in the working directory."""
+    if os.path.expanduser("~") == "~":
+        raise ConfigError(
+            "there is no home folder: HOME is not set and the system does not know this user", hint="set HOME"
+        )
 
 
 def models_dir() -> Path:

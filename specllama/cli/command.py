@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from specllama.base.disk import require_home
 from specllama.base.errors import UsageError
 from specllama.cli.screen.ending import ending_in_order
 from specllama.cli.screen.output import Stream, stream_of
@@ -116,6 +117,7 @@ class CommandWithHelp(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        require_home()
         with ending_in_order():
             return super().invoke(ctx)
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -84,6 +85,16 @@ def test_the_debug_variable_shows_the_traceback(
         assert f"raise error\n{type(error).__name__}" in shown.replace("specllama.base.errors.", "")
 
 
+def test_without_a_home_nothing_is_written_to_a_folder_named_tilde(
+    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache in the folder ~ of the working directory, for a user that the system does not know."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    result = specllama("doctor")
+    assert (result.code, "HOME" in result.err, list(tmp_path.glob("~*"))) == (1, True, [])
+    assert specllama("doctor", "--help").code == 0
+
+
 def test_an_error_message_cannot_steer_the_terminal(failing: Callable[[BaseException], Result]) -> None:
     """A file name with an escape sequence in it that clears the screen."""
     assert "\x1b" not in failing(PairError("file \x1b[2J", hint="\x07")).err
@@ -110,6 +121,8 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["chat", "qwen3-4b"], "got unexpected extra argument", "a pair is an option: specllama chat --pair qwen3-4b"),
         (["run", "x.gguf", "y"], "got unexpected extra argument", "a model is an option: specllama run -m x.gguf"),
         (["run", "--stop", "-n", "8", "hi"], "--stop has no value: the next word is the option -n", "--stop=-n"),
+        (["bench", "-m", "x", "-md", ""], "--model-draft is empty", "shell variable"),
+        (["models", "pull", ""], "is empty", "shell variable"),
         (["audit", "-m", "--json"], "-m has no value: the next word is the option --json", "--model=--json"),
         (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),

@@ -138,7 +138,6 @@ def test_aliases_are_not_shown_in_the_help_text(
         (["--logit-bias", "15043"], "--logit-bias is 15043", "ID=V"),
         (["--logit-bias", "5=inf"], "--logit-bias is 5=inf", "ID=V"),
         (["--logit-bias", "x=1"], "--logit-bias is x=1", "ID=V"),
-        (["--stop", ""], "--stop is empty", "at least one character"),
         (["--stop", r"\ud800"], "--stop is not", "UTF-8 text"),
         (["--system-prompt", "caf\udce9"], "--system-prompt is not", "UTF-8 text"),
         (["caf\udce9"], "the prompt is not", "UTF-8 text"),
@@ -301,6 +300,8 @@ def test_a_flag_beats_a_variable_that_excludes_it(
         (["-hf", ""], "--hf-repo"),
         (["-hfd", ""], "--hf-repo-draft"),
         (["-f", ""], "--file"),
+        (["-c", ""], "--ctx-size"),
+        (["--stop", ""], "--stop"),
     ],
 )
 def test_an_empty_value_is_refused_by_name(parse: Callable[..., Groups], args: list[str], name: str) -> None:

@@ -25,6 +25,20 @@ EXCLUSIVE = (
 )
 
 
+_MAY_BE_EMPTY = ("PROMPT", "--system-prompt", "--summary")
+
+
+def _empty(name: str) -> UsageError:
+    """The error for an empty value, which would silently mean the default."""
+    return UsageError(f"{name} is empty", hint="leave it out for the default; is a shell variable unset?")
+
+
+def _checked(check: Check, name: str, text: object) -> Any:
+    if text == "" and name not in _MAY_BE_EMPTY:
+        raise _empty(name)
+    return check(name, text)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option, for the annotation of every parameter or field that takes it.
@@ -56,7 +70,7 @@ class Option:
             *silent,
             help=self.help,
             metavar=metavar or None,
-            parser=partial(self.check, long_name) if self.check else None,
+            parser=partial(_checked, self.check, long_name) if self.check else None,
             envvar="SPECLLAMA_" + long_name[2:].upper().replace("-", "_"),
             rich_help_panel=panel,
         )
@@ -96,16 +110,12 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     return settled
 
 
-_MAY_BE_EMPTY = ("prompt", "system_prompt", "summary")
-
-
 def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
-    """Raises UsageError for an empty value: it would silently mean the default."""
+    """Raises UsageError for an empty value, alone or among several."""
     for name, value in values.items():
-        if value == "" and name not in _MAY_BE_EMPTY:
-            raise UsageError(
-                f"{_spoken(ctx, name)} is empty", hint="leave it out for the default; is a shell variable unset?"
-            )
+        is_empty = value == "" or (isinstance(value, (list, tuple)) and "" in value)
+        if is_empty and (spoken := _spoken(ctx, name)) not in _MAY_BE_EMPTY:
+            raise _empty(spoken)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

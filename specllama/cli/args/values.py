@@ -19,7 +19,7 @@ def gpu_layers(name: str, text: object) -> str:
     if text in (AUTO, "all"):
         return str(text)
     try:
-        return str(whole(0)(name, text))
+        return str(whole(0, 2**31 - 1)(name, text))  # llama.cpp counts in 32 bits
     except UsageError:
         raise UsageError(f"{name} is {text}, expected a whole number of layers, auto or all") from None
 
@@ -45,18 +45,14 @@ def duration(name: str, text: object) -> float | None:
 
 
 def quants(_name: str, text: object) -> Any:
-    """A comma list of quantizations. Empty text, here and below, is refused later."""
+    """A comma list of quantizations."""
     from specllama.llama.quantize import quant_of
 
-    if not text:
-        return text
     return tuple(dict.fromkeys(quant_of(part.strip()) for part in str(text).split(",")))
 
 
 def n_tokens(name: str, text: object) -> Any:
     """A number of tokens; 32k is 32000."""
-    if not text:
-        return text
     match = re.fullmatch(r"(\d{1,9})(k?)", str(text).strip().lower())
     number = int(match[1]) * (1000 if match[2] else 1) if match else 0
     if not number:
@@ -66,7 +62,7 @@ def n_tokens(name: str, text: object) -> Any:
 
 def layers(name: str, text: object) -> Any:
     """A list of layers such as 4,7-9, or auto."""
-    if not text or text == AUTO:
+    if text == AUTO:
         return text
     found: list[int] = []
     for part in str(text).split(","):
