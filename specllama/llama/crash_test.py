@@ -18,6 +18,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -168,30 +170,38 @@ def rebuild_hint(cmake_args: str = "") -> str:
     return f"Build llama.cpp again for this machine. In a checkout of specllama: make setup. Elsewhere: {command}"
 
 
-def require_sound(model: Header, *, weights: bool) -> None:
-    """Use the model once in a child process, before llama.cpp sees the file in this one.
+def require_sound(models: Mapping[Header, bool]) -> None:
+    """Use each model once in a child process, before llama.cpp sees the file in this one; all of them at the same time.
 
-    The result is remembered until the file or llama.cpp changes; the models of the shipped catalog are known to be
-    sound. Raises ModelFileError if the child dies, and the errors of loading.
+    models: header -> whether the weights are read. The result is remembered until the file or llama.cpp changes; the
+    models of the shipped catalog are known to be sound. Raises ModelFileError if a child dies, and the errors of
+    loading.
     """
     folder = library_folder()
     if folder is None:
         return  # loading says so
-    record = storage.FileRecord(SOUND, *model.parts, by=library_hash.of(folder))
-    tried_with = record.value(bool)
-    if tried_with is not None and tried_with >= weights:
-        return
-    if {storage.known_checksum(part) for part in model.parts} <= shipped_checksums():
-        weights = True
-    else:
-        _require_survival(model, weights)
-    record.keep(weights)
+    build, tried = library_hash.of(folder), []
+    with ExitStack() as started:
+        for model, weights in models.items():
+            record = storage.FileRecord(SOUND, *model.parts, by=build)
+            tried_with = record.value(bool)
+            if tried_with is not None and tried_with >= weights:
+                continue
+            if {storage.known_checksum(part) for part in model.parts} <= shipped_checksums():
+                record.keep(True)
+                continue
+            tried.append(
+                (model, record, weights, started.enter_context(_started(Use(str(model.path), weights=weights))))
+            )
+        for model, record, weights, process in tried:
+            _require_survival(model, process)
+            record.keep(weights)
 
 
-def _require_survival(model: Header, weights: bool) -> None:
+def _require_survival(model: Header, process: subprocess.Popen[str]) -> None:
     timeout_s = TIMEOUT_S + model.n_file_bytes / _SLOWEST_DISK
     try:
-        end = _run(Use(str(model.path), weights=weights), timeout_s)
+        end = _end_of(process, timeout_s)
     except subprocess.TimeoutExpired:
         raise ModelFileError(
             f"llama.cpp does not load {model.path} within {timeout_s:.0f} seconds",
@@ -231,26 +241,35 @@ def child() -> None:
     os._exit(0)
 
 
-def _run(use: Use, timeout_s: float) -> _End:
-    """Start the child and wait for its end. Raises subprocess.TimeoutExpired."""
-    command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), json.dumps(to_plain(use))]
-    done = subprocess.run(
-        command,
+@contextlib.contextmanager
+def _started(use: Use) -> Iterator[subprocess.Popen[str]]:
+    """A child process, killed at the end of the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), json.dumps(to_plain(use))],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        timeout=timeout_s,
-        check=False,
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # a failed assertion would start a debugger
     )
-    said = re.sub(r"^\S+:\d+: |^\s*what\(\):\s*", "", done.stderr.strip().rpartition("\n")[2])
-    if died_of := _signal_name(done.returncode):
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _end_of(process: subprocess.Popen[str], timeout_s: float) -> _End:
+    """Wait for the child's end. Raises subprocess.TimeoutExpired."""
+    stdout, stderr = process.communicate(timeout=timeout_s)
+    said = re.sub(r"^\S+:\d+: |^\s*what\(\):\s*", "", stderr.strip().rpartition("\n")[2])
+    if died_of := _signal_name(process.returncode):
         return _End(died_of, None, said)
     try:
-        error = json.loads(done.stdout.strip().splitlines()[-1])["error"]
+        error = json.loads(stdout.strip().splitlines()[-1])["error"]
     except (ValueError, KeyError, IndexError, TypeError):
-        error = BackendError.__name__, " ".join(done.stderr.split()[-40:]) or "no output", ""
+        error = BackendError.__name__, " ".join(stderr.split()[-40:]) or "no output", ""
     if error is None:
         return _End("", None, said)
     name, message, hint = error
@@ -260,7 +279,8 @@ def _run(use: Use, timeout_s: float) -> _End:
 
 def _try(model: Path, *, use_extra_bufts: bool) -> ProbeResult:
     try:
-        end = _run(Use(str(model), use_extra_bufts, widths=_WIDTHS), TIMEOUT_S)
+        with _started(Use(str(model), use_extra_bufts, widths=_WIDTHS)) as process:
+            end = _end_of(process, TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return ProbeResult(
             State.BROKEN,

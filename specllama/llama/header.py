@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.base.text import counted
-from specllama.files.gguf_header import TOKENIZER, TOKENS, TYPES, GgufHeader, damaged
+from specllama.files.gguf_header import MAX_INTEGER, TOKENIZER, TOKENS, TYPES, GgufHeader, damaged
 
 # llama.cpp asserts these limits, and a failed assertion ends the process.
 _MAX_LAYERS = 512
@@ -206,12 +206,15 @@ def _check_kind(header: Header) -> None:
 
 
 def _check_limits(header: Header) -> None:
-    """Raise for values that fail an assertion in llama.cpp when it loads or computes."""
+    """Raise for values with which llama.cpp ends the process, or computes for ever."""
     of, gguf = f"{header.architecture}.".__add__, header.gguf
     if header.n_expert and not header.n_expert_used:
         raise damaged(header.path, f"{of('expert_used_count')} is 0 or missing, expected 1 to {header.n_expert:,}")
     scaling = gguf.text(of("rope.scaling.type"), "none")
     if scaling not in _ROPE_SCALINGS:
         raise damaged(header.path, f"{of('rope.scaling.type')} is {scaling!r}, expected one of {_ROPE_SCALINGS}")
+    n_rotated = gguf.integer(of("rope.dimension_count"), 2, header.key_length or MAX_INTEGER, default=2)
+    if n_rotated % 2:
+        raise damaged(header.path, f"{of('rope.dimension_count')} is {n_rotated:,}, expected an even number")
     for key in _EPSILONS:
         gguf.number(of(key), 0.0, 1.0)

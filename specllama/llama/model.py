@@ -111,12 +111,13 @@ def load(
     return loaded
 
 
-def prove(model: Header) -> None:
-    """Raise ModelFileError if llama.cpp crashes on the file: see `crash_test.require_sound`.
+def prove(*models: Header) -> None:
+    """Raise ModelFileError if llama.cpp crashes on one of the files: see `crash_test.require_sound`.
 
     The weights are read if they fit into main memory; the page cache then keeps them for `load`.
     """
-    crash_test.require_sound(model, weights=0 < model.n_weight_bytes <= memory_free())
+    free = memory_free()
+    crash_test.require_sound({model: 0 < model.n_weight_bytes <= free for model in models})
 
 
 def rehearse(use: Use) -> object:
@@ -172,7 +173,7 @@ def load_vocabulary(model: Path | Header) -> Vocabulary:
     """The vocabulary of a model file, without its weights. Raises ModelFileError and UnsupportedModel."""
     about = _opened(model, needs_weights=False)
     refuse_architecture(about)
-    crash_test.require_sound(about, weights=False)
+    crash_test.require_sound({about: False})
     native = load_vocabulary_only(about)
     return Vocabulary(bindings(), bindings().llama_model_get_vocab(native.pointers.model), native)
 

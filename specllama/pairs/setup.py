@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -305,8 +304,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=longest_context(setup)))
     else:
         _require_memory(setup)
-    with ThreadPoolExecutor() as both:
-        list(both.map(llama.prove, (file.header for file in (setup.target, setup.draft) if file is not None)))
+    llama.prove(*(file.header for file in (setup.target, setup.draft) if file is not None))
     return setup
 
 

@@ -106,6 +106,9 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
         ({"llama.attention.causal": 1}, ("llama.attention.causal",)),
         ({"llama.attention.layer_norm_rms_epsilon": -1.0}, ("llama.attention.layer_norm_rms_epsilon",)),
         ({"llama.embedding_length": 0}, ("llama.embedding_length",)),
+        ({"llama.rope.dimension_count": 0}, ("llama.rope.dimension_count",)),  # an endless loop in the first pass
+        ({"llama.rope.dimension_count": 7}, ("llama.rope.dimension_count",)),
+        ({"llama.rope.dimension_count": 18}, ("llama.rope.dimension_count",)),
         ({"split.count": 2.0}, ("split.count",)),
         ({"tokenizer.ggml.tokens": [1, 2]}, ("tokenizer.ggml.tokens",)),
         ({"tokenizer.ggml.model": 3}, ("tokenizer.ggml.model",)),

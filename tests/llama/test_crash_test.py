@@ -178,7 +178,7 @@ def test_a_build_that_hangs_is_broken(build: FakeBuild, monkeypatch: pytest.Monk
 def test_without_llama_cpp_no_child_is_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: 'No module named llama_cpp' as the only message."""
     monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: pytest.fail("a child was started"))
+    monkeypatch.setattr(probe.subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
     result = probe.installed()
     assert result.state is State.BROKEN
     assert "not installed" in result.detail
@@ -279,13 +279,13 @@ def test_the_child_is_the_same_interpreter_with_the_same_path(
 ) -> None:
     """Prevents: a test of another environment's llama.cpp."""
     seen: list[list[str]] = []
-    run = subprocess.run
+    start = subprocess.Popen
 
     def spy(command: list[str], **options: object) -> object:
         seen.append(command)
-        return run(command, **options)
+        return start(command, **options)
 
-    monkeypatch.setattr(probe.subprocess, "run", spy)
+    monkeypatch.setattr(probe.subprocess, "Popen", spy)
     build.behave(on_import="import sys; raise OSError(sys.executable + ' ' + __file__)")
     result = probe.installed()
     assert probe.sys.executable in result.detail

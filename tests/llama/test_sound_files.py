@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,18 +31,20 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Use]:
     """What each child process would have done; it survives."""
     started: list[Use] = []
 
-    def run(use: Use, _timeout_s: float) -> crash_test._End:
+    @contextmanager
+    def start(use: Use) -> Iterator[Use]:
         started.append(use)
-        return crash_test._End("", None, "")
+        yield use
 
-    monkeypatch.setattr(crash_test, "_run", run)
+    monkeypatch.setattr(crash_test, "_started", start)
+    monkeypatch.setattr(crash_test, "_end_of", lambda _process, _timeout_s: crash_test._End("", None, ""))
     return started
 
 
 @pytest.mark.parametrize(
     ("arch", "extra", "reason"),
     [
-        ("qwen2", {"attention.key_length": 8}, "GGML_ASSERT(n_embd_head"),
+        ("qwen2", {"attention.key_length": 8, "rope.dimension_count": 8}, "GGML_ASSERT(n_embd_head"),
         ("gemma3", {"attention.sliding_window": 4, "attention.sliding_window_pattern": [False]}, "GGML_ASSERT("),
         ("llama", {"attention.head_count": 0}, ""),
         ("llama", {"rope.freq_base": "text"}, "rope.freq_base"),
@@ -122,6 +127,29 @@ def test_weights_that_do_not_fit_or_are_not_here_are_not_read(
     assert children == [Use(str(bare), weights=False), Use(str(whole), weights=False)]
 
 
+def test_both_files_of_a_pair_are_tried_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a first start that takes twice as long; a child that lives on after Ctrl-C."""
+    started: list[subprocess.Popen[str]] = []
+    start = crash_test._started
+
+    @contextmanager
+    def seen(use: Use) -> Iterator[subprocess.Popen[str]]:
+        with start(use) as process:
+            started.append(process)
+            yield process
+
+    def interrupt(*_: object) -> None:
+        assert len(started) == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crash_test, "_started", seen)
+    monkeypatch.setattr(crash_test, "_end_of", interrupt)
+    headers = [llama.read_header(path) for path in tiny.write_pair(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        llama.prove(*headers)
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+
+
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
@@ -136,12 +164,13 @@ def test_every_end_of_the_child_is_an_error(
 ) -> None:
     """Prevents: a file that ended the child and is loaded all the same."""
 
-    def run(*_: object) -> object:
+    def end_of(*_: object) -> object:
         if isinstance(end, Exception):
             raise end
         return end
 
-    monkeypatch.setattr(crash_test, "_run", run)
+    monkeypatch.setattr(crash_test, "_started", nullcontext)
+    monkeypatch.setattr(crash_test, "_end_of", end_of)
     path = tiny.write_model(tmp_path / "m.gguf")
     for _ in range(2):  # an error is not remembered
         with pytest.raises(kind) as caught:

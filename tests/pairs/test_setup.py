@@ -68,7 +68,7 @@ def prepared(ask: Ask) -> Setup:
 def test_both_files_are_tried_with_their_weights(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: two child processes for one new file; a draft that ends the program."""
     tried = list[Path]()
-    monkeypatch.setattr(llama, "prove", lambda header: tried.append(header.path))
+    monkeypatch.setattr(llama, "prove", lambda *headers: tried.extend(header.path for header in headers))
     prepared(ask)
     assert set(map(str, tried)) == {ask.names.target, ask.names.draft}
 
