@@ -136,7 +136,7 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
     for file in files:
         if file.n_file_bytes < file.data_end:
             raise ModelFileError(
-                f"{file.path} is truncated: it has {counted(file.n_file_bytes, 'byte')} (expected {file.data_end})",
+                f"{file.path} is truncated: it has {counted(file.n_file_bytes, 'byte')} (expected {file.data_end:,})",
                 hint="delete it and download it again",
             )
     if needs_weights and not any(file.tensors for file in files):

@@ -80,7 +80,7 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
     whole = path.stat().st_size
     message = refusal(tiny.cut(path, 100))
     assert "truncated" in message
-    assert str(whole - 100) in message
+    assert f"{whole - 100:,}" in message
     assert "damaged" in refusal(tiny.cut(path, whole - 800)), "inside the header"
 
 
