@@ -155,12 +155,13 @@ def prepare(env: Mapping[str, str], *, extras: tuple[str, ...]) -> None:
     venv = Venv(ROOT / ".venv")
     plan = make_plan(env, remembered=_remembered(venv))
     goal = _goal(plan, venv, extras)
-    if venv.holds(goal):
-        return
-    with _alone(env):
-        if not venv.holds(goal):
-            venv.create(goal)
-            venv.install(goal, _wheel(plan, venv, env))
+    if not venv.holds(goal):
+        with _alone(env):
+            if not venv.holds(goal):
+                venv.create(goal)
+                venv.install(goal, _wheel(plan, venv, env))
+    # Specllama's own kernels, unless they are there. Without them llama.cpp's are used.
+    subprocess.run([str(venv.python), "-m", "specllama.kernels"], cwd=ROOT, check=False)
 
 
 def prepare_wheel(env: Mapping[str, str]) -> Path:

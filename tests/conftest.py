@@ -11,7 +11,7 @@ from platformdirs import user_cache_path
 from tests.homes import home, hub_server, index, pip, watch  # noqa: F401  # fixtures
 
 # What is too large for every session to have its own; the rest of a cache is what programs found out for themselves.
-SHARED = ("specllama/models", "huggingface")
+SHARED = ("specllama/models", "specllama/kernels", "huggingface")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ from specllama.cli.args.options import Color
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.visible import Raw, wrapped
+from specllama.llama import tested_kernels
 from specllama.pairs.checkup import Checkup, Level, look
 
 # Sign, word and colour each show the level alone.
@@ -25,10 +26,14 @@ _LEAST_WIDTH = 20  # of the last column, in narrow windows
 @with_options
 def doctor(
     json: Annotated[bool, Option("--json", "One JSON object: the findings and the facts behind them.")] = False,
+    fix: Annotated[bool, Option("--fix", "Compile specllama's kernels, and test them again.")] = False,
     color: Color = "auto",
 ) -> None:
     """Check the installed llama.cpp build and this machine; exit code 1 if anything needs attention."""
     output = open_output(color=color, format="json" if json else "human")
+    if fix:
+        output.note("compiling and testing specllama's kernels; this takes about a minute")
+        tested_kernels.renew()
     checkup = look()
     if json:
         output.data(checkup.to_json())

@@ -59,6 +59,7 @@ def hardware_of(options: HardwareOptions) -> Hardware:
         type_k_draft=options.cache_type_k_draft,
         type_v_draft=options.cache_type_v_draft,
         flash_attn=options.flash_attn,
+        kernels=options.kernels,
     )
 
 

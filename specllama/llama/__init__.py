@@ -1,6 +1,6 @@
 """The only package that imports llama_cpp."""
 
-from specllama.llama.bindings import BuildInfo, Device, build_info
+from specllama.llama.bindings import BuildInfo, Device, build_info, own_kernels
 from specllama.llama.header import Header
 from specllama.llama.load_plan import LoadOptions
 from specllama.llama.memory import MemoryNeed, memory_free
@@ -31,6 +31,7 @@ __all__ = [
     "matrices",
     "memory_free",
     "memory_needed",
+    "own_kernels",
     "prove",
     "read_header",
     "requantize",

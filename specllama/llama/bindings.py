@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from specllama.base.errors import BackendError
-from specllama.llama import library_hash
+from specllama.kernels.library import BUFFER_TYPE, HOST_FUNCTIONS, Kernels, attach
+from specllama.llama import library_hash, tested_kernels
 from specllama.llama.log import LogBook
 
 log = LogBook()
@@ -148,8 +149,29 @@ class ExtraBuffer:
     device: int
 
 
+@functools.cache
+def own_kernels() -> Kernels | None:
+    """Our kernels, attached to the CPU, if they are built and have passed their test (see tested_kernels.py).
+
+    llama.cpp lists its buffer types once, so this must come before it does.
+    """
+    path = tested_kernels.usable()
+    try:
+        return None if path is None else attach_kernels(path)
+    except BackendError:
+        return None
+
+
+def attach_kernels(path: Path, isa: str = "") -> Kernels:
+    """Attach the library without a test. Raises BackendError."""
+    functions = {name: ctypes.cast(symbol(name, None), ctypes.c_void_p).value or 0 for name in HOST_FUNCTIONS}  # type: ignore[arg-type]
+    cpu = next(handle for handle in _device_handles() if _device(handle).kind == "cpu")
+    return attach(path, functions, cpu, isa)
+
+
 def extra_buffers() -> tuple[ExtraBuffer, ...]:
     """The CPU's extra buffer types, in the order in which llama.cpp takes the first that fits."""
+    own_kernels()
     find = symbol("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     registry_of = symbol("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
     found: list[ExtraBuffer] = []
@@ -165,9 +187,9 @@ def extra_buffers() -> tuple[ExtraBuffer, ...]:
     return tuple(found)
 
 
-def extra_buffer_types() -> tuple[str, ...]:
-    """The names of `extra_buffers`."""
-    return tuple(each.name for each in extra_buffers())
+def extra_buffer_types(*, kernels: bool = True) -> tuple[str, ...]:
+    """The names of `extra_buffers`; without that of our kernels if not `kernels`."""
+    return tuple(each.name for each in extra_buffers() if kernels or each.name != BUFFER_TYPE)
 
 
 def _text_of(function: str, handle: int) -> str:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -71,6 +71,7 @@ class Use:
     use_extra_bufts: bool = False
     weights: bool = True  # False = build everything, read no weights
     widths: tuple[int, ...] = ()  # tokens per decode, whose logits must be finite
+    kernels: str = ""  # the library of our kernels, to be tested and used
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +130,18 @@ def _read(path: Path) -> dict[str, ProbeResult]:
         return {}
 
 
-def check() -> ProbeResult:
-    """Test now, without the cache."""
+@contextlib.contextmanager
+def _tiny_model() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="specllama-probe-") as folder:
         model = Path(folder) / "tiny.gguf"
         with storage.named_disk_full(str(model), "free some space, or set TMPDIR to a folder on another disk"):
             model.write_bytes(gguf_tiny.tiny_gguf())
+        yield model
+
+
+def check() -> ProbeResult:
+    """Test now, without the cache."""
+    with _tiny_model() as model:
         first = _try(model, use_extra_bufts=True)
         if first.state is State.BROKEN and first.signal in _CRASHES:
             second = _try(model, use_extra_bufts=False)
@@ -239,6 +246,17 @@ def child() -> None:
     print(json.dumps({"error": error}), flush=True)
     # Skip the teardown: some back ends crash at the exit of the interpreter, which does not matter here.
     os._exit(0)
+
+
+def kernels_problem(library: Path) -> str:
+    """Why the library of our kernels cannot be used: what its self-test and a tiny decode found; empty if nothing."""
+    use = Use("", use_extra_bufts=True, widths=_WIDTHS, kernels=str(library))
+    try:
+        with _tiny_model() as model, _started(replace(use, path=str(model))) as process:
+            end = _end_of(process, TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"their test did not end within {TIMEOUT_S:.0f} seconds"
+    return f"their test ended with {end.signal}" if end.signal else str(end.error or "")
 
 
 @contextlib.contextmanager

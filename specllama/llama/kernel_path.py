@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from specllama.kernels.library import BUFFER_TYPE
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 
 # A tensor type with a smaller share of the weights makes no measurable difference.
@@ -34,6 +35,7 @@ class KernelPath:
 
     extra_bufts: bool = True
     placed: tuple[tuple[str, str], ...] = ()  # (tensor type, extra buffer type); the first that fits counts
+    own: bool = True  # our kernels come before llama.cpp's
 
     def __post_init__(self) -> None:
         if not all(_WORD.fullmatch(word) for pair in self.placed for word in pair):
@@ -41,19 +43,22 @@ class KernelPath:
 
     @classmethod
     def of(cls, options: LoadOptions | LoadPlan) -> KernelPath:
-        return cls(options.use_extra_bufts, options.placed)
+        return cls(options.use_extra_bufts, options.placed, options.kernels)
 
     def applied(self, options: LoadOptions) -> LoadOptions:
-        return replace(options, use_extra_bufts=self.extra_bufts, placed=self.placed)
+        """The options on this path; our kernels stay off where the options switch them off."""
+        kernels = self.own and options.kernels
+        return replace(options, use_extra_bufts=self.extra_bufts, placed=self.placed, kernels=kernels)
 
     @property
     def name(self) -> str:
-        """For reports: "rearranged weights, Q4_K in CPU_REPACK"."""
+        """For reports: "specllama's kernels", "rearranged weights, Q4_K in CPU_REPACK"."""
         kinds: dict[str, list[str]] = {}
         for kind, buffer in self.placed:
             kinds.setdefault(buffer, []).append(kind.upper())
         exceptions = [f"{' and '.join(several)} in {buffer}" for buffer, several in kinds.items()]
-        return ", ".join(["rearranged weights" if self.extra_bufts else "weights as in the file", *exceptions])
+        rearranged = "specllama's kernels" if self.own else "rearranged weights"
+        return ", ".join([rearranged if self.extra_bufts else "weights as in the file", *exceptions])
 
     def buffer_of(self, matrix: Matrix) -> str:
         """The extra buffer type that holds a matrix; empty if it stays as in the file."""
@@ -61,33 +66,47 @@ class KernelPath:
             for kind, buffer in self.placed:
                 if kind == matrix.kind and buffer in matrix.fits:
                     return buffer
-        return matrix.fits[0] if self.extra_bufts and matrix.fits else ""
+        fits = matrix.fits if self.own else without_ours(matrix).fits
+        return fits[0] if self.extra_bufts and fits else ""
 
     def to_json(self) -> dict[str, object]:
-        return {"name": self.name, "extra_bufts": self.extra_bufts, "placed": [list(pair) for pair in self.placed]}
+        return {
+            "name": self.name,
+            "extra_bufts": self.extra_bufts,
+            "placed": [list(pair) for pair in self.placed],
+            "own": self.own,
+        }
 
 
-DEFAULT = KernelPath()  # llama.cpp's own choice
-AS_IN_FILE = KernelPath(extra_bufts=False)
+def without_ours(matrix: Matrix) -> Matrix:
+    """The matrix as llama.cpp knows it without our kernels."""
+    return replace(matrix, fits=tuple(name for name in matrix.fits if name != BUFFER_TYPE))
+
+
+DEFAULT = KernelPath()  # our kernels, and llama.cpp's own choice for the rest
+LLAMA = KernelPath(own=False)  # llama.cpp's own choice
+AS_IN_FILE = KernelPath(extra_bufts=False, own=False)
 
 
 def candidates(matrices: Sequence[Matrix], n_bytes: int) -> tuple[KernelPath, ...]:
     """The paths to measure for a file with `n_bytes` of weights: the default, weights as in the file, then others.
 
-    The others differ from the default in one tensor type, the largest types first. No two paths are equal for this
-    file; if no weight can be rearranged, there is only the default.
+    The others are llama.cpp's own choice, and those that differ from it in one tensor type, the largest types first. No
+    two paths are equal for this file; if no weight can be rearranged, there is only the default.
     """
+    everything, matrices = matrices, tuple(map(without_ours, matrices))
+    has_ours = any(BUFFER_TYPE in matrix.fits for matrix in everything)
     bytes_of: dict[str, int] = {}
     for matrix in matrices:
         if matrix.placeable and matrix.fits:
             bytes_of[matrix.kind] = bytes_of.get(matrix.kind, 0) + matrix.n_bytes
     large = [kind for kind, size in bytes_of.items() if size >= LEAST_SHARE * n_bytes]
-    tried = [DEFAULT, AS_IN_FILE]
+    tried = [*([DEFAULT] if has_ours else []), LLAMA if has_ours else DEFAULT, AS_IN_FILE]
     for kind in sorted(large, key=lambda kind: -bytes_of[kind]):
         tried += _deviations(kind, [matrix for matrix in matrices if matrix.placeable and matrix.fits])
     distinct: dict[tuple[str, ...], KernelPath] = {}
     for path in tried:
-        distinct.setdefault(tuple(path.buffer_of(matrix) for matrix in matrices), path)
+        distinct.setdefault(tuple(path.buffer_of(matrix) for matrix in everything), path)
     return tuple(distinct.values())
 
 
@@ -105,4 +124,6 @@ def _deviations(kind: str, matrices: Sequence[Matrix]) -> list[KernelPath]:
             others[matrix.kind, matrix.fits[0]] = None
     # Matrices of one type may differ in the buffers that can hold them; the first entry that fits counts.
     ranked = tuple(sorted(others, key=lambda order: ranks[order[1]]))
-    return [KernelPath(placed=((kind, buffer),)) for buffer in buffers] + [KernelPath(False, ranked)]
+    return [KernelPath(True, ((kind, buffer),), own=False) for buffer in buffers] + [
+        KernelPath(False, ranked, own=False)
+    ]

@@ -40,6 +40,7 @@ class LoadOptions:
     type_v: str = "f16"
     use_extra_bufts: bool = True  # llama.cpp rearranges weights for faster kernels
     placed: tuple[tuple[str, str], ...] = ()  # these tensor types in these extra buffer types; see kernel_path.py
+    kernels: bool = True  # our kernels for the weights that they take, where they are built and tested
     max_block: int = 33  # longest eval: the draft and the pending token
     use_mmap: bool | None = None  # None = unless that keeps weights twice
 
@@ -72,6 +73,7 @@ class LoadPlan:
     use_mmap: bool
     use_extra_bufts: bool
     placed: tuple[tuple[str, str], ...]
+    kernels: bool
     need: MemoryNeed
     warnings: tuple[str, ...]
 
@@ -108,6 +110,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         placed=options.placed,
+        kernels=options.kernels,
         need=need,
         warnings=_warnings(header, options, gpu, n_ctx),
     )

@@ -22,8 +22,9 @@ from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
+from specllama.kernels.library import self_test
 from specllama.llama import buffers, crash_test
-from specllama.llama.bindings import abort_callback, bindings, devices, extra_buffer_types, log
+from specllama.llama.bindings import abort_callback, attach_kernels, bindings, devices, extra_buffer_types, log
 from specllama.llama.crash_test import Use
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama.kernel_path import KernelPath, Matrix
@@ -97,7 +98,7 @@ def load(
     wish = options or LoadOptions()
     about = _opened(model)
     refuse_architecture(about)
-    plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types())
+    plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types(kernels=wish.kernels))
     prove(about)
     native = load_model(about, plan, progress, buffers.overrides(about, KernelPath.of(wish)))
     try:
@@ -126,6 +127,10 @@ def rehearse(use: Use) -> object:
     The result keeps the model, because freeing it takes 0.2 s. Raises as `load`, and BackendError for logits that are
     not finite.
     """
+    if use.kernels:
+        if wrong := self_test(Path(use.kernels)):
+            raise BackendError(wrong)
+        attach_kernels(Path(use.kernels)).count_model(1)
     about = read_header(Path(use.path), needs_weights=False)
     if not about.n_weight_bytes:
         native = load_vocabulary_only(about)
@@ -136,6 +141,7 @@ def rehearse(use: Use) -> object:
         n_threads=1,  # threads that wait for each other take seconds on a busy machine
         n_gpu_layers=0,
         use_extra_bufts=use.use_extra_bufts,
+        kernels=bool(use.kernels),
         max_block=max(use.widths, default=1),
         use_mmap=use.weights,
     )

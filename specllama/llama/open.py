@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
-from specllama.llama.bindings import bindings, log
+from specllama.kernels.library import Kernels
+from specllama.llama.bindings import bindings, log, own_kernels
 from specllama.llama.header import Header, cannot_roll_back, not_left_to_right
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
@@ -52,6 +53,7 @@ class Pointers:
     cancel: Cancel = field(default_factory=Cancel)  # stops the computation
     callbacks: list[object] = field(default_factory=list)  # objects that C may still call or read
     overrides: Any = None  # the model keeps their address in its parameters
+    kernels: Kernels | None = None  # ours, which this model uses
 
 
 class Native:
@@ -78,7 +80,14 @@ def load_model(
     params.no_alloc = not weights
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)
-    return _load(about, params, progress, overrides)
+    kernels = own_kernels()
+    if kernels is not None:
+        kernels.enable(plan.kernels)
+    native = _load(about, params, progress, overrides)
+    if kernels is not None and plan.kernels and plan.use_extra_bufts:
+        kernels.count_model(1)
+        native.pointers.kernels = kernels
+    return native
 
 
 def load_vocabulary_only(about: Header) -> Native:
@@ -241,6 +250,8 @@ def _free(pointers: Pointers) -> None:
     if pointers.context is not None:
         pointers.lib.llama_free(pointers.context)
     pointers.lib.llama_model_free(pointers.model)
+    if pointers.kernels is not None:
+        pointers.kernels.count_model(-1)
 
 
 def _leave() -> None:

@@ -49,6 +49,7 @@ class Hardware:
     type_k_draft: str = "f16"  # a coarser type lowers the acceptance rate
     type_v_draft: str = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
+    kernels: Literal["auto", "on", "off"] = "auto"  # our CPU kernels; on = an error without them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

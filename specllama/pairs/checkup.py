@@ -23,7 +23,8 @@ from specllama.base.text import counted
 from specllama.files import catalog as pairs
 from specllama.files import hub
 from specllama.files.catalog import Catalog
-from specllama.llama import BuildInfo, LoadOptions, crash_test
+from specllama.kernels import build as kernel_build
+from specllama.llama import BuildInfo, LoadOptions, crash_test, tested_kernels
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.load_plan import physical_cores
 from specllama.pairs import profile as profiles
@@ -130,6 +131,14 @@ def about_cpu(cpu: Cpu, build: BuildInfo) -> Finding:
     return Finding("CPU", Level.NOTE, found)
 
 
+def about_kernels(reason: str, isa: str) -> Finding:
+    """Whether our kernels are used (`reason`: why not), and with which instruction set."""
+    if not reason:
+        return Finding("kernels", Level.OK, f"specllama's kernels compute with {isa}")
+    hint = "" if kernel_build.unsupported() else "compile and test them: specllama doctor --fix"
+    return Finding("kernels", Level.NOTE, f"llama.cpp's kernels only; specllama's are not used: {reason}", hint)
+
+
 def about_gpu(build: BuildInfo, on_board: str) -> Finding:
     """Whether the machine has a GPU (`on_board`: "NVIDIA", "Apple" or "") and the build uses it."""
     gpus = [
@@ -203,11 +212,16 @@ def _look_at_build(probed: ProbeResult, cpu: Cpu) -> tuple[BuildInfo | None, lis
     decode = about_decode(probed)
     if probed.state is State.BROKEN:
         return None, [decode]
+    tested_kernels.problem()  # before llama.cpp is loaded here
     try:
         build = llama.build_info()
     except SpecllamaError as error:
         return None, [decode, Finding("llama.cpp", Level.ATTENTION, str(error), error.hint)]
-    return build, [about_build(build), decode, about_cpu(cpu, build), about_gpu(build, _gpu_on_board(cpu))]
+    own = llama.own_kernels()
+    kernels = about_kernels(
+        tested_kernels.problem() or ("" if own else "they cannot be attached"), own.isa if own else ""
+    )
+    return build, [about_build(build), decode, about_cpu(cpu, build), kernels, about_gpu(build, _gpu_on_board(cpu))]
 
 
 def _look_at_config() -> tuple[Catalog | None, Finding]:

@@ -26,7 +26,7 @@ VERSION = 4  # of the file; other versions are not read
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 
 # The load options that change the cost of a pass. The kernel path is missing: tuning chooses it.
-_WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v")
+_WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v", "kernels")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from time import monotonic
 from specllama import llama
 from specllama.base import disk
 from specllama.base.disk import FetchWatch, Silent, size_text
-from specllama.base.errors import ConfigError, Interrupted, MemoryShort, UsageError
+from specllama.base.errors import BackendError, ConfigError, Interrupted, MemoryShort, UsageError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
@@ -24,7 +24,7 @@ from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model, PairDefaults
-from specllama.llama import Header, LlamaModel, LoadOptions, crash_test
+from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, tested_kernels
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.llama.load_plan import placeable
@@ -246,7 +246,7 @@ class Setup:
         path = KernelPath.of(self.target_options) if profile is None else profile.draft_path
         tuned = profile.threads.draft if profile is not None and profile.threads is not None else None
         return replace(
-            path.applied(self.target_options),
+            path.applied(replace(self.target_options, kernels=asked.kernels != "off")),
             n_ctx=min(n_ctx, self.draft.header.n_ctx_train or n_ctx),
             n_threads=asked.n_threads_draft or asked.n_threads or tuned,
             n_threads_batch=asked.n_threads_batch_draft or asked.n_threads_draft or asked.n_threads_batch or tuned,
@@ -291,6 +291,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         type_k=hardware.type_k,
         type_v=hardware.type_v,
         use_extra_bufts=build.use_extra_bufts,
+        kernels=_kernels(hardware),
         max_block=(choice.length.longest if choice.strategy != "none" else 0) + 1,
     )
     setup = Setup(
@@ -306,6 +307,14 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         _require_memory(setup)
     llama.prove(*(file.header for file in (setup.target, setup.draft) if file is not None))
     return setup
+
+
+def _kernels(hardware: Hardware) -> bool:
+    """Whether our kernels may be used. Raises BackendError if the user demands them and they cannot be."""
+    reason = "" if hardware.kernels == "off" else tested_kernels.problem()
+    if reason and hardware.kernels == "on":
+        raise BackendError(f"specllama's kernels cannot be used: {reason}", hint="compile them: specllama doctor --fix")
+    return hardware.kernels != "off"
 
 
 def _warn_if_stale(draft: File, listener: Listener) -> None:

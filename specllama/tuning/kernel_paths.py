@@ -85,7 +85,13 @@ def _several(
     if not any(asked):
         return whole, ""
     try:
-        found = iter(ask([file for file, wanted in zip(files, asked, strict=True) if wanted]))
+        paths = ask([file for file, wanted in zip(files, asked, strict=True) if wanted])
     except SpecllamaError as error:
         return whole, str(error)
+    found = iter([_without_ours(each) for each in paths] if not subject.target_options.kernels else paths)
     return [next(found) if wanted else both for both, wanted in zip(whole, asked, strict=True)], ""
+
+
+def _without_ours(paths: tuple[KernelPath, ...]) -> tuple[KernelPath, ...]:
+    """The paths for a user who switches our kernels off."""
+    return tuple(path for path in paths if not path.own) or paths

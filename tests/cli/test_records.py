@@ -57,7 +57,7 @@ def test_no_damaged_record_changes_an_answer(specllama: Run, tmp_path: Path, mon
     expected = answers()
     assert [code for code, _ in expected] == [0, 0, 0]
     texts = {path: path.read_text() for name in ("cache", "state") for path in (tmp_path / name).rglob("*.json")}
-    kinds = {"sums", "headers", "builds", "token rows", "token rows by text", "text maps", "profiles"}
+    kinds = {"sums", "headers", "builds", "token rows", "token rows by text", "text maps", "profiles", "sound"}
     assert {path.parent.name for path in texts} == kinds
     for damage in DAMAGES:
         for path, text in texts.items():

@@ -122,6 +122,7 @@ CACHE_TYPE_K_DRAFT = Option(
 CACHE_TYPE_V_DRAFT = Option(
     "-ctvd --cache-type-v-draft TYPE", "Type of the draft's values.", _KV_TYPE, also="--spec-draft-type-v"
 )
+KERNELS = Option("--kernels WHEN", "specllama's own CPU kernels: on, off or auto.", word("on", "off", "auto"))
 FLASH_ATTN = Option("-fa --flash-attn WHEN", "Flash attention: on, off or auto.", word("on", "off", "auto"))
 
 # output
@@ -255,6 +256,7 @@ class HardwareOptions:
     cache_type_k_draft: Annotated[str, CACHE_TYPE_K_DRAFT] = "f16"
     cache_type_v_draft: Annotated[str, CACHE_TYPE_V_DRAFT] = "f16"
     flash_attn: Annotated[Literal["on", "off", "auto"], FLASH_ATTN] = "auto"
+    kernels: Annotated[Literal["on", "off", "auto"], KERNELS] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

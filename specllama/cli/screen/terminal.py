@@ -63,7 +63,7 @@ class StyledText:
     off: str = ""
 
     def __str__(self) -> str:
-        return self.on + self.text + self.off
+        return "".join((self.on, self.text, self.off))  # `Raw` + text would spell it out, also on a pipe
 
 
 class Screen:

@@ -1,0 +1,16 @@
+"""`python -m specllama.kernels`: compile the kernels unless they are there. `make setup` calls this."""
+
+from __future__ import annotations
+
+import sys
+
+from specllama.base.errors import SpecllamaError
+from specllama.kernels import build
+
+if __name__ == "__main__":
+    try:
+        if not build.unsupported() and not build.library().is_file():
+            print("specllama's kernels are compiled once; this takes about a minute", file=sys.stderr, flush=True)
+            build.build()
+    except SpecllamaError as error:  # llama.cpp's kernels do
+        print(f"specllama: {error}", file=sys.stderr)

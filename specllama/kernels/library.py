@@ -1,0 +1,76 @@
+"""The compiled kernels in this process: load the library and hand it the functions of ggml that it needs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specllama.base.errors import BackendError
+
+BUFFER_TYPE = "SPECLLAMA"  # the name of the buffer type of packed weights
+
+# The functions of ggml that the kernels call, in the order of `Host` in src/ggml_private.h.
+HOST_FUNCTIONS = (
+    "_Z39ggml_backend_cpu_get_extra_buffer_typesv", "ggml_barrier", "ggml_threadpool_chunk_set",
+    "ggml_threadpool_chunk_add", "ggml_backend_buffer_init", "ggml_backend_buft_is_host", "ggml_tensor_overhead",
+    "ggml_type_name", "ggml_type_size", "ggml_blck_size", "ggml_op_name", "ggml_backend_dev_backend_reg",
+)  # fmt: skip
+
+
+class _Host(ctypes.Structure):
+    _fields_ = (
+        *((f"function_{index}", ctypes.c_void_p) for index in range(len(HOST_FUNCTIONS))),
+        ("cpu", ctypes.c_void_p),
+    )
+
+
+class Kernels:
+    """The library, attached to llama.cpp's CPU back end."""
+
+    def __init__(self, library: Any, isa: str) -> None:
+        self._library = library
+        self.isa = isa  # the instruction set: "avx2", "avxvnni" or "avx512vnni"
+
+    def enable(self, on: bool) -> None:
+        """Whether the weights of models that are loaded from now on are packed."""
+        self._library.specllama_kernels_enable(int(on))
+
+    def count_model(self, change: int) -> None:
+        """Count a loaded model with packed weights (+1) or its end (-1); attention is ours while there are any."""
+        self._library.specllama_kernels_models(change)
+
+
+def attach(path: Path, functions: Mapping[str, int], cpu: int, isa: str = "") -> Kernels:
+    """Load the library and add its buffer type to the CPU's. Before llama.cpp first lists its buffer types.
+
+    `functions` has the addresses of HOST_FUNCTIONS, `cpu` is ggml's handle of the CPU, `isa` the instruction set (the
+    best by default). Raises BackendError if the library cannot be loaded or does not fit.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        entry = library.specllama_kernels_attach
+    except (OSError, AttributeError) as error:
+        raise BackendError(f"the kernels cannot be loaded: {error}") from error
+    host = _Host(*(functions[name] for name in HOST_FUNCTIONS), cpu)
+    entry.restype = ctypes.c_char_p
+    entry.argtypes = [ctypes.POINTER(_Host), ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)]
+    reason = ctypes.c_char_p()
+    found = entry(ctypes.byref(host), isa.encode() or None, ctypes.byref(reason))
+    if not found:
+        raise BackendError(f"the kernels cannot be used: {(reason.value or b'').decode()}")
+    return Kernels(library, found.decode())
+
+
+def self_test(path: Path, isa: str = "") -> str:
+    """Compare the library with plain C++, in this process. `isa`: one instruction set, or "all" that the CPU has.
+
+    Returns what is wrong; empty if nothing is.
+    """
+    try:
+        test = ctypes.CDLL(str(path)).specllama_kernels_self_test
+    except (OSError, AttributeError) as error:
+        return f"the library cannot be loaded: {error}"
+    test.restype, test.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
+    return (test(isa.encode() or None) or b"").decode()

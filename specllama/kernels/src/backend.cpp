@@ -1,0 +1,319 @@
+// The buffer type of packed weights, as one of the CPU's extra buffer types.
+//
+// llama.cpp then loads every weight that `supports_op` accepts through `set_tensor`, which packs it, and computes its
+// products with `compute_forward`, inside the CPU's own graph and thread pool: no copies between devices, and no
+// threads of ours.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "ggml_private.h"
+#include "path.h"
+
+namespace speck {
+namespace {
+
+constexpr size_t alignment = 64;
+bool enabled = true;  // new weights are packed
+int packed_models;    // loaded: their attention is ours
+constexpr int columns_at_once = 64;  // their activations stay in the second-level cache
+constexpr size_t chunk_bytes = 96 * 1024;  // of weights that a thread takes at once
+constexpr size_t single_thread_bytes = 1 << 20;  // packing less is not worth a thread
+
+Host host;
+const Path* path;
+const Type* type_of[GGML_TYPE_COUNT];
+
+size_t rounded(size_t size) { return (size + alignment - 1) / alignment * alignment; }
+
+const Type* packable(const ggml_tensor* weight) {
+    const Type* type = (unsigned)weight->type < GGML_TYPE_COUNT ? type_of[weight->type] : nullptr;
+    const bool fits = type && weight->ne[0] > 0 && weight->ne[0] % type->block == 0 && weight->ne[1] > 0 &&
+                      weight->ne[1] % path->rows == 0 && weight->ne[2] == 1 && weight->ne[3] == 1 &&
+                      weight->nb[1] == type->file_bytes * (weight->ne[0] / type->block);
+    return fits ? type : nullptr;
+}
+
+size_t packed_size(const Type& type, const ggml_tensor* weight) {
+    return type.packed_bytes * (weight->ne[0] / type.block) * (weight->ne[1] / path->rows);
+}
+
+// ---- the buffer
+
+ggml_backend_buffer_type* buffer_type();
+
+void free_buffer(ggml_backend_buffer_t buffer) { free(buffer->context); }
+void* get_base(ggml_backend_buffer_t buffer) { return buffer->context; }
+void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
+    const Type* type = packable(tensor);
+    if (!type || offset != 0 || size != tensor->nb[1] * tensor->ne[1]) {
+        // Only whole weights are set by llama.cpp; other tensors are kept as they are.
+        if (!type) memcpy((char*)tensor->data + offset, data, size);
+        return;
+    }
+    const int blocks = (int)(tensor->ne[0] / type->block);
+    const int64_t groups = tensor->ne[1] / path->rows;
+    const auto pack = [&](int64_t first, int64_t last) {
+        for (int64_t g = first; g < last; g++)
+            type->pack((const char*)data + g * path->rows * tensor->nb[1], tensor->nb[1], blocks,
+                       (char*)tensor->data + g * blocks * type->packed_bytes);
+    };
+    const int threads = size < single_thread_bytes ? 1 : std::clamp((int)std::thread::hardware_concurrency(), 1, 8);
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; i++) {
+        try {
+            others.emplace_back(pack, groups * i / threads, groups * (i + 1) / threads);
+        } catch (...) {  // no thread to be had
+            pack(groups * i / threads, groups * (i + 1) / threads);
+        }
+    }
+    pack(0, groups / threads);
+    for (auto& thread : others) thread.join();
+}
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    void* data = aligned_alloc(alignment, rounded(std::max<size_t>(size, 1)));
+    if (!data) return nullptr;
+    ggml_backend_buffer_i iface{};
+    iface.free_buffer = free_buffer;
+    iface.get_base = get_base;
+    iface.set_tensor = set_tensor;
+    iface.clear = clear;
+    return host.buffer_init(buft, iface, data, size);
+}
+
+size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
+    const Type* type = packable(tensor);
+    return type ? packed_size(*type, tensor) : tensor->nb[3] * tensor->ne[3];
+}
+
+// ---- the product
+
+int column_count(const ggml_tensor* op) { return (int)(op->src[1]->ne[1] * op->src[1]->ne[2] * op->src[1]->ne[3]); }
+
+bool contiguous(const ggml_tensor* t) {
+    return t->nb[0] == sizeof(float) && t->nb[1] == t->nb[0] * t->ne[0] && t->nb[2] == t->nb[1] * t->ne[1] &&
+           t->nb[3] == t->nb[2] * t->ne[2];
+}
+
+struct Product : ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor* op, size_t& size) override {
+        const Type& type = *packable(op->src[0]);
+        size = type.column_bytes * (op->src[0]->ne[0] / type.block) * column_count(op) + alignment;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
+        const ggml_tensor *weight = op->src[0], *input = op->src[1];
+        const Type& type = *packable(weight);
+        const int64_t k = weight->ne[0], groups = weight->ne[1] / path->rows;
+        const int blocks = (int)(k / type.block), columns = column_count(op);
+        char* y = (char*)rounded((size_t)params->wdata);
+
+        // Blocks of all columns, shared out evenly.
+        const int64_t all = (int64_t)blocks * columns;
+        int64_t at = all * params->ith / params->nth;
+        const int64_t end = all * (params->ith + 1) / params->nth;
+        while (at < end) {
+            const int64_t c = at / blocks;
+            const int first = (int)(at % blocks), last = (int)std::min<int64_t>(blocks, first + end - at);
+            type.quantize((const float*)input->data + c * k, first, last, y + c * blocks * type.column_bytes);
+            at += last - first;
+        }
+        if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
+        host.barrier(params->threadpool);
+
+        const size_t group_bytes = type.packed_bytes * blocks;
+        const int64_t fair = std::max<int64_t>(groups / (params->nth * 4), 1);
+        const int64_t chunk = std::clamp<int64_t>(chunk_bytes / group_bytes, 1, fair);
+        const size_t out_stride = op->nb[1] / sizeof(float);
+        for (int64_t first = chunk * params->ith; first < groups;
+             first = chunk * host.chunk_add(params->threadpool, 1)) {
+            const int64_t last = std::min(first + chunk, groups);
+            for (int c = 0; c < columns; c += columns_at_once)
+                for (int64_t g = first; g < last; g++)
+                    type.tiles((const char*)weight->data + g * group_bytes, blocks, std::min(columns_at_once, columns - c),
+                               y + (size_t)c * blocks * type.column_bytes, blocks,
+                               (float*)op->data + c * out_stride + g * path->rows, out_stride);
+        }
+        return true;
+    }
+};
+
+// llama.cpp's attention has one version for a single row, one for few and one for many, and their sums differ.
+struct Attend : ggml::cpu::tensor_traits {
+    static constexpr int rows_at_once = 16;
+    static constexpr int few_rows = 8;  // so few that threads share out the chunks
+
+    static bool supported(const ggml_tensor* op) {
+        const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
+        float bias;
+        memcpy(&bias, (const float*)op->op_params + 1, sizeof bias);
+        return !op->src[4] && bias == 0.0f && q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 &&
+               v->type == GGML_TYPE_F16 && op->type == GGML_TYPE_F32 && q->nb[0] == 4 && k->nb[0] == 2 && v->nb[0] == 2 &&
+               q->ne[3] == 1 && k->ne[3] == 1 && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 &&
+               q->ne[0] % path->attention_step == 0 && v->ne[0] % path->attention_step == 0 && v->ne[0] == op->ne[0] &&
+               (!mask || (mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 && mask->ne[2] == 1 && mask->ne[3] == 1));
+    }
+
+    static Attention arguments(const ggml_tensor* op) {
+        const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
+        Attention a{};
+        a.q = (const char*)q->data, a.k = (const char*)k->data, a.v = (const char*)v->data;
+        a.q_row = q->nb[1], a.q_head = q->nb[2];
+        a.k_position = k->nb[1], a.k_head = k->nb[2], a.v_position = v->nb[1], a.v_head = v->nb[2];
+        if (mask) a.mask = (const char*)mask->data, a.mask_row = mask->nb[1];
+        a.k_size = (int)k->ne[0], a.v_size = (int)v->ne[0];
+        a.positions = (int)k->ne[1];
+        a.shared = (int)(q->ne[2] / k->ne[2]);
+        memcpy(&a.scale, op->op_params, sizeof a.scale);
+        memcpy(&a.softcap, (const float*)op->op_params + 2, sizeof a.softcap);
+        if (a.softcap != 0.0f) a.scale /= a.softcap;
+        return a;
+    }
+
+    static int chunks(const Attention& a) { return (a.positions + attention_chunk - 1) / attention_chunk; }
+    // Floats of one thread: widened blocks, and two states for each row and head at once.
+    static size_t own_floats(const Attention& a) {
+        return a.work_floats() + (size_t)2 * rows_at_once * a.shared * a.state_floats() + 16;
+    }
+
+    bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
+        if (!supported(op)) return false;
+        const Attention a = arguments(op);
+        size_t floats = own_floats(a) * n_threads;
+        if (op->src[0]->ne[1] <= few_rows) floats += op->src[0]->ne[1] * op->src[0]->ne[2] * chunks(a) * a.state_floats();
+        size = floats * sizeof(float) + alignment;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
+        if (!supported(op)) {
+            // Of llama.cpp's versions, the plain one computes a single row as it does several.
+            params->use_ref = op->src[0]->ne[1] == 1;
+            return false;
+        }
+        const Attention a = arguments(op);
+        const int rows = (int)op->src[0]->ne[1], heads = (int)op->src[1]->ne[2], n_chunks = chunks(a);
+        const int size = a.state_floats();
+        float* shared = (float*)rounded((size_t)params->wdata);
+        float* own = shared + own_floats(a) * params->ith;
+        float* states = own + a.work_floats();
+        shared += own_floats(a) * params->nth;
+        const auto out = [&](int row, int head) {
+            return (float*)((char*)op->data + (head + (size_t)row * op->ne[1]) * op->nb[1]);
+        };
+        const bool by_chunks = rows <= few_rows && n_chunks > 1;
+        const int tiles = by_chunks ? n_chunks : (rows + rows_at_once - 1) / rows_at_once;
+        if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
+        host.barrier(params->threadpool);
+        for (int item = params->ith; item < heads * tiles; item = host.chunk_add(params->threadpool, 1)) {
+            const int head = item % heads, tile = item / heads;
+            if (by_chunks) {
+                path->attend_chunk(a, head, 0, rows, tile, shared + (size_t)item * rows * a.shared * size, own);
+                continue;
+            }
+            const int row = tile * rows_at_once, n = std::min(rows_at_once, rows - row);
+            float* next = states + (size_t)n * a.shared * size;
+            for (int chunk = 0; chunk < n_chunks; chunk++) {
+                path->attend_chunk(a, head, row, n, chunk, chunk ? next : states, own);
+                for (int i = 0; chunk && i < n * a.shared; i++) path->join(a.v_size, states + i * size, next + i * size);
+            }
+            for (int i = 0; i < n * a.shared; i++)
+                path->finish(a.v_size, states + i * size, out(row + i / a.shared, head * a.shared + i % a.shared));
+        }
+        if (!by_chunks) return true;
+        host.barrier(params->threadpool);
+        for (int i = params->ith; i < heads * rows * a.shared; i += params->nth) {
+            const int head = i / (rows * a.shared), at = i % (rows * a.shared);
+            const auto state = [&](int chunk) {
+                return shared + ((size_t)(chunk * heads + head) * rows * a.shared + at) * size;
+            };
+            for (int chunk = 1; chunk < n_chunks; chunk++) path->join(a.v_size, state(0), state(chunk));
+            path->finish(a.v_size, state(0), out(at / a.shared, head * a.shared + at % a.shared));
+        }
+        return true;
+    }
+};
+
+struct Packed : ggml::cpu::extra_buffer_type {
+    Product product;
+    Attend attend;
+
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
+        if (op->op != GGML_OP_MUL_MAT || !op->src[0]->buffer || op->src[0]->buffer->buft != buffer_type()) return false;
+        // While a model is loaded, llama.cpp asks with an empty buffer.
+        if (!enabled && op->src[0]->buffer->size == 0) return false;
+        const ggml_tensor* input = op->src[1];
+        if (input->buffer && !host.buft_is_host(input->buffer->buft)) return false;
+        return packable(op->src[0]) && input->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32 && contiguous(input) &&
+               contiguous(op);
+    }
+
+    ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) return packed_models > 0 ? &attend : nullptr;
+        if (op->op != GGML_OP_MUL_MAT || !op->src[0]->buffer || op->src[0]->buffer->buft != buffer_type()) return nullptr;
+        return &product;
+    }
+};
+
+ggml_backend_buffer_type* buffer_type() {
+    static Packed packed;
+    static ggml_backend_buffer_type type{
+        {[](ggml_backend_buffer_type_t) { return "SPECLLAMA"; }, alloc_buffer,
+         [](ggml_backend_buffer_type_t) { return alignment; }, nullptr, get_alloc_size, nullptr},
+        host.cpu,
+        &packed,
+    };
+    return &type;
+}
+
+}  // namespace
+
+}  // namespace speck
+
+using namespace speck;
+
+// Adds the buffer type to ggml-cpu's list, in front. `isa` chooses an instruction set; null takes the best.
+// Returns the name of the instruction set, or null with `*reason` set.
+SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char* isa, const char** reason) {
+    *reason = nullptr;
+    if (path) return path->name;
+    host = *from;
+    // The version is the first field of a registry.
+    if (*(const int*)host.registry(host.cpu) != expected_backend_api) {
+        *reason = "llama.cpp has another interface between its libraries";
+        return nullptr;
+    }
+    // sizeof(ggml_object), which precedes each tensor, is 32.
+    if (host.tensor_overhead() != 32 + sizeof(ggml_tensor) || strcmp(host.op_name(GGML_OP_MUL_MAT), "MUL_MAT") ||
+        strcmp(host.op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT")) {
+        *reason = "llama.cpp is of another version than the headers the kernels were compiled with";
+        return nullptr;
+    }
+    const Path* chosen = path_of_this_cpu(isa);
+    if (!chosen) {
+        *reason = "the CPU lacks AVX2";
+        return nullptr;
+    }
+    for (int t = 0; t < GGML_TYPE_COUNT; t++)
+        for (int i = 0; i < chosen->n_types; i++)
+            if (const char* name = host.type_name((ggml_type)t); name && !strcmp(name, chosen->types[i].name)) {
+                const Type& type = chosen->types[i];
+                if (host.type_size((ggml_type)t) == type.file_bytes && host.block_size((ggml_type)t) == type.block)
+                    type_of[t] = &type;
+            }
+    path = chosen;
+    auto& all = host.extra_buffer_types();
+    all.insert(all.begin(), buffer_type());
+    return path->name;
+}
+
+// Whether weights that are loaded from now on are packed.
+SPECK_EXPORT void specllama_kernels_enable(int on) { enabled = on != 0; }
+
+// Counts the loaded models that have packed weights, by +1 and -1.
+SPECK_EXPORT void specllama_kernels_models(int change) { packed_models += change; }

@@ -1,0 +1,59 @@
+// What the instruction sets have in common: a table of types, and for each the functions that pack and multiply it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace speck {
+
+struct Type {
+    const char* name;    // as ggml names it
+    int block;           // weights in a block
+    size_t file_bytes;   // of a block of one row
+    size_t packed_bytes; // of a block of `rows` rows
+    size_t column_bytes; // of a block of activations
+
+    // rows rows of a file, row_bytes apart, to `blocks` packed blocks
+    void (*pack)(const void* file_rows, size_t row_bytes, int blocks, void* out);
+    // out[c * out_stride + r] = row r times column c; the columns are `stride` blocks apart
+    void (*tiles)(const void* packed, int blocks, int columns, const void* y, size_t stride, float* out,
+                  size_t out_stride);
+    void (*quantize)(const float* x, int first_block, int last_block, void* out);
+};
+
+constexpr int attention_chunk = 256;  // positions whose softmax is computed from nothing
+
+// The sizes and strides (in bytes) of an attention of float queries over a cache of binary16.
+struct Attention {
+    const char *q, *k, *v, *mask;  // mask may be null
+    size_t q_row, q_head, k_position, k_head, v_position, v_head, mask_row;
+    int k_size, v_size;  // numbers in a head
+    int positions;       // in the cache
+    int shared;          // query heads that share a head of the cache
+    float scale, softcap;  // softcap 0: none
+
+    int state_floats() const { return v_size + 2; }
+    int work_floats() const { return 32 * (k_size + v_size); }
+};
+
+struct Path {
+    const char* name;
+    int rows;  // side by side in a packed block
+    const Type* types;
+    int n_types;
+
+    void (*attend_chunk)(const Attention&, int kv_head, int row, int rows, int chunk, float* states, float* work);
+    void (*join)(int v_size, float* all, const float* next);
+    void (*finish)(int v_size, const float* state, float* out);
+    int attention_step;  // sizes of heads are multiples of this
+};
+
+#define SPECK_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The best instruction set of this CPU, or the one that is named; null if the CPU lacks it.
+const Path* path_of_this_cpu(const char* name);
+
+const Path& avx2_path();
+const Path& avxvnni_path();
+const Path& avx512vnni_path();
+
+}  // namespace speck
