@@ -35,7 +35,7 @@ class KernelPath:
 
     extra_bufts: bool = True
     placed: tuple[tuple[str, str], ...] = ()  # (tensor type, extra buffer type); the first that fits counts
-    own: bool = True  # our kernels come before llama.cpp's
+    own: bool = False  # our kernels come before llama.cpp's
 
     def __post_init__(self) -> None:
         if not all(_WORD.fullmatch(word) for pair in self.placed for word in pair):
@@ -83,16 +83,17 @@ def without_ours(matrix: Matrix) -> Matrix:
     return replace(matrix, fits=tuple(name for name in matrix.fits if name != BUFFER_TYPE))
 
 
-DEFAULT = KernelPath()  # our kernels, and llama.cpp's own choice for the rest
-LLAMA = KernelPath(own=False)  # llama.cpp's own choice
-AS_IN_FILE = KernelPath(extra_bufts=False, own=False)
+DEFAULT = KernelPath()  # llama.cpp's own choice
+OWN = KernelPath(own=True)  # our kernels, and llama.cpp's choice for the rest
+AS_IN_FILE = KernelPath(extra_bufts=False)
 
 
 def candidates(matrices: Sequence[Matrix], n_bytes: int) -> tuple[KernelPath, ...]:
-    """The paths to measure for a file with `n_bytes` of weights: the default, weights as in the file, then others.
+    """The paths to measure for a file with `n_bytes` of weights.
 
-    The others are llama.cpp's own choice, and those that differ from it in one tensor type, the largest types first. No
-    two paths are equal for this file; if no weight can be rearranged, there is only the default.
+    Our kernels (where they take any of the weights), llama.cpp's default, weights as in the file, then paths that
+    differ from the default in one tensor type, the largest types first. No two paths are equal for this file; if no
+    weight can be rearranged, there is only the default.
     """
     everything, matrices = matrices, tuple(map(without_ours, matrices))
     has_ours = any(BUFFER_TYPE in matrix.fits for matrix in everything)
@@ -101,7 +102,7 @@ def candidates(matrices: Sequence[Matrix], n_bytes: int) -> tuple[KernelPath, ..
         if matrix.placeable and matrix.fits:
             bytes_of[matrix.kind] = bytes_of.get(matrix.kind, 0) + matrix.n_bytes
     large = [kind for kind, size in bytes_of.items() if size >= LEAST_SHARE * n_bytes]
-    tried = [*([DEFAULT] if has_ours else []), LLAMA if has_ours else DEFAULT, AS_IN_FILE]
+    tried = [*([OWN] if has_ours else []), DEFAULT, AS_IN_FILE]
     for kind in sorted(large, key=lambda kind: -bytes_of[kind]):
         tried += _deviations(kind, [matrix for matrix in matrices if matrix.placeable and matrix.fits])
     distinct: dict[tuple[str, ...], KernelPath] = {}
@@ -124,6 +125,4 @@ def _deviations(kind: str, matrices: Sequence[Matrix]) -> list[KernelPath]:
             others[matrix.kind, matrix.fits[0]] = None
     # Matrices of one type may differ in the buffers that can hold them; the first entry that fits counts.
     ranked = tuple(sorted(others, key=lambda order: ranks[order[1]]))
-    return [KernelPath(True, ((kind, buffer),), own=False) for buffer in buffers] + [
-        KernelPath(False, ranked, own=False)
-    ]
+    return [KernelPath(placed=((kind, buffer),)) for buffer in buffers] + [KernelPath(False, ranked)]

@@ -10,6 +10,7 @@ from typing import Literal
 import psutil
 
 from specllama.base.errors import UsageError
+from specllama.kernels.library import BUFFER_TYPE
 from specllama.llama.header import Header
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
 
@@ -110,7 +111,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         placed=options.placed,
-        kernels=options.kernels,
+        kernels=options.kernels and BUFFER_TYPE in extra,
         need=need,
         warnings=_warnings(header, options, gpu, n_ctx),
     )

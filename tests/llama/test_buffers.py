@@ -43,7 +43,7 @@ def _load(path: Path, way: KernelPath) -> tuple[dict[str, float], np.ndarray]:
     heard: list[str] = []
     llama.set_log(lambda _level, text: heard.append(text))
     try:
-        with tiny.load(path, use_extra_bufts=way.extra_bufts, placed=way.placed) as model:
+        with tiny.load(path, use_extra_bufts=way.extra_bufts, placed=way.placed, kernels=way.own) as model:
             logits = np.array(model.eval(PROMPT))
     finally:
         llama.set_log(None)

@@ -211,7 +211,7 @@ def test_a_placed_path_is_what_a_child_loads(tmp_path: Path) -> None:
     paths = tuner_paths.worth_measuring(subject, [], lambda files: tuner_paths._ask(files, silent))
     placed = [path for path in paths.target if path.placed]
     assert {path.placed[0][0] for path in placed} == {"q4_0", "iq4_nl"}
-    assert paths.draft == (DEFAULT,)
+    assert paths.draft == paths.target[:1]
     found = child(MeasureJob(subject, Way(placed[0]), 0.05, 0, rows=(1, 4)), silent)
     assert [n for n, _ in found.verify or ()] == [1, 4]
     elsewhere = KernelPath(placed=(("q4_0", "NO_SUCH_BUFFER"),))

@@ -134,6 +134,9 @@ std::string try_type(const Path& path, const Type& type, const Reading& reading,
     const size_t column_bytes = type.column_bytes * blocks;
     const auto y = std::make_unique<uint8_t[]>(column_bytes * columns);
     for (int c = 0; c < columns; c++) type.quantize(&x[(size_t)c * k], 0, blocks, y.get() + c * column_bytes);
+    const size_t row_bytes = type.file_bytes * blocks;
+    std::vector<uint16_t> aligned(row_bytes * rows / 2 + 1);
+    memcpy(aligned.data(), weights, row_bytes * rows);
     const auto packed = std::make_unique<uint8_t[]>(type.packed_bytes * blocks);
     type.pack(weights, type.file_bytes * blocks, blocks, packed.get());
     std::vector<float> out((size_t)rows * columns + 1, 7.0f), alone(rows);
@@ -147,7 +150,8 @@ std::string try_type(const Path& path, const Type& type, const Reading& reading,
             for (int b = 0; b < blocks; b++) {
                 double d;
                 const int8_t* q = integers(type, y.get() + c * column_bytes, b, d);
-                sum += product(reading, weights + (r * (size_t)blocks + b) * type.file_bytes, type.block, q, d, size);
+                sum += product(reading, (const uint8_t*)aligned.data() + r * row_bytes + b * type.file_bytes, type.block, q, d,
+                               size);
             }
             if (std::isnan(sum) != std::isnan(alone[r])) return where("NaN where there is none, or none where there is one");
             if (std::fabs(sum - alone[r]) > 1e-5 * size) return where("a wrong product");
