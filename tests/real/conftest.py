@@ -15,7 +15,8 @@ import pytest
 
 from specllama.files import hub
 from specllama.files.catalog import load_catalog
-from specllama.llama import LlamaModel, LoadOptions, load
+from specllama.kernels import build
+from specllama.llama import LlamaModel, LoadOptions, load, tested_kernels
 
 TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m"
 DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m"
@@ -53,6 +54,13 @@ def a_core_of_its_own(worker_id: str) -> None:
     mine = cores[int(worker_id.removeprefix("gw")) :: n_workers]
     if mine:
         os.sched_setaffinity(0, mine)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_tested() -> None:
+    """As `run` does before it loads a model: without their test our kernels are not used."""
+    if os.environ.get("SPECLLAMA_REQUIRE_MODELS") == "1" and not build.unsupported():
+        assert tested_kernels.problem() == ""
 
 
 @pytest.fixture(scope="session")

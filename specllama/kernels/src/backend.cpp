@@ -19,6 +19,7 @@ bool enabled = true;  // new weights are packed
 int packed_models;    // loaded: their attention is ours
 constexpr int columns_at_once = 64;  // their activations stay in the second-level cache
 constexpr size_t chunk_bytes = 96 * 1024;  // of weights that a thread takes at once
+constexpr int most_rows = 16;  // side by side in a packed block, of any instruction set
 constexpr size_t single_thread_bytes = 1 << 20;  // packing less is not worth a thread
 
 Host host;
@@ -30,13 +31,16 @@ size_t rounded(size_t size) { return (size + alignment - 1) / alignment * alignm
 const Type* packable(const ggml_tensor* weight) {
     const Type* type = (unsigned)weight->type < GGML_TYPE_COUNT ? type_of[weight->type] : nullptr;
     const bool fits = type && weight->ne[0] > 0 && weight->ne[0] % type->block == 0 && weight->ne[1] > 0 &&
-                      weight->ne[1] % path->rows == 0 && weight->ne[2] == 1 && weight->ne[3] == 1 &&
+                      weight->ne[2] == 1 && weight->ne[3] == 1 &&
                       weight->nb[1] == type->file_bytes * (weight->ne[0] / type->block);
     return fits ? type : nullptr;
 }
 
+// Groups of rows that are packed side by side; the last may be filled up with rows of zeros.
+int64_t groups_of(const ggml_tensor* weight) { return (weight->ne[1] + path->rows - 1) / path->rows; }
+
 size_t packed_size(const Type& type, const ggml_tensor* weight) {
-    return type.packed_bytes * (weight->ne[0] / type.block) * (weight->ne[1] / path->rows);
+    return type.packed_bytes * (weight->ne[0] / type.block) * groups_of(weight);
 }
 
 // ---- the buffer
@@ -55,11 +59,19 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
         return;
     }
     const int blocks = (int)(tensor->ne[0] / type->block);
-    const int64_t groups = tensor->ne[1] / path->rows;
+    const size_t row_bytes = tensor->nb[1];
+    const int64_t groups = groups_of(tensor);
     const auto pack = [&](int64_t first, int64_t last) {
-        for (int64_t g = first; g < last; g++)
-            type->pack((const char*)data + g * path->rows * tensor->nb[1], tensor->nb[1], blocks,
-                       (char*)tensor->data + g * blocks * type->packed_bytes);
+        for (int64_t g = first; g < last; g++) {
+            const char* rows = (const char*)data + g * path->rows * row_bytes;
+            std::vector<char> filled;
+            if (const int64_t n = tensor->ne[1] - g * path->rows; n < path->rows) {
+                filled.resize(row_bytes * path->rows);
+                memcpy(filled.data(), rows, n * row_bytes);
+                rows = filled.data();
+            }
+            type->pack(rows, row_bytes, blocks, (char*)tensor->data + g * blocks * type->packed_bytes);
+        }
     };
     const int threads = size < single_thread_bytes ? 1 : std::clamp((int)std::thread::hardware_concurrency(), 1, 8);
     std::vector<std::thread> others;
@@ -109,7 +121,7 @@ struct Product : ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
         const ggml_tensor *weight = op->src[0], *input = op->src[1];
         const Type& type = *packable(weight);
-        const int64_t k = weight->ne[0], groups = weight->ne[1] / path->rows;
+        const int64_t k = weight->ne[0], groups = groups_of(weight);
         const int blocks = (int)(k / type.block), columns = column_count(op);
         char* y = (char*)rounded((size_t)params->wdata);
 
@@ -134,10 +146,20 @@ struct Product : ggml::cpu::tensor_traits {
              first = chunk * host.chunk_add(params->threadpool, 1)) {
             const int64_t last = std::min(first + chunk, groups);
             for (int c = 0; c < columns; c += columns_at_once)
-                for (int64_t g = first; g < last; g++)
-                    type.tiles((const char*)weight->data + g * group_bytes, blocks, std::min(columns_at_once, columns - c),
-                               y + (size_t)c * blocks * type.column_bytes, blocks,
-                               (float*)op->data + c * out_stride + g * path->rows, out_stride);
+                for (int64_t g = first; g < last; g++) {
+                    const char* rows = (const char*)weight->data + g * group_bytes;
+                    const char* column = y + (size_t)c * blocks * type.column_bytes;
+                    float* out = (float*)op->data + c * out_stride + g * path->rows;
+                    const int n = std::min(columns_at_once, columns - c);
+                    const int64_t used = weight->ne[1] - g * path->rows;
+                    if (used >= path->rows) {
+                        type.tiles(rows, blocks, n, column, blocks, out, out_stride);
+                        continue;
+                    }
+                    float whole[columns_at_once * most_rows];  // the last group is filled up
+                    type.tiles(rows, blocks, n, column, blocks, whole, path->rows);
+                    for (int i = 0; i < n; i++) memcpy(out + i * out_stride, whole + i * path->rows, used * sizeof(float));
+                }
         }
         return true;
     }

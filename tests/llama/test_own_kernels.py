@@ -1,0 +1,138 @@
+"""Our kernels inside llama.cpp: every type, every width, any number of threads, beside models without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama import llama
+from specllama.core.arrays import FloatArray
+from specllama.kernels import build
+from specllama.kernels.library import BUFFER_TYPE
+from specllama.llama import LlamaModel, tested_kernels
+from tests import tiny
+
+pytestmark = pytest.mark.skipif(bool(build.unsupported() or not build.compiler()), reason="no kernels on this machine")
+
+TOKENS = [5 + (7 * i) % 90 for i in range(48)]
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
+ROUNDING = 0.05  # see `_distance`: two ways to round activations to eight bits
+KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k_s", "q4_k_s", "q5_k_s", "q6_k", "iq4_xs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ready() -> None:
+    """Compiled and tested; the other tests of this process may have looked before."""
+    build.build()
+    assert tested_kernels.problem() == ""
+    if llama.own_kernels() is None:
+        pytest.skip("llama.cpp listed its buffer types before the kernels were built")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows fill superblocks."""
+    path = tmp_path_factory.mktemp("wide") / "f32.gguf"
+    return tiny.write_model(
+        path, vocabulary=tiny.ascii_level(), n_embd=256, n_ff=512, n_head=4, n_head_kv=2, n_ctx=2048
+    )
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def quantized(request: pytest.FixtureRequest, wide: Path) -> Path:
+    """The model in one quantization."""
+    path = wide.with_name(f"{request.param}.gguf")
+    llama.requantize(wide, path, request.param)
+    return path
+
+
+def _rows(model: LlamaModel, width: int, tokens: list[int]) -> FloatArray:
+    model.truncate(0)
+    parts = [np.array(model.eval(tokens[at : at + width])) for at in range(0, len(tokens), width)]
+    return np.concatenate(parts)
+
+
+def _distance(found: FloatArray, expected: FloatArray) -> float:
+    """The root mean square of the differences, in parts of the logits' own spread."""
+    return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+
+
+def test_logits_are_those_of_llama_cpp_for_every_type(quantized: Path) -> None:
+    """Prevents: a layout or scale that is read wrongly. llama.cpp rounds activations in its own way."""
+    with tiny.load(quantized, kernels=False) as model:
+        expected = _rows(model, 16, TOKENS)
+    with tiny.load(quantized, kernels=True) as model:
+        assert model.plan.kernels
+        found = _rows(model, 16, TOKENS)
+    print(_distance(found, expected))
+    assert _distance(found, expected) < ROUNDING
+    assert not np.array_equal(found, expected)  # it was not llama.cpp that computed both
+
+
+def test_a_row_is_the_same_at_every_width_and_thread_count(quantized: Path) -> None:
+    """Prevents: greedy text that depends on how many tokens were drafted."""
+    with tiny.load(quantized, kernels=True) as model:
+        one = _rows(model, 1, TOKENS)
+        for width in WIDTHS[1:]:
+            assert np.array_equal(_rows(model, width, TOKENS), one), width
+    with tiny.load(quantized, kernels=True, n_threads=2) as model:
+        for width in (1, 4, 33):
+            assert np.array_equal(_rows(model, width, TOKENS), one), width
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3"])
+def test_attention_is_the_same_at_every_width_in_a_long_context(tmp_path: Path, arch: str) -> None:
+    """Prevents: llama.cpp's own attention, which splits a single row by threads from 512 positions on."""
+    path, quantized = tmp_path / "f32.gguf", tmp_path / "q4_0.gguf"
+    window = {"sliding_window": 64} if arch == "gemma3" else {}
+    tiny.write_model(
+        path, arch=arch, vocabulary=tiny.ascii_level(), n_embd=64, n_head=4, n_head_kv=2, n_ctx=1024, **window
+    )
+    llama.requantize(path, quantized, "q4_0")
+    prompt = [5 + (11 * i) % 90 for i in range(600)]
+    found = []
+    for threads in (1, 2):
+        with tiny.load(quantized, kernels=True, n_ctx=1024, n_threads=threads) as model:
+            for width in (1, 4, 33):
+                model.truncate(0)
+                model.feed(prompt)
+                found.append(
+                    np.concatenate([np.array(model.eval(TOKENS[at : at + width])) for at in range(0, 33, width)])[:33]
+                )
+    assert all(np.array_equal(each, found[0]) for each in found)
+
+
+def test_models_with_and_without_our_kernels_live_side_by_side(quantized: Path) -> None:
+    """Prevents: a model that computes with packed weights as if they were not, or the other way round."""
+    with tiny.load(quantized, kernels=False) as plain:
+        alone = _rows(plain, 4, TOKENS)
+    with tiny.load(quantized, kernels=True) as ours, tiny.load(quantized, kernels=False) as plain:
+        assert _distance(_rows(plain, 4, TOKENS), alone) < ROUNDING
+        packed = _rows(ours, 4, TOKENS)
+        assert np.array_equal(_rows(ours, 1, TOKENS), packed)
+    with tiny.load(quantized, kernels=False) as plain:
+        assert np.array_equal(_rows(plain, 4, TOKENS), alone)
+
+
+def test_weights_are_in_our_buffer_and_in_no_other(quantized: Path) -> None:
+    """Prevents: kernels that are loaded and never used."""
+    heard: list[str] = []
+    llama.set_log(lambda _level, text: heard.append(text))
+    try:
+        with tiny.load(quantized, kernels=True):
+            pass
+    finally:
+        llama.set_log(None)
+    sizes = [line for line in "".join(heard).splitlines() if "buffer size" in line and BUFFER_TYPE in line]
+    assert sizes
+
+
+def test_a_broken_library_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a crash of every command because of a damaged file in the cache."""
+    broken = tmp_path / build.NAME
+    broken.write_bytes(b"\x7fELF, they say")
+    monkeypatch.setattr(build, "library", lambda: broken)
+    assert tested_kernels.problem() != ""
+    assert tested_kernels.usable() is None
