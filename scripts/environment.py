@@ -160,8 +160,8 @@ def prepare(env: Mapping[str, str], *, extras: tuple[str, ...]) -> None:
             if not venv.holds(goal):
                 venv.create(goal)
                 venv.install(goal, _wheel(plan, venv, env))
-    # Specllama's own kernels, unless they are there. Without them llama.cpp's are used.
-    subprocess.run([str(venv.python), "-m", "specllama.kernels"], cwd=ROOT, check=False)
+    with contextlib.suppress(OSError):  # without our own kernels llama.cpp's are used
+        subprocess.run([str(venv.python), "-m", "specllama.kernels"], cwd=ROOT, check=False)
 
 
 def prepare_wheel(env: Mapping[str, str]) -> Path:
