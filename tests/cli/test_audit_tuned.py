@@ -13,7 +13,7 @@ from specllama.cli.audit import command
 from specllama.cli.screen.output import open_output
 from specllama.drafters.length import DraftLength
 from specllama.llama import LoadOptions
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.llama.kernel_path import AS_IN_FILE, OWN, KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.profile import ProfileKey
@@ -48,7 +48,7 @@ def test_the_tuned_draft_is_audited_unless_one_is_named(
     assert setup.draft is not None
     assert setup.draft.path == (pair.draft if named else derived)
     assert setup.target_options.use_extra_bufts is False
-    assert KernelPath.of(setup.draft_options(64)) == (DEFAULT if named else AS_IN_FILE)
+    assert KernelPath.of(setup.draft_options(64)) == (OWN if named else AS_IN_FILE)
     assert setup.profile is not None
     assert f" as tuned 2026-01-02, with the draft {setup.draft.path.stem}\n" in capfd.readouterr().err
 

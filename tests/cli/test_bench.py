@@ -30,7 +30,7 @@ from specllama.cli.bench.options import BenchDrafting, BenchRuns, BenchSampling
 from specllama.cli.bench.view import main_table
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
-from specllama.llama.kernel_path import DEFAULT, KernelPath
+from specllama.llama.kernel_path import DEFAULT, OWN, KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile
 from specllama.pairs.setup import profile_for
@@ -94,9 +94,9 @@ def test_a_profiles_kernel_path_is_only_for_its_own_draft() -> None:
         assert found is not None
         return found.draft_path
 
-    assert (path_for(own, profile), path_for(other, profile), path_for(None, profile)) == (path, DEFAULT, path)
+    assert (path_for(own, profile), path_for(other, profile), path_for(None, profile)) == (path, OWN, path)
     of_derived = replace(profile, derived=Path("derived"))
-    assert (path_for(own, of_derived), path_for(derived, of_derived)) == (DEFAULT, path)
+    assert (path_for(own, of_derived), path_for(derived, of_derived)) == (OWN, path)
     assert profile_for(own, first, None) is None  # type: ignore[arg-type]
 
 

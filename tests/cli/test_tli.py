@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli.check.view import _folded, _n_table_lines
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
-from specllama.pairs.report import CheckRow, RowMark
 from tests import tiny
 from tests.cli.conftest import Pair, Run, Terminal, record_of
 
@@ -98,16 +96,3 @@ def test_a_mismatch_is_one_screen(terminal: Callable[..., Terminal], strangers: 
     assert lines[-1].startswith("It does not fit: tokenizer, token texts")
     assert sum(line.startswith("hint: ") for line in lines) == 1, "one hint, shown once"
     assert "draft-tli" in shown.text
-
-
-def test_folding_keeps_every_test_and_every_failure() -> None:
-    """Prevents: a test that is missing in a shortened report."""
-    marks = [RowMark.PASS, RowMark.WARN, RowMark.FAIL] * 5
-    rows = [CheckRow(f"test {i}", mark, "a", "b") for i, mark in enumerate(marks)]
-    assert _n_table_lines(rows, [], 80) == 16
-    assert _n_table_lines(rows, [RowMark.PASS], 80) == 1 + 10 + 1
-    assert _n_table_lines(rows, [RowMark.PASS, RowMark.WARN], 20) == 1 + 5 + 2 * 3
-    folded = _folded(rows, RowMark.WARN)
-    assert folded is not None
-    assert folded.plain == "WARN  test 1, test 4, test 7, test 10, test 13"
-    assert _folded([rows[0]], RowMark.WARN) is None
