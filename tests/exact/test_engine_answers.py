@@ -85,11 +85,11 @@ def test_a_row_that_is_never_reached_may_be_nonsense() -> None:
 
 
 def test_prompts_that_cannot_be_answered_are_refused_in_words() -> None:
-    """An error without the number of tokens and the option to change; an empty prompt that is accepted."""
+    """An error without the number of tokens and what to do; an empty prompt that is accepted."""
     engine = good_pair(n_ctx=10).rig().engine
     with pytest.raises(PromptError, match=r"11 tokens.*10") as caught:
         list(engine.generate((1,) * 11, GREEDY, Certain(), max_tokens=5))
-    assert "--ctx-size" in caught.value.hint
+    assert caught.value.hint
     with pytest.raises(PromptError):
         list(engine.generate((), GREEDY, Certain(), max_tokens=5))
 
@@ -101,6 +101,14 @@ def test_a_prompt_that_fills_the_context_is_answered_with_one_token() -> None:
     assert rig.answer(prompt, GREEDY, Certain(), 5) == (plain_greedy(rig.target.table, prompt, 1), "length")
     # A session whose context was full still answers a shorter prompt.
     assert rig.answer((1, 2), GREEDY, Certain(), 4)[0] == plain_greedy(rig.target.table, (1, 2), 4)
+
+
+def test_an_answer_without_a_limit_is_drafted_up_to_the_last_cell() -> None:
+    """-1 taken for a number of tokens, which leaves no room for a draft."""
+    rig = good_pair(n_ctx=20).rig()
+    tokens, reason = rig.answer(PROMPT, GREEDY, Certain(), -1)
+    assert (tokens, reason) == (plain_greedy(rig.target.table, PROMPT, 20 - len(PROMPT) + 1), "length")
+    assert max(len(step.drafted) for step in rig.steps) == 3
 
 
 def test_a_long_prompt_reports_its_progress() -> None:
@@ -183,7 +191,7 @@ def test_draft_length_flags_arrive() -> None:
     assert n_steps[0] == 40 > n_steps[1] > n_steps[8]
 
 
-@pytest.mark.parametrize("drafted", [(0, 2), (0, 2, 0), (0, 2, 2, 0)])
+@pytest.mark.parametrize("drafted", [(0, 2), (0, 2, 0), (0, 2, 2, 0), (2,), (2, 0)])
 @pytest.mark.parametrize("rule", list(Rule))
 def test_no_row_and_no_law_is_computed_behind_an_accepted_end_token(
     rule: Rule, drafted: History, monkeypatch: pytest.MonkeyPatch
@@ -197,15 +205,34 @@ def test_no_row_and_no_law_is_computed_behind_an_accepted_end_token(
         return law(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sampling, "law", counted)
-    says = table_of(lambda history: (0.0, 0.0, 1.0) if len(history) > len(PROMPT) else (1.0, 0.0, 0.0))
+    said = drafted[: drafted.index(2)]
+    says = table_of(lambda history: (0.0, 0.0, 1.0) if len(history) == len(PROMPT) + len(said) else (1.0, 0.0, 0.0))
     target = FakeModel(says, 3, end_tokens=frozenset({2}))
     rig = Rig(target, None, ScriptedDrafter(points(lambda tokens: drafted)), rule=rule)
-    assert rig.answer(PROMPT, GREEDY, Certain(), 10) == ((0,), "stop")
-    assert [call.tokens for call in target.calls if call.name == "eval"] == [(PROMPT[-1], 0, 2)]
-    assert n_laws == 2
-    assert [(step.drafted, step.accepted) for step in rig.steps] == [((0, 2), 2)]
-    assert target.tokens == PROMPT
-    assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"]
+    assert rig.answer(PROMPT, GREEDY, Certain(), 10) == (said, "stop")
+    assert [call.tokens for call in target.calls if call.name == "eval"] == [(PROMPT[-1], *said, 2)]
+    assert n_laws == len(said) + 1
+    assert [(step.drafted, step.accepted) for step in rig.steps] == [((*said, 2), len(said) + 1)]
+    assert target.tokens == (*PROMPT, *said)[:-1]
+    assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"] * len(said)
+
+
+def test_what_lies_behind_a_stop_string_is_not_counted() -> None:
+    """Drafted tokens that were never judged, counted as rejected or accepted."""
+    says = table_of(lambda history: ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))[len(history) % 2 == 0])
+    assert len(PROMPT) % 2 == 1
+    for behind in ((), (2,), (0,), (0, 1)):
+        rig = Rig(FakeModel(says, 3), None, ScriptedDrafter(points(lambda tokens, behind=behind: (0, 1, *behind))))
+        assert rig.answer(PROMPT, GREEDY, Certain(), 10, stops=[(0, 1)]) == ((0, 1), "stop")
+        assert [(step.drafted, step.accepted) for step in rig.steps] == [((0, 1), 2)]
+        assert rig.finished.stats.n_rejected == 0
+
+
+def test_a_drafter_is_not_asked_for_the_last_token() -> None:
+    """A draft pass for tokens that the answer has no room for."""
+    drafter = ScriptedDrafter(points(lambda tokens: ()))
+    Rig(FakeModel(RandomTable(2, 33), 2), None, drafter).answer(PROMPT, PLAIN, RandomChooser(0), 3)
+    assert drafter.limits == [2, 1]
 
 
 def test_events_come_in_the_order_of_the_answer() -> None:

@@ -113,6 +113,16 @@ def test_a_row_of_some_tokens_has_the_law_of_the_row_that_masks_the_others(
     assert max(abs(found[token] - expected[token]) for token in expected) < 1e-12
 
 
+@pytest.mark.parametrize("token", [0, 2, 4, 5, 7, 9, 10])
+def test_a_row_of_some_tokens_changes_the_cell_of_the_token_and_no_other(token: int) -> None:
+    """Prevents: the first or last known token that bias and penalties miss, or an unknown one that they hit."""
+    ids = np.array([2, 5, 9])
+    expected = {each: math.exp(0.5 * (each == token)) for each in ids.tolist()}
+    for params, history in ((params_of(logit_bias={token: 0.5}), ()), (params_of(presence_penalty=-0.5), (token,))):
+        found = as_dict(law(np.zeros(3), history, params, ids))
+        assert found == pytest.approx({each: weight / sum(expected.values()) for each, weight in expected.items()})
+
+
 @pytest.mark.parametrize("n_vocab", [256, 5001, QWEN_VOCAB])
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
 def test_top_p_that_lands_exactly_on_a_tie_keeps_what_the_definitions_keep(n_vocab: int, top_p: float) -> None:
@@ -209,9 +219,25 @@ def test_penalties_count_within_the_window_only() -> None:
     ratio = as_dict(law(row, (0, 1, 1), params_of(frequency_penalty=0.5, repeat_last_n=2)))
     assert ratio[0] == pytest.approx(ratio[2])
     assert ratio[1] / ratio[2] == pytest.approx(math.exp(-1.0))
+    for n_last in (3, 4, 5, 9):  # also a window that reaches before the text
+        ratio = as_dict(law(row, (0, 1, 1), params_of(frequency_penalty=0.5, repeat_last_n=n_last)))
+        assert ratio[0] / ratio[2] == pytest.approx(math.exp(-0.5))
+        assert ratio[1] / ratio[2] == pytest.approx(math.exp(-1.0))
     ratio = as_dict(law(row, (0, 1, 1), params_of(presence_penalty=0.5, repeat_last_n=-1)))
     assert ratio[0] == pytest.approx(ratio[1])
     assert ratio[0] / ratio[2] == pytest.approx(math.exp(-0.5))
+
+
+@pytest.mark.parametrize("name", ["repeat_penalty", "presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("value", [0.5, 1.0, 2.0])
+def test_each_penalty_alone_is_one(name: str, value: float) -> None:
+    """A penalty that works only beside another one, or at any value but one."""
+    params = params_of(**{name: value})
+    assert params.penalised == (name != "repeat_penalty" or value != 1.0)
+    assert not replace(params, repeat_last_n=0).penalised
+    ratio = as_dict(law(np.ones(2), (0,), params))
+    logit = 1.0 / value if name == "repeat_penalty" else 1.0 - value
+    assert ratio[0] / ratio[1] == pytest.approx(math.exp(logit - 1.0))
 
 
 def test_a_repeat_penalty_makes_negative_logits_smaller_too() -> None:
