@@ -22,6 +22,7 @@ from specllama.cli.screen.tables import draw_table
 from specllama.derive.search import keep_tuned
 from specllama.drafters import TRANSLATED
 from specllama.drafters.length import DraftLength
+from specllama.llama import tested_kernels
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup as pair_setup
@@ -72,6 +73,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     output = open_output(
         color=options.color, format="json" if options.json else "human", quiet=options.quiet, verbose=options.verbose
     )
+    _compile_kernels(output, hardware)
     # Measure what `auto` loads without a profile.
     listener, drafting = Said(output), Drafting(spec_type=options.spec_type)
     ask = Ask(names=names_of(models), drafting=drafting, hardware=hardware_of(hardware))
@@ -168,6 +170,17 @@ def _require_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecllamaError(f"the profile cannot be written to {folder}: {error.strerror}", hint=WRITABLE) from None
+
+
+def _compile_kernels(output: Output, hardware: HardwareOptions) -> None:
+    """Compile our kernels if they are missing; without them llama.cpp's are measured alone."""
+    if hardware.kernels == "off" or tested_kernels.problem() != tested_kernels.NOT_BUILT:
+        return
+    output.note("compiling specllama's kernels; this takes about a minute, once")
+    try:
+        tested_kernels.renew()
+    except SpecllamaError as error:
+        output.warn(str(error), error.hint)
 
 
 def _fitting(setup: Setup, listener: Listener) -> Setup:

@@ -93,11 +93,11 @@ def build() -> Path:
     return made
 
 
-def build_program(folder: Path, *flags: str) -> Path:
-    """The self-test as a program of its own in `folder`, with additional flags, such as those of a sanitizer."""
+def build_program(folder: Path, isa: str, *flags: str) -> Path:
+    """The self-test of one instruction set as a program in `folder`, with additional flags, such as a sanitizer's."""
     include = f"-I{headers()}"
-    objects = [folder / f"{name}.o" for name in (*PATHS, "self_test")]
-    sources = [*(("path.cpp", path) for path in PATHS.values()), ("self_test.cpp", ("-DSPECK_MAIN",))]
+    objects = [folder / f"{name}.o" for name in (isa, "self_test")]
+    sources = [("path.cpp", PATHS[isa]), ("self_test.cpp", ("-DSPECK_MAIN",))]
     _run_all(
         [
             [compiler(), *FLAGS, *flags, *own, include, "-c", str(SOURCES / source), "-o", str(made)]

@@ -34,6 +34,6 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused(library: Path) -> None
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """Prevents: a read or write outside of an array, an unaligned or overflowing operation."""
     flags = ("-O1", "-g1", "-DSPECK_TWO_WIDTHS", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    program = build.build_program(tmp_path, *flags)
+    program = build.build_program(tmp_path, "avx2", *flags)
     done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False, env={**os.environ})
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr[-2000:]

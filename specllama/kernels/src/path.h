@@ -52,8 +52,9 @@ struct Path {
 // The best instruction set of this CPU, or the one that is named; null if the CPU lacks it.
 const Path* path_of_this_cpu(const char* name);
 
-const Path& avx2_path();
-const Path& avxvnni_path();
-const Path& avx512vnni_path();
+// Weak: a program may be linked with some of them only.
+__attribute__((weak)) const Path& avx2_path();
+__attribute__((weak)) const Path& avxvnni_path();
+__attribute__((weak)) const Path& avx512vnni_path();
 
 }  // namespace speck

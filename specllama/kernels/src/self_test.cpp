@@ -23,7 +23,7 @@ const Path* path_of_this_cpu(const char* name) {
                {avx2 && __builtin_cpu_supports("avxvnni"), avxvnni_path},
                {avx2, avx2_path}};
     for (const auto& each : all)
-        if (each.runs && (!name || !*name || !strcmp(name, each.get().name))) return &each.get();
+        if (each.runs && each.get && (!name || !*name || !strcmp(name, each.get().name))) return &each.get();
     return nullptr;
 }
 
