@@ -23,6 +23,9 @@ REST = "Options"  # the section of options without a panel
 # another. `Option.typed` in grouping.py fills it.
 SILENT: set[tuple[str, str]] = set()
 
+# Names such as -md of any command; where -m takes a value and -md is unknown, the parser would read -m d.
+LONG_SHORT: set[str] = set()
+
 
 def _declared(params: Iterable[Any]) -> dict[str, TyperOption]:
     """The option names of a command."""
@@ -61,6 +64,8 @@ def refuse_misread(args: Sequence[str], options: dict[str, TyperOption]) -> None
             continue
         if arg.startswith("--") or not arg.startswith("-"):
             continue
+        if name in LONG_SHORT:
+            raise UsageError(f"no such option: {name}")
         longer = [known for known in options if known[1] != "-" and len(known) > 2 and arg.startswith(known)]
         if longer:
             known = max(longer, key=len)

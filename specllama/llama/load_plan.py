@@ -10,12 +10,13 @@ from typing import Literal
 import psutil
 
 from specllama.base.errors import UsageError
+from specllama.files.gguf_header import TYPES
 from specllama.kernels.library import BUFFER_TYPE
 from specllama.llama.header import Header
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
 
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs memory for its runtime and for the screen
-_QUANTIZED_KV = frozenset(KV_TYPE_BYTES) - {"f32", "f16", "bf16"}
+_KV_BLOCKS = {each.name: each.n_values for each in TYPES.values() if each.name in KV_TYPE_BYTES}  # 1 = not quantized
 # The most that the CPU's extra buffer types can hold; the CPU and the shape of each tensor decide.
 _REPACKED_ANYWHERE = {"q1_0", "q2_k", "q4_0", "q4_k", "iq4_nl", "mxfp4"}
 _REPACKED_ON_ARM = {"q5_k", "q6_k", "q8_0"}
@@ -84,7 +85,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
 
     Raises UsageError for invalid options and MemoryShort if the model does not fit.
     """
-    _check(options)
+    check_options(header, options)
     kv = {"type_k": options.type_k, "type_v": options.type_v}
     room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
     n_ctx = options.n_ctx
@@ -134,7 +135,8 @@ def thread_choices() -> tuple[int, ...]:
     return tuple(dict.fromkeys((cores, max(cores // 2, 1), max(logical, 1))))
 
 
-def _check(options: LoadOptions) -> None:
+def check_options(header: Header, options: LoadOptions) -> None:
+    """Raise UsageError for options that contradict each other or the model."""
     if options.n_ctx == 1:
         raise UsageError("the context is 1 token, expected at least 2")
     for name, lowest in (("n_ctx", 0), ("n_batch", 2), ("n_ubatch", 1), ("max_block", 1)):
@@ -150,10 +152,13 @@ def _check(options: LoadOptions) -> None:
     layers = options.n_gpu_layers
     if layers not in ("auto", "all") and not (isinstance(layers, int) and layers >= 0):
         raise UsageError(f"n_gpu_layers is {layers!r}, expected a number, auto or all")
-    if options.type_v in _QUANTIZED_KV and options.flash_attn == "off":
+    if _KV_BLOCKS.get(options.type_v, 1) > 1 and options.flash_attn == "off":
         raise UsageError(
             f"a V cache of type {options.type_v} needs flash attention", hint="leave out --flash-attn off, or use f16"
         )
+    for kind, length in ((options.type_k, header.key_length), (options.type_v, header.value_length)):
+        if length % (n := _KV_BLOCKS.get(kind, 1)):  # without flash attention llama.cpp aborts
+            raise UsageError(f"a KV cache of type {kind} has blocks of {n}, the heads of {header.path.name} {length}")
 
 
 def _may_offload(options: LoadOptions, gpu: GpuMemory) -> bool:

@@ -28,7 +28,7 @@ from specllama.llama.bindings import abort_callback, attach_kernels, bindings, d
 from specllama.llama.crash_test import Use
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
 from specllama.llama.kernel_path import KernelPath, Matrix
-from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, physical_cores, plan_load
+from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, check_options, physical_cores, plan_load
 from specllama.llama.log import LogSink
 from specllama.llama.memory import MemoryNeed, memory_free, need_for
 from specllama.llama.open import (
@@ -70,8 +70,9 @@ def _opened(model: Path | Header, *, needs_weights: bool = True) -> Header:
 
 
 def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNeed:
-    """The memory of the model with these options; a context of 0 is the model's own."""
+    """The memory of the model with these options; a context of 0 is the model's own. Raises UsageError."""
     wish = options or LoadOptions()
+    check_options(model, wish)
     return need_for(
         model,
         n_ctx=wish.n_ctx or model.n_ctx_train,

@@ -123,6 +123,7 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["run", "--stop", "-n", "8", "hi"], "--stop has no value: the next word is the option -n", "--stop=-n"),
         (["bench", "-m", "x", "-md", ""], "--model-draft is empty", "shell variable"),
         (["models", "pull", ""], "is empty", "shell variable"),
+        (["draft", "make", "-m", "x", "-md", "y"], "no such option: -md", ""),
         (["audit", "-m", "--json"], "-m has no value: the next word is the option --json", "--model=--json"),
         (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),

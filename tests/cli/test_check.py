@@ -171,6 +171,9 @@ def test_memory_that_is_short_fails_with_the_numbers(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["-m", "{target}", "-md", "{draft}", "-ctk", "q8_0", "-fa", "off"], "has blocks of 32"),
+        (["-m", "{target}", "-md", "{draft}", "-ctkd", "q8_0"], "has blocks of 32"),
+        (["-m", "{target}", "-md", "{draft}", "-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
         ([""], "PAIR is empty"),  # `check "$PAIR"` with PAIR unset
         (["-m", "x.gguf"], "no draft"),
         (["-md", "x.gguf"], "no target"),
@@ -181,9 +184,9 @@ def test_memory_that_is_short_fails_with_the_numbers(
         (["-hf", "no spec", "-hfd", "a/b"], "is not a repository"),
     ],
 )
-def test_wrong_use_is_2(specllama: Run, args: list[str], words: str) -> None:
-    """Prevents: a typo that a script reads as 'does not fit'."""
-    result = specllama("check", *args)
+def test_wrong_use_is_2(specllama: Run, pair: Pair, args: list[str], words: str) -> None:
+    """Prevents: a typo that a script reads as 'does not fit'; 'it fits' for options that cannot be loaded."""
+    result = specllama("check", *(word.format(target=pair.target, draft=pair.draft) for word in args))
     assert (result.code, result.out) == (2, "")
     assert words in result.err
 

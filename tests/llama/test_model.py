@@ -467,10 +467,11 @@ def test_extra_buffer_types_and_mapping_are_passed_on(
     assert seen == [(wanted, wanted)]
 
 
-def test_a_kv_type_that_does_not_fit_the_heads_is_explained(path: Path) -> None:
-    """Prevents: an error without llama.cpp's reason."""
-    with pytest.raises(BackendError, match="block size"):
-        tiny.load(path, type_k="q8_0")
+@pytest.mark.parametrize("wish", [{"type_k": "q8_0"}, {"type_v": "q8_0"}, {"type_k": "q8_0", "flash_attn": "off"}])
+def test_a_kv_type_that_does_not_fit_the_heads_is_refused(path: Path, wish: dict[str, str]) -> None:
+    """Prevents: a failed assertion of llama.cpp without flash attention, its own words with it."""
+    with pytest.raises(UsageError, match="blocks of 32"):
+        tiny.load(path, **wish)
 
 
 @pytest.mark.parametrize("flash_attn", ["on", "off", "auto"])

@@ -13,7 +13,7 @@ import typer
 
 from specllama.base.errors import UsageError
 from specllama.base.ranges import Check, several
-from specllama.cli.command import SILENT
+from specllama.cli.command import LONG_SHORT, SILENT
 
 # Options that exclude each other, and why.
 EXCLUSIVE = (
@@ -51,6 +51,10 @@ class Option:
     help: str
     check: Check | None = None
     also: str = ""
+
+    def __post_init__(self) -> None:
+        words = f"{self.names} {self.also}".split()
+        LONG_SHORT.update(word for word in words if word[0] == "-" and word[1] != "-" and len(word) > 2)
 
     def many(self, help: str, check: Check | None = None) -> Option:
         """The same option with several values separated by commas; its value is a tuple."""

@@ -113,7 +113,7 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
         wish = _wish(hardware, choice.n_ctx)
         # The draft's context follows the target's.
-        draft_wish = LoadOptions(type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
+        draft_wish = replace(wish, type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
         find_draft = partial(candidate, wanted[1], draft_wish)
         report = check_pair(candidate(wanted[0], wish), find_draft, strategy=choice.model_strategy)
     found = None
@@ -130,7 +130,12 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
 
 def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
-    return LoadOptions(n_ctx=n_ctx, type_k=hardware.cache_type_k, type_v=hardware.cache_type_v)
+    return LoadOptions(
+        n_ctx=n_ctx,
+        type_k=hardware.cache_type_k,
+        type_v=hardware.cache_type_v,
+        flash_attn=hardware.flash_attn,
+    )
 
 
 def _choice(models: PairOptions, hardware: HardwareOptions, spec_type: str, output: Output) -> Choice:
