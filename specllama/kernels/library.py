@@ -11,6 +11,10 @@ from specllama.base.errors import BackendError
 
 BUFFER_TYPE = "SPECLLAMA"  # the name of the buffer type of packed weights
 
+# The types of weights that are packed, as in src/path.cpp.
+PACKED = frozenset({"f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+                   "iq4_nl", "iq4_xs"})  # fmt: skip
+
 # The functions of ggml that the kernels call, in the order of `Host` in src/ggml_private.h.
 HOST_FUNCTIONS = (
     "_Z39ggml_backend_cpu_get_extra_buffer_typesv", "ggml_barrier", "ggml_threadpool_chunk_set",

@@ -11,7 +11,7 @@ import psutil
 
 from specllama.base.errors import UsageError
 from specllama.files.gguf_header import TYPES
-from specllama.kernels.library import BUFFER_TYPE
+from specllama.kernels.library import BUFFER_TYPE, PACKED
 from specllama.llama.header import Header
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
 
@@ -188,7 +188,9 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
 def _rearranged_bytes(header: Header, options: LoadOptions, extra: tuple[str, ...]) -> int:
     taken = {kind.lower() for kind, _ in options.placed}
     for name in extra if options.use_extra_bufts else ():
-        if name == "AMX":
+        if name == BUFFER_TYPE:
+            taken |= PACKED
+        elif name == "AMX":
             taken |= _AMX
         elif name == "CPU_REPACK":
             taken |= _REPACKED_ANYWHERE

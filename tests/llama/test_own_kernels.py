@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,36 @@ def test_models_with_and_without_our_kernels_live_side_by_side(quantized: Path) 
         assert np.array_equal(_rows(ours, 1, TOKENS), packed)
     with tiny.load(quantized, kernels=False) as plain:
         assert np.array_equal(_rows(plain, 4, TOKENS), alone)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_floating_point_weights_are_taken(tmp_path: Path, kind: str) -> None:
+    """Prevents: a type that is packed and not computed, or computed from the wrong bits."""
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_gate", "ffn_down", "output")
+    path = tiny.write_model(tmp_path / "float.gguf", vocabulary=tiny.ascii_level(), kinds=dict.fromkeys(matrices, kind))
+    with tiny.load(path, kernels=False) as model:
+        expected = _rows(model, 16, TOKENS)
+    with tiny.load(path, kernels=True) as model:
+        found = _rows(model, 16, TOKENS)
+        assert np.array_equal(_rows(model, 1, TOKENS), found)
+    assert 0 < _distance(found, expected) < ROUNDING
+
+
+def test_two_contexts_compute_in_two_threads(quantized: Path) -> None:
+    """Prevents: a buffer of activations, or a counter of chunks, that two models share."""
+    with tiny.load(quantized, kernels=True) as first, tiny.load(quantized, kernels=True, n_threads=2) as second:
+        expected = _rows(first, 4, TOKENS)
+        wrong = []
+
+        def compare(model: LlamaModel) -> None:
+            wrong.extend(n for n in range(10) if not np.array_equal(_rows(model, 1 + n % 5, TOKENS), expected))
+
+        threads = [threading.Thread(target=compare, args=(model,)) for model in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
 
 
 def test_weights_are_in_our_buffer_and_in_no_other(quantized: Path) -> None:

@@ -325,7 +325,8 @@ SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char* 
         for (int i = 0; i < chosen->n_types; i++)
             if (const char* name = host.type_name((ggml_type)t); name && !strcmp(name, chosen->types[i].name)) {
                 const Type& type = chosen->types[i];
-                if (host.type_size((ggml_type)t) == type.file_bytes && host.block_size((ggml_type)t) == type.block)
+                const int64_t size = host.block_size((ggml_type)t);  // 1 for floating-point types
+                if (type.block % size == 0 && host.type_size((ggml_type)t) * (type.block / size) == type.file_bytes)
                     type_of[t] = &type;
             }
     path = chosen;

@@ -56,9 +56,11 @@ inline void quantize(const float* x, Column256& y) {
     for (int g = 0; g < 8; g++) y.sum32[g] = (int16_t)(y.sum16[2 * g] + y.sum16[2 * g + 1]);
 }
 
+inline void quantize(const float* x, ColumnFloat& y) { memcpy(y.q, x, sizeof y.q); }
+
 // Blocks [first, last) of a column.
 template <class Column> void quantize_blocks(const float* x, int first, int last, void* out) {
-    constexpr int n = sizeof(Column::q);
+    constexpr int n = sizeof(Column::q) / sizeof(Column::q[0]);
     for (int b = first; b < last; b++) quantize(x + (size_t)n * b, ((Column*)out)[b]);
 }
 

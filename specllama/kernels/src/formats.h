@@ -8,6 +8,8 @@ namespace speck {
 
 using half = uint16_t;
 
+struct BlockF16 { half w[32]; };
+struct BlockBF16 { uint16_t w[32]; };  // the upper halves of binary32
 struct BlockQ4_0 { half d; uint8_t qs[16]; };
 struct BlockQ4_1 { half d, m; uint8_t qs[16]; };
 struct BlockQ5_0 { half d; uint8_t qh[4]; uint8_t qs[16]; };
@@ -23,6 +25,9 @@ struct BlockIQ4_XS { half d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[
 
 // The 16 values of the types IQ4_NL and IQ4_XS.
 constexpr int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// 32 activations as they are, for floating-point weights.
+struct ColumnFloat { float q[32]; };
 
 // 32 activations: d * q[i]. Used for the types with blocks of 32 weights.
 struct Column32 {

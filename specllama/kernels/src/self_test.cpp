@@ -106,6 +106,14 @@ const int8_t* integers(const Type& type, const void* column, int b, double& d) {
     return y.q;
 }
 
+double floating_value(const Type& type, uint16_t w) {
+    if (!strcmp(type.name, "f16")) return half_value(w);
+    const uint32_t bits = (uint32_t)w << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 bool same(float a, float b) { return !memcmp(&a, &b, sizeof a) || (std::isnan(a) && std::isnan(b)); }
 
 // An empty string if all is right. `kind`: 0 ordinary, 1 scales of zero and the smallest, 2 huge inputs, 3 a NaN.
@@ -169,9 +177,41 @@ std::string try_type(const Path& path, const Type& type, const Reading& reading,
     return "";
 }
 
+std::string try_floating(const Path& path, const Type& type, Random& random, int blocks, int columns, bool with_nan) {
+    const int rows = path.rows, k = blocks * type.block;
+    std::vector<uint16_t> weights((size_t)rows * k);
+    for (auto& w : weights) w = (uint16_t)((random.next() & 0x8000) | (0x2c00 + random.next() % 0x1000));
+    std::vector<float> x((size_t)k * columns), out((size_t)rows * columns), alone(rows);
+    for (float& v : x) v = random.number();
+    if (with_nan) x[k / 2] = NAN;
+    std::vector<uint8_t> y(type.column_bytes * blocks * columns), packed(type.packed_bytes * blocks);
+    for (int c = 0; c < columns; c++) type.quantize(&x[(size_t)c * k], 0, blocks, &y[c * type.column_bytes * blocks]);
+    type.pack(weights.data(), type.file_bytes * blocks, blocks, packed.data());
+    type.tiles(packed.data(), blocks, columns, y.data(), blocks, out.data(), rows);
+    for (int c = 0; c < columns; c++) {
+        type.tiles(packed.data(), blocks, 1, &y[c * type.column_bytes * blocks], blocks, alone.data(), rows);
+        for (int r = 0; r < rows; r++) {
+            double sum = 0, size = 0;
+            for (int i = 0; i < k; i++) {
+                const double part = floating_value(type, weights[(size_t)r * k + i]) * x[(size_t)c * k + i];
+                sum += part;
+                size += std::fabs(part);
+            }
+            if (!same(alone[r], out[(size_t)c * rows + r]) || std::isnan(sum) != std::isnan(alone[r]) ||
+                std::fabs(sum - alone[r]) > 1e-6 * size)
+                return std::string(path.name) + " " + type.name + ": a wrong product";
+        }
+    }
+    return "";
+}
+
 std::string try_types(const Path& path) {
     Random random;
-    for (int i = 0; i < path.n_types; i++)
+    for (int i = 0; i < 2; i++)
+        for (int columns : {1, 2, 3, 5, 8, 17})
+            for (bool with_nan : {false, true})
+                if (auto wrong = try_floating(path, path.types[i], random, 3, columns, with_nan); !wrong.empty()) return wrong;
+    for (int i = 2; i < path.n_types; i++)
         for (const Reading& reading : readings)
             if (!strcmp(reading.name, path.types[i].name))
                 for (int kind = 0; kind < 4; kind++)

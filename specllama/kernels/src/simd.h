@@ -68,6 +68,10 @@ struct Simd {
     SPECK_INLINE Float zero_float() { return _mm512_setzero_ps(); }
     SPECK_INLINE Float all(float v) { return _mm512_set1_ps(v); }
     SPECK_INLINE Float halfs(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+    SPECK_INLINE Float upper_halfs(const uint16_t* p) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+    }
+    SPECK_INLINE Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
     SPECK_INLINE Float unsigned_bytes(const uint8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
     }
@@ -148,6 +152,10 @@ struct Simd {
     SPECK_INLINE Float zero_float() { return _mm256_setzero_ps(); }
     SPECK_INLINE Float all(float v) { return _mm256_set1_ps(v); }
     SPECK_INLINE Float halfs(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+    SPECK_INLINE Float upper_halfs(const uint16_t* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+    }
+    SPECK_INLINE Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
     SPECK_INLINE Float unsigned_bytes(const uint8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
     }

@@ -5,6 +5,7 @@
 // one float operation a group in the order of k, then one a superblock. A number of the output therefore depends on
 // its own row and column only.
 #pragma once
+#include <type_traits>
 #include <utility>
 
 #include "simd.h"
@@ -309,6 +310,29 @@ struct IQ4_NL : Small {
     }
 };
 
+// ---- floating-point weights, 32 at once
+
+template <class File_, Float (*widen)(const uint16_t*)> struct Floating {
+    using File = File_;
+    using Column = ColumnFloat;
+    static constexpr int block = 32;
+    struct Packed { uint16_t w[32][L]; };
+    SPECK_INLINE Float get(const Packed& p, int k) { return widen(p.w[k]); }
+};
+using F16 = Floating<BlockF16, Simd::halfs>;
+using BF16 = Floating<BlockBF16, Simd::upper_halfs>;
+
+template <class T, int N> SPECK_INLINE void floating_block(const typename T::Packed& x, const ColumnFloat* y, size_t stride,
+                                                           Float (&acc)[N]) {
+    Float part[N];
+    for (int c = 0; c < N; c++) part[c] = Simd::zero_float();
+    each<32>([&](auto k) __attribute__((always_inline)) {
+        const Float w = T::get(x, k);
+        for (int c = 0; c < N; c++) part[c] = Simd::fma(w, Simd::all(y[c * stride].q[k]), part[c]);
+    });
+    for (int c = 0; c < N; c++) acc[c] = Simd::add(acc[c], part[c]);
+}
+
 // ---- one tile: L rows, N columns
 
 template <class T, int N> SPECK_INLINE void superblock(const typename T::Packed& x, const Column256* y, size_t stride,
@@ -375,7 +399,8 @@ void tile(const typename T::Packed* x, int blocks, const typename T::Column* y, 
     for (int b = 0; b < blocks; b++) {
         // Reading ahead of the hardware's prefetcher, which stops at each page.
         for (size_t at = 0; at < sizeof *x; at += 64) _mm_prefetch((const char*)(x + b) + at + 4096, _MM_HINT_T0);
-        if constexpr (T::block == 256) superblock<T, N>(x[b], y + b, stride, acc);
+        if constexpr (std::is_same_v<typename T::Column, ColumnFloat>) floating_block<T, N>(x[b], y + b, stride, acc);
+        else if constexpr (T::block == 256) superblock<T, N>(x[b], y + b, stride, acc);
         else small_block<T, N>(x[b], y + b, stride, acc);
     }
     for (int c = 0; c < N; c++) Simd::store(out + c * out_stride, acc[c]);
@@ -420,12 +445,16 @@ template <class T> void pack(const void* file_rows, size_t row_bytes, int blocks
         for (int r = 0; r < L; r++) {
             typename T::File block;  // a file may have any alignment
             memcpy(&block, (const char*)file_rows + r * row_bytes + b * sizeof block, sizeof block);
-            Unpacked u;
-            unpack(block, u);
-            T::put(packed[b], r, u);
-            packed[b].d[r] = u.d;
-            if constexpr (T::block == 256)
-                for (int g = 0; g < T::groups; g++) packed[b].scale[g][r] = u.scale[g];
+            if constexpr (std::is_same_v<typename T::Column, ColumnFloat>) {
+                for (int k = 0; k < 32; k++) packed[b].w[k][r] = block.w[k];
+            } else {
+                Unpacked u;
+                unpack(block, u);
+                T::put(packed[b], r, u);
+                packed[b].d[r] = u.d;
+                if constexpr (T::block == 256)
+                    for (int g = 0; g < T::groups; g++) packed[b].scale[g][r] = u.scale[g];
+            }
         }
 }
 
