@@ -192,7 +192,8 @@ def use_all(folder: Path, seed: int, numbers: range, use: Callable[[Path], str],
             rng = random.Random(seed << 32 | number)
             which = rng.randrange(len(bodies))
             body = bodies[which]
-            path.with_name("partner.gguf").write_bytes(body)
+            if use is commands:
+                path.with_name("partner.gguf").write_bytes(body)
             path.write_bytes(other_values(body, rng) if rng.random() < 0.3 else damage(body, rng, n_headers[which]))
             signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S)
             print(use(path), file=lines)
