@@ -140,6 +140,36 @@ def test_without_a_planner_sure_lookups_come_first_and_the_model_behind_them() -
     assert [decision.depth for decision in drafter.report().decisions] == list(range(6))
 
 
+def test_without_a_planner_the_policy_decides_about_looked_up_tokens_too() -> None:
+    """A longest draft, or a confidence to stop at, that only the model obeys."""
+
+    class Two:
+        def go_on(self, depth: int, confidence: float) -> bool:
+            return depth < 2
+
+        def observe(self, seen: Observation) -> None: ...
+
+    tokens = tuple(range(6)) * 5
+    model = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), n_max=8, policy=Two(), n_at_once=99)
+    drafter = ChainDrafter(model, LookupDrafter(n_max=8))
+    drafter.begin(tokens)
+    assert drafter.propose(tokens, 8, SAMPLED, RandomChooser(0)).tokens == (0, 1)
+    assert [(each.depth, each.go_on) for each in drafter.report().decisions][:3] == [(0, True), (1, True), (2, False)]
+
+
+def test_another_text_is_drafted_as_by_a_new_drafter() -> None:
+    """Lookups in the text before, which is no part of this conversation."""
+    texts = (TOKENS, (7, 8, 1, 2, 3), (7, 8, 1, 2, 3, 9, 7, 8))
+    plans = [DraftPlan(n_given=3, n_drawn=1)] * len(texts)
+    used = chain_of(Scripted(*plans))
+    for text in texts:
+        fresh = chain_of(Scripted(plans[0]))
+        for drafter in (used, fresh):
+            drafter.begin(text)
+        drafts = [drafter.propose(text, 4, SAMPLED, RandomChooser(0)) for drafter in (used, fresh)]
+        assert drafts[0] == drafts[1]
+
+
 def test_a_probe_reads_a_few_tokens_and_leaves_no_trace_where_the_model_lags_far_behind() -> None:
     """Probed tokens that stay at wrong places in the KV: every later draft would be wrong."""
     prompt = tuple(i % N_VOCAB for i in range(60))

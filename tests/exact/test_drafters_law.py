@@ -230,6 +230,10 @@ def test_a_bias_that_forbids_all_of_the_drafts_tokens_ends_the_drafting_and_not_
     assert notices.count(FORBIDDEN) == 1
     assert rig.draft is not None
     assert rig.draft.length <= len(PROMPT)
+    for again, allowed in ((PLAIN, True), (params, False)):
+        rig.answer(PROMPT, again, RandomChooser(3), 6)
+        assert any(step.drafted for step in rig.steps) == allowed, "the next answer has a bias of its own"
+        assert [event.text for event in rig.events if isinstance(event, Notice)] == [FORBIDDEN] * (not allowed)
     plain, found = (
         law_of(lambda choose, name=name: forbidden_rig(name)[0].answer(PROMPT, params, choose, 3))
         for name in (None, strategy)

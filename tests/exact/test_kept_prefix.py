@@ -31,10 +31,10 @@ def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
             record.feed(some)
         elif action == 2:  # another user, who does not
             model.truncate(chance.randrange(model.length + 1))
-        elif action == 3:  # an interrupted prefill, as a reset or with half of it read
+        elif action == 3:  # an interrupted prefill, with half of it read, or an interrupted pass
             model.hook = lambda n_call, name: (_ for _ in ()).throw(Interrupted("stopped"))
             with pytest.raises(Interrupted):
-                record.feed([*some, 0])
+                chance.choice((record.feed, record.eval))([*some, 0])
             model.hook = lambda n_call, name: None
         elif action == 4:
             record.eval([*some, 0])
