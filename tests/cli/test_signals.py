@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # `specllama ARGS`, with a signal at the n-th import, after a time, or in Python's own end.
 PROGRAM = """
-import atexit, importlib.abc, os, signal, sys, threading
+import atexit, importlib.abc, os, signal, sys, threading, time
 import specllama.__main__ as program
 
 number, moment, value = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
@@ -42,9 +42,14 @@ elif moment == "count":
     sys.meta_path.insert(0, AtImport())
     atexit.register(lambda: print(-sys.meta_path[0].n_left, file=sys.stderr))
 elif moment == "time":
-    timer = threading.Timer(value, send)
-    timer.daemon = True
-    timer.start()
+
+    def later():
+        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # on a busy machine
+            time.sleep(0.001)
+        time.sleep(value)
+        send()
+
+    threading.Thread(target=later, daemon=True).start()
 else:
     atexit.register(send)
 sys.exit(program.main())
