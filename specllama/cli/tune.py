@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import PairError, SpecllamaError
 from specllama.base.ranges import word
@@ -73,11 +74,14 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     output = open_output(
         color=options.color, format="json" if options.json else "human", quiet=options.quiet, verbose=options.verbose
     )
-    _compile_kernels(output, hardware)
     # Measure what `auto` loads without a profile.
     listener, drafting = Said(output), Drafting(spec_type=options.spec_type)
     ask = Ask(names=names_of(models), drafting=drafting, hardware=hardware_of(hardware))
     choice = pair_setup.choose(ask, listener)
+    for wanted in (choice.target, choice.draft):
+        if isinstance(wanted, Path):
+            llama.read_header(wanted)  # a bad file fails before a minute of compiling
+    _compile_kernels(output, hardware)
     setup = pair_setup.prepare(replace(choice, length=DraftLength(choice.length.longest)), listener)
     subject = _fitting(setup, listener).subject
     _require_folder(profiles.path_of(subject).parent)

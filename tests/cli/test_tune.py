@@ -114,6 +114,14 @@ def test_figures_that_cannot_be_saved_are_still_shown(
     assert SAVED not in told.err
 
 
+def test_a_file_that_is_no_model_is_found_before_kernels_are_compiled(
+    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a minute of compiling before "there is no file"."""
+    monkeypatch.setattr("specllama.cli.tune._compile_kernels", lambda *_: pytest.fail("kernels were compiled"))
+    assert specllama("tune", "-m", str(tmp_path / "absent.gguf")).code == 1
+
+
 def test_a_state_folder_that_is_a_file_is_found_before_measuring(
     specllama: Run, byte_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from specllama.llama import crash_test
 crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)
 pair = sys.argv[3:]
 commands = {
-    "run": ["run", *pair, "--raw", "-n", "2", "abc"],
+    "run": ["run", *pair, "--raw", "-n", "2", "--temp", "0", "abc"],
     "chat": ["chat", *pair, "-n", "2"],
     "check": ["check", *pair[:4]],
     "audit": ["audit", "-c", "32", *pair],
@@ -100,3 +100,4 @@ def test_no_command_calls_its_surroundings_an_internal_error(
         name: result for name, result in seen.items() if result[0] not in (0, 1, 2) or "internal" in str(result)
     }
     assert not unexpected
+    assert seen["run"][0] == int(world in ("stdout is closed", "nothing is open"))
