@@ -26,7 +26,7 @@ commands = {
     "check": ["check", *pair[:4]],
     "audit": ["audit", "-c", "32", *pair],
     "bench": ["bench", "--prompts", "absent", *pair],
-    "tune": ["tune", "-c", "32", *pair],
+    "tune": ["tune", "-m", "absent"],  # measuring takes long
     "draft": ["draft", "list"],
     "models": ["models", "list"],
     "doctor": ["doctor"],
