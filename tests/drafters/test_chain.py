@@ -157,6 +157,14 @@ def test_without_a_planner_the_policy_decides_about_looked_up_tokens_too() -> No
     assert [(each.depth, each.go_on) for each in drafter.report().decisions][:3] == [(0, True), (1, True), (2, False)]
 
 
+def test_a_refused_look_is_reported() -> None:
+    """A draft that ends without a reason in the report."""
+    drafter = chain_of(Scripted(DraftPlan(n_drawn=3), looks=False))
+    assert len(drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0)).tokens) == 1
+    decisions = [(each.depth, each.go_on) for each in drafter.report().decisions]
+    assert decisions == [(0, True), (0, True), (1, False)], "plan, draw, look"
+
+
 def test_another_text_is_drafted_as_by_a_new_drafter() -> None:
     """Lookups in the text before, which is no part of this conversation."""
     texts = (TOKENS, (7, 8, 1, 2, 3), (7, 8, 1, 2, 3, 9, 7, 8))

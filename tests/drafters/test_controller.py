@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -74,6 +75,7 @@ def test_costs_lie_on_lines_between_the_measured_points_whatever_their_shape() -
     assert profile.draft_cost() == 0.2
     assert profile.draft_cost(17) == pytest.approx(0.6)
     assert profile.draft_cost(129) == pytest.approx(5.8), "after the last point its slope continues"
+    assert replace(profile, draft=((1, 0.2),)).draft_cost(3) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from specllama.base.errors import UsageError
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, Observation, Verdict
@@ -94,18 +96,19 @@ def test_ids_that_the_target_does_not_know_are_never_drafted() -> None:
             law.require_normalised()
 
 
-def test_the_policy_is_asked_before_every_draw() -> None:
+@pytest.mark.parametrize("params", [PLAIN, NARROW])
+def test_the_policy_is_asked_before_every_draw(params: SamplingParams) -> None:
     """docs/design.md, Exactness: a length decided after the draw drops tokens because of what they are."""
     choose = Recording()
     policy = Asked(3, choose)
     fake = model()
     drafter = ModelDrafter(fake, n_max=8, policy=policy)
-    draft = drafter.propose(TOKENS, 8, PLAIN, choose)
+    draft = drafter.propose(TOKENS, 8, params, choose)
     assert len(draft.tokens) == 3
     assert [(depth, n_drawn) for depth, _, n_drawn in policy.questions] == [(0, 0), (1, 1), (2, 2), (3, 3)]
     for depth, confidence, _ in policy.questions:
         history = (*TOKENS, *draft.tokens[:depth])
-        assert confidence == pytest.approx(max(token_law(fake.table(history).tolist(), history, PLAIN).values()))
+        assert confidence == pytest.approx(max(token_law(fake.table(history).tolist(), history, params).values()))
     decisions = drafter.report().decisions
     assert [(decision.depth, decision.go_on) for decision in decisions] == [(0, True), (1, True), (2, True), (3, False)]
     seen = Observation((*TOKENS, 7), draft, Verdict((), 7), "draft-simple")
@@ -120,6 +123,15 @@ def test_the_draft_obeys_its_limits(limit: int, n_max: int, n_drafted: int) -> N
     draft = ModelDrafter(fake, n_max=n_max).propose(TOKENS, limit, PLAIN, RandomChooser(0))
     assert len(draft.tokens) == n_drafted
     assert fake.count("eval") == n_drafted, "the last drafted token is not evaluated"
+
+
+@pytest.mark.parametrize("wrong", [{"n_max": -1}, {"p_min": -0.1}, {"p_min": 1.1}, {"p_min": math.nan}])
+def test_limits_that_cannot_be_meant_are_refused(wrong: dict[str, float]) -> None:
+    """A draft that silently never comes."""
+    with pytest.raises(UsageError):
+        ModelDrafter(model(), **wrong)  # type: ignore[arg-type]
+    for n_max, p_min in ((0, 0.0), (1, 1.0)):
+        ModelDrafter(model(), n_max=n_max, p_min=p_min)
 
 
 def test_low_confidence_ends_the_draft() -> None:
