@@ -182,6 +182,15 @@ def test_the_block_rule_asks_for_no_row_behind_a_token_that_cannot_be_said() -> 
     assert set(rows.asked) == {0, 1}
 
 
+def test_a_prefix_whose_next_row_has_no_excess_passes() -> None:
+    """0/0 where q sums to a little more than 1, within its tolerance, and the token after the prefix is rejected."""
+    above = dense(tuple(prob * (1.0 + 5e-7) for prob in P))
+    choose = ScriptedChooser([False, True], [0])
+    assert verify(Draft((0, 1), (dense(P), above)), [dense(P)] * 3, choose, Rule.BLOCK).path == (0,)
+    assert choose.flipped == [pytest.approx(1.0, abs=1e-6), 1.0]
+    assert choose.picked == [dense(P)]
+
+
 TWO = Draft((2, 2), (dense(Q), dense(Q)))
 
 
