@@ -13,6 +13,7 @@ from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.suffix import Continuation
 
 PARAMS = SamplingParams()
 
@@ -201,3 +202,14 @@ def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
     assert made.n_max == 3
     with pytest.raises(UsageError):
         LookupDrafter(n_max=-1)
+
+
+@pytest.mark.parametrize(
+    ("n_followed", "n_seen", "alone", "evidence"),
+    [(1, 1, True, 2), (2, 2, True, 3), (5, 5, True, 3), (1, 2, False, 1), (1, 3, False, 0), (2, 4, False, 1)],
+)
+def test_evidence_tells_sometimes_mostly_once_and_always_apart(
+    n_followed: int, n_seen: int, alone: bool, evidence: int
+) -> None:
+    """Two kinds of evidence counted as one, so that neither has the chance of its own."""
+    assert lookup_room._evidence(Continuation(7, n_followed, alone), n_seen) == evidence
