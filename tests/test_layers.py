@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, str] = {
     "llama": "base core files kernels",
     "chat": "base core drafters",
     "pairs": "base core prompts drafters files kernels llama chat",
-    "tuning": "base core prompts drafters llama chat pairs",
+    "tuning": "base core prompts drafters kernels llama chat pairs",
     "derive": "base core drafters files llama pairs tuning",
     "bench": "base core prompts drafters llama tuning",
     "audit": "base core drafters chat",

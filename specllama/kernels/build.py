@@ -78,19 +78,37 @@ def build() -> Path:
     cxx = compiler()
     if not cxx:
         raise BackendError("the kernels cannot be built: no C++ compiler was found", hint="install g++ or clang++")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with work_folder(made.with_name(f"build-{os.getpid()}")) as folder:
-        objects = {folder / f"path-{name}.o": ("path.cpp", flags) for name, flags in PATHS.items()}
-        objects |= {folder / "backend.o": ("backend.cpp", ()), folder / "self_test.o": ("self_test.cpp", ())}
-        include = f"-I{headers()}"
-        commands = [
-            [cxx, *FLAGS, *flags, include, "-c", str(SOURCES / source), "-o", str(made_object)]
-            for made_object, (source, flags) in objects.items()
-        ]
-        _run_all(commands)
-        _run_all([[cxx, "-shared", *map(str, objects), "-o", str(folder / NAME), "-pthread"]])
-        os.replace(folder / NAME, made)
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with work_folder(made.with_name(f"build-{os.getpid()}")) as folder:
+            _link(cxx, _objects(cxx, folder), made)
+    except OSError as error:
+        raise BackendError(f"the kernels cannot be written to {made.parent}: {error.strerror}") from error
     return made
+
+
+def _objects(cxx: str, folder: Path) -> list[Path]:
+    """The compiled sources. A compiler that does not know a newer instruction set leaves it out."""
+    jobs = {name: ("path.cpp", flags) for name, flags in PATHS.items()} | {"backend": ("backend.cpp", ())}
+    jobs["self_test"] = ("self_test.cpp", ())
+    failures = _run_all(
+        [
+            [cxx, *FLAGS, *flags, f"-I{headers()}", "-c", str(SOURCES / source), "-o", str(folder / f"{name}.o")]
+            for name, (source, flags) in jobs.items()
+        ]
+    )
+    for name, failure in zip(jobs, failures, strict=True):
+        if failure and name not in (*PATHS,)[:-1]:
+            raise BackendError(f"the kernels cannot be compiled: {failure}")
+    return [folder / f"{name}.o" for name, failure in zip(jobs, failures, strict=True) if not failure]
+
+
+def _link(cxx: str, objects: Sequence[Path], made: Path) -> None:
+    linked = objects[0].with_name(NAME)
+    (failure,) = _run_all([[cxx, "-shared", *map(str, objects), "-o", str(linked), "-pthread"]])
+    if failure:
+        raise BackendError(f"the kernels cannot be linked: {failure}")
+    os.replace(linked, made)
 
 
 def build_program(folder: Path, isa: str, *flags: str) -> Path:
@@ -98,20 +116,23 @@ def build_program(folder: Path, isa: str, *flags: str) -> Path:
     include = f"-I{headers()}"
     objects = [folder / f"{name}.o" for name in (isa, "self_test")]
     sources = [("path.cpp", PATHS[isa]), ("self_test.cpp", ("-DSPECK_MAIN",))]
-    _run_all(
+    failures = _run_all(
         [
             [compiler(), *FLAGS, *flags, *own, include, "-c", str(SOURCES / source), "-o", str(made)]
             for made, (source, own) in zip(objects, sources, strict=True)
         ]
     )
     program = folder / "self_test"
-    _run_all([[compiler(), *flags, *map(str, objects), "-o", str(program)]])
+    failures += _run_all([[compiler(), *flags, *map(str, objects), "-o", str(program)]])
+    if any(failures):
+        raise BackendError("the self-test cannot be compiled: " + " ".join(failures))
     return program
 
 
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Run compilers side by side. Raises BackendError for the first that fails."""
+def _run_all(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Run compilers side by side. Returns the last words of each that fails, and empty texts for the others."""
     running: list[subprocess.Popen[str]] = []
+    failures = []
     try:
         for command in commands:
             running.append(
@@ -126,12 +147,12 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
             )
         for process in running:
             _, text = process.communicate(timeout=_TIMEOUT_S)
-            if process.returncode:
-                last = " ".join(text.split())[-300:] or f"the compiler ended with {process.returncode}"
-                raise BackendError(f"the kernels cannot be compiled: {last}")
-    except (OSError, subprocess.TimeoutExpired) as error:
+            last = " ".join(text.split())[-300:] or f"the compiler ended with {process.returncode}"
+            failures.append(last if process.returncode else "")
+    except subprocess.TimeoutExpired as error:
         raise BackendError(f"the kernels cannot be compiled: {error}") from error
     finally:
         for process in running:
             process.kill()
             process.wait()
+    return failures

@@ -20,6 +20,7 @@ HOST_FUNCTIONS = (
     "_Z39ggml_backend_cpu_get_extra_buffer_typesv", "ggml_barrier", "ggml_threadpool_chunk_set",
     "ggml_threadpool_chunk_add", "ggml_backend_buffer_init", "ggml_backend_buft_is_host", "ggml_tensor_overhead",
     "ggml_type_name", "ggml_type_size", "ggml_blck_size", "ggml_op_name", "ggml_backend_dev_backend_reg",
+    "ggml_compute_forward_flash_attn_ext",
 )  # fmt: skip
 
 
@@ -35,15 +36,17 @@ class Kernels:
 
     def __init__(self, library: Any, isa: str) -> None:
         self._library = library
+        library.specllama_kernels_packed.restype = ctypes.c_int64
         self.isa = isa  # the instruction set: "avx2", "avxvnni" or "avx512vnni"
 
     def enable(self, on: bool) -> None:
         """Whether the weights of models that are loaded from now on are packed."""
         self._library.specllama_kernels_enable(int(on))
 
-    def count_model(self, change: int) -> None:
-        """Count a loaded model with packed weights (+1) or its end (-1); attention is ours while there are any."""
-        self._library.specllama_kernels_models(change)
+    @property
+    def n_packed(self) -> int:
+        """Weights that were packed so far. From the first one on, attention is ours as well, in every model."""
+        return int(self._library.specllama_kernels_packed())
 
 
 def attach(path: Path, functions: Mapping[str, int], cpu: int, isa: str = "") -> Kernels:

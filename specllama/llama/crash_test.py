@@ -249,14 +249,21 @@ def child() -> None:
 
 
 def kernels_problem(library: Path) -> str:
-    """Why the library of our kernels cannot be used: what its self-test and a tiny decode found; empty if nothing."""
+    """What the self-test of our kernels and a tiny decode found wrong; empty if nothing.
+
+    Raises BackendError if the test could not be made, such as on a machine without memory.
+    """
     use = Use("", use_extra_bufts=True, widths=_WIDTHS, kernels=str(library))
     try:
         with _tiny_model() as model, _started(replace(use, path=str(model))) as process:
             end = _end_of(process, TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"their test did not end within {TIMEOUT_S:.0f} seconds"
-    return f"their test ended with {end.signal}" if end.signal else str(end.error or "")
+        raise BackendError(f"their test did not end within {TIMEOUT_S:.0f} seconds") from None
+    except OSError as error:
+        raise BackendError(f"their test cannot be started: {error}") from error
+    if end.signal and end.signal not in _CRASHES:
+        raise BackendError(f"{end.signal} ended their test from outside")
+    return f"their test crashes with {end.signal}" if end.signal else str(end.error or "")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from specllama.base.text import counted
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
-from specllama.kernels.library import self_test
+from specllama.kernels.library import Kernels, self_test
 from specllama.llama import buffers, crash_test
 from specllama.llama.bindings import abort_callback, attach_kernels, bindings, devices, extra_buffer_types, log
 from specllama.llama.crash_test import Use
@@ -45,6 +45,7 @@ from specllama.llama.quantize import quantize
 from specllama.llama.vocab import Vocabulary
 
 _SEQUENCE = 0  # a chain needs one sequence
+_WIDE = 6  # rows of the test of our kernels
 _N_REHEARSED = 128  # tokens of context
 _CHARACTERS = (*range(0x250), *range(0x4E00, 0x4E20), *range(0x1F600, 0x1F620))  # of a rehearsal: 1 to 4 bytes long
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
@@ -128,10 +129,11 @@ def rehearse(use: Use) -> object:
     The result keeps the model, because freeing it takes 0.2 s. Raises as `load`, and BackendError for logits that are
     not finite.
     """
+    kernels = None
     if use.kernels:
         if wrong := self_test(Path(use.kernels)):
             raise BackendError(wrong)
-        attach_kernels(Path(use.kernels)).count_model(1)
+        kernels = attach_kernels(Path(use.kernels))
     about = read_header(Path(use.path), needs_weights=False)
     if not about.n_weight_bytes:
         native = load_vocabulary_only(about)
@@ -159,7 +161,20 @@ def rehearse(use: Use) -> object:
     for width in use.widths:
         if not np.isfinite(model.eval([token % model.vocab_size for token in range(width)])).all():
             raise BackendError(f"a decode of {width} tokens gave NaN or infinite logits")
+    if kernels is not None:
+        _require_ours(model, kernels)
     return model
+
+
+def _require_ours(model: LlamaModel, kernels: Kernels) -> None:
+    if not kernels.n_packed:
+        raise BackendError("llama.cpp gives them no weights")
+    tokens = [token % model.vocab_size for token in range(min(_WIDE, model.plan.max_block))]
+    model.truncate(0)
+    together = np.array(model.eval(tokens))
+    model.truncate(0)
+    if not np.array_equal(together, np.concatenate([np.array(model.eval([token])) for token in tokens])):
+        raise BackendError("a row depends on the tokens beside it")
 
 
 def _use_vocabulary(vocab: Vocabulary) -> None:

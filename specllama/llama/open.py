@@ -12,17 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
+from threading import Lock
 from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 from specllama.base.errors import BackendError, Interrupted, MemoryShort, ModelFileError, SpecllamaError
 from specllama.core.types import Cancel
-from specllama.kernels.library import Kernels
 from specllama.llama.bindings import bindings, log, own_kernels
 from specllama.llama.header import Header, cannot_roll_back, not_left_to_right
 from specllama.llama.load_plan import LoadOptions, LoadPlan
 from specllama.llama.memory import KV_TYPE_NUMBERS
 
+_loading = Lock()
 T = TypeVar("T")
 LoadProgress = Callable[[float], bool]  # receives the share that is loaded; False stops the loading
 
@@ -53,7 +54,6 @@ class Pointers:
     cancel: Cancel = field(default_factory=Cancel)  # stops the computation
     callbacks: list[object] = field(default_factory=list)  # objects that C may still call or read
     overrides: Any = None  # the model keeps their address in its parameters
-    kernels: Kernels | None = None  # ours, which this model uses
 
 
 class Native:
@@ -80,14 +80,11 @@ def load_model(
     params.no_alloc = not weights
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.addressof(overrides)
-    kernels = own_kernels()
-    if kernels is not None:
-        kernels.enable(plan.kernels)
-    native = _load(about, params, progress, overrides)
-    if kernels is not None and plan.kernels and plan.use_extra_bufts:
-        kernels.count_model(1)
-        native.pointers.kernels = kernels
-    return native
+    with _loading:  # whether weights are packed is a setting of the process
+        kernels = own_kernels()
+        if kernels is not None:
+            kernels.enable(plan.kernels)
+        return _load(about, params, progress, overrides)
 
 
 def load_vocabulary_only(about: Header) -> Native:
@@ -250,8 +247,6 @@ def _free(pointers: Pointers) -> None:
     if pointers.context is not None:
         pointers.lib.llama_free(pointers.context)
     pointers.lib.llama_model_free(pointers.model)
-    if pointers.kernels is not None:
-        pointers.kernels.count_model(-1)
 
 
 def _leave() -> None:

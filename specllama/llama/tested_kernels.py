@@ -1,7 +1,7 @@
 """Whether our kernels (specllama/kernels) are usable: tested once per library, llama.cpp build and CPU, in a child.
 
-The child compares the library with plain C++, attaches it, and decodes with a tiny model. A child that dies or differs
-means llama.cpp's own kernels.
+The child compares the library with plain C++, attaches it, and decodes with a tiny model, whose rows must not depend on
+the tokens beside them. If anything is wrong, llama.cpp's own kernels compute.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
+from specllama.base.errors import SpecllamaError
 from specllama.base.jsonable import UNREADABLE, parsed, typed
 from specllama.kernels import build
 from specllama.llama import crash_test, library_hash
 
 NOT_BUILT = "they are not compiled"
+_VERSION = 1  # increase it when the test changes: old results are then ignored
 _RECORD = "tested.json"  # beside the library: what is wrong, by llama.cpp build and CPU
 
 
@@ -37,22 +39,27 @@ def problem() -> str:
         return NOT_BUILT
     results, here = _results(library), _circumstances()
     if here not in results:
-        results[here] = crash_test.kernels_problem(library)
+        try:
+            results[here] = crash_test.kernels_problem(library)
+        except SpecllamaError as error:
+            return str(error)  # not kept: the next command tries again
         with contextlib.suppress(OSError):
             storage.write_own(library.with_name(_RECORD), json.dumps(results, indent=1).encode())
     return results[here]
 
 
 def renew() -> None:
-    """Compile the library if it is missing, and forget earlier tests. Raises BackendError."""
-    library = build.build()
-    with contextlib.suppress(OSError):
-        library.with_name(_RECORD).unlink()
+    """Compile the library again, and forget earlier tests. Raises BackendError."""
+    if not build.unsupported():
+        for old in (build.library(), build.library().with_name(_RECORD)):
+            with contextlib.suppress(OSError):
+                old.unlink()
+    build.build()
 
 
 def _circumstances() -> str:
     folder = crash_test.library_folder()
-    return f"{library_hash.of(folder) if folder else ''} {this_cpu().fingerprint}"
+    return f"{_VERSION} {library_hash.of(folder) if folder else ''} {this_cpu().fingerprint}"
 
 
 def _results(library: Path) -> dict[str, str]:

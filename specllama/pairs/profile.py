@@ -17,7 +17,7 @@ from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, ty
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import LEAST_RATE, CostProfile
-from specllama.llama import LoadOptions, build_info
+from specllama.llama import LoadOptions, build_info, tested_kernels
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.load_plan import physical_cores
 
@@ -143,9 +143,10 @@ def _files(subject: ProfileKey, derived: Path | None) -> dict[str, Path]:
 
 def _circumstances() -> dict[str, str]:
     """What else must not change."""
-    cpu = this_cpu()
+    cpu, kernels = this_cpu(), tested_kernels.usable()
     return {
         "the installed llama.cpp": build_info().fingerprint,
+        "the set of specllama's kernels": "" if kernels is None else kernels.parent.name,
         "the CPU": f"{cpu.model} {cpu.fingerprint} {physical_cores()}",
     }
 

@@ -12,7 +12,8 @@ from specllama import llama
 from specllama.base import child as children
 from specllama.base.child import Tell
 from specllama.base.errors import SpecllamaError
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, candidates
+from specllama.kernels.library import BUFFER_TYPE
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, OWN, KernelPath, candidates
 from specllama.llama.load_plan import placeable
 from specllama.pairs.profile import ProfileKey
 from specllama.tuning.child import Way
@@ -78,7 +79,8 @@ def _several(
         return [(AS_IN_FILE,)] * len(files), ""
     if not build.extra_buffer_types:
         return [(DEFAULT,)] * len(files), ""
-    whole: list[tuple[KernelPath, ...]] = [(DEFAULT, AS_IN_FILE)] * len(files)
+    has_ours = BUFFER_TYPE in build.extra_buffer_types and subject.target_options.kernels
+    whole: list[tuple[KernelPath, ...]] = [(OWN if has_ours else DEFAULT, AS_IN_FILE)] * len(files)
     has_gpu = any(device.is_gpu for device in build.devices)
     options = [subject.target_options] + [subject.draft_options or subject.target_options] * (len(files) - 1)
     asked = [placeable(each, has_gpu=has_gpu) for each in options]
@@ -94,4 +96,4 @@ def _several(
 
 def _without_ours(paths: tuple[KernelPath, ...]) -> tuple[KernelPath, ...]:
     """The paths for a user who switches our kernels off."""
-    return tuple(path for path in paths if not path.own) or paths
+    return tuple(path for path in paths if not path.own)

@@ -17,7 +17,7 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters import SIMPLE
 from specllama.drafters.controller import CostProfile, Points
-from specllama.llama.kernel_path import DEFAULT, KernelPath
+from specllama.llama.kernel_path import DEFAULT, OWN, KernelPath
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
 from specllama.tuning import traces
 from specllama.tuning.child import HeldUp, Measured, MeasureJob, RunMeasureJob, Way, run_child, steady
@@ -318,7 +318,8 @@ def _shortlist(paths: Paths, visits: _Visits) -> Paths:
 
 def _first(prices: Mapping[KernelPath, float]) -> tuple[KernelPath, ...]:
     """The default, if it works, and the cheapest others."""
-    ranked = sorted(prices, key=lambda path: (path != DEFAULT, prices[path]))
+    default = OWN if OWN in prices else DEFAULT
+    ranked = sorted(prices, key=lambda path: (path != default, prices[path]))
     return tuple(ranked[:MOST_PATHS])
 
 

@@ -67,7 +67,6 @@ def test_logits_are_those_of_llama_cpp_for_every_type(quantized: Path) -> None:
     with tiny.load(quantized, kernels=True) as model:
         assert model.plan.kernels
         found = _rows(model, 16, TOKENS)
-    print(_distance(found, expected))
     assert _distance(found, expected) < ROUNDING
     assert not np.array_equal(found, expected)  # it was not llama.cpp that computed both
 
@@ -113,8 +112,6 @@ def test_models_with_and_without_our_kernels_live_side_by_side(quantized: Path) 
         assert _distance(_rows(plain, 4, TOKENS), alone) < ROUNDING
         packed = _rows(ours, 4, TOKENS)
         assert np.array_equal(_rows(ours, 1, TOKENS), packed)
-    with tiny.load(quantized, kernels=False) as plain:
-        assert np.array_equal(_rows(plain, 4, TOKENS), alone)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])

@@ -1,4 +1,4 @@
-// Attention over a cache of binary16, with one result for a row whatever stands beside it.
+// Attention over a cache of binary16. The result of a row does not depend on the other rows.
 //
 // Positions are taken in blocks of 32 and chunks of 256, counted from the start of the cache. Within a chunk the
 // softmax runs over its blocks in order, from nothing; the chunks are then joined in order. Threads may share out the

@@ -4,6 +4,8 @@
 // products with `compute_forward`, inside the CPU's own graph and thread pool: no copies between devices, and no
 // threads of ours.
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -15,8 +17,9 @@ namespace speck {
 namespace {
 
 constexpr size_t alignment = 64;
-bool enabled = true;  // new weights are packed
-int packed_models;    // loaded: their attention is ours
+bool enabled = true;  // new weights are packed; set before a model is loaded, one model at a time
+std::atomic<bool> attends{false};  // attention is ours, from the first packed weight on
+std::atomic<int64_t> n_packed{0};  // weights, so far
 constexpr int columns_at_once = 64;  // their activations stay in the second-level cache
 constexpr size_t chunk_bytes = 96 * 1024;  // of weights that a thread takes at once
 constexpr int most_rows = 16;  // side by side in a packed block, of any instruction set
@@ -53,10 +56,13 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
     const Type* type = packable(tensor);
-    if (!type || offset != 0 || size != tensor->nb[1] * tensor->ne[1]) {
-        // Only whole weights are set by llama.cpp; other tensors are kept as they are.
-        if (!type) memcpy((char*)tensor->data + offset, data, size);
+    if (!type) {  // a tensor that is no matrix of ours stays as it is
+        memcpy((char*)tensor->data + offset, data, size);
         return;
+    }
+    if (offset != 0 || size != tensor->nb[1] * tensor->ne[1]) {
+        fprintf(stderr, "specllama: %s is set in parts, which packed weights cannot be\n", tensor->name);
+        abort();
     }
     const int blocks = (int)(tensor->ne[0] / type->block);
     const size_t row_bytes = tensor->nb[1];
@@ -78,12 +84,14 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
     for (int i = 1; i < threads; i++) {
         try {
             others.emplace_back(pack, groups * i / threads, groups * (i + 1) / threads);
-        } catch (...) {  // no thread to be had
+        } catch (...) {  // no thread can be started
             pack(groups * i / threads, groups * (i + 1) / threads);
         }
     }
     pack(0, groups / threads);
     for (auto& thread : others) thread.join();
+    n_packed++;
+    attends = true;
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
@@ -215,9 +223,14 @@ struct Attend : ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
         if (!supported(op)) {
             // Of llama.cpp's versions, the plain one computes a single row as it does several.
-            params->use_ref = op->src[0]->ne[1] == 1;
-            return false;
+            ggml_compute_params plain = *params;
+            plain.use_ref = op->src[0]->ne[1] == 1;
+            host.flash_attention(&plain, op);
+            return true;
         }
+        size_t needed;
+        // The graph was planned before attention was ours.
+        if (!work_size(params->nth, op, needed) || params->wsize < needed) return false;
         const Attention a = arguments(op);
         const int rows = (int)op->src[0]->ne[1], heads = (int)op->src[1]->ne[2], n_chunks = chunks(a);
         const int size = a.state_floats();
@@ -270,13 +283,14 @@ struct Packed : ggml::cpu::extra_buffer_type {
         // While a model is loaded, llama.cpp asks with an empty buffer.
         if (!enabled && op->src[0]->buffer->size == 0) return false;
         const ggml_tensor* input = op->src[1];
+        if (op->src[0]->view_src) return false;  // a part of a weight lies elsewhere once it is packed
         if (input->buffer && !host.buft_is_host(input->buffer->buft)) return false;
         return packable(op->src[0]) && input->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32 && contiguous(input) &&
                contiguous(op);
     }
 
     ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
-        if (op->op == GGML_OP_FLASH_ATTN_EXT) return packed_models > 0 ? &attend : nullptr;
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) return attends ? &attend : nullptr;
         if (op->op != GGML_OP_MUL_MAT || !op->src[0]->buffer || op->src[0]->buffer->buft != buffer_type()) return nullptr;
         return &product;
     }
@@ -338,5 +352,5 @@ SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char* 
 // Whether weights that are loaded from now on are packed.
 SPECK_EXPORT void specllama_kernels_enable(int on) { enabled = on != 0; }
 
-// Counts the loaded models that have packed weights, by +1 and -1.
-SPECK_EXPORT void specllama_kernels_models(int change) { packed_models += change; }
+// How many weights were packed so far.
+SPECK_EXPORT int64_t specllama_kernels_packed() { return n_packed; }

@@ -10,7 +10,6 @@
 
 namespace speck::SPECK_ISA {
 
-
 // Writes n (a multiple of 32) integers and returns their scale.
 SPECK_INLINE float quantize(const float* x, int n, int8_t* q) {
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));

@@ -46,7 +46,7 @@ struct Column256 {
 };
 
 // The scales and minimums of Q4_K and Q5_K: eight of six bits each in twelve bytes.
-inline void unpack_6bit(const uint8_t* packed, uint8_t* scales, uint8_t* mins) {
+static inline void unpack_6bit(const uint8_t* packed, uint8_t* scales, uint8_t* mins) {
     for (int j = 0; j < 4; j++) {
         scales[j] = packed[j] & 63;
         mins[j] = packed[j + 4] & 63;
@@ -56,7 +56,7 @@ inline void unpack_6bit(const uint8_t* packed, uint8_t* scales, uint8_t* mins) {
 }
 
 // The scales of Q3_K: sixteen of six bits in twelve bytes, stored with 32 added.
-inline void unpack_q3_scales(const uint8_t* packed, int8_t* scales) {
+static inline void unpack_q3_scales(const uint8_t* packed, int8_t* scales) {
     for (int j = 0; j < 16; j++) {
         const int low = j < 8 ? packed[j] & 15 : packed[j - 8] >> 4;
         const int high = packed[8 + j % 4] >> (2 * (j / 4)) & 3;

@@ -97,6 +97,7 @@ struct Host {
     int64_t (*block_size)(ggml_type);
     const char* (*op_name)(ggml_op);
     ggml_backend_reg_t (*registry)(ggml_backend_dev_t);
+    void (*flash_attention)(const ggml_compute_params*, ggml_tensor*);
     ggml_backend_dev_t cpu;
 };
 

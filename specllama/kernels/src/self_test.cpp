@@ -1,4 +1,6 @@
-// Every type and instruction set against plain C++, and one row beside any others against the row alone.
+// Every type and instruction set against plain C++, and a row among others against the row alone.
+#include <cpuid.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -13,14 +15,18 @@ namespace speck {
 
 const Path* path_of_this_cpu(const char* name) {
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    // Compilers know these two names late, so they are read from the CPU.
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+    const bool vnni = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     const struct {
         bool runs;
         const Path& (*get)();
     } all[] = {{avx2 && avx512, avx512vnni_path},
-               {avx2 && __builtin_cpu_supports("avxvnni"), avxvnni_path},
+               {avx2 && vnni, avxvnni_path},
                {avx2, avx2_path}};
     for (const auto& each : all)
         if (each.runs && each.get && (!name || !*name || !strcmp(name, each.get().name))) return &each.get();

@@ -415,7 +415,7 @@ void tiles(const void* x, int blocks, int columns, const void* y, size_t stride,
     while (columns > 0) {
         int n = columns >= 2 * Simd::tile ? Simd::tile : columns > Simd::tile ? (columns + 1) / 2 : columns;
         if (n == 5 || n == 7) n = 4;
-#ifdef SPECK_TWO_WIDTHS  // of which the others are repetitions, for compilers that are slow (sanitizers)
+#ifdef SPECK_TWO_WIDTHS  // the others repeat them; sanitizers make compilers slow
         n = n < 2 ? n : 2;
 #endif
         const auto multiply = [&](auto width) __attribute__((always_inline)) {

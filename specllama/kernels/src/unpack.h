@@ -2,6 +2,8 @@
 #pragma once
 #include "formats.h"
 
+// All static: this is compiled once for each instruction set, and a linker would keep one copy for all of them.
+
 namespace speck {
 
 // `q` is in the order of the row; every type fills only the fields it has.
@@ -12,46 +14,46 @@ struct Unpacked {
     half d, dmin;
 };
 
-inline void unpack(const BlockQ4_0& b, Unpacked& u) {
+static inline void unpack(const BlockQ4_0& b, Unpacked& u) {
     u.d = b.d;
     for (int i = 0; i < 16; i++) u.q[i] = b.qs[i] & 15, u.q[i + 16] = b.qs[i] >> 4;
 }
 
-inline void unpack(const BlockQ4_1& b, Unpacked& u) {
+static inline void unpack(const BlockQ4_1& b, Unpacked& u) {
     u.d = b.d;
     u.dmin = b.m;
     for (int i = 0; i < 16; i++) u.q[i] = b.qs[i] & 15, u.q[i + 16] = b.qs[i] >> 4;
 }
 
-inline void unpack_q5(const uint8_t* qs, const uint8_t* qh, Unpacked& u) {
+static inline void unpack_q5(const uint8_t* qs, const uint8_t* qh, Unpacked& u) {
     for (int i = 0; i < 16; i++) {
         u.q[i] = (qs[i] & 15) | (qh[i / 8] >> (i % 8) & 1) << 4;
         u.q[i + 16] = qs[i] >> 4 | (qh[2 + i / 8] >> (i % 8) & 1) << 4;
     }
 }
 
-inline void unpack(const BlockQ5_0& b, Unpacked& u) {
+static inline void unpack(const BlockQ5_0& b, Unpacked& u) {
     u.d = b.d;
     unpack_q5(b.qs, b.qh, u);
 }
 
-inline void unpack(const BlockQ5_1& b, Unpacked& u) {
+static inline void unpack(const BlockQ5_1& b, Unpacked& u) {
     u.d = b.d;
     u.dmin = b.m;
     unpack_q5(b.qs, b.qh, u);
 }
 
-inline void unpack(const BlockQ8_0& b, Unpacked& u) {  // offset 128
+static inline void unpack(const BlockQ8_0& b, Unpacked& u) {  // offset 128
     u.d = b.d;
     for (int i = 0; i < 32; i++) u.q[i] = (uint8_t)(b.qs[i] + 128);
 }
 
-inline void unpack(const BlockIQ4_NL& b, Unpacked& u) {  // q is the index of the value
+static inline void unpack(const BlockIQ4_NL& b, Unpacked& u) {  // q is the index of the value
     u.d = b.d;
     for (int i = 0; i < 16; i++) u.q[i] = b.qs[i] & 15, u.q[i + 16] = b.qs[i] >> 4;
 }
 
-inline void unpack(const BlockQ2_K& b, Unpacked& u) {
+static inline void unpack(const BlockQ2_K& b, Unpacked& u) {
     u.d = b.d;
     u.dmin = b.dmin;
     for (int i = 0; i < 16; i++) u.scale[i] = b.scales[i] & 15, u.min[i] = b.scales[i] >> 4;
@@ -60,7 +62,7 @@ inline void unpack(const BlockQ2_K& b, Unpacked& u) {
             for (int i = 0; i < 32; i++) u.q[128 * h + 32 * g + i] = b.qs[32 * h + i] >> (2 * g) & 3;
 }
 
-inline void unpack(const BlockQ3_K& b, Unpacked& u) {  // offset 4
+static inline void unpack(const BlockQ3_K& b, Unpacked& u) {  // offset 4
     u.d = b.d;
     unpack_q3_scales(b.scales, u.scale);
     for (int h = 0; h < 2; h++)
@@ -69,7 +71,7 @@ inline void unpack(const BlockQ3_K& b, Unpacked& u) {  // offset 4
                 u.q[128 * h + 32 * g + i] = (b.qs[32 * h + i] >> (2 * g) & 3) | (b.hmask[i] >> (4 * h + g) & 1) << 2;
 }
 
-inline void unpack(const BlockQ4_K& b, Unpacked& u) {
+static inline void unpack(const BlockQ4_K& b, Unpacked& u) {
     u.d = b.d;
     u.dmin = b.dmin;
     unpack_6bit(b.scales, (uint8_t*)u.scale, u.min);
@@ -77,7 +79,7 @@ inline void unpack(const BlockQ4_K& b, Unpacked& u) {
         for (int i = 0; i < 32; i++) u.q[64 * j + i] = b.qs[32 * j + i] & 15, u.q[64 * j + 32 + i] = b.qs[32 * j + i] >> 4;
 }
 
-inline void unpack(const BlockQ5_K& b, Unpacked& u) {
+static inline void unpack(const BlockQ5_K& b, Unpacked& u) {
     u.d = b.d;
     u.dmin = b.dmin;
     unpack_6bit(b.scales, (uint8_t*)u.scale, u.min);
@@ -88,7 +90,7 @@ inline void unpack(const BlockQ5_K& b, Unpacked& u) {
         }
 }
 
-inline void unpack(const BlockQ6_K& b, Unpacked& u) {  // offset 32
+static inline void unpack(const BlockQ6_K& b, Unpacked& u) {  // offset 32
     u.d = b.d;
     for (int i = 0; i < 16; i++) u.scale[i] = b.scales[i];
     for (int h = 0; h < 2; h++)
@@ -101,7 +103,7 @@ inline void unpack(const BlockQ6_K& b, Unpacked& u) {  // offset 32
         }
 }
 
-inline void unpack(const BlockIQ4_XS& b, Unpacked& u) {  // q is the index of the value
+static inline void unpack(const BlockIQ4_XS& b, Unpacked& u) {  // q is the index of the value
     u.d = b.d;
     for (int g = 0; g < 8; g++) {
         u.scale[g] = (int8_t)(((b.scales_l[g / 2] >> (4 * (g % 2)) & 15) | (b.scales_h >> (2 * g) & 3) << 4) - 32);
