@@ -237,7 +237,7 @@ def test_every_sweep_reaches_the_models(specllama: Run, args: list[str]) -> None
 def test_a_load_that_cannot_be_opened_is_found_before_anything_is_measured(specllama: Run, args: list[str]) -> None:
     """Prevents: minutes of one load lost because the next one is refused."""
     result = specllama(*args, "-ctk", "f16,q8_0", "--format", "jsonl")
-    assert (result.code, result.out) == (1, "")
+    assert (result.code, result.out) == (2, "")
     assert "q8_0" in result.err
 
 

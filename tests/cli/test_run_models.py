@@ -197,12 +197,12 @@ def test_the_system_prompt_goes_through_the_template(specllama: Run, byte_pair: 
 def test_hardware_options_reach_the_right_model(specllama: Run, pair: Pair, loaded: list[llama.LoadOptions]) -> None:
     """Prevents: -td, -tbd, -ngld or -ctkd without effect, or applied to the wrong model."""
     args = ["run", "-m", str(pair.target), "-md", str(pair.draft), "--raw", "abc", "-n", "1"]
-    specllama(*args, "-t", "1", "-tb", "2", "-td", "3", "-tbd", "4", "-ngl", "0", "-ngld", "1", "-ctk", "q8_0")
+    specllama(*args, "-t", "1", "-tb", "2", "-td", "3", "-tbd", "4", "-ngl", "0", "-ngld", "1", "-ctk", "bf16")
     target, draft = loaded
-    assert (target.n_threads, target.n_threads_batch, target.n_gpu_layers, target.type_k) == (1, 2, 0, "q8_0")
+    assert (target.n_threads, target.n_threads_batch, target.n_gpu_layers, target.type_k) == (1, 2, 0, "bf16")
     assert (draft.n_threads, draft.n_threads_batch, draft.n_gpu_layers, draft.type_k) == (3, 4, 1, "f16")
-    specllama(*args, "-t", "1", "-tb", "2", "-ctkd", "q8_0", "-ctvd", "q4_0", "-fa", "on")
+    specllama(*args, "-t", "1", "-tb", "2", "-ctkd", "bf16", "-ctvd", "f32", "-fa", "on")
     target, draft = loaded[2:]
     assert (draft.n_threads, draft.n_threads_batch) == (1, 2)
-    assert (target.type_k, target.type_v, draft.type_k, draft.type_v) == ("f16", "f16", "q8_0", "q4_0")
+    assert (target.type_k, target.type_v, draft.type_k, draft.type_v) == ("f16", "f16", "bf16", "f32")
     assert target.flash_attn == draft.flash_attn == "on"

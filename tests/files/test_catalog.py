@@ -160,7 +160,7 @@ MODEL = '[models."m-q8_0"]\nsources = [{ hub = "a/b" }]\n'
         ('[models."m-q8_0"]\nsources = [{ hub = "a/b", version = "1" }]', "source 1: unknown key 'version'"),
         ('[models."m-q8_0"]\nsources = [{ hub = "b" }]', "source 1: hub = 'b'"),
         ('[models."m-00002-of-00003"]\nsources = [{ hub = "a/b" }]', "is part 2 of 3"),
-        ('[models."m-00001-of-00002"]\nparts = [{}]\nsources = [{ hub = "a/b" }]', "parts has 1 entries, expected 2"),
+        ('[models."m-00001-of-00002"]\nparts = [{}]\nsources = [{ hub = "a/b" }]', "parts has 1 entry"),
         (MODEL + '[pairs.p]\ntarget = "m-q8_0"\ndraft = "gone"', r'\[pairs."p"\]: draft = .gone.'),
         (MODEL + '[pairs.p]\ntarget = "m-q8_0"', "the key 'draft' is missing"),
         ('[pairs.p]\ntarget = "a"\ndraft = "b"\ndefaults = { top_k = 1 }', "defaults: unknown key 'top_k'"),
