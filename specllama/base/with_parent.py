@@ -23,12 +23,17 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run() -> None:
+def watch() -> None:
+    """End this process when the other end of stdin closes. Reading stdin finds nothing from now on."""
     parent = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _run() -> None:
+    watch()
     here = os.path.realpath(os.path.dirname(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]  # Python adds it for a script
     del sys.argv[0]

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -27,7 +28,7 @@ from pathlib import Path
 import platformdirs
 
 from specllama.base import disk as storage
-from specllama.base import errors
+from specllama.base import errors, with_parent
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import BackendError, ModelFileError, SpecllamaError
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
@@ -72,6 +73,7 @@ class Use:
     weights: bool = True  # False = build everything, read no weights
     widths: tuple[int, ...] = ()  # tokens per decode, whose logits must be finite
     kernels: str = ""  # the library of our kernels, to be tested and used
+    timeout_s: float = TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +199,15 @@ def require_sound(models: Mapping[Header, bool]) -> None:
             if {storage.known_checksum(part) for part in model.parts} <= shipped_checksums():
                 record.keep(True)
                 continue
-            tried.append(
-                (model, record, weights, started.enter_context(_started(Use(str(model.path), weights=weights))))
-            )
-        for model, record, weights, process in tried:
-            _require_survival(model, process)
-            record.keep(weights)
+            timeout_s = TIMEOUT_S + model.n_file_bytes / _SLOWEST_DISK
+            use = Use(str(model.path), weights=weights, timeout_s=timeout_s)
+            tried.append((model, record, use, started.enter_context(_started(use))))
+        for model, record, use, process in tried:
+            _require_survival(model, process, use.timeout_s)
+            record.keep(use.weights)
 
 
-def _require_survival(model: Header, process: subprocess.Popen[str]) -> None:
-    timeout_s = TIMEOUT_S + model.n_file_bytes / _SLOWEST_DISK
+def _require_survival(model: Header, process: subprocess.Popen[str], timeout_s: float) -> None:
     try:
         end = _end_of(process, timeout_s)
     except subprocess.TimeoutExpired:
@@ -230,15 +231,19 @@ def _require_survival(model: Header, process: subprocess.Popen[str]) -> None:
 def child() -> None:
     """Entry point of the child: use the model, and print the error as one line of JSON. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with_parent.watch()
+    use = from_plain(Use, json.loads(sys.argv[2]))
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file: a crash is expected
+        most_s = math.ceil(use.timeout_s)  # one thread does the work
+        resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
     error = None
     try:
         from specllama.llama.model import rehearse
 
-        _model = rehearse(from_plain(Use, json.loads(sys.argv[2])))
+        _model = rehearse(use)
     except SpecllamaError as caught:
         error = type(caught).__name__, str(caught), caught.hint
     except Exception as caught:
@@ -268,10 +273,10 @@ def kernels_problem(library: Path) -> str:
 
 @contextlib.contextmanager
 def _started(use: Use) -> Iterator[subprocess.Popen[str]]:
-    """A child process, killed at the end of the block."""
+    """A child process, killed at the end of the block. It also ends with this process."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), json.dumps(to_plain(use))],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -279,10 +284,13 @@ def _started(use: Use) -> Iterator[subprocess.Popen[str]]:
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # a failed assertion would start a debugger
     )
     with process:
+        stdin, process.stdin = process.stdin, None  # `communicate` would close it, which ends the child
         try:
             yield process
         finally:
             process.kill()
+            if stdin is not None:
+                stdin.close()
 
 
 def _end_of(process: subprocess.Popen[str], timeout_s: float) -> _End:

@@ -50,6 +50,12 @@ REAL = importlib.util.find_spec("llama_cpp").origin  # type: ignore[union-attr]
 DECODES = 4  # of one child: a rollback, and three widths
 
 DIE = "os.kill(os.getpid(), signal.{})"
+PARENT = """
+import sys, time
+from specllama.llama import crash_test
+with crash_test._started(crash_test.Use(sys.argv[1])):
+    time.sleep(60)
+"""
 
 
 class FakeBuild:
@@ -175,6 +181,22 @@ def test_a_build_that_hangs_is_broken(build: FakeBuild, monkeypatch: pytest.Monk
     assert "did not finish" in result.detail
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_killed_parent_takes_the_child_with_it(build: FakeBuild, tmp_path: Path) -> None:
+    """Prevents: a child that reads a large file for minutes after `kill -9`, or a second Ctrl-C, of its parent."""
+    pipe, model = tmp_path / "pipe", tmp_path / "tiny.gguf"
+    os.mkfifo(pipe)
+    model.write_bytes(gguf_tiny.tiny_gguf())
+    writes = f"file = os.open({str(pipe)!r}, os.O_WRONLY); os.write(file, b'begun')"
+    build.behave(on_import=f"{writes}; time.sleep(10); os.write(file, b'late')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(probe.sys.path)}
+    command = [probe.sys.executable, "-c", PARENT, str(model)]
+    with subprocess.Popen(command, env=env) as parent, pipe.open("rb", buffering=0) as file:
+        assert file.read(5) == b"begun"
+        parent.kill()
+        assert file.read(5) == b""  # no process has the pipe any more
+
+
 def test_without_llama_cpp_no_child_is_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: 'No module named llama_cpp' as the only message."""
     monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
@@ -258,13 +280,15 @@ def test_the_parent_never_imports_llama_cpp(build: FakeBuild) -> None:
     assert "llama_cpp" not in probe.sys.modules
 
 
-def test_a_crash_leaves_no_core_file(build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a core file of some hundred megabytes in the working directory."""
+def test_the_child_writes_no_core_file_and_has_a_time_limit(
+    build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a core file of some hundred megabytes in the working directory; a child that computes for ever."""
     build.behave(
-        on_import="import resource; limit = resource.getrlimit(resource.RLIMIT_CORE)\nraise OSError(str(limit))"
+        on_import="from resource import *\nraise OSError(str((getrlimit(RLIMIT_CORE), getrlimit(RLIMIT_CPU))))"
     )
     monkeypatch.chdir(tmp_path)
-    assert "(0, 0)" in probe.installed().detail
+    assert "((0, 0), (120, 120))" in probe.installed().detail
 
 
 def test_a_signal_without_a_name_is_still_a_signal() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Use]:
 
     @contextmanager
     def start(use: Use) -> Iterator[Use]:
-        started.append(use)
+        started.append(replace(use, timeout_s=crash_test.TIMEOUT_S))
         yield use
 
     monkeypatch.setattr(crash_test, "_started", start)
