@@ -13,7 +13,7 @@ LogSink = Callable[[str, str], None]  # level ("debug", "info", "warn", "error")
 
 # llama.cpp's callback gets an int and a string: here the int's lowest byte, which is the level, as bytes.
 Receive = ctypes.CFUNCTYPE(None, ctypes.c_char, ctypes.c_char_p)
-_TEXT = re.compile(rb"([\x00-\x05])([^\x00-\x05]*)")
+_TEXT = re.compile(rb"\0(.)([^\0]*)", re.DOTALL)  # a C string holds no null byte; other control bytes are text
 _LEVELS = {0: "info", 1: "debug", 2: "info", 3: "warn", 4: "error"}
 _CONTINUED = 5  # continues the last text
 _FUNCTION_NAME = re.compile(r"^[\w:~]+: ")
@@ -26,13 +26,13 @@ class LogBook:
 
     `receive` is llama.cpp's callback and must not be Python code: Python runs signal handlers before its next
     instruction, and in a callback of C their exceptions are printed and lost. So it is `max`, which calls its `key`,
-    here the `+=` of a bytearray, with both arguments; `read` looks at the bytes later.
+    here the `+=` of a bytearray, with a null byte and both arguments; `read` looks at the bytes later.
     """
 
     def __init__(self, n_lines: int = 200) -> None:
         self.sink: LogSink | None = None
         self._received = bytearray()
-        self.receive = Receive(partial(max, key=self._received.__iadd__))
+        self.receive = Receive(partial(max, b"\0", key=self._received.__iadd__))
         self._lines: deque[tuple[str, str]] = deque(maxlen=n_lines)
         self._level = "info"
         self._open = ""  # an incomplete line

@@ -47,6 +47,17 @@ def test_continued_lines_are_one_line_of_the_first_level() -> None:
     assert heard == [("error", "loading.."), ("error", "next"), ("info", "other")]
 
 
+def test_control_bytes_in_a_text_are_no_levels() -> None:
+    """Prevents: a name in a model file that forges an error of llama.cpp."""
+    heard: list[tuple[str, str]] = []
+    book = LogBook()
+    book.sink = lambda level, text: heard.append((level, text))
+    book.receive(INFO, b"general.name = a\4forged\n\4too\n")
+    book.receive(b"\0", b"plain\n")
+    assert book.reason() == ""
+    assert heard == [("info", "general.name = a\4forged"), ("info", "\4too"), ("info", "plain")]
+
+
 def test_the_book_forgets_old_lines() -> None:
     """Prevents: a long session that fills the memory with log lines."""
     book = LogBook(n_lines=3)
