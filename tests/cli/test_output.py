@@ -59,6 +59,16 @@ def test_progress_in_a_log_is_a_line_every_ten_percent() -> None:
     assert err.getvalue().splitlines() == ["reading ...", "reading: 10 %", "writing: 20 %", "writing: 30 %"]
 
 
+def test_each_step_is_named_in_a_log_and_no_line_comes_twice() -> None:
+    """Prevents: short steps that no log names; a line for each turn of a share that wavers."""
+    out, err = StringIO(), StringIO()
+    output = Output(Stream(out, False, False, False, False), Stream(err, False, False, False, False))
+    with StatusLine(output, logs=True) as status:
+        for what, share in (("a", 0.31), ("b", 0.33), ("b", 0.41), ("b", 0.39), ("b", 0.41), ("c", 0.29)):
+            status.show(what, share)
+    assert err.getvalue().splitlines() == ["a: 30 %", "b: 30 %", "b: 40 %", "c: 20 %"]
+
+
 def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: half a command in the clipboard, and the other half in the next line."""
     err = StringIO()

@@ -1,4 +1,4 @@
-"""The progress of steps on stderr: one line that is redrawn, or in a log a line every 10 %."""
+"""The progress of steps on stderr: one line that is redrawn, or in a log a line for each step and every 10 %."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ REDRAW_S = 0.1
 
 
 class StatusLine:
-    """A progress line. Where live lines may not be drawn on stderr, `logs` prints a line every 10 %."""
+    """A progress line. Where no live line may be drawn on stderr, `logs` prints a line for each step and every 10 %."""
 
     def __init__(self, output: Output, *, logs: bool = False) -> None:
         self._output = output
         self._shown = output.live
         self._logs = logs and not output.live
-        self._tenths = -1
+        self._step, self._tenths = "", -1  # in the latest line of a log
         self._screen = Screen(output.err, output.err)
         self._palette = palette_of(output.err)
         self._next = 0.0
 
     def show(self, what: str, share: float, detail: str = "") -> None:
         """Draw the progress of a step, at most ten times a second."""
-        if self._logs and self._tenths != (tenths := int(10 * share)):
-            self._tenths = tenths
+        tenths = int(10 * share)
+        if self._logs and (what != self._step or tenths > self._tenths):
+            self._step, self._tenths = what, tenths
             self._output.note(f"{what}: {tenths}0 %" if tenths else f"{what} ...")
         if not self._shown or monotonic() < self._next:
             return
