@@ -262,7 +262,8 @@ def stale(derived: Derived, *, at_once: bool = False) -> str:
     """
     parent = derived.parent
     try:
-        if not disk.is_same(derived.path, derived.sha256, derived.seen, at_once=at_once):
+        has_size = derived.path.stat().st_size == derived.n_bytes  # older records have no stamp
+        if not (has_size and disk.is_same(derived.path, derived.sha256, derived.seen, at_once=at_once)):
             return "the file is not the one that was made"
         if not parent.path.is_file():
             return f"its parent {parent.path.name} is gone"

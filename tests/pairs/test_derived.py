@@ -96,6 +96,9 @@ def test_no_parent_is_read_before_an_answer(derived: Derived, parent: Path, monk
     assert drafts.stale(derived, at_once=True) == ""  # as of a copy
     old = replace(derived, seen=None, parent=replace(derived.parent, seen=None))
     assert drafts.stale(old, at_once=True) == ""
+    derived.path.write_bytes(b"few")
+    assert "not the one that was made" in drafts.stale(old, at_once=True)
+    derived.path.write_bytes(b"fewer")
     parent.write_bytes(b"other weights")
     assert "has changed" in drafts.stale(derived, at_once=True)
 
