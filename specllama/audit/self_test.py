@@ -80,10 +80,13 @@ class _FaultBench:
     def by_kv(self, broken: AuditSubject) -> tuple[str, bool]:
         along = audit_kv.Along(broken.target.end_tokens, np.random.default_rng(broken.seed))
         found: list[KvRow] = []
+        caught = False
         for rows in audit_kv.check(broken, self.effort, along):
             found += rows
             if caught := any(not row.sound for row in rows):
                 break
+        if not found:
+            return "nothing was compared", False
         if n_foreign := max(row.n_foreign for row in found):
             return f"{counted(n_foreign, 'token')} not of the answer", caught
         return f"logits differ by {max(row.difference for row in found):.2g}", caught

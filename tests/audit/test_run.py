@@ -121,6 +121,13 @@ def test_a_broken_program_does_not_pass(fault: Fault) -> None:
     assert not report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1)).passed
 
 
+def test_a_fault_without_a_comparison_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: an error of Python reported as a fault that was caught."""
+    fault = next(fault for fault in FAULTS if fault.section == "kv")
+    monkeypatch.setattr(audit_kv, "check", lambda *_: iter(()))
+    assert [row.caught for row in audit_self_test.catch_all(subject(), (fault,))] == [False]
+
+
 def test_a_fault_that_is_not_caught_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = replace(FAULTS[0], parts=Parts())
     monkeypatch.setattr("specllama.audit.self_test.FAULTS", (harmless,))
