@@ -7,9 +7,14 @@ import codecs
 from specllama.base.errors import SpecllamaError
 
 
+def figure(n: int) -> str:
+    """A whole number in a sentence: "4096", "81,000"."""
+    return str(n) if abs(n) < 10_000 else format(n, ",")
+
+
 def counted(n: int, noun: str, plural: str = "") -> str:
     """A count and its noun: "1 token", "4096 tokens", "81,000 tokens"; `plural` if it is not the noun with an s."""
-    return f"{n if n < 10_000 else format(n, ',')} {noun if n == 1 else plural or noun + 's'}"
+    return f"{figure(n)} {noun if n == 1 else plural or noun + 's'}"
 
 
 def decoded(data: bytes, what: str, error: type[SpecllamaError]) -> str:

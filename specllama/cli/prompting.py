@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from specllama.base.disk import size_text
 from specllama.base.errors import MemoryShort, PromptError, UsageError
-from specllama.base.text import counted, decoded
+from specllama.base.text import counted, decoded, figure
 from specllama.chat.conversation import Conversation, Message, TemplateVocabulary, raw_tokens
 from specllama.cli.args.options import PromptOptions
 from specllama.cli.screen.output import Output
@@ -111,5 +111,5 @@ def require_room(tokens: Sequence[int], setup: Setup, n_predict: int) -> None:
     if len(tokens) < longest:
         hint = f"shorten it, or use --ctx-size {min(len(tokens) + max(n_predict, 256), longest)}"
     else:
-        hint = f"shorten it: a context of {longest:,} tokens is the longest for this model and the free memory"
+        hint = f"shorten it: a context of {figure(longest)} tokens is the longest for this model and the free memory"
     raise PromptError(f"the prompt has {counted(len(tokens), 'token')}, the context holds {n_ctx}", hint=hint)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.base.errors import UnsupportedModel, UsageError
+from specllama.base.text import figure
 from specllama.core.arrays import IntArray
 from specllama.files import gguf_rewrite
 from specllama.files.gguf_header import GgufHeader
@@ -44,12 +45,14 @@ def kept_tokens(source: SourceFile, tokenizer: Tokenizer, n_tokens: int) -> IntA
     special = _special(source, tokenizer)
     wanted = n_tokens + -n_tokens % MULTIPLE
     if wanted >= tokenizer.size:
-        raise UsageError(f"a vocabulary of {n_tokens:,} tokens is no smaller than the model's own, {tokenizer.size:,}")
+        raise UsageError(
+            f"a vocabulary of {figure(n_tokens)} tokens is no smaller than the model's own, {figure(tokenizer.size)}"
+        )
     least = max(len(special), _LEAST_TOKENS)
     if wanted < least:
         raise UsageError(
-            f"a vocabulary of {n_tokens:,} tokens is too small (expected at least {least:,}; {len(special):,} are "
-            "special tokens and single bytes)"
+            f"a vocabulary of {figure(n_tokens)} tokens is too small (expected at least {figure(least)}; "
+            f"{figure(len(special))} are special tokens and single bytes)"
         )
     others = [token for token in range(tokenizer.size) if token not in special]
     return np.array(sorted([*special, *others[: wanted - len(special)]]))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specllama.base.errors import ModelFileError
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
 
 Read = Callable[[int, int], bytes]  # (start, stop) -> the bytes between; fewer where the file ends
 
@@ -233,7 +233,7 @@ class GgufHeader:
 
     def _in_range(self, key: str, found: object, low: int, high: int) -> int:
         if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
-            raise self._refuse(key, found, f"a whole number from {low:,} to {high:,}")
+            raise self._refuse(key, found, f"a whole number from {figure(low)} to {figure(high)}")
         return found
 
     def _refuse(self, key: str, found: object, expected: str) -> ModelFileError:
@@ -259,9 +259,9 @@ class _Walker:
         """Go on by `n_bytes`. Raises Unsound past the end of the file, MoreNeeded past the end of the data."""
         self.at += n_bytes
         if self.at > self._n_file_bytes:
-            raise Unsound(f"{what} would end at byte {self.at:,} of {self._n_file_bytes:,}")
+            raise Unsound(f"{what} would end at byte {figure(self.at)} of {figure(self._n_file_bytes)}")
         if self.at > MAX_HEADER_BYTES:
-            raise Unsound(f"{what} would end at byte {self.at:,}, more than any header has")
+            raise Unsound(f"{what} would end at byte {figure(self.at)}, more than any header has")
         if self.at > len(self._data):
             raise MoreNeeded
 
@@ -274,7 +274,7 @@ class _Walker:
     def name(self, what: str) -> str:
         length = self.take(_LENGTH, what)
         if not 0 < length <= MAX_NAME_BYTES:
-            raise Unsound(f"{what} has a name of {length:,} bytes")
+            raise Unsound(f"{what} has a name of {figure(length)} bytes")
         start = self.at
         self.skip(length, what)
         return self._data[start : self.at].decode("utf-8", "replace")
@@ -314,7 +314,7 @@ class _Walker:
         name = self.name(what)
         what = f"tensor {name!r}"
         if len(name.encode()) > MAX_TENSOR_NAME_BYTES:
-            raise Unsound(f"{what} has a name of {len(name.encode()):,} bytes")
+            raise Unsound(f"{what} has a name of {figure(len(name.encode()))} bytes")
         n_dims = self.take(_KIND, what)
         if n_dims > _MAX_DIMS:
             raise Unsound(f"{what} has {counted(n_dims, 'dimension')}")
@@ -329,9 +329,9 @@ class _Walker:
         if stored is None:
             raise Unsound(f"{what} is of type {kind}, which this llama.cpp does not have")
         if (shape or (1,))[0] % stored.n_values:
-            raise Unsound(f"{what} has rows of {(shape or (1,))[0]:,} (expected a multiple of {stored.n_values})")
+            raise Unsound(f"{what} has rows of {figure((shape or (1,))[0])} (expected a multiple of {stored.n_values})")
         if found != offset:
-            raise Unsound(f"{what} begins at {found:,}, expected {offset:,}")
+            raise Unsound(f"{what} begins at {figure(found)}, expected {figure(offset)}")
         return TensorInfo(name, shape, kind, offset, n_elements // stored.n_values * stored.n_bytes)
 
 
@@ -348,7 +348,7 @@ def walk(
     n_tensors, n_keys = _COUNTS.unpack_from(data)
     for n, most, what in ((n_tensors, MAX_TENSORS, "tensors"), (n_keys, MAX_KEYS, "keys")):
         if n > most:
-            raise Unsound(f"it announces {n:,} {what}")
+            raise Unsound(f"it announces {figure(n)} {what}")
     walker, entries = _Walker(data, n_file_bytes, text_ends or {}), dict[str, KeyValue]()
     for index in range(n_keys):
         key = walker.name(f"key {index}")
@@ -379,7 +379,7 @@ def _alignment(data: bytes, entry: KeyValue | None) -> int:
         raise Unsound(f"{ALIGNMENT_KEY} is not a 32-bit number")
     found: int = _KIND.unpack_from(data, entry.start)[0]
     if found < 1 or found & (found - 1):
-        raise Unsound(f"{ALIGNMENT_KEY} is {found:,} (expected a power of two)")
+        raise Unsound(f"{ALIGNMENT_KEY} is {figure(found)} (expected a power of two)")
     return found
 
 

@@ -24,7 +24,7 @@ from specllama.base.errors import (
     SourceUnavailable,
     SpecllamaError,
 )
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
 from specllama.files import hub_cache, wheels
 from specllama.files.gguf_header import Read
 from specllama.files.inventory import WantedFile, all_here, find, wanted_files
@@ -310,9 +310,10 @@ def _from_hub(source: HubSource, wanted: WantedFile, watch: FetchWatch) -> Fetch
         if wanted.file.sha256 and etag and etag != wanted.file.sha256:
             raise _mismatch(wanted, etag, wanted.file.sha256)
         if size is not None:
-            if wanted.file.size not in (None, size):
+            expected = wanted.file.size
+            if expected is not None and expected != size:
                 raise ChecksumMismatch(
-                    f"{wanted.file.name} of {source} has {counted(size, 'byte')} (expected {wanted.file.size:,})",
+                    f"{wanted.file.name} of {source} has {counted(size, 'byte')} (expected {figure(expected)})",
                     hint="the file changed at its source: pull with --update, or correct models.toml",
                 )
             storage.check_room(hub_cache.cache_dir(), size, wanted.file.name, _room())

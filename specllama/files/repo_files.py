@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.base.errors import ModelFileError, SourceUnavailable, UsageError
+from specllama.base.text import figure
 
 # llama.cpp's order of preference without a quantization: good quality at a small size, then nearly lossless.
 PREFERRED = ("Q4_K_M", "Q8_0")
@@ -63,7 +64,8 @@ def split_names(name: str) -> tuple[str, ...]:
         )
     if count > MOST_PARTS:
         raise ModelFileError(
-            f"{name} is part 1 of {count:,} (expected at most {MOST_PARTS:,})", hint="correct the number in its name"
+            f"{name} is part 1 of {figure(count)} (expected at most {figure(MOST_PARTS)})",
+            hint="correct the number in its name",
         )
     return tuple(split_name(stem, i, count) for i in range(1, count + 1))
 

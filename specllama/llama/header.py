@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
 from specllama.files.gguf_header import MAX_INTEGER, TOKENIZER, TOKENS, TYPES, GgufHeader, damaged
 
 # llama.cpp asserts these limits, and a failed assertion ends the process.
@@ -136,7 +136,8 @@ def make_header(path: Path, files: Sequence[GgufHeader], *, needs_weights: bool 
     for file in files:
         if file.n_file_bytes < file.data_end:
             raise ModelFileError(
-                f"{file.path} is truncated: it has {counted(file.n_file_bytes, 'byte')} (expected {file.data_end:,})",
+                f"{file.path} is truncated: it has {counted(file.n_file_bytes, 'byte')} "
+                f"(expected {figure(file.data_end)})",
                 hint="delete it and download it again",
             )
     if needs_weights and not any(file.tensors for file in files):
@@ -188,8 +189,8 @@ def not_left_to_right(path: Path, what: str, architecture: str) -> UnsupportedMo
 
 
 def memory_kind(header: Header) -> str:
-    """The kind of memory, for reports: "recurrent", "window of 1,024 tokens", "dense"."""
-    return _kind_of(header) or (f"window of {header.n_swa:,} tokens" if header.n_swa else "dense")
+    """The kind of memory, for reports: "recurrent", "window of 1024 tokens", "dense"."""
+    return _kind_of(header) or (f"window of {figure(header.n_swa)} tokens" if header.n_swa else "dense")
 
 
 def _check_kind(header: Header) -> None:
@@ -209,12 +210,13 @@ def _check_limits(header: Header) -> None:
     """Raise for values with which llama.cpp ends the process, or computes for ever."""
     of, gguf = f"{header.architecture}.".__add__, header.gguf
     if header.n_expert and not header.n_expert_used:
-        raise damaged(header.path, f"{of('expert_used_count')} is 0 or missing, expected 1 to {header.n_expert:,}")
+        most = figure(header.n_expert)
+        raise damaged(header.path, f"{of('expert_used_count')} is 0 or missing, expected 1 to {most}")
     scaling = gguf.text(of("rope.scaling.type"), "none")
     if scaling not in _ROPE_SCALINGS:
         raise damaged(header.path, f"{of('rope.scaling.type')} is {scaling!r}, expected one of {_ROPE_SCALINGS}")
     n_rotated = gguf.integer(of("rope.dimension_count"), 2, header.key_length or MAX_INTEGER, default=2)
     if n_rotated % 2:
-        raise damaged(header.path, f"{of('rope.dimension_count')} is {n_rotated:,}, expected an even number")
+        raise damaged(header.path, f"{of('rope.dimension_count')} is {figure(n_rotated)}, expected an even number")
     for key in _EPSILONS:
         gguf.number(of(key), 0.0, 1.0)

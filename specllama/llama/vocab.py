@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specllama.base.errors import PromptError
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
 
 _KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _MAX_TEXT_BYTES = 2**31 - 1  # lengths are 32-bit in llama.cpp
@@ -46,7 +46,7 @@ class Vocabulary:
         self._check()
         data = _clean_utf8(text)
         if len(data) > _MAX_TEXT_BYTES:
-            raise PromptError(f"the text has {counted(len(data), 'byte')} (expected at most {_MAX_TEXT_BYTES})")
+            raise PromptError(f"the text has {counted(len(data), 'byte')} (expected at most {figure(_MAX_TEXT_BYTES)})")
         tokens = self._tokenize(data, special) if data else []
         return [self.bos, *tokens] if bos and self.bos is not None else tokens
 

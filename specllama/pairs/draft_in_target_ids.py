@@ -8,6 +8,7 @@ import numpy as np
 
 from specllama.base import disk
 from specllama.base.errors import ModelFileError, PairError
+from specllama.base.text import figure
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
@@ -39,7 +40,7 @@ def read_vocab_map(header: Header) -> IntArray | None:
         or np.unique(numbers).size != numbers.size
     ):
         raise ModelFileError(
-            f"{header.path} is damaged: {VOCAB_MAP} does not hold {n_tokens:,} different token ids",
+            f"{header.path} is damaged: {VOCAB_MAP} does not hold {figure(n_tokens)} different token ids",
             hint="make the draft again: specllama draft make",
         )
     return numbers.astype(np.int64)

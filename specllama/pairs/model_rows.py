@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 
 from specllama.base.disk import size_text
 from specllama.base.errors import UnsupportedModel
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
 from specllama.llama.header import Header, memory_kind, refuse_architecture
 from specllama.llama.memory import MemoryNeed
 from specllama.pairs.report import CheckRow, RowMark, warned
@@ -103,19 +103,21 @@ def _template_row(target: Header, draft: Header) -> CheckRow:
 
 
 def _template(text: str) -> str:
-    return f"{len(text):,} chars, {hashlib.sha256(text.encode()).hexdigest()[:6]}" if text else "none"
+    return f"{figure(len(text))} chars, {hashlib.sha256(text.encode()).hexdigest()[:6]}" if text else "none"
 
 
 def _context_row(target: Side, draft: Side) -> CheckRow:
     ours, theirs, n_ctx = target.header.n_ctx_train, draft.header.n_ctx_train, target.n_ctx
     reason, remedy = "", ""
     if 0 < ours < n_ctx:
-        reason = f"the context of {n_ctx:,} tokens is longer than the target was trained for"
+        reason = f"the context of {figure(n_ctx)} tokens is longer than the target was trained for"
         remedy = f"use a context of at most {counted(ours, 'token')}"
     elif 0 < theirs < min(n_ctx, ours or n_ctx):
-        reason = f"the draft was trained for less than {counted(n_ctx, 'token')}: beyond {theirs:,} nothing is drafted"
+        reason = (
+            f"the draft was trained for less than {counted(n_ctx, 'token')}: beyond {figure(theirs)} nothing is drafted"
+        )
         remedy = "use a draft with a longer context for texts of this length"
-    return warned("context", (f"{ours:,} trained", f"{theirs:,} trained"), reason, remedy)
+    return warned("context", (f"{figure(ours)} trained", f"{figure(theirs)} trained"), reason, remedy)
 
 
 def _experts_row(target: Header, draft: Header) -> CheckRow:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
 from specllama.core.arrays import IntArray
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.token_map import NO_TOKEN, map_by_text
@@ -94,11 +94,11 @@ def _text_row(
     """`to_target`: a map by text that could be used instead."""
     n_shared = min(target.size, draft.size)
     if not differing:
-        return CheckRow("token texts", RowMark.PASS, f"{n_shared:,} compared", "all equal")
+        return CheckRow("token texts", RowMark.PASS, f"{figure(n_shared)} compared", "all equal")
     texts = [(token, *_as_read(target, draft, token)) for token in differing[:_N_SHOWN_TEXTS]]
     first, ours, theirs = texts[0]
     reason = (
-        f"{len(differing):,} of {n_shared:,} token ids differ, the first is {first}: "
+        f"{figure(len(differing))} of {figure(n_shared)} token ids differ, the first is {first}: "
         f"the target reads {ours}, the draft {theirs}"
     )
     if to_target is not None and (n_without := int((to_target == NO_TOKEN).sum())):
@@ -108,8 +108,8 @@ def _text_row(
     return CheckRow(
         "token texts",
         RowMark.FAIL,
-        f"{n_shared:,} compared",
-        f"{len(differing):,} differ",
+        f"{figure(n_shared)} compared",
+        f"{figure(len(differing))} differ",
         reason,
         remedy,
         tuple(f"{token}: {ours} | {theirs}" for token, ours, theirs in texts),
@@ -138,7 +138,7 @@ def _pre_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
 
 def _merges_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     reason = "" if target.merges_sum == draft.merges_sum else f"the merges differ: {_SPLIT}"
-    return warned("merges", (f"{target.n_merges:,}", f"{draft.n_merges:,}"), reason, _FEWER)
+    return warned("merges", (figure(target.n_merges), figure(draft.n_merges)), reason, _FEWER)
 
 
 def _types_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
@@ -155,7 +155,7 @@ def _types_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
 
 def _types(tokenizer: Tokenizer) -> str:
     n_special = sum(kind in (UNKNOWN, CONTROL, USER_DEFINED) for kind in tokenizer.types)
-    return f"{n_special:,} special" if tokenizer.types else "not given"
+    return f"{figure(n_special)} special" if tokenizer.types else "not given"
 
 
 def _special_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
@@ -202,8 +202,8 @@ class Overlap:
     def row(self, mark: RowMark, remedy: str) -> CheckRow:
         reason = (
             f"{100 * self.share:.0f} % of the target's tokens have the same text in the draft; they are "
-            f"{100 * self.used:.0f} % of a sample of {self.n_sample:,} tokens (code, prose, figures, other languages), "
-            "the upper limit of the acceptance rate"
+            f"{100 * self.used:.0f} % of a sample of {figure(self.n_sample)} tokens (code, prose, figures, other "
+            "languages), the upper limit of the acceptance rate"
         )
         values = f"{100 * self.share:.0f} % shared", f"{100 * self.used:.0f} % by use"
         return CheckRow("overlap", mark, *values, reason, remedy)
@@ -238,7 +238,7 @@ def _trimmed_rows(target: Tokenizer, draft: Tokenizer, parent_ids: Sequence[int]
     to_target = np.array(parent_ids, np.int64)
     to_target[to_target >= target.size] = NO_TOKEN
     found = overlap(target, to_target)
-    sizes = counted(target.size, "token"), f"{draft.size:,} of them"
+    sizes = counted(target.size, "token"), f"{figure(draft.size)} of them"
     note = "the draft was trimmed: it never proposes the other tokens"
     vocabulary = CheckRow("vocabulary", RowMark.PASS, *sizes, note)
     if not found.n_shared:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import PromptError
-from specllama.base.text import counted, decoded
+from specllama.base.text import counted, decoded, figure
 
 PACKAGE = Path(__file__).resolve().parents[2] / "specllama"
 # What is counted elsewhere: "cut after {n} tokens" is wrong for one. Totals are never one: "the context of {n} tokens".
@@ -28,6 +28,13 @@ def test_one_is_counted_in_the_singular(n: int, text: str) -> None:
     """Prevents: "the answer was cut after 1 tokens"."""
     assert counted(n, "token") == text
     assert counted(n, "entry", "entries") == text.replace("tokens", "entries").replace("token", "entry")
+
+
+def test_every_number_has_the_same_format() -> None:
+    """Prevents: "8123 bytes (expected 8,200)"."""
+    assert [figure(n) for n in (0, 8123, 9999, 10_000, -81_000)] == ["0", "8123", "9999", "10,000", "-81,000"]
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert [path.name for path in paths if ":,}" in path.read_text(encoding="utf-8")] == []
 
 
 def _hand_made_plurals(tree: ast.AST) -> Iterator[int]:

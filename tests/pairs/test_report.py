@@ -249,7 +249,7 @@ def test_a_pair_of_one_family_passes_every_test() -> None:
         ),
         ("chat template", {"draft": {"chat_template": "z"}}, "another"),
         ("chat template", {"target": {"chat_template": None}}, "no chat template"),
-        ("context", {"draft": {"n_ctx_train": 2048}}, "beyond 2,048 nothing is drafted"),
+        ("context", {"draft": {"n_ctx_train": 2048}}, "beyond 2048 nothing is drafted"),
         ("context", {"n_ctx": 100_000}, "longer than the target was trained for"),
         ("experts", {"target": {"n_expert": 64}}, "mixture of experts"),
     ],
