@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import pexpect
 import pyte
 import pytest
+from platformdirs import user_cache_path
 from rich.cells import cell_len
 
 from specllama import llama
@@ -46,7 +47,11 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a home without caches, models and settings."""
+    """The folder of a home without caches, models and settings; only the compiled kernels are there."""
+    kernels = user_cache_path("specllama") / "kernels"
+    (tmp_path / "cache" / "specllama").mkdir(parents=True)
+    if kernels.is_dir():
+        (tmp_path / "cache" / "specllama" / "kernels").symlink_to(kernels)
     for name in ("CACHE", "CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
