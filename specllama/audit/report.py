@@ -187,7 +187,8 @@ class AuditReport:
                 found.append(f"draws: {draw.strategy}, {draw.rule}: {reason}")
         for row in self.kv:
             if row.n_foreign:
-                found.append(f"kv: {row.model}, {row.strategy}: {counted(row.n_foreign, 'token')} not of the answer")
+                foreign = counted(row.n_foreign, "token is", "tokens are")
+                found.append(f"kv: {row.model}, {row.strategy}: {foreign} not part of the answer")
             elif not row.sound:
                 found.append(
                     f"kv: {row.model}, {row.strategy}: rejected tokens change the logits by {row.difference:.3g}"

@@ -88,7 +88,7 @@ class _FaultBench:
         if not found:
             return "nothing was compared", False
         if n_foreign := max(row.n_foreign for row in found):
-            return f"{counted(n_foreign, 'token')} not of the answer", caught
+            return f"{counted(n_foreign, 'token is', 'tokens are')} not part of the answer", caught
         return f"logits differ by {max(row.difference for row in found):.2g}", caught
 
 

@@ -153,7 +153,8 @@ class _Renderer:
         except (OSError, _Ended) as error:
             self.stop()
             raise TemplateError(
-                "the process that renders chat templates does not start", hint="Is jinja2 installed and memory free?"
+                "the process that renders chat templates does not start",
+                hint="check that jinja2 is installed and memory is free",
             ) from error
         return process
 

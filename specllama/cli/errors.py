@@ -29,7 +29,7 @@ def report(error: Exception) -> int:
 
 
 def told(error: Exception) -> SpecllamaError:
-    """Any exception as one of ours: what the system refuses is a failure, anything else is a bug to report."""
+    """Any exception as one of ours: a failed system call is a failure, anything else is a bug to report."""
     from specllama.base.disk import NO_ROOM, working_folder
 
     if isinstance(error, SpecllamaError):
@@ -40,7 +40,8 @@ def told(error: Exception) -> SpecllamaError:
         where = f"the disk of {error.filename}" if error.filename else "a disk"
         known = SpecllamaError(f"{where} is full: {error.strerror}", hint="free some space")
     elif isinstance(error, OSError) and error.strerror:
-        known = SpecllamaError(f"the system refuses {error.filename or 'a request'}: {error.strerror}")
+        where = f"{error.filename}: " if error.filename else ""
+        known = SpecllamaError(f"a system call failed: {where}{error.strerror}")
     elif isinstance(error, MemoryError):
         known = SpecllamaError("there is not enough memory", hint="close other programs, or use smaller models")
     else:

@@ -57,7 +57,7 @@ def not_lost(output: Output, suffix: str, text: Callable[[], str], place: Path |
         if isinstance(error, SpecllamaError):
             error.hint = "; ".join(filter(None, (error.hint, hint)))
         else:  # a closed pipe, which is no error
-            output.warn("the reader of stdout has ended", hint)
+            output.warn("stdout was closed", hint)
         raise
 
 

@@ -30,7 +30,7 @@ from specllama.drafters.length import UNTUNED, ConfidencePolicy
 PREFILL_AT_ONCE, FIRST_TOKEN_FIRST = 12, 0
 
 FORBIDDEN = "the logit bias forbids every token that the draft knows: the answer goes on without drafts"
-BROKEN = "the draft's logits cannot be turned into probabilities: the answer goes on without drafts there"
+BROKEN = "the draft's logits cannot be turned into probabilities: these steps have no drafts"
 
 # Before a probe the model must hold so many tokens as context: without context every model guesses badly.
 PROBE_CONTEXT = 8

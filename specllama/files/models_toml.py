@@ -165,7 +165,8 @@ def _read_parts(table: _Table, names: tuple[str, ...]) -> tuple[ModelFile, ...]:
         return ()
     if len(entries) != len(names):
         raise ConfigError(
-            f"{table.where}: parts has {counted(len(entries), 'entry', 'entries')}, the name {len(names)}"
+            f"{table.where}: parts has {counted(len(entries), 'entry', 'entries')} "
+            f"(expected {len(names)}, as in the name)"
         )
     parts = []
     for number, (name, entry) in enumerate(zip(names, entries, strict=True), start=1):
@@ -239,13 +240,13 @@ def _read_pair(name: str, data: object, path: Path) -> PairEntry:
 def parse(text: str, path: Path) -> dict[str, Any]:
     """The raw tables of a TOML text. Raises ConfigError."""
     if _DEEP_KEY.search(text):
-        raise ConfigError(f"{path} holds a key with more than {_MOST_DOTS} dots")
+        raise ConfigError(f"{path} has a key with more than {_MOST_DOTS} dots (expected at most {_MOST_DOTS})")
     try:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except ValueError as error:  # Python reads at most 4,300 digits
-        raise ConfigError(f"{path} holds a number of too many digits") from error
+        raise ConfigError(f"{path} has a number with too many digits") from error
     except RecursionError:
         raise ConfigError(f"{path} nests brackets too deeply") from None
     return data

@@ -158,7 +158,11 @@ def check_options(header: Header, options: LoadOptions) -> None:
         )
     for kind, length in ((options.type_k, header.key_length), (options.type_v, header.value_length)):
         if length % (n := _KV_BLOCKS.get(kind, 1)):  # without flash attention llama.cpp aborts
-            raise UsageError(f"a KV cache of type {kind} has blocks of {n}, the heads of {header.path.name} {length}")
+            raise UsageError(
+                f"the heads of {header.path.name} have {length} values "
+                f"(a KV cache of type {kind} needs a multiple of {n})",
+                hint="use f16",
+            )
 
 
 def _may_offload(options: LoadOptions, gpu: GpuMemory) -> bool:

@@ -136,7 +136,7 @@ def about_kernels(reason: str, isa: str) -> Finding:
     if not reason:
         return Finding("kernels", Level.OK, f"specllama's kernels compute with {isa}")
     hint = "" if kernel_build.unsupported() else "compile and test them: specllama doctor --fix"
-    return Finding("kernels", Level.NOTE, f"llama.cpp's kernels only; specllama's are not used: {reason}", hint)
+    return Finding("kernels", Level.NOTE, f"specllama's kernels are not used: {reason}", hint)
 
 
 def about_gpu(build: BuildInfo, on_board: str) -> Finding:

@@ -82,9 +82,11 @@ def _kind_row(target: Tokenizer, draft: Tokenizer, remedy: str) -> CheckRow:
 def _size_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     reason, n_more = "", target.size - draft.size
     if n_more > 0:
-        reason = f"the target has {counted(n_more, 'more token id')} at the end, never drafted"
+        ends = "more token id at the end; it is never drafted", "more token ids at the end; they are never drafted"
+        reason = f"the target has {counted(n_more, *ends)}"
     elif n_more < 0:
-        reason = f"the draft has {counted(-n_more, 'more token id')} at the end, always masked"
+        ends = "more token id at the end; it is masked", "more token ids at the end; they are masked"
+        reason = f"the draft has {counted(-n_more, *ends)}"
     return CheckRow("vocabulary", RowMark.PASS, counted(target.size, "token"), counted(draft.size, "token"), reason)
 
 
@@ -102,7 +104,8 @@ def _text_row(
         f"the target reads {ours}, the draft {theirs}"
     )
     if to_target is not None and (n_without := int((to_target == NO_TOKEN).sum())):
-        reason += f"; the target's vocabulary lacks {counted(n_without, 'text')} of the draft's"
+        lacking = counted(n_without, "text of the draft is", "texts of the draft are")
+        reason += f"; {lacking} not in the target's vocabulary"
     elif to_target is not None:
         reason += "; the target has every text of the draft under some id"
     return CheckRow(
@@ -147,8 +150,8 @@ def _types_row(target: Tokenizer, draft: Tokenizer) -> CheckRow:
     reason = ""
     if differing:
         reason = (
-            f"another type of {counted(len(differing), 'id')}, the first is {differing[0]}: a control token of one "
-            "model may be plain text in the other"
+            f"{counted(len(differing), 'id has', 'ids have')} another type, the first is {differing[0]}: a control "
+            "token of one model may be plain text in the other"
         )
     return warned("token types", (_types(target), _types(draft)), reason, "nothing to do: the target's are used")
 

@@ -171,8 +171,8 @@ def test_memory_that_is_short_fails_with_the_numbers(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["-m", "{target}", "-md", "{draft}", "-ctk", "q8_0", "-fa", "off"], "has blocks of 32"),
-        (["-m", "{target}", "-md", "{draft}", "-ctkd", "q8_0"], "has blocks of 32"),
+        (["-m", "{target}", "-md", "{draft}", "-ctk", "q8_0", "-fa", "off"], "multiple of 32"),
+        (["-m", "{target}", "-md", "{draft}", "-ctkd", "q8_0"], "multiple of 32"),
         (["-m", "{target}", "-md", "{draft}", "-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
         ([""], "PAIR is empty"),  # `check "$PAIR"` with PAIR unset
         (["-m", "x.gguf"], "no draft"),

@@ -470,7 +470,7 @@ def test_extra_buffer_types_and_mapping_are_passed_on(
 @pytest.mark.parametrize("wish", [{"type_k": "q8_0"}, {"type_v": "q8_0"}, {"type_k": "q8_0", "flash_attn": "off"}])
 def test_a_kv_type_that_does_not_fit_the_heads_is_refused(path: Path, wish: dict[str, str]) -> None:
     """Prevents: a failed assertion of llama.cpp without flash attention, its own words with it."""
-    with pytest.raises(UsageError, match="blocks of 32"):
+    with pytest.raises(UsageError, match="multiple of 32"):
         tiny.load(path, **wish)
 
 

@@ -30,7 +30,7 @@ _MAY_BE_EMPTY = ("PROMPT", "--system-prompt", "--summary")
 
 def _empty(name: str) -> UsageError:
     """The error for an empty value, which would silently mean the default."""
-    return UsageError(f"{name} is empty", hint="leave it out for the default; is a shell variable unset?")
+    return UsageError(f"{name} is empty", hint="leave it out for the default, or check for an unset shell variable")
 
 
 def _checked(check: Check, name: str, text: object) -> Any:
