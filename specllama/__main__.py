@@ -1,7 +1,7 @@
 """`specllama`, and `python -m specllama`.
 
 A signal ends the process at once, without a traceback, except while a command runs (specllama/cli/screen/ending.py):
-the imports take some tenths of a second, and Python's own end some hundredths. Imports nothing at the top for that.
+the imports take some tenths of a second, and shutdown takes some hundredths. Imports nothing at the top for that.
 """
 
 import os

@@ -253,7 +253,7 @@ class Stamp:
 
     A write in place changes `changed_ns` (ctime), which no user can set back; on Windows it is the time of creation. A
     file that replaces another has its own `inode`. The sample differs where all of these agree by chance or by a
-    restored disk image. Network and FAT disks may number a file anew when they are mounted: it then counts as changed.
+    restored disk image. Network and FAT disks may give a file another inode at each mount: it then counts as changed.
     """
 
     n_bytes: int
@@ -296,8 +296,8 @@ def seen(path: Path, watch: FetchWatch | None = None) -> Seen:
 def is_same(path: Path, sha256: str, stamp: Stamp | None, *, at_once: bool = False) -> bool:
     """True if the file still has the contents that had this checksum and this stamp. Raises OSError.
 
-    Contents decide, not dates: a copy is the same file. `at_once`: never read gigabytes; without a known checksum an
-    equal sample is taken for equal contents, and a missing stamp for an equal one.
+    Contents decide, not dates: a copy is the same file. `at_once`: never read gigabytes; without a known
+    checksum, only the sample is compared.
     """
     now = stamp_of(path)
     if now == stamp:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _HINT = "give a report that specllama wrote"
 
-# What reading data of an unknown shape can raise: for files that a disk, a person or another version may have changed.
+# Exceptions of reading a damaged file.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, ReportError)
 
 
@@ -68,7 +68,7 @@ def shown(value: object) -> str:
     except RecursionError:
         return "a value with very deep nesting"
     except ValueError:  # Python writes at most 4,300 digits
-        return "a number of very many digits"
+        return "a number with very many digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

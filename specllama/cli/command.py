@@ -1,4 +1,4 @@
-"""The class of every command: help in sections, hidden aliases, and the refusal of words that would be misread."""
+"""The class of every command: help in sections, hidden aliases, and a check for ambiguous words."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from specllama.core.types import Draft, Verdict
 class RowLaws(Sequence[Distribution]):
     """Row 0 follows the pending token, row i+1 follows draft node i. A law is computed when it is first asked for.
 
-    Plain decoding does not get to every row, so only row 0 can raise NumericsError. After an end token comes the same
-    end token: its row is not looked at. A later row that gives no distribution is a point mass on no token;
-    `settled` takes it out of a verdict.
+    Plain decoding does not reach every row, so only row 0 can raise NumericsError. The row after an end token is not
+    read; its law is a point mass on that token. A later row that gives no distribution is a point mass on no token;
+    `settled` removes it from a verdict.
     rows: (n+1, V), valid as long as the model's view is.
     """
 

@@ -1,9 +1,9 @@
-"""Try in a child process what may end the process: each build of llama.cpp once, and each model file once.
+"""Test builds and model files in a child process, because llama.cpp may crash.
 
 A build for another CPU, or a miscompiled one (docs/design.md), ends the process at its first decode with a signal that
-Python cannot catch; so does a model file with values that llama.cpp asserts or does not check. The child uses a model
-as an answer does. A build is tried with a tiny model, first with the extra buffer types (AMX, repacked), and after a
-crash without them.
+Python cannot catch; so does a model file with values that llama.cpp asserts or does not check. Each build and each
+file is tested once. The child uses a model as an answer does. A build is tried with a tiny model, first with the extra
+buffer types (AMX, repacked), and after a crash without them.
 """
 
 from __future__ import annotations

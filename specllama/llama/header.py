@@ -207,7 +207,7 @@ def _check_kind(header: Header) -> None:
 
 
 def _check_limits(header: Header) -> None:
-    """Raise for values with which llama.cpp ends the process, or computes for ever."""
+    """Raise for values with which llama.cpp ends the process or never returns."""
     of, gguf = f"{header.architecture}.".__add__, header.gguf
     if header.n_expert and not header.n_expert_used:
         most = figure(header.n_expert)

@@ -147,7 +147,7 @@ def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
     """The result of `call()`, made in another thread; meanwhile `look` is called many times a second.
 
     Python runs signal handlers in the main thread only, so none runs while llama.cpp calls back in the other thread.
-    What a handler or `look` raises sets `stop`, and is raised when the call has returned; the next one does not wait.
+    An exception of a handler or of `look` sets `stop` and is raised after the call. A second one is raised at once.
     """
     task, outcome, ended = [call], list[tuple[T | None, BaseException | None]](), SimpleQueue[None]()
 

@@ -189,7 +189,7 @@ def find(subject: ProfileKey) -> FoundProfile:
 
 
 def _is_as_seen(path: Path, then: Seen | None) -> bool:
-    """Computes the checksum once if only dates or the place on the disk changed: tuning anew takes minutes."""
+    """Computes the checksum once if only dates or the place on the disk changed: tuning again takes minutes."""
     try:
         return then is not None and disk.is_same(path, then.sha256, then.stamp)
     except OSError:

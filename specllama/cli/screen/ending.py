@@ -1,6 +1,6 @@
 """How SIGINT, SIGTERM and SIGHUP end a command: no child process and no half-written file stays behind.
 
-`specllama/__main__.py` ends the process at once wherever a command is not running: during imports, and after its end.
+`specllama/__main__.py` ends the process at once while no command is running: during imports, and after its end.
 """
 
 from __future__ import annotations
