@@ -16,7 +16,7 @@ from specllama.pairs.token_rows import token_rows
 from specllama.pairs.tokenizer import read_tokenizer
 
 _REMEMBERED = "token rows"
-_VERSION = 5  # of the rows; rows of another version are not used
+_VERSION = 6  # of the rows; rows of another version are not used
 
 _tokenizer = functools.lru_cache(maxsize=2)(read_tokenizer)  # one target is compared with many drafts
 
