@@ -84,10 +84,10 @@ def test_equal_tokenizers_pass_every_test_without_a_reason() -> None:
 @pytest.mark.parametrize(
     ("entries", "n_differing", "first", "missing"),
     [
-        ([*TEXTS[:299], "other"], 1, "299: 't299' | 'other'", "lacks 1 text of"),
-        ([f"x{i}" for i in range(300)], 300, "0: 't0' | 'x0'", "lacks 297 texts of"),
+        ([*TEXTS[:299], "other"], 1, "299: 't299' | 'other'", "; 1 text of the draft"),
+        ([f"x{i}" for i in range(300)], 300, "0: 't0' | 'x0'", "; 297 texts of the draft"),
         (TEXTS[::-1], 300, "0: 't0' | 't299'", "every text of the draft"),
-        ([*TEXTS[:10], "new", *TEXTS[10:]], 290, "10: 't10' | 'new'", "lacks 1 text of"),
+        ([*TEXTS[:10], "new", *TEXTS[10:]], 290, "10: 't10' | 'new'", "; 1 text of the draft"),
     ],
 )
 def test_differing_ids_are_counted_and_the_first_ten_shown(
