@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -229,16 +230,16 @@ def remove(path: Path) -> int:
 
 
 def moved(derived: Derived, path: Path) -> Derived:
-    """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises as `written`."""
+    """Move a draft and its record, also to another disk. `path` never holds a part of it. Raises as `written`.
+
+    The draft stays where it is until the other file and its record are complete.
+    """
     moved = replace(read(derived.path) or derived, path=path)
+    with written(path), disk.work_folder(path.with_name(f".{path.name}.moving")) as temporary:
+        os.replace(shutil.copy2(derived.path, temporary), path)
     _save(moved)
-    try:
-        with written(path), disk.work_folder(path.with_name(f".{path.name}.moving")) as temporary:
-            disk.move(Path(shutil.move(derived.path, temporary)), path)
-    except BaseException:
-        path.with_suffix(_RECORD).unlink(missing_ok=True)
-        raise
-    derived.path.with_suffix(_RECORD).unlink(missing_ok=True)
+    if not path.samefile(derived.path):  # the same name in another spelling
+        discard(derived.path)
     return moved
 
 

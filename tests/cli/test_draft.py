@@ -184,7 +184,7 @@ def test_a_draft_that_cannot_be_moved_is_in_the_cache_and_in_the_report(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shutil.move", full)
+    monkeypatch.setattr("shutil.copy2", full)
     options = ["--quant", "q8_0", "--measure", "--quick", "-t", "1", "-o", "mine.gguf"]
     found = specllama("draft", "make", str(words.draft), "-m", str(words.target), *options)
     assert found.code == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base import disk
-from specllama.base.errors import ConfigError, DiskFull
+from specllama.base.errors import ConfigError, DiskFull, ModelFileError
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived, Measurement, Recipe
 from specllama.pairs.profile import ClassFigures
@@ -196,13 +196,41 @@ def test_a_draft_that_finds_no_room_stays_where_it_is(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = sorted(derived.path.parent.iterdir())
-    monkeypatch.setattr("shutil.move", full)
+    monkeypatch.setattr("shutil.copy2", full)
     with pytest.raises(DiskFull) as caught:
         drafts.moved(derived, tmp_path / "mine.gguf")
     assert "-o" in caught.value.hint
     assert (sorted(derived.path.parent.iterdir()), drafts.read(derived.path)) == (before, derived)
     assert [path.name for path in tmp_path.iterdir() if "mine" in path.name] == []
     assert theirs.read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), PermissionError(errno.EPERM, "no")])
+def test_a_move_that_fails_at_its_last_step_changes_nothing(
+    derived: Derived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Prevents: the only copy of a draft deleted; the record of a draft that stays replaced."""
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(b"older")
+    older = drafts.record(mine, Recipe(quant="Q8_0"), derived.parent.path)
+    rename = os.replace
+
+    def failing(source: Path, destination: Path) -> None:
+        if destination == mine:
+            raise error
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises((KeyboardInterrupt, ModelFileError)):
+        drafts.moved(derived, mine)
+    assert (derived.path.read_bytes(), drafts.read(derived.path)) == (b"fewer", derived)
+    assert (mine.read_bytes(), drafts.read(mine)) == (b"older", older)
+
+
+def test_a_draft_that_is_moved_to_its_own_name_stays(derived: Derived) -> None:
+    """Prevents: -o with the draft's name in the cache that deletes it."""
+    drafts.moved(derived, derived.path)
+    assert (derived.path.read_bytes(), drafts.read(derived.path)) == (b"fewer", derived)
 
 
 def test_a_hint_about_room_names_what_can_help(derived: Derived, tmp_path: Path) -> None:
