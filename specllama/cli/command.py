@@ -44,8 +44,8 @@ def _long_name(param: TyperOption) -> str:
 def refuse_misread(args: Sequence[str], options: dict[str, TyperOption]) -> None:
     """Raises UsageError for words that the parser would silently read as something else.
 
-    `-mdfile` would be `-m dfile`: a joined value needs a space or an equals sign. In `--stop -n 8`, -n would be the
-    text to stop at: an option's name is a value only behind an equals sign.
+    `-mdfile` would be `-m dfile`, also where -md is no option: a joined value needs a space or an equals sign. In
+    `--stop -n 8`, -n would be the text to stop at: an option's name is a value only behind an equals sign.
     """
     waiting = ""  # the option before, whose value this word is
     for arg in args:
@@ -66,12 +66,13 @@ def refuse_misread(args: Sequence[str], options: dict[str, TyperOption]) -> None
             continue
         if name in LONG_SHORT:
             raise UsageError(f"no such option: {name}")
-        longer = [known for known in options if known[1] != "-" and len(known) > 2 and arg.startswith(known)]
-        if longer:
-            known = max(longer, key=len)
+        longer = [name for name in {*options, *LONG_SHORT} if name[1] != "-" and len(name) > 2 and arg.startswith(name)]
+        known = max(longer, key=len, default="")
+        meant = [f"{name} {arg[len(name) :]}" for name in (known, arg[:2]) if name in options]
+        if known and meant:
             raise UsageError(
                 f"{arg} is neither {known} nor {arg[:2]}: a value needs a space after the option",
-                hint=f"write {known} {arg[len(known) :]} or {arg[:2]} {arg[2:]}",
+                hint=f"write {' or '.join(meant)}",
             )
 
 

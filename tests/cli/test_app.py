@@ -124,6 +124,8 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["bench", "-m", "x", "-md", ""], "--model-draft is empty", "shell variable"),
         (["models", "pull", ""], "is empty", "shell variable"),
         (["draft", "make", "-m", "x", "-md", "y"], "no such option: -md", ""),
+        (["draft", "make", "-mdraft.gguf"], "-mdraft.gguf is neither -md nor -m", "hint: write -m draft.gguf\n"),
+        (["check", "-mdraft.gguf"], "-mdraft.gguf is neither -md nor -m", "write -md raft.gguf or -m draft.gguf"),
         (["audit", "-m", "--json"], "-m has no value: the next word is the option --json", "--model=--json"),
         (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),
