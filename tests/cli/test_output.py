@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from io import StringIO
+import os
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,6 +105,16 @@ def test_a_benchmark_without_auto_says_how_the_pair_is_tuned_as_it_drafts(strate
     """Prevents: a tuning of the pair by its ids, after which a benchmark of draft-tli asks for the same again."""
     setup = SimpleNamespace(profile=None, stale="", model_strategy=strategy)
     assert _without_auto(setup, Names(target="a.gguf", draft="b.gguf")).endswith(told)  # type: ignore[arg-type]
+
+
+def test_a_path_in_a_pipe_is_exact() -> None:
+    """Prevents: a name that is not UTF-8 printed with question marks, which no program can open."""
+    data = BytesIO()
+    stream = Stream(TextIOWrapper(data, "utf-8", "replace"), False, False, False, False)
+    output = Output(stream, stream)
+    output.line("first")
+    output.path(path := Path("caf\udce9.gguf"))
+    assert data.getvalue().splitlines() == [b"first", os.fsencode(path)]
 
 
 @pytest.mark.parametrize("columns", [24, 60, 80])

@@ -158,8 +158,13 @@ class Output:
 
     def path(self, path: os.PathLike[str]) -> None:
         """A path on stdout; exact on a pipe, for a program that opens it."""
-        name = os.fspath(path)
-        self.out.line(name if self.out.reaches_a_terminal else Raw(name))
+        name, file = os.fspath(path), self.out.file
+        if self.out.reaches_a_terminal or not isinstance(file, io.TextIOWrapper):
+            self.out.line(name if self.out.reaches_a_terminal else Raw(name))
+            return
+        file.flush()
+        file.buffer.write(os.fsencode(path) + os.linesep.encode())  # the name need not be UTF-8
+        file.flush()
 
     def data(self, value: object) -> None:
         """One JSON value on one line of stdout. Raises ValueError for NaN and infinity."""
