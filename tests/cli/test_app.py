@@ -50,9 +50,9 @@ def test_a_known_error_is_two_lines_and_its_exit_code(
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "refuses aaa: File name too long"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), "aaa: File name too long"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "refuses a request: Cannot allocate memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "a system call failed: Cannot allocate memory"),
         (MemoryError(), "not enough memory"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
