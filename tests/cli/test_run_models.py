@@ -88,7 +88,7 @@ WRONG = [
             ("chat",),
             ("bench", "--budget", "none"),
             ("audit",),
-            ("tune",),
+            ("tune", "--kernels", "off"),
             ("check",),
             ("check", "--probe"),
         )
