@@ -1,4 +1,4 @@
-"""The perplexity of a text with our kernels and with llama.cpp's, for every type of weights.
+"""The perplexity of a text with our kernels and with llama.cpp's, for quantized types of weights.
 
     python benchmarks/perplexity.py [MODEL] [--types Q4_0,Q4_K_S] [--tokens 512]
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             for kind in options.types.split(","):
                 if kind not in QUANTS:
-                    raise SystemExit(f"{kind} is none of {', '.join(QUANTS)}")
+                    raise SystemExit(f"unknown type {kind} (expected one of {', '.join(QUANTS)})")
                 file = Path(folder) / f"{kind}.gguf"
                 llama.requantize(source, file, kind)
                 found = [perplexity(file, path, options.tokens) for path in (AS_IN_FILE, DEFAULT, OWN)]

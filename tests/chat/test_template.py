@@ -202,7 +202,7 @@ def test_time_is_up_by_the_clock(renderer, monkeypatch):
     ],
 )
 def test_the_kernel_and_the_parent_each_hold_the_limit_of_memory(keeper, renderer, monkeypatch):
-    """Where the system does not enforce the limit, nobody did."""
+    """Prevents: no limit where the system enforces none."""
     if keeper == "kernel":
         monkeypatch.setattr(room, "_memory_of", lambda pid: 0)
     else:

@@ -269,7 +269,7 @@ def test_typed_escape_sequences_are_harmless(chat: Start) -> None:
 
 
 def test_a_saved_chat_and_file_names_cannot_control_the_terminal(chat: Start, tmp_path: Path) -> None:
-    """Prevents: a conversation of somebody else that sets the title, or hides what it says; completions that do so."""
+    """Prevents: a loaded conversation, or a completion, that sets the title or hides text."""
     shown = chat("-n", "3", *SILENT)
     ask(shown, "hello")
     command(shown, f"/save {tmp_path / 'c.json'}", "saved")
