@@ -281,7 +281,8 @@ class Pair:
     ) -> Events:
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
         require_known(params.logit_bias, self._models.target.vocab_size)
-        engine = Engine(self._models.target, self._drafter(params) if drafts else NoDrafter(), rule=self._drafting.rule)
+        drafter = self._drafter(params) if drafts else NoDrafter()
+        engine = Engine(self._models.target, drafter, rule=self._drafting.rule, cost=self._setup.cost)
         events = engine.generate(
             self._tokens(prompt, system, raw),
             params,

@@ -16,6 +16,7 @@ from specllama.bench.report import Arm, Condition
 from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.gain import Cost
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Drafter, Rule
@@ -102,11 +103,19 @@ class Answerer:
         )
 
     def answering(
-        self, loaded: Loaded, arm: Arm, condition: Condition, question: Question, *, seed: int, n_predict: int
+        self,
+        loaded: Loaded,
+        arm: Arm,
+        condition: Condition,
+        question: Question,
+        *,
+        seed: int,
+        n_predict: int,
+        cost: Cost = None,
     ) -> Generator[float, None, TimedAnswer]:
         """One answer; yields the share that is done from time to time. Raises Interrupted.
 
-        The caches start empty, or with `question.before`.
+        The caches start empty, or with `question.before`. `cost`: of the target's passes.
         """
         if not question.before:
             for model in (loaded.target, *loaded.drafts):
@@ -115,7 +124,7 @@ class Answerer:
         self._kept = KeptPrefix.of(loaded.target)
         params = self.params(loaded, condition)
         drafter = self._drafter(loaded, arm, params)
-        engine = Engine(loaded.target, drafter, rule=Rule(arm.verify_rule))
+        engine = Engine(loaded.target, drafter, rule=Rule(arm.verify_rule), cost=cost)
         try:
             if question.before:
                 primed = RandomChooser(seed)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain, require_schema
+from specllama.core.gain import Gain
 from specllama.core.stats import SpecStats
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import TUNED, DraftLength
@@ -115,6 +116,7 @@ class BenchRun:
     reason: str  # why the answer ended: stop or length
     stats: SpecStats
     steps_s: tuple[float, ...]  # time of every step except the first, which belongs to the prompt
+    gain: Gain | None = None  # over plain decoding, from the times of its own passes
     rss: int  # memory of this process after it in bytes, all loaded models included
     gpu_bytes: int | None  # bytes in use on all GPUs; None = no GPU
 
@@ -237,6 +239,7 @@ class BenchRow:
     latency_speedup: Interval | None  # of the whole answer, per emitted token
     # Against arms[0]; None for arms[0].
     versus_reference: Interval | None
+    gain: Gain | None = None  # decoding speedup as `run` shows it, without plain runs: medians over the runs
     predicted: float | None  # speedup computed from c, T(n) and alpha
     bound: float | None  # speedup if every drafted token were accepted
     bound_share: float | None  # speedup / bound

@@ -74,8 +74,12 @@ class _Bench:
         question = self._answerer.question(loaded, self._asked[plan.prompts[prompt].id], wanted)
         # The same for all arms; different for every prompt and repetition.
         seed = self.job.seed + 1000 * repetition + prompt
+        measured = (each.profile for each in self._costs if each.load == plan.arms[arm].load)
+        cost = next((profile.verify_cost for profile in measured), None)
         answer = yield from following(
-            self._answerer.answering(loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict),
+            self._answerer.answering(
+                loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict, cost=cost
+            ),
             lambda share: self._progress(plan, plan.arms[arm], prompt, share),
         )
         self._notices.update(dict.fromkeys(answer.notices))
@@ -87,7 +91,8 @@ class _Bench:
             prompt=prompt,
             repetition=repetition,
             reason=answer.finished.reason,
-            stats=answer.finished.stats,
+            stats=replace(answer.finished.stats, passes=[]),
+            gain=answer.finished.stats.gain,
             steps_s=answer.steps_s,
             rss=machine.rss(),
             gpu_bytes=machine.gpu_bytes() if self.job.machine.gpus else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 
 import numpy as np
@@ -22,6 +22,7 @@ from specllama.bench.report import (
     Pick,
     TimeSplit,
 )
+from specllama.core.gain import Gain
 from specllama.core.stats import SpecStats
 from specllama.drafters import REGISTRY
 from specllama.drafters.controller import CostProfile
@@ -189,6 +190,13 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
+def _gain(runs: Iterable[BenchRun]) -> Gain | None:
+    known = [run.gain for run in runs if run.gain is not None]
+    if not known:
+        return None
+    return Gain(*(median(getattr(each, part.name) for each in known) for part in fields(Gain)))
+
+
 def _time_split(stats: SpecStats, runs: Sequence[BenchRun]) -> TimeSplit | None:
     whole = sum(sum(run.steps_s) for run in runs)
     if not whole:
@@ -247,6 +255,7 @@ def _row(
         speedup=speedup,
         latency_speedup=None if arm.plain else interval(log_ratios(runs, base, answer_speed)),
         versus_reference=None if runs[0].arm == 0 else interval(log_ratios(runs, reference)),
+        gain=_gain(runs),
         predicted=predicted,
         bound=bound,
         bound_share=speedup.value / bound if speedup and bound else None,

@@ -10,8 +10,6 @@ import secrets
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from statistics import median
-from time import perf_counter
 from typing import Protocol, cast
 
 from specllama.base.errors import PromptError, UsageError
@@ -21,7 +19,7 @@ from specllama.chat.conversation import Conversation, Message
 from specllama.chat.settings import MAX_SEED, Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
-from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, StepEvent, TokenEvent
+from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, TokenEvent
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats
@@ -31,7 +29,6 @@ from specllama.drafters import REGISTRY
 ROOM_FOR_ANSWER = 256  # tokens; with less, the oldest turns are dropped
 KEPT_SHARE = 0.5  # of the context, after dropping: the rest is read anew, so many turns go at once
 THINK, END_THINK = "<think>", "</think>"
-N_PLAIN_PASSES = 5  # for the median
 
 
 class ChatVocabulary(conversation.TemplateVocabulary, Protocol):
@@ -99,7 +96,6 @@ class ChatSession:
         self.stats = SpecStats()  # of all answers
         self.answers: list[SpecStats] = []  # one each
         self.reuse: Reuse | None = None  # of the last answer
-        self._plain_steps_s: list[float] = []  # of passes over one token
         self._drafter: Drafter | None = None
         self._settings = settings or Settings()
         self.attach(target, draft)
@@ -115,7 +111,6 @@ class ChatSession:
         self._engine = Engine(target)
         self._forget_drafter()
         self._held: list[int] = []  # the last prompt and answer: the beginning of the target's KV cache
-        self._plain_steps_s.clear()
         self.n_dropped = 0
         self.reuse = None
 
@@ -247,7 +242,7 @@ class ChatSession:
         settings = self._settings
         seed = secrets.randbits(32) if settings.seed < 0 else settings.seed
         self._engine.drafter = self._drafter_for(settings)
-        self._engine.rule = settings.rule
+        self._engine.rule, self._engine.cost = settings.rule, settings.drafting.cost
         piece = self._target.vocab.piece
         events = self._engine.generate(
             tokens,
@@ -269,8 +264,6 @@ class ChatSession:
                     if isinstance(event, TokenEvent):
                         tokens.append(event.token)
                         answer.push(event.token)
-                    elif isinstance(event, StepEvent):
-                        self._note_plain(event)
                     elif isinstance(event, Finished):
                         reason = event.reason
                         self.answers.append(event.stats)
@@ -342,29 +335,3 @@ class ChatSession:
     def draft_kv(self) -> KvUse | None:
         """None without a draft model."""
         return None if self._draft is None else KvUse(self._draft.length, self._draft.n_ctx)
-
-    def _note_plain(self, event: StepEvent) -> None:
-        """Record a pass over one token, which has the speed of plain decoding. The first also evaluates the prompt."""
-        if not event.drafted and event.step > 0:
-            self._plain_steps_s.append(event.eval_s + event.sample_s)
-
-    def plain_tok_s(self) -> float | None:
-        """Tokens per second of plain decoding, from passes without drafts; measured now if there were less than 3.
-
-        None before the first answer.
-        """
-        if len(self._plain_steps_s) < 3:
-            self._measure_plain()
-        return 1 / median(self._plain_steps_s) if self._plain_steps_s else None
-
-    def _measure_plain(self) -> None:
-        """Evaluate the last token N_PLAIN_PASSES times; the KV cache is left as it was."""
-        length = self._target.length
-        if not 0 < length < self._target.n_ctx or length >= len(self._held):
-            return
-        for number in range(N_PLAIN_PASSES + 1):
-            started = perf_counter()
-            self._target.eval((self._held[length],))
-            if number:  # the first may evaluate tokens that were held back
-                self._plain_steps_s.append(perf_counter() - started)
-            self._target.truncate(length)

@@ -90,6 +90,12 @@ def acceptance(stats: SpecStats) -> dict[str, object]:
     }
 
 
+def gain_json(stats: SpecStats) -> dict[str, float] | None:
+    """The speed over plain decoding, with its quartiles; None if nothing tells it."""
+    gain = stats.gain
+    return None if gain is None else asdict(gain)
+
+
 @dataclass(slots=True)
 class Record:
     """A header written before the answer begins, and what is gathered from its events."""
@@ -119,7 +125,8 @@ class Record:
             "finish_reason": finished.reason,
             "timings": timings(stats),
             "acceptance": acceptance(stats),
-            "times": {key: value for key, value in asdict(stats).items() if key.endswith("_s")},
+            "gain": gain_json(stats),
+            "times": {key: value for key, value in stats.to_json().items() if key.endswith("_s")},
             "overhead": {
                 "s": self.loop_s,
                 "steps": self.n_steps,

@@ -109,7 +109,7 @@ def _answer(
         stack.callback(drafter.close)
         record = begin(settings, setup, models)
         piece = models.target.vocab.piece
-        events = Engine(models.target, drafter, rule=drafting.rule).generate(
+        events = Engine(models.target, drafter, rule=drafting.rule, cost=setup.cost).generate(
             tokens,
             params,
             RandomChooser(seed),

@@ -9,6 +9,7 @@ from time import perf_counter
 from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.base.text import counted
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
+from specllama.core.gain import Cost
 from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.optional import clock_of, models_of, report_of
@@ -28,6 +29,7 @@ class _Request:
     drafter: Drafter
     report: Callable[[], DraftReport]  # of the drafter
     busy_s: Callable[[], float]  # seconds spent so far inside the models' own calls
+    cost: Cost
     rule: Rule
     params: SamplingParams
     choose: Chooser
@@ -45,7 +47,9 @@ class Engine:
 
     _verify = staticmethod(verify)  # the audit's self-test replaces it by broken ones
 
-    def __init__(self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN) -> None:
+    def __init__(
+        self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN, cost: Cost = None
+    ) -> None:
         if not target.caps.rollback:
             raise UnsupportedModel(
                 "this model cannot remove tokens from its memory (every rejected draft needs it)",
@@ -53,7 +57,7 @@ class Engine:
             )
         self.target = target
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
-        self.rule = rule
+        self.rule, self.cost = rule, cost
         self._prefix = KeptPrefix.of(target)
         kv_owners(target, *models_of(self.drafter))
 
@@ -80,10 +84,9 @@ class Engine:
                 f"the prompt has {counted(len(prompt), 'token')}, the context holds {self.target.n_ctx}",
                 hint="shorten it, or use a longer context if the model was trained for one",
             )
-        drafter, cancel = self.drafter, cancel or Cancel()
+        drafter, rest = self.drafter, (params, choose, max_tokens, stopper, cancel or Cancel())
         report, busy_s = report_of(drafter), clock_of((self.target, *models_of(drafter)))
-        request = _Request(drafter, report, busy_s, self.rule, params, choose, max_tokens, stopper, cancel)
-        return self._answer(list(prompt), request)
+        return self._answer(list(prompt), _Request(drafter, report, busy_s, self.cost, self.rule, *rest))
 
     def _answer(self, tokens: list[int], request: _Request) -> Iterator[Event]:
         """Prefill and decode; `tokens` grows from the prompt to prompt + answer."""
@@ -189,8 +192,9 @@ class Engine:
             kv_s=done - sampled,
             step_s=done - started,
             loop_s=max(done - started - (request.busy_s() - busy_s), 0.0),
+            n_rows=len(rows),
+            cost=request.cost and request.cost(len(rows)),
         )
-        stats.record(n_drafted, n_accepted, rejected)
-        stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
+        stats.take(event, rejected)
         origin: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"
         return event, origin, report.notice, ended

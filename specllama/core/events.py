@@ -57,6 +57,8 @@ class StepEvent(_Event):
     kv_s: float
     step_s: float  # the whole step
     loop_s: float  # the part of `step_s` outside the models' own calls
+    n_rows: int  # of the verify pass
+    cost: float | None  # of so many rows in T(1), by the profile; None without a profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class Finished(_Event):
     kind = "finished"
     reason: Reason
     stats: SpecStats
+
+    def to_json(self) -> dict[str, object]:
+        """The passes are left out: each has a `StepEvent`."""
+        return {"event": self.kind, "reason": self.reason, "stats": self.stats.to_json()}
 
 
 Event: TypeAlias = PromptProgress | TokenEvent | StepEvent | Notice | Finished

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from specllama.base.text import counted
+from specllama.core.gain import Gain, TimedPass, gain
+from specllama.core.no_drafter import NoDrafter
+
+if TYPE_CHECKING:
+    from specllama.core.events import StepEvent
 
 
 def _ratio(above: float, below: float) -> float | None:
@@ -62,9 +68,12 @@ class SpecStats:
     kv_s: float = 0.0  # keep, and the drafter's observe
     decode_s: float = 0.0  # wall time of all steps, without the time the reader takes between events
     loop_s: float = 0.0  # whole answer, prompt included: the time outside the models' own calls
+    passes: list[TimedPass] = field(default_factory=list)  # after the first, with a drafter; not in JSON
 
     def __str__(self) -> str:
         speed = "" if self.decode_tok_s is None else f", {self.decode_tok_s:.1f} tokens/s"
+        if (found := self.gain) is not None:
+            speed += f" ({found.value:.1f}x plain)"
         if not self.n_drafted:
             return f"{counted(self.n_emitted, 'token')}{speed}"
         return (
@@ -88,23 +97,35 @@ class SpecStats:
             _add(self.accepted_at, [1] * n_accepted)
             _add(self.accepted_lengths, [0] * n_accepted + [1])
 
-    def count_times(self, draft_s: float, eval_s: float, sample_s: float, kv_s: float, loop_s: float) -> None:
-        """Add the times of the pass just recorded; the first pass counts as prompt, whose last token it reads."""
-        self.loop_s += loop_s
-        whole_s = draft_s + eval_s + sample_s + kv_s
+    def take(self, event: StepEvent, rejected: bool) -> None:
+        """Count a step and its times; the first pass counts as prompt, whose last token it reads."""
+        self.record(len(event.drafted), event.accepted, rejected)
+        self.loop_s += event.loop_s
+        whole_s = event.draft_s + event.eval_s + event.sample_s + event.kv_s
         if self.n_steps == 1:
             self.prompt_s += whole_s
             return
-        self.draft_s += draft_s
-        self.eval_s += eval_s
-        self.sample_s += sample_s
-        self.kv_s += kv_s
+        self.draft_s += event.draft_s
+        self.eval_s += event.eval_s
+        self.sample_s += event.sample_s
+        self.kv_s += event.kv_s
         self.decode_s += whole_s
+        if event.drafter != NoDrafter.name:
+            n_tokens = event.accepted + 1
+            self.passes.append(TimedPass(event.n_rows, n_tokens, event.cost, event.eval_s, event.sample_s, whole_s))
+
+    def to_json(self) -> dict[str, object]:
+        """The counters and times, without the passes."""
+        stats = asdict(replace(self, passes=[]))
+        del stats["passes"]
+        return stats
 
     def merge(self, other: SpecStats) -> None:
         for name in self.__dataclass_fields__:
             mine, more = getattr(self, name), getattr(other, name)
-            if isinstance(mine, list):
+            if name == "passes":
+                mine += more
+            elif isinstance(mine, list):
                 _add(mine, more)
             else:
                 setattr(self, name, mine + more)
@@ -138,6 +159,11 @@ class SpecStats:
     def decode_tok_s(self) -> float | None:
         """Tokens per second after the first pass."""
         return _ratio(max(self.n_emitted - self.n_first, 0), self.decode_s)
+
+    @property
+    def gain(self) -> Gain | None:
+        """Speed over plain decoding, see core/gain; None without a drafter, or if T(1) is not known."""
+        return gain(self.passes)
 
     @property
     def prompt_tok_s(self) -> float | None:

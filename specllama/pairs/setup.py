@@ -16,6 +16,7 @@ from specllama.base.errors import BackendError, ConfigError, Interrupted, Memory
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
+from specllama.core.gain import Cost
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.calibration import Calibration
@@ -227,6 +228,11 @@ class Setup:
         calibration = Calibration(self.profile.prior(greedy=greedy))
         return Controller(self.profile.costs, n_max=self.length.longest, calibration=calibration)
 
+    @property
+    def cost(self) -> Cost:
+        """T(n)/T(1) of the target by the profile; None without one."""
+        return self.profile.costs.verify_cost if self.profile else None
+
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""
         return DraftSettings(
@@ -234,6 +240,7 @@ class Setup:
             p_min=drafting.p_min,
             temperature=drafting.temperature,
             policy=self.policy(greedy=greedy),
+            cost=self.cost,
         )
 
     def draft_options(self, n_ctx: int) -> LoadOptions:

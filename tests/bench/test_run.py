@@ -71,6 +71,18 @@ def test_every_load_is_opened_warmed_and_has_its_own_baseline() -> None:
     assert {(each.load, each.draft) for each in report.costs} == {(0, 0), (1, 0)}
 
 
+def test_rows_of_drafts_have_the_gain_that_run_shows_and_reports_no_passes() -> None:
+    """Prevents: a live figure that the benchmark cannot be compared with; megabytes of passes in a report."""
+    stage = Stage()
+    _, runs, report = parts(stage.events(stage.job(asked(2), n_predict=(48,), lengths=lengths(0, 2))))
+    for row in report.rows:
+        plain = report.plan.arms[row.arm].plain
+        mine = [run for run in runs if (run.arm, run.condition) == (row.arm, row.condition)]
+        assert all((run.gain is None) == plain and run.stats.passes == [] for run in mine)
+        assert (row.gain is None) == plain
+        assert row.gain is None or row.gain.low <= row.gain.value <= row.gain.high
+
+
 def test_both_caches_are_empty_before_a_run() -> None:
     """Prevents: a prompt cached for every arm but the first."""
     _, runs, _ = parts(Stage().events(Stage().job(asked(3), n_repetitions=2)))

@@ -324,18 +324,18 @@ def test_counters_of_a_session_are_those_of_its_answers(chat) -> None:
     assert session.stats.n_drafted == sum(answer.n_drafted for answer in session.answers) > 0
 
 
-def test_plain_speed_is_measured_without_a_trace(chat, pair) -> None:
-    """An estimate that costs the KV."""
+def test_the_gain_is_that_of_the_profile_of_each_answer(chat) -> None:
+    """A gain without a source; one that outlives the profile it came from."""
     session = chat()
-    assert session.plain_tok_s() is None
     said(session.ask("hello"))
-    length = pair[0].length
-    assert session.plain_tok_s() > 0
-    assert pair[0].length == length
-    kept = list(session.turns)
-    answer = said(session.ask("and"))
-    session.turns = kept
-    assert answer == fresh(session, pair, "and")
+    assert all(each.cost is None for each in session.stats.passes)
+    drafting = replace(session.settings.drafting, cost=lambda n: float(n))
+    session.settings = replace(session.settings, drafting=drafting)
+    said(session.ask("and"))
+    assert [each.cost for each in session.answers[1].passes] == [
+        float(each.n_rows) for each in session.answers[1].passes
+    ]
+    assert session.stats.passes == [*session.answers[0].passes, *session.answers[1].passes]
 
 
 def test_a_saved_conversation_comes_back_whole(chat, tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from specllama.cli.screen.render import (
     progress,
     strip,
     summary,
+    times_plain,
 )
 from specllama.core.events import Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.gain import Gain
 from specllama.core.stats import SpecStats
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,8 +33,8 @@ def _palette(*, coloured: bool = True, styled: bool = True, encoding: str = "utf
     return palette_of(Stream(io.TextIOWrapper(io.BytesIO(), encoding), True, styled, coloured, styled))
 
 
-def _figures(steps: list[tuple[int, int]], *, drafts: bool = True) -> Figures:
-    """Figures after steps of (drafted, accepted) tokens and half a second each."""
+def _figures(steps: list[tuple[int, int]], *, drafts: bool = True, cost: float | None = None) -> Figures:
+    """Figures after steps of (drafted, accepted) tokens and half a second each; `cost`: of each pass in T(1)."""
     figures = Figures(4096, drafts)
     parts = {"draft_s": 0.15, "eval_s": 0.3, "sample_s": 0.03, "kv_s": 0.02}
     figures.take(PromptProgress(99, 100))
@@ -41,7 +43,9 @@ def _figures(steps: list[tuple[int, int]], *, drafts: bool = True) -> Figures:
             figures.take(TokenEvent(1, "draft", step))
         figures.take(TokenEvent(2, "correction" if n_accepted < n_drafted else "bonus", step))
         drafted = tuple(range(n_drafted))
-        figures.take(StepEvent(step, drafted, n_accepted, "draft-simple", (), **parts, step_s=0.5, loop_s=0.001))
+        of_pass = {"n_rows": n_drafted + 1, "cost": cost}
+        event = StepEvent(step, drafted, n_accepted, "draft-simple", (), **parts, step_s=0.5, loop_s=0.001, **of_pass)
+        figures.take(event)
     return figures
 
 
@@ -72,6 +76,19 @@ def test_now_looks_at_the_last_seconds_only() -> None:
     assert figures.tok_s_now == 10.0
     assert figures.stats.decode_tok_s is not None
     assert figures.stats.decode_tok_s < 3
+
+
+def test_the_gain_stands_before_the_acceptance_and_only_if_it_is_known() -> None:
+    """Acceptance taken for gain; a gain guessed without any measured cost."""
+    steps = [(4, 4)] * 8
+    shown = _plain(strip(_figures(steps, cost=2.0), 100, _palette()))
+    # Five tokens a pass of 0.3 s that costs 2 T(1), and 0.03 s of sampling, in half a second.
+    assert shown.index("1.6x plain") < shown.index("accepted")
+    assert "x plain" not in _plain(strip(_figures(steps), 100, _palette()))
+    assert "x plain" not in _plain(strip(_figures(steps[:5], cost=2.0), 100, _palette())), "too few passes"
+    known = _figures(steps, cost=2.0).stats
+    assert "| 1.6x plain | Draft:" in summary(known)
+    assert times_plain(Gain(1.62, 1.48, 1.71), spread=True) == "1.6x plain (1.5-1.7)"
 
 
 def test_plain_decoding_says_nothing_about_drafts() -> None:

@@ -29,6 +29,8 @@ def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) ->
     assert 0 <= record["overhead"]["share"] <= 1
     assert record["overhead"]["steps"] == record["acceptance"]["steps"] - 1  # the first belongs to the prompt
     assert record["overhead"]["s"] <= record["times"]["decode_s"]
+    assert record["gain"] is None, "nothing measured the cost of a pass"
+    assert "passes" not in record["times"]
 
 
 def test_the_counters_of_a_record_agree_with_each_other(specllama: Run, pair: Pair) -> None:

@@ -217,6 +217,17 @@ def test_an_automatic_length_keeps_the_text_and_records_every_decision(
     steps = [event for event in events_of(specllama(*args, "--jsonl")) if event["event"] == "step"]
     plans = [step["decisions"][0]["plan"] for step in steps[:-1]]
     assert all({"n_given", "n_drawn", "probe", "rate"} <= set(plan) for plan in plans)
+    assert [step["cost"] for step in steps] == pytest.approx([CHEAP.verify_cost(step["n_rows"]) for step in steps])
+
+
+def test_a_profile_tells_the_gain_of_an_answer(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:
+    """Prevents: acceptance without the speed that it brings; a gain of plain decoding."""
+    keep(PROFILE)
+    args = ["run", *pair.options, *ASK, "-n", "60", "--temp", "0"]
+    gain = record_of(specllama(*args, "--json"))["gain"]
+    assert 0 < gain["low"] <= gain["value"] <= gain["high"]
+    assert record_of(specllama(*args, "--spec-type", "none", "--json"))["gain"] is None
+    assert re.search(r"\| \d+\.\dx plain \| Draft:", specllama(*args).err)
 
 
 def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

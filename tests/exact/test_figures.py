@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.events import TokenEvent
+from specllama.core.events import StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats, expected_speedup, expected_tokens
 from specllama.drafters.model import ModelDrafter
@@ -23,6 +23,17 @@ def says(*sentence: str) -> Table:
         return tuple(float(token == tokens[len(history) - 4]) for token in range(len(WORDS)))
 
     return table_of(laws)
+
+
+def step_of(
+    n_drafted: int, n_accepted: int, draft_s: float, eval_s: float, sample_s: float, kv_s: float, loop_s: float
+) -> StepEvent:
+    """A step with these counts and times, without a profile."""
+    return StepEvent(
+        step=0, drafted=(1,) * n_drafted, accepted=n_accepted, drafter="draft-simple", decisions=(),
+        draft_s=draft_s, eval_s=eval_s, sample_s=sample_s, kv_s=kv_s, step_s=draft_s + eval_s + sample_s + kv_s,
+        loop_s=loop_s, n_rows=n_drafted + 1, cost=None,
+    )  # fmt: skip
 
 
 def test_the_worked_example_comes_out_as_the_documents_tell_it() -> None:
@@ -93,8 +104,8 @@ def test_every_figure_of_an_answer_is_the_one_of_its_definition() -> None:
     """A rate of the wrong counter, or 0 where nothing was counted."""
     stats = SpecStats(n_prompt=50, n_cached=10, n_emitted=12, n_from_draft=9)
     for n_drafted, n_accepted, times in ((3, 3, 1.0), (4, 1, 2.0), (0, 0, 4.0), (5, 5, 8.0)):
-        stats.record(n_drafted, n_accepted, rejected=n_accepted < n_drafted)
-        stats.count_times(0.1 * times, 0.2 * times, 0.3 * times, 0.4 * times, 0.5 * times)
+        event = step_of(n_drafted, n_accepted, *(share * times for share in (0.1, 0.2, 0.3, 0.4, 0.5)))
+        stats.take(event, rejected=n_accepted < n_drafted)
     assert (stats.n_steps, stats.n_spec_steps, stats.n_first, stats.n_rejected) == (4, 3, 4, 1)
     assert (stats.drafted_at, stats.accepted_at) == ([3, 3, 3, 2, 1], [3, 2, 2, 1, 1])
     assert stats.accepted_lengths == [0, 1, 0, 1, 0, 1]
@@ -117,8 +128,6 @@ def test_every_figure_of_an_answer_is_the_one_of_its_definition() -> None:
 def test_the_tokens_of_the_first_pass_do_not_count_into_the_decoding_speed() -> None:
     """A first pass that emits a whole block: it belongs to the prompt, so its tokens must not count as decoded."""
     stats = SpecStats(n_emitted=10)
-    stats.record(4, 4, rejected=False)
-    stats.count_times(0.1, 1.0, 0.0, 0.0, 0.0)
-    stats.record(4, 4, rejected=False)
-    stats.count_times(0.5, 0.5, 0.0, 0.0, 0.0)
+    stats.take(step_of(4, 4, 0.1, 1.0, 0.0, 0.0, 0.0), rejected=False)
+    stats.take(step_of(4, 4, 0.5, 0.5, 0.0, 0.0, 0.0), rejected=False)
     assert stats.decode_tok_s == 5.0

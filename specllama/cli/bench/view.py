@@ -27,9 +27,10 @@ from specllama.bench.verdict import condition_name
 from specllama.cli.screen.output import to_json
 from specllama.cli.screen.tables import markdown_table
 from specllama.cli.screen.visible import in_one_line, visible
+from specllama.core.gain import Gain
 
 
-def _ratio(found: Interval | None) -> str:
+def _ratio(found: Interval | Gain | None) -> str:
     if found is None:
         return "n/a"
     if found.low is None or found.high is None:
@@ -156,6 +157,7 @@ def _classes(report: BenchReport) -> Iterator[list[str]]:
                 row.category,
                 _number(row.decode_tok_s),
                 _ratio(row.speedup) if row.speedup else "",
+                _ratio(row.gain) if row.gain else "",
                 _percent(row.alpha),
                 expected,
             ]
@@ -238,8 +240,8 @@ def _detail_lines(report: BenchReport) -> list[str]:
     where = ["temp", "setting"]
     gpu = ["GPU"] if report.machine.gpus else []
     tables = (  # title, columns, number of text columns, rows
-        ("By class of prompts (band: acceptance in the literature)",
-         [*where, "class", "t/s", "speedup", "accepted", "band"], 3, list(_classes(report))),
+        ("By class of prompts (live: the speedup that `run` shows, with quartiles; band: acceptance in the literature)",
+         [*where, "class", "t/s", "speedup", "live", "accepted", "band"], 3, list(_classes(report))),
         ("Where the time goes (of decoding, in %; steps and TPOT in ms, latency in s)",
          [*where, "draft", "verify", "sampling", "KV", "other", "step", "p95", "TPOT", "latency", "prompt t/s",
           "weights GB/s", "of memory", "RSS", *gpu], 2, list(_times(report))),
@@ -256,7 +258,7 @@ def _detail_lines(report: BenchReport) -> list[str]:
     return [*lines, *_costs(report), *_record(report), ""]
 
 
-_INTERVALS = ("speedup", "latency_speedup", "versus_reference")
+_INTERVALS = ("speedup", "latency_speedup", "versus_reference", "gain")
 
 
 def _cell(value: object) -> object:

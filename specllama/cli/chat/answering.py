@@ -83,6 +83,7 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
 
     The policy of `before` is kept, with what it has learned, if sampling and draft temperature allow it.
     """
+    settings = replace(settings, drafting=replace(settings.drafting, cost=opened.setup.cost))
     if not settings.drafting.length.is_auto:
         return settings
     greedy, draft_temp = settings.params.greedy, settings.drafting.temperature

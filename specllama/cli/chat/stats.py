@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from specllama.base.text import counted
 from specllama.chat.session import ChatSession, KvUse
-from specllama.cli.record import acceptance
-from specllama.cli.screen.render import Palette, bar, percent, rate
+from specllama.cli.record import acceptance, gain_json
+from specllama.cli.screen.render import Palette, bar, percent, rate, times_plain
 from specllama.cli.screen.visible import Raw, wrapped
 from specllama.core.stats import SpecStats
 
@@ -60,12 +60,9 @@ def _kv(name: str, use: KvUse) -> str:
     return f"{name} KV {use.n_used}/{counted(use.n_ctx, 'token')} ({percent(use.n_used / use.n_ctx)})"
 
 
-def _speedup(session: ChatSession) -> str:
-    plain, now = session.plain_tok_s(), session.stats.decode_tok_s
-    if plain is None:
-        return "plain decoding: n/a"
-    faster = f", with drafts {now / plain:.2f} times that" if now is not None and session.stats.n_drafted else ""
-    return f"plain decoding: about {plain:.1f} t/s{faster}"
+def _gain(last: SpecStats, session: SpecStats) -> str:
+    found = ((name, stats.gain) for name, stats in (("last", last), ("session", session)))
+    return ", ".join(f"{name}: {times_plain(gain, spread=True)}" for name, gain in found if gain is not None)
 
 
 def _reuse(session: ChatSession) -> str:
@@ -88,7 +85,7 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
     lengths = [(str(i), n / n_spec) for i, n in enumerate(whole.accepted_lengths)]
     yield from _bars("acceptance rate by position", per_position, width, palette)
     yield from _bars("accepted tokens per step", lengths, width, palette)
-    sentences = [_speedup(session), _reuse(session), _kv("target", session.target_kv)]
+    sentences = [_gain(last, whole), _reuse(session), _kv("target", session.target_kv)]
     if session.draft_kv is not None:
         sentences.append(_kv("draft", session.draft_kv))
     if session.n_dropped:
@@ -103,7 +100,10 @@ def stats_json(session: ChatSession) -> dict[str, object]:
         "event": "stats",
         "session": acceptance(session.stats),
         "last": acceptance(session.answers[-1]) if session.answers else None,
-        "plain_tok_s": session.plain_tok_s(),
+        "gain": {
+            "session": gain_json(session.stats),
+            "last": gain_json(session.answers[-1]) if session.answers else None,
+        },
         "tok_s": session.stats.decode_tok_s,
         "reuse": asdict(session.reuse) if session.reuse else None,
         "target_kv": asdict(session.target_kv),

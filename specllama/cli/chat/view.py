@@ -13,7 +13,7 @@ from specllama.chat.session import Reuse
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.screen.markdown import AnswerReading, Kind, Shown
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.render import STYLES, Figures, codes_of, percent, rate
+from specllama.cli.screen.render import STYLES, Figures, codes_of, percent, rate, times_plain
 from specllama.cli.screen.terminal import StyledText
 from specllama.cli.screen.view import AnswerView
 from specllama.core.events import Event, Finished, PromptProgress
@@ -126,6 +126,8 @@ def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
     elif finished.reason == "length":
         yield "cut off at the limit"
     yield rate(stats.decode_tok_s, "t/s")
+    if (gain := stats.gain) is not None:
+        yield times_plain(gain)
     if stats.n_drafted:
         yield f"{percent(stats.acceptance_rate, 1)} accepted ({stats.n_accepted}/{stats.n_drafted})"
     yield f"cached {reuse.n_target}, read {reuse.n_read}"

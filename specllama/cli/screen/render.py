@@ -14,6 +14,7 @@ from specllama.base.text import counted
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.visible import Raw, in_one_line
 from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.gain import Gain
 from specllama.core.stats import SpecStats
 
 # Each origin has its own colour and, without colour, its own mix of bold and underline. Cyan, yellow and magenta can be
@@ -83,6 +84,11 @@ def rate(per_s: float | None, unit: str) -> str:
     return f"n/a {unit}" if per_s is None else f"{per_s:.1f} {unit}"
 
 
+def times_plain(gain: Gain, *, spread: bool = False) -> str:
+    """The speed over plain decoding; `spread`: with its quartiles."""
+    return f"{gain.value:.1f}x plain" + (f" ({gain.low:.1f}-{gain.high:.1f})" if spread else "")
+
+
 @dataclass(slots=True)
 class Figures:
     """Figures of the events of one answer so far."""
@@ -113,8 +119,7 @@ class Figures:
 
     def _take_step(self, event: StepEvent) -> None:
         self.k = len(event.drafted)
-        self.stats.record(self.k, event.accepted, event.accepted < self.k)
-        self.stats.count_times(event.draft_s, event.eval_s, event.sample_s, event.kv_s, event.loop_s)
+        self.stats.take(event, event.accepted < self.k)
         self._recent.append((self._n_pending, event.step_s))
         self._n_pending = 0
         while len(self._recent) > 1 and sum(s for _, s in self._recent) - self._recent[0][1] >= RECENT_S:
@@ -141,6 +146,8 @@ def _acceptance(figures: Figures) -> Iterator[Item]:
 
 
 def _speed(figures: Figures) -> Iterator[Item]:
+    if (gain := figures.stats.gain) is not None:
+        yield (("value", times_plain(gain)),)
     yield _labelled(rate(figures.tok_s_now, "t/s"), "now")
     yield _labelled(rate(figures.stats.decode_tok_s, "t/s"), "average")
 
@@ -207,7 +214,7 @@ def strip(figures: Figures, width: int, palette: Palette) -> list[Raw]:
         return list(flow(_reading(figures, width, palette), width, palette))
     groups: list[Iterable[Item]] = [(*_times(figures), *_context(figures, palette))]
     if figures.drafts:
-        groups.insert(0, (*_acceptance(figures), *_speed(figures)))
+        groups.insert(0, (*_speed(figures), *_acceptance(figures)))
         groups.insert(1, _positions(figures, width, palette))
         if figures.legend:
             groups.append([((origin, word),) for origin, word in LEGEND])
@@ -245,6 +252,8 @@ def summary(stats: SpecStats, *, drafts: bool = True) -> str:
     counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
     length = stats.mean_acceptance_length
     parts = [f"Prompt: {rate(stats.prompt_tok_s, 't/s')}", f"Generation: {rate(stats.decode_tok_s, 't/s')}"]
+    if (gain := stats.gain) is not None:
+        parts.append(times_plain(gain))
     if drafts:
         parts.append(f"Draft: {percent(stats.acceptance_rate, 1)}{counts}")
         parts.append("n/a tok/step" if length is None else f"{length:.1f} tok/step")
