@@ -145,7 +145,7 @@ class Machine:
     def draft_can_pay(self) -> bool:
         """As in a profile: if not, the draft is not loaded."""
         known = ClassFigures("any", True, 1.0, 1.0, 0, 1.0)
-        return Profile(made="", quick=False, target_path=KernelPath(), draft_path=KernelPath(), step_s=1.0,
+        return Profile(made="", target_path=KernelPath(), draft_path=KernelPath(), step_s=1.0,
                        costs=self.costs, classes=(known,)).draft_can_pay  # fmt: skip
 
     @property

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import shlex
 
+from specllama.base.text import counted
 from specllama.cli.screen.output import Output
 from specllama.drafters import SIMPLE, TRANSLATED
+from specllama.drafters.controller import CostProfile
 from specllama.pairs.ask import Names
 from specllama.pairs.profile import Profile
 from specllama.pairs.setup import Setup
+from specllama.tuning import forecast
+
+GOOD = 0.9  # acceptance of a good draft for code
 
 
 def expectation(profile: Profile) -> str:
     """The speed that the profile promises, in a few words."""
-    speeds = [each.speedup for each in profile.classes]
     by = f" with {TRANSLATED}" if profile.strategy == TRANSLATED else ""
     if not profile.draft_can_pay:
         return "the draft costs more than it can save here, so only lookups draft"
+    if not profile.classes:
+        return _break_even(profile.costs)
+    speeds = [each.speedup for each in profile.classes]
     if max(speeds) <= 1.0:
         return f"plain decoding is fastest here, drafts{by} are tried now and then"
     return f"{min(speeds):.2f} to {max(speeds):.2f} times plain decoding expected{by}"
+
+
+def _break_even(costs: CostProfile) -> str:
+    """From which acceptance on drafts pay, and what they give if most tokens are accepted."""
+    lengths = range(1, costs.verify[-1][0])
+    needed = forecast.break_even(costs, len(lengths))
+    best = max(lengths, key=lambda n: forecast.speedup(costs, GOOD, n))
+    speed = forecast.speedup(costs, GOOD, best)
+    if needed is None or speed <= 1.0:
+        return f"drafts pay here only if more than {100 * GOOD:.0f} % of their tokens are accepted"
+    return (
+        f"drafts pay here if {100 * needed:.0f} % of their tokens are accepted; at {100 * GOOD:.0f} %, drafts of "
+        f"{counted(best, 'token')} give {speed:.2f} times plain decoding"
+    )
 
 
 def say_profile(setup: Setup, output: Output) -> None:
@@ -27,7 +48,7 @@ def say_profile(setup: Setup, output: Output) -> None:
     if output.format == "human" and setup.profile is not None:
         draft = None if setup.draft is None else setup.draft.path
         derived = f", with the draft {draft.stem}" if draft is not None and draft == setup.profile.derived else ""
-        output.note(f"tuned {setup.profile.made[:10]}: {expectation(setup.profile)}{derived}")
+        output.note(f"{setup.profile.origin}: {expectation(setup.profile)}{derived}")
 
 
 def length_text(setup: Setup) -> str:
@@ -36,7 +57,7 @@ def length_text(setup: Setup) -> str:
     if profile is None:
         reason = f"the profile is not used: {setup.stale}" if setup.stale else "these models were not tuned"
         return f"auto: {setup.length.longest} ({reason})"
-    return f"auto: up to {setup.length.longest}, as tuned {profile.made[:10]} ({expectation(profile)})"
+    return f"auto: up to {setup.length.longest}, as {profile.origin} ({expectation(profile)})"
 
 
 def hint_at_tuning(setup: Setup, names: Names, output: Output) -> None:

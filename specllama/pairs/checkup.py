@@ -186,11 +186,11 @@ def about_models(catalog: Catalog, models: Mapping[str, Path], disk_free: int) -
 def about_tuning(pair: str, found: profiles.FoundProfile) -> Finding:
     """Whether the pair was tuned on this machine, and its kernel paths."""
     profile = found.profile
-    if profile is None:
+    if profile is None or profile.source == "use":
         why = f"the profile of {pair} is not used: {found.stale}" if found.stale else f"{pair} was not tuned"
         return Finding("tuning", Level.NOTE, why, "Find the fastest settings for this machine: specllama tune")
     paths = f"{profile.target_path.name} for the target, {profile.draft_path.name} for the draft"
-    return Finding("tuning", Level.OK, f"{pair} was tuned {profile.made[:10]}; kernel path: {paths}")
+    return Finding("tuning", Level.OK, f"{pair} was {profile.origin}; kernel path: {paths}")
 
 
 def about_cache(folder: Path) -> Finding:

@@ -1,12 +1,14 @@
-"""Profiles: what `specllama tune` measured of a pair on this machine, valid until a part of it changes."""
+"""Profiles: what was measured of a pair on this machine, valid until a part of it changes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Literal, TypeAlias
 
 from platformdirs import user_state_path
 
@@ -24,6 +26,9 @@ from specllama.llama.load_plan import physical_cores
 VERSION = 4  # of the file; other versions are not read
 
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
+
+# "use": measured within a second when the pair was first used; "quick" and "thorough": by `specllama tune`.
+Source: TypeAlias = Literal["use", "quick", "thorough"]
 
 # The load options that change the cost of a pass. The kernel path is missing: tuning chooses it.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v", "kernels")
@@ -50,21 +55,56 @@ class Threads:
     draft: int
 
 
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """The acceptance of the draft's tokens in answers at temperature 0, or in all others."""
+
+    greedy: bool
+    acceptance: float  # of a token that was judged, if all before it are accepted
+    confidence: float  # of the draft, mean over the same tokens
+    weight: float = 0.0  # in answers; bounded, so that old answers fade
+
+
+@dataclass(frozen=True, slots=True)
+class RowCost:
+    """A cost that answers showed, in units of T(1)."""
+
+    n_rows: int
+    cost: float
+    weight: float  # in answers; bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What answers showed since the profile was measured. `pairs.learning` takes it over once it differs clearly."""
+
+    verify: tuple[RowCost, ...] = ()
+    draft: RowCost | None = None  # the draft's pass over one row
+    habits: tuple[Habit, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The costs of passes, the value of drafts, and the way of loading that they hold for."""
 
     made: str  # UTC, ISO 8601
-    quick: bool
+    source: Source = "thorough"
     target_path: KernelPath
     draft_path: KernelPath
     step_s: float  # T(1)
     costs: CostProfile
-    classes: tuple[ClassFigures, ...]  # empty without a draft
+    classes: tuple[ClassFigures, ...] = ()  # empty without a draft, and if answers have not been recorded
     threads: Threads | None = None  # None = as the options say
     derived: Path | None = None  # a derived draft to use in place of the pair's own
     strategy: str = SIMPLE  # whose drafts were measured; see `ProfileKey`
     plain_path: KernelPath | None = None  # the fastest for plain decoding; None in older profiles
+    habits: tuple[Habit, ...] = ()  # learned from answers; they replace those of the classes
+    evidence: Evidence = Evidence()
+
+    @property
+    def origin(self) -> str:
+        """How and when it was made, such as "tuned 2026-11-30"."""
+        return f"{'measured' if self.source == 'use' else 'tuned'} {self.made[:10]}"
 
     @property
     def draft_can_pay(self) -> bool:
@@ -72,16 +112,24 @@ class Profile:
         costs = self.costs
         lengths = range(1, costs.verify[-1][0])
         best = max(((k + 1) / (k * costs.draft_cost() + costs.verify_cost(k + 1)) for k in lengths), default=0.0)
-        return bool(self.classes) and best > LEAST_RATE
+        return self.strategy != LOOKUP_ALONE and best > LEAST_RATE
+
+    def habit(self, *, greedy: bool) -> Habit | None:
+        """The acceptance at that temperature: learned, else the mean of the classes; None if it is not known."""
+        for each in self.habits:
+            if each.greedy == greedy:
+                return each
+        seen = [each for each in self.classes if each.greedy == greedy]
+        if not seen:
+            return None
+        return Habit(greedy, fmean(each.acceptance for each in seen), fmean(each.confidence for each in seen))
 
     def prior(self, *, greedy: bool) -> Prior:
         """What the controller assumes of the draft at the start of an answer."""
-        seen = [each for each in self.classes if each.greedy == greedy]
-        if not seen:
+        habit = self.habit(greedy=greedy)
+        if habit is None:
             return Prior()
-        typical = sum(each.acceptance for each in seen) / len(seen)
-        sure = sum(each.confidence for each in seen) / len(seen)
-        return Prior(typical=typical, base=typical - Prior().slope * sure)
+        return Prior(typical=habit.acceptance, base=habit.acceptance - Prior().slope * habit.confidence)
 
     def to_json(self) -> dict[str, object]:
         """Plain data for `from_plain`, with the names of the kernel paths."""
@@ -120,15 +168,16 @@ def _wish(options: LoadOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundProfile:
-    """A valid profile, or why there is none."""
+    """A valid profile, and why that of `tune` is not used."""
 
     profile: Profile | None = None
-    stale: str = ""  # what changed since it was made
+    stale: str = ""  # what changed since `tune` made it
 
 
-def path_of(subject: ProfileKey) -> Path:
-    """The profile's file. It is state, not cache: tuning takes minutes."""
-    return user_state_path("specllama") / "profiles" / f"{subject.key}.json"
+def path_of(subject: ProfileKey, source: Source = "thorough") -> Path:
+    """The profile's file. It is state, not cache: tuning takes minutes. What `tune` measured has a file of its own."""
+    name = f"{subject.key}.use.json" if source == "use" else f"{subject.key}.json"
+    return user_state_path("specllama") / "profiles" / name
 
 
 def _files(subject: ProfileKey, derived: Path | None) -> dict[str, Path]:
@@ -153,7 +202,7 @@ def _circumstances() -> dict[str, str]:
 
 def save(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen] | None = None) -> Path:
     """Replace the profile. Returns its path. `seen`: the files when they were measured; others are looked at now."""
-    path, seen = path_of(subject), seen or {}
+    path, seen = path_of(subject, profile.source), seen or {}
     files = {name: seen.get(file) or disk.seen(file) for name, file in _files(subject, profile.derived).items()}
     record = {
         "version": VERSION,
@@ -166,15 +215,23 @@ def save(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen] | None
 
 
 def find(subject: ProfileKey) -> FoundProfile:
-    """The profile, if it exists and still holds. A damaged file raises nothing."""
+    """The profile, if one exists and still holds, that of `tune` first; a stale one of `tune` is named in any case.
+
+    A damaged file raises nothing.
+    """
+    tuned = _read(subject, path_of(subject))
+    return tuned if tuned.profile else replace(_read(subject, path_of(subject, "use")), stale=tuned.stale)
+
+
+def _read(subject: ProfileKey, path: Path) -> FoundProfile:
     try:
-        record = parsed(path_of(subject).read_text(encoding="utf-8"))
+        record = parsed(path.read_text(encoding="utf-8"))
         if record["version"] != VERSION:
             return FoundProfile(stale="another version of specllama made it")
         profile = from_plain(Profile, record["profile"])
         files, then = typed(dict[str, Seen], record["files"]), record["circumstances"]
         changed = [
-            name for name, path in _files(subject, profile.derived).items() if not _is_as_seen(path, files.get(name))
+            name for name, file in _files(subject, profile.derived).items() if not _is_as_seen(file, files.get(name))
         ]
         changed += [name for name, fact in _circumstances().items() if then.get(name) != fact]
         if changed:

@@ -367,7 +367,7 @@ def choose(found: Findings, *, quick: bool) -> Profile:
             costs = _costs(target, draft)
             profile = Profile(
                 made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                quick=quick,
+                source="quick" if quick else "thorough",
                 target_path=target.way.target,
                 draft_path=draft.way.draft,
                 step_s=target.step_s,

@@ -20,7 +20,7 @@ from specllama.pairs.setup import Setup
 
 PLAIN_BAR = BARS[0]
 PROFILE = Profile(
-    made="", quick=False, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1,
+    made="", target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1,
     costs=CostProfile(verify=((1, 1.0),), draft=((1, 0.2),)), classes=(),
 )  # fmt: skip
 

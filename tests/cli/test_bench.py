@@ -83,7 +83,7 @@ def test_a_profiles_kernel_path_is_only_for_its_own_draft() -> None:
     """Prevents: another draft loaded with a kernel path for weights that it does not have."""
     path = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
     profile = Profile(
-        made="", quick=True, target_path=DEFAULT, draft_path=path, step_s=1.0, classes=(),
+        made="", source="quick", target_path=DEFAULT, draft_path=path, step_s=1.0, classes=(),
         costs=CostProfile(verify=((1, 1.0),), draft=((1, 1.0),)),
     )  # fmt: skip
     own, other, derived = (SimpleNamespace(path=Path(name)) for name in ("own", "other", "derived"))

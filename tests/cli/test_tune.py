@@ -48,7 +48,6 @@ CHEAP = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 1.5)), draft=((1, 0.05), (
 DEAR = CostProfile(verify=((1, 1.0), (2, 1.05), (17, 8.0)), draft=((1, 1.5), (2, 2.0)))
 PROFILE = Profile(
     made="2026-01-02T03:04:05+00:00",
-    quick=False,
     target_path=AS_IN_FILE,
     draft_path=DEFAULT,
     step_s=0.04,

@@ -80,7 +80,6 @@ def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
     """Prevents: a slower answer after a change of kernel paths, without a visible cause."""
     profile = Profile(
         made="2026-01-02T03:04:05+00:00",
-        quick=False,
         target_path=KernelPath(placed=(("q4_K", "CPU_REPACK"),)),
         draft_path=AS_IN_FILE,
         step_s=0.04,

@@ -17,7 +17,7 @@ from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
+from specllama.pairs.profile import ClassFigures, Habit, Profile, ProfileKey, Threads
 
 CHEAP = CostProfile(verify=((1, 1.0), (2, 1.2), (9, 2.0)), draft=((1, 0.2), (2, 0.2)))
 DEAR = CostProfile(verify=((1, 1.0), (2, 2.0), (9, 9.0)), draft=((1, 0.7), (2, 0.7)))
@@ -25,7 +25,7 @@ CODE = ClassFigures("code", greedy=True, acceptance=0.9, confidence=0.8, n_max=4
 STORY = ClassFigures("story", greedy=False, acceptance=0.6, confidence=0.5, n_max=2, speedup=1.1)
 PROFILE = Profile(
     made="2026-01-02T03:04:05+00:00",
-    quick=True,
+    source="quick",
     target_path=AS_IN_FILE,
     draft_path=KernelPath(placed=(("q4_K", "CPU_REPACK"),)),
     step_s=0.039,
@@ -80,6 +80,23 @@ def test_a_state_folder_that_is_a_file_or_cannot_be_read_is_no_damaged_profile(s
     assert "Is a directory" in profiles.find(subject).stale
 
 
+def test_what_tune_measured_is_never_replaced_by_a_measurement_at_first_use(subject: ProfileKey) -> None:
+    """Prevents: four minutes of tuning lost because another build, or another machine with this home, ran once."""
+    used = replace(PROFILE, source="use", classes=(), step_s=1.0)
+    profiles.save(subject, used)
+    assert profiles.find(subject) == profiles.FoundProfile(used)
+    tuned = profiles.save(subject, PROFILE)
+    profiles.save(subject, used)
+    assert profiles.find(subject).profile == PROFILE
+    record = json.loads(tuned.read_text())
+    tuned.write_text(json.dumps({**record, "circumstances": {}}))
+    found = profiles.find(subject)
+    assert found.profile == used
+    assert "the CPU" in found.stale
+    tuned.write_text(json.dumps(record))
+    assert profiles.find(subject) == profiles.FoundProfile(PROFILE)
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_a_changed_file_makes_it_stale_and_is_named(subject: ProfileKey, home: Path, name: str) -> None:
     """Prevents: costs of one file used for another."""
@@ -122,7 +139,7 @@ def test_a_translated_draft_has_its_own_profile(subject: ProfileKey) -> None:
 def test_a_profile_without_newer_fields_is_read() -> None:
     """Prevents: minutes of tuning lost after an update."""
     data = json.loads(json.dumps(PROFILE.to_json()))
-    for name in ("strategy", "plain_path", "threads", "derived"):
+    for name in ("strategy", "plain_path", "threads", "derived", "habits", "evidence"):
         del data[name]
     assert from_plain(Profile, data) == PROFILE
 
@@ -197,7 +214,7 @@ def test_a_draft_that_cannot_pay_is_known_by_the_costs() -> None:
     """Prevents: half a gigabyte loaded for a draft that never drafts."""
     assert PROFILE.draft_can_pay
     assert not replace(PROFILE, costs=DEAR).draft_can_pay
-    assert not replace(PROFILE, classes=()).draft_can_pay
+    assert not replace(PROFILE, strategy="lookup").draft_can_pay
 
 
 def test_the_prior_is_what_the_draft_was_worth_at_that_temperature() -> None:
@@ -207,3 +224,5 @@ def test_the_prior_is_what_the_draft_was_worth_at_that_temperature() -> None:
     assert greedy.at(0.8) == pytest.approx(0.9)
     assert sampled.at(0.5) == pytest.approx(0.6)
     assert replace(PROFILE, classes=()).prior(greedy=True) == Prior()
+    learned = replace(PROFILE, habits=(Habit(True, 0.5, 0.4, 1.0),))
+    assert (learned.prior(greedy=True).typical, learned.prior(greedy=False).typical) == (0.5, 0.6)

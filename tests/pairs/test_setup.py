@@ -30,7 +30,7 @@ from tests import tiny
 CHEAP = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 0.01),))
 DEAR = CostProfile(verify=((1, 1.0), (17, 1.2)), draft=((1, 5.0),))
 PROFILE = Profile(
-    made="2026-01-02T03:04:05+00:00", quick=False, target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1, costs=CHEAP,
+    made="2026-01-02T03:04:05+00:00", target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1, costs=CHEAP,
     classes=(ClassFigures("code", True, 0.9, 0.9, 5, 1.6),),
 )  # fmt: skip
 

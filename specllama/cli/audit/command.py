@@ -170,7 +170,7 @@ def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
     if keep_draft:
         tuned = replace(tuned, draft=setup.draft, profile=pair_setup.profile_for(setup.draft, setup, profile))
     draft = "" if tuned.draft is None else f", with the draft {tuned.draft.path.stem}"
-    out.note(f"auditing the pair as tuned {profile.made[:10]}{draft}")
+    out.note(f"auditing the pair as {profile.origin}{draft}")
     return tuned
 
 
