@@ -28,7 +28,7 @@ VERSION = 4  # of the file; other versions are not read
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 
 # "use": measured within a second when the pair was first used; "quick" and "thorough": by `specllama tune`.
-Source: TypeAlias = Literal["use", "quick", "thorough"]
+ProfileSource: TypeAlias = Literal["use", "quick", "thorough"]
 
 # The load options that change the cost of a pass. The kernel path is missing: tuning chooses it.
 _WISHES = ("n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k", "type_v", "kernels")
@@ -88,7 +88,7 @@ class Profile:
     """The costs of passes, the value of drafts, and the way of loading that they hold for."""
 
     made: str  # UTC, ISO 8601
-    source: Source = "thorough"
+    source: ProfileSource = "thorough"
     target_path: KernelPath
     draft_path: KernelPath
     step_s: float  # T(1)
@@ -174,7 +174,7 @@ class FoundProfile:
     stale: str = ""  # what changed since `tune` made it
 
 
-def path_of(subject: ProfileKey, source: Source = "thorough") -> Path:
+def path_of(subject: ProfileKey, source: ProfileSource = "thorough") -> Path:
     """The profile's file. It is state, not cache: tuning takes minutes. What `tune` measured has a file of its own."""
     name = f"{subject.key}.use.json" if source == "use" else f"{subject.key}.json"
     return user_state_path("specllama") / "profiles" / name
