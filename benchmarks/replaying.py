@@ -20,8 +20,10 @@ import numpy as np
 
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
+from specllama.core.events import Finished
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Caps
+from specllama.core.stats import SpecStats
+from specllama.core.types import Caps, LanguageModel
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import PROBE_TOKENS, Controller, CostProfile
@@ -51,27 +53,34 @@ class Reader:
     """A `LanguageModel` with fixed logits that counts its passes by rows.
 
     `said` is the model whose length is the position in the answer: after a probe, which reads only the end of the text,
-    the draft's own length is not.
+    the draft's own length is not. `real` makes the same passes, for their time; its logits are not used.
     """
 
     end_tokens: frozenset[int] = frozenset()
 
-    def __init__(self, rows: FloatArray, n_prompt: int, max_block: int, said: Reader | None = None) -> None:
+    def __init__(self, rows: FloatArray, n_prompt: int, max_block: int, said: Reader | None = None,
+                 real: LanguageModel | None = None) -> None:  # fmt: skip
         self.rows = rows  # (tokens of the answer, V)
         self.vocab_size = rows.shape[1]
         self.n_ctx = n_prompt + 2 * len(rows) + 64
         self.caps = Caps(max_block=max_block)
         self.length = 0
         self.passes: Counter[int] = Counter()
-        self._n_prompt, self._said, self._n_fed = n_prompt, said, 0
+        self._n_prompt, self._said, self._n_fed, self._real = n_prompt, said, 0, real
+        if real is not None:
+            real.truncate(0)
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Computed with the next block, as in `LlamaModel`."""
         self.length += len(tokens)
         self._n_fed += len(tokens)
+        if self._real is not None:
+            self._real.feed(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         self.length += len(tokens)
+        if self._real is not None:
+            self._real.eval(tokens)
         # The target's prompt does not count, the draft's does.
         self.passes[len(tokens) + (self._n_fed if self._said is not None else 0)] += 1
         self._n_fed = 0
@@ -81,9 +90,13 @@ class Reader:
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
+        if self._real is not None:
+            self._real.truncate(self.length)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
         self.length = length + len(path)
+        if self._real is not None:
+            self._real.keep(length, path)
 
 
 def _rows(tokens: Sequence[int], confidence: Sequence[float], n_vocab: int) -> FloatArray:
@@ -100,6 +113,7 @@ class Passes:
 
     target: Mapping[int, int]
     draft: Mapping[int, int]
+    stats: SpecStats  # its times are those of real models, if they made the passes
 
     def cost(self, costs: CostProfile) -> float:
         """In T(1); plain decoding costs 1 a token."""
@@ -113,19 +127,26 @@ def accepted(recorded: Recorded, round_: int) -> list[bool]:
     return [rng.random() < chance for chance in recorded.acceptance[: len(recorded.tokens)]]
 
 
-def replay(recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings) -> Passes:
-    """The passes of the answer, generated again with a strategy."""
+def replay(
+    recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings,
+    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None),
+) -> Passes:  # fmt: skip
+    """The passes of the answer, generated again with a strategy. `real`: a target and a draft that make them too."""
     ids = {token: i for i, token in enumerate(dict.fromkeys((*recorded.prompt, *recorded.tokens)))}
     n_vocab, wrong = len(ids) + 2, len(ids)
     prompt, said = [ids[token] for token in recorded.prompt], [ids[token] for token in recorded.tokens]
     drafted = [token if fits else wrong for token, fits in zip(said, right, strict=True)]
-    target = Reader(_rows(said, [0.9] * len(said), n_vocab), len(prompt), TUNED + 1)
-    draft = Reader(_rows(drafted, recorded.confidence[: len(said)], n_vocab), len(prompt), PROBE_TOKENS, target)
+    target = Reader(_rows(said, [0.9] * len(said), n_vocab), len(prompt), TUNED + 1, real=real[0])
+    draft = Reader(
+        _rows(drafted, recorded.confidence[: len(said)], n_vocab), len(prompt), PROBE_TOKENS, target, real[1]
+    )
     drafter = REGISTRY[strategy].make(draft if REGISTRY[strategy].needs_model else None, settings)
-    events = Engine(target, drafter).generate(prompt, GREEDY, RandomChooser(0), max_tokens=len(said))
+    engine = Engine(target, drafter, cost=settings.cost)
+    *events, last = engine.generate(prompt, GREEDY, RandomChooser(0), max_tokens=len(said))
     told = [token for event in events if (token := getattr(event, "token", None)) is not None]
     assert told == said, "the replay differs from the recorded answer"
-    return Passes(target.passes, draft.passes)
+    assert isinstance(last, Finished), "the engine's last event is always Finished"
+    return Passes(target.passes, draft.passes, last.stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +177,7 @@ class Machine:
     def settings(self) -> DraftSettings:
         """A fresh controller, as a tuned pair gets it."""
         policy = Controller(self.costs, calibration=Calibration(self.prior))
-        return DraftSettings(length=DraftLength(TUNED), policy=policy)
+        return DraftSettings(length=DraftLength(TUNED), policy=policy, cost=self.costs.verify_cost)
 
 
 @dataclass(frozen=True, slots=True)

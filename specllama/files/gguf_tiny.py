@@ -31,18 +31,18 @@ class _Kind:
 
 
 _Q4_0, _Q4_1, _Q8_0 = _Kind(2, 1), _Kind(3, 2), _Kind(8, 1)
-_Q4_K, _Q5_K, _Q6_K = _Kind(12, 2), _Kind(13, 2), _Kind(14, 0, n_scales_behind=1)
+Q4_K, _Q5_K, Q6_K = _Kind(12, 2), _Kind(13, 2), _Kind(14, 0, n_scales_behind=1)
 
 _MATRICES = {  # name -> type and rows; together, the types of the usual model files
-    "token_embd": (_Q4_K, N_VOCAB),
-    "blk.0.attn_q": (_Q4_K, _WIDTH),
+    "token_embd": (Q4_K, N_VOCAB),
+    "blk.0.attn_q": (Q4_K, _WIDTH),
     "blk.0.attn_k": (_Q4_0, _WIDTH),
     "blk.0.attn_v": (_Q8_0, _WIDTH),
-    "blk.0.attn_output": (_Q6_K, _WIDTH),
+    "blk.0.attn_output": (Q6_K, _WIDTH),
     "blk.0.ffn_gate": (_Q5_K, _WIDTH),
     "blk.0.ffn_up": (_Q4_1, _WIDTH),
-    "blk.0.ffn_down": (_Q4_K, _WIDTH),
-    "output": (_Q6_K, N_VOCAB),
+    "blk.0.ffn_down": (Q4_K, _WIDTH),
+    "output": (Q6_K, N_VOCAB),
 }
 _NORMS = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
 
