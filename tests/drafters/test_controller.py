@@ -218,6 +218,36 @@ def test_plans_and_answers_are_those_of_the_definitions(seed: int) -> None:
         reached *= calibration.at(confidence)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_a_drafter_without_plans_is_answered_by_the_plan_that_it_did_not_ask_for(seed: int) -> None:
+    """A drafter that only asks `go_on`, after each evaluation: another length, cost or first token than with a plan."""
+    chance = random.Random(seed)
+    profile, calibration = random_profile(chance), Calibration(Prior(chance.random(), 0.1, 0.8))
+    asked, planned = (Controller(profile, calibration=calibration) for _ in range(2))
+    plan = planned.plan(planned.n_max, lag=0)
+    reached, typical, n = 1.0, calibration.typical, 0
+    while True:
+        confidence = chance.random()
+        reach = [reached * calibration.at(confidence) * typical**i for i in range(planned.n_max - n)]
+        gains = [
+            sum(reach[:k])
+            - plan.rate
+            * (
+                k * profile.draft_cost()  # a refused token has cost an evaluation, so an allowed one costs the next
+                + (reach[k - 1] - reached) * max(profile.draft_cost(2) - profile.draft_cost(), 0.0)
+                + profile.verify_cost(n + k + 1)
+                - profile.verify_cost(n + 1)
+            )
+            for k in range(1, planned.n_max - n + 1)
+        ]
+        expected = plan.n_drawn > 0 and any(gain > 0.0 for gain in gains)
+        assert asked.go_on(n, confidence) == expected
+        if not expected:
+            return
+        reached *= calibration.at(confidence)
+        n += 1
+
+
 def test_blocks_that_were_not_measured_are_not_tried() -> None:
     """Longer drafts than the measured blocks, at guessed costs. Figures: docs/design.md, Cost model."""
     profile = CostProfile(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (2, 0.1)))

@@ -14,6 +14,7 @@ from specllama.drafters import lookup as lookup_room
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.suffix import Continuation
+from tests.drafters.test_suffix import texts
 
 PARAMS = SamplingParams()
 
@@ -213,3 +214,40 @@ def test_evidence_tells_sometimes_mostly_once_and_always_apart(
 ) -> None:
     """Two kinds of evidence counted as one, so that neither has the chance of its own."""
     assert lookup_room._evidence(Continuation(7, n_followed, alone), n_seen) == evidence
+
+
+CHANCES = [(length, evidence) for length in (1, 2, 3, 4, 6, 8, 12, 16) for evidence in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_token_teaches_the_confidence_that_the_guess_for_it_had(seed: int) -> None:
+    """A kind of match or evidence that learns from the tokens of another one."""
+    text = texts(seed)
+    drafter = begun(text[:1])
+    for n, token in enumerate(text[1:], 1):
+        guess = next(drafter.offer(text[:n], 1), None)
+        before = [drafter._record.chance(*each) for each in CHANCES]
+        drafter.follow(text[: n + 1])
+        after = [drafter._record.chance(*each) for each in CHANCES]
+        changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+        if guess is None:
+            assert changed == []
+        else:
+            ((old, new),) = changed
+            assert old == guess.confidence
+            assert (new > old) == (guess.token == token)
+
+
+def test_chances_before_and_after_samples_are_those_of_the_definitions() -> None:
+    """Lengths counted together that differ, or samples that weigh more or less than the prior allows."""
+    record = lookup_room._Record()
+    for length in range(1, 40):
+        counted = max(each for each, _ in CHANCES if each <= length)
+        expected = [share * counted / (counted + 2) for share in (0.4, 0.8, 0.9, 1.0)]
+        assert [record.chance(length, evidence) for evidence in range(4)] == pytest.approx(expected)
+    record.learn(2, 3, right=True)
+    assert record.chance(2, 3) == pytest.approx((4 * 0.5 + 1) / (4 + 1)), "the prior counts as four samples"
+    for right, n in ((True, 2000), (False, 69)):
+        for _ in range(n):
+            record.learn(2, 3, right=right)
+    assert record.chance(2, 3) == pytest.approx(0.5, abs=0.005), "after 69 samples an old one counts half"

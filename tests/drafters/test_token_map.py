@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,48 @@ def test_what_cannot_be_spelled_still_takes_a_cell(vocabs: dict[str, Vocabulary]
     spell = Speller(target, draft, map_by_text(target, draft))
     assert spell(VOCABULARIES["bytes"].tokens.index("é")) == (draft.bos,)
     assert [draft.piece(cell) for cell in spell(VOCABULARIES["bytes"].tokens.index("Ġthe"))] == [b" ", b"t", b"h", b"e"]
+
+
+@dataclass
+class Spelling(Listed):
+    """`plain`: what its tokenizer writes for a text without special tokens; nothing for the texts it lacks."""
+
+    plain: dict[bytes, list[int]] = field(default_factory=dict)
+    add_bos: bool = False
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]:
+        return [len(self.names) - 1] if special else self.plain.get(text, [])
+
+    def piece(self, token: int) -> bytes:
+        return self.spellings[token]
+
+    def text(self, token: int) -> str:
+        return self.names[token]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_tokenizer_cannot_write_is_spelled_with_the_longest_tokens(seed: int) -> None:
+    """Prevents: a shorter token where a longer one fits, a byte read twice or not at all, a search without end."""
+    chance = random.Random(seed)
+    word = lambda n: bytes(chance.choice(b"abc") for _ in range(n))  # noqa: E731
+    pieces = [word(chance.randrange(4)) for _ in range(8)]  # some of them empty or equal
+    texts = [word(n) for n in range(1, 9)]
+    draft = Spelling([str(n) for n in range(8)], pieces, bos=chance.choice([None, 0, 7]))
+    target = Spelling([f"-{n}" for n in range(8)], texts)
+    spell = Speller(target, draft, np.full(8, NO_TOKEN))
+    for token, rest in enumerate(texts):
+        expected = list[int]()
+        while rest:
+            best = max((piece for piece in pieces if piece and rest.startswith(piece)), key=len, default=b"")
+            expected += [pieces.index(best)] if best else []
+            rest = rest[len(best) or 1 :]
+        assert spell(token) == (tuple(expected) or (draft.bos or 0,))
+
+
+def test_what_the_tokenizer_can_write_is_spelled_as_the_draft_was_trained() -> None:
+    """Prevents: the longest tokens where the tokenizer takes others, or text that is read as a control token."""
+    draft = Spelling(["a", "b", "ab", "<end>"], [b"a", b"b", b"ab", b"ab"], plain={b"ab": [0, 1]})
+    assert Speller(Spelling(["ab"], [b"ab"]), draft, np.full(4, NO_TOKEN))(0) == (0, 1)
 
 
 def test_a_draft_that_wants_a_begin_token_gets_it(vocabs: dict[str, Vocabulary]) -> None:

@@ -46,6 +46,20 @@ def test_every_row_follows_the_spelling_of_its_whole_history(n_fed: int, first: 
     assert (model.length, model.tokens) == (len(TEXT), TEXT)
 
 
+@pytest.mark.parametrize("text", [(0, 1), (1, 0), (1, 1, 2), (2, 3), (3, 1)])
+def test_begin_tokens_come_once_at_the_start_of_a_text(text: History) -> None:
+    """A draft that reads its begin token twice, not at all, or within the text."""
+    spell = FixedSpelling({0: (2,), 1: FIRST, 2: (*FIRST, 3), 3: FIRST[:1]}, FIRST)
+    cells = [cell for token in text for cell in spell(token)]
+    expected = cells if text[0] in (1, 2) else [*FIRST, *cells]
+    for n_fed in range(len(text)):
+        model = TranslatedModel(FakeModel(draft_table(0), N_DRAFT_VOCAB), id_map(N_VOCAB), spell, vocab_size=N_VOCAB)
+        assert room_after(model, text) == 64 - len(expected)
+        model.feed(text[:n_fed])
+        model.eval(text[n_fed:])
+        assert model.model.tokens == tuple(expected)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_after_any_feed_eval_keep_and_truncate_the_next_row_is_that_of_a_fresh_model(seed: int) -> None:
     """A partial spelling, or one left by a rejection, which changes every later row (docs/design.md, invariant 2)."""
