@@ -74,10 +74,8 @@ def _serve(job: Job, pipe: Connection) -> None:
 
 
 def _paths(model: Path) -> list[KernelPath]:
-    found = [
-        path for path in candidates(llama.matrices(model), llama.read_header(model).n_weight_bytes) if not path.own
-    ]
-    return [OWN, *found[:3]]
+    found = candidates(llama.read_header(model), llama.build_info().extra_buffer_types)
+    return [OWN, *(path for path in found if not path.own)]
 
 
 def measure(model: Path, rounds: int, threads: int, isa: str) -> dict[str, Any]:

@@ -140,15 +140,6 @@ def _device(handle: int) -> Device:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraBuffer:
-    """An extra buffer type of the CPU, which stores weights in another layout."""
-
-    name: str  # "AMX", "CPU_REPACK"
-    handle: int  # of the buffer type
-    device: int
-
-
 @functools.cache
 def own_kernels() -> Kernels | None:
     """Our kernels, attached to the CPU, if they are built and have passed their test (see tested_kernels.py).
@@ -171,12 +162,14 @@ def attach_kernels(path: Path, isa: str = "") -> Kernels:
     return attach(path, functions, cpu, isa)
 
 
-def extra_buffers() -> tuple[ExtraBuffer, ...]:
-    """The CPU's extra buffer types, in the order in which llama.cpp takes the first that fits."""
+def extra_buffer_types(*, kernels: bool = True) -> tuple[str, ...]:
+    """The CPU's extra buffer types, such as "AMX" and "CPU_REPACK", in the order in which llama.cpp takes the first
+    that fits; without that of our kernels if not `kernels`.
+    """
     own_kernels()
     find = symbol("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     registry_of = symbol("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
-    found: list[ExtraBuffer] = []
+    found: list[str] = []
     for device in _device_handles():
         address = find(registry_of(device), b"ggml_backend_dev_get_extra_bufts")
         if _device(device).kind == "cpu" and address:
@@ -185,13 +178,8 @@ def extra_buffers() -> tuple[ExtraBuffer, ...]:
             for index in range(64):  # the array ends with a null pointer
                 if not types or not types[index]:
                     break
-                found.append(ExtraBuffer(_text_of("ggml_backend_buft_name", types[index]), types[index], device))
-    return tuple(found)
-
-
-def extra_buffer_types(*, kernels: bool = True) -> tuple[str, ...]:
-    """The names of `extra_buffers`; without that of our kernels if not `kernels`."""
-    return tuple(each.name for each in extra_buffers() if kernels or each.name != BUFFER_TYPE)
+                found.append(_text_of("ggml_backend_buft_name", types[index]))
+    return tuple(name for name in found if kernels or name != BUFFER_TYPE)
 
 
 def _text_of(function: str, handle: int) -> str:

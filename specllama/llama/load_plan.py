@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,15 +42,9 @@ class LoadOptions:
     type_k: str = "f16"  # see memory.KV_TYPE_BYTES
     type_v: str = "f16"
     use_extra_bufts: bool = True  # llama.cpp rearranges weights for faster kernels
-    placed: tuple[tuple[str, str], ...] = ()  # these tensor types in these extra buffer types; see kernel_path.py
     kernels: bool = True  # our kernels for the weights that they take, where they are built and tested
     max_block: int = 33  # longest eval: the draft and the pending token
     use_mmap: bool | None = None  # None = unless that keeps weights twice
-
-
-def placeable(options: LoadOptions, *, has_gpu: bool) -> bool:
-    """True if weights can be placed by tensor type: no layer is on a GPU, which an override would keep it off."""
-    return not has_gpu or options.n_gpu_layers == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,6 @@ class LoadPlan:
     max_block: int
     use_mmap: bool
     use_extra_bufts: bool
-    placed: tuple[tuple[str, str], ...]
     kernels: bool
     need: MemoryNeed
     warnings: tuple[str, ...]
@@ -95,8 +89,6 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     n_ubatch = min(options.n_ubatch, n_batch)
     need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, **kv)
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
-    if options.placed and n_gpu_layers:
-        raise UsageError("weights cannot be placed by tensor type with layers on a GPU", hint="add -ngl 0")
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
     if need.total * (1.0 - on_gpu) > free:
         raise memory_short(header, int(need.total * (1.0 - on_gpu)), free, n_ctx)
@@ -111,7 +103,6 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         max_block=min(options.max_block, n_batch),
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
-        placed=options.placed,
         kernels=options.kernels and BUFFER_TYPE in extra,
         need=need,
         warnings=_warnings(header, options, gpu, n_ctx),
@@ -186,12 +177,13 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
         return options.use_mmap
     if n_gpu_layers > header.n_layer:
         return True
-    return _rearranged_bytes(header, options, extra) <= _TOLERATED_COPY * header.n_weight_bytes
+    return rearranged_bytes(header, extra if options.use_extra_bufts else ()) <= _TOLERATED_COPY * header.n_weight_bytes
 
 
-def _rearranged_bytes(header: Header, options: LoadOptions, extra: tuple[str, ...]) -> int:
-    taken = {kind.lower() for kind, _ in options.placed}
-    for name in extra if options.use_extra_bufts else ():
+def rearranged_bytes(header: Header, buffers: Sequence[str]) -> int:
+    """Bytes of weights that these extra buffer types can hold, at most."""
+    taken: set[str] = set()
+    for name in buffers:
         if name == BUFFER_TYPE:
             taken |= PACKED
         elif name == "AMX":

@@ -23,11 +23,10 @@ from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps, require_chain
 from specllama.files.gguf_check import read_parts
 from specllama.kernels.library import Kernels, self_test
-from specllama.llama import buffers, crash_test
+from specllama.llama import crash_test
 from specllama.llama.bindings import abort_callback, attach_kernels, bindings, devices, extra_buffer_types, log
 from specllama.llama.crash_test import Use
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
-from specllama.llama.kernel_path import KernelPath, Matrix
 from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, check_options, physical_cores, plan_load
 from specllama.llama.log import LogSink
 from specllama.llama.memory import MemoryNeed, memory_free, need_for
@@ -84,11 +83,6 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
     )
 
 
-def matrices(model: Path | Header) -> tuple[Matrix, ...]:
-    """The matrices of a model file, with the extra buffer types that can hold each. Raises ModelFileError."""
-    return buffers.matrices(_opened(model))
-
-
 def load(
     model: Path | Header, options: LoadOptions | None = None, *, progress: LoadProgress | None = None
 ) -> LlamaModel:
@@ -102,7 +96,7 @@ def load(
     refuse_architecture(about)
     plan = plan_load(about, wish, free=memory_free(), gpu=_gpu_memory(), extra=extra_buffer_types(kernels=wish.kernels))
     prove(about)
-    native = load_model(about, plan, progress, buffers.overrides(about, KernelPath.of(wish)))
+    native = load_model(about, plan, progress)
     try:
         refuse_kind(native, about)
         open_context(native, about, plan, wish)

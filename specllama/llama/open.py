@@ -53,23 +53,20 @@ class Pointers:
     in_call: bool = False  # llama.cpp is computing with them
     cancel: Cancel = field(default_factory=Cancel)  # stops the computation
     callbacks: list[object] = field(default_factory=list)  # objects that C may still call or read
-    overrides: Any = None  # the model keeps their address in its parameters
 
 
 class Native:
     """Owns C objects and frees them exactly once: on `close` or on garbage collection."""
 
-    def __init__(self, lib: Any, model: int, overrides: Any = None) -> None:
-        self.pointers = Pointers(lib, model, overrides=overrides)
+    def __init__(self, lib: Any, model: int) -> None:
+        self.pointers = Pointers(lib, model)
         self.close = weakref.finalize(self, _free, self.pointers)
         self.close.atexit = False
         _alive.add(self.pointers)
 
 
-def load_model(
-    about: Header, plan: LoadPlan, progress: LoadProgress | None, overrides: Any = None, *, weights: bool = True
-) -> Native:
-    """Load the model; `overrides` (see buffers.py) may place some weights. Without `weights`, none are read.
+def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, *, weights: bool = True) -> Native:
+    """Load the model. Without `weights`, none are read.
 
     Raises ModelFileError, MemoryShort, and Interrupted if `progress` returns False.
     """
@@ -78,13 +75,11 @@ def load_model(
     params.load_mode = _LOAD_MMAP if plan.use_mmap else _LOAD_READ
     params.use_extra_bufts = plan.use_extra_bufts
     params.no_alloc = not weights
-    if overrides is not None:
-        params.tensor_buft_overrides = ctypes.addressof(overrides)
     with _loading:  # whether weights are packed is a setting of the process
         kernels = own_kernels()
         if kernels is not None:
             kernels.enable(plan.kernels)
-        return _load(about, params, progress, overrides)
+        return _load(about, params, progress)
 
 
 def load_vocabulary_only(about: Header) -> Native:
@@ -184,7 +179,7 @@ def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
     return result  # type: ignore[return-value]
 
 
-def _load(about: Header, params: Any, progress: LoadProgress | None, overrides: Any = None) -> Native:
+def _load(about: Header, params: Any, progress: LoadProgress | None) -> Native:
     lib, share, stop = bindings(), 0.0, Cancel()
 
     def report(done: float, _user_data: object) -> bool:
@@ -194,7 +189,7 @@ def _load(about: Header, params: Any, progress: LoadProgress | None, overrides: 
 
     def load() -> Native | None:
         model = lib.llama_model_load_from_file(os.fsencode(about.path), params)
-        return Native(lib, model, overrides) if model else None
+        return Native(lib, model) if model else None
 
     def look() -> None:
         log.read()

@@ -23,7 +23,7 @@ from specllama.llama import LoadOptions, build_info, tested_kernels
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.load_plan import physical_cores
 
-VERSION = 4  # of the file; other versions are not read
+VERSION = 5  # of the file; other versions are not read
 
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 

@@ -28,7 +28,6 @@ from specllama.files.model import Model, PairDefaults
 from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, tested_kernels
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
-from specllama.llama.load_plan import placeable
 from specllama.llama.memory import CELL_STEP
 from specllama.pairs import derived
 from specllama.pairs import profile as profiles
@@ -353,8 +352,6 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
     profile = found.profile
     if profile is None:
         return replace(setup, stale=found.stale)
-    if reason := _out_of_reach(profile, setup):
-        return replace(setup, stale=reason)
     if not setup.target_options.use_extra_bufts:  # the build crashes with them
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
@@ -377,20 +374,6 @@ def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Pr
     if profile is None or draft is None or draft.path == (profile.derived or own):
         return profile
     return replace(profile, draft_path=KernelPath.of(setup.target_options))
-
-
-def _out_of_reach(profile: Profile, setup: Setup) -> str:
-    """Why the profile's kernel paths cannot be used here; empty if they can."""
-    wanted = {buffer for path in (profile.target_path, profile.draft_path) for _, buffer in path.placed}
-    build = llama.build_info()
-    if missing := sorted(wanted - set(build.extra_buffer_types)):
-        return f"it needs {' and '.join(missing)}, which the installed llama.cpp does not have"
-    has_gpu = any(device.is_gpu for device in build.devices)
-    loads = [(profile.target_path, setup.target_options)]
-    loads += [(profile.draft_path, setup.draft_options(setup.target_options.n_ctx))] if setup.draft is not None else []
-    if any(path.placed and not placeable(options, has_gpu=has_gpu) for path, options in loads):
-        return "it places weights by their type, which a GPU does not allow"
-    return ""
 
 
 def longest_context(setup: Setup) -> int:

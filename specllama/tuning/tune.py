@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,12 +17,12 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters import SIMPLE
 from specllama.drafters.controller import CostProfile, Points
-from specllama.llama.kernel_path import DEFAULT, OWN, KernelPath
+from specllama.llama.kernel_path import KernelPath
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
 from specllama.tuning import traces
 from specllama.tuning.child import HeldUp, Measured, MeasureJob, RunMeasureJob, Way, run_child, steady
 from specllama.tuning.costs import QUICK_ROWS, VERIFY_ROWS
-from specllama.tuning.kernel_paths import MOST_PATHS, Paths, split
+from specllama.tuning.kernel_paths import Paths, split
 from specllama.tuning.traces import Trace, TracedAnswer
 
 # If visits of the same path differ by more than this factor, the machine was busy, and paths cannot be compared.
@@ -35,10 +35,7 @@ PATH_MARGIN = 1.03  # another path must be faster than the default by this facto
 # load the target in another way only for a reason.
 PLAIN_TIE = 1.01
 
-# Shares of the time for one child: a derived draft has fewer passes, and a coarse look only selects the best ways.
-VARIANT_SHARE = 0.25
-COARSE_SHARE = 0.25
-COARSE_ROWS = (1, 4, 8)
+VARIANT_SHARE = 0.25  # of the time for one child: a derived draft has fewer passes
 THREADS_SHARE = 0.2  # in addition, once, for finding the numbers of threads
 
 
@@ -136,17 +133,15 @@ def _rising(tell: Tell) -> Tell:
 class _Visits:
     """Runs children, and keeps their results and failures by way of loading."""
 
-    def __init__(
-        self, run: RunMeasureJob, threads: Threads | None = None, failures: Mapping[Way, SpecllamaError] | None = None
-    ) -> None:
+    def __init__(self, run: RunMeasureJob) -> None:
         self._run = run
         self.by_way: dict[Way, list[Measured]] = {}
-        self.failures = dict(failures or {})
+        self.failures: dict[Way, SpecllamaError] = {}
         self._held_up: dict[Way, SpecllamaError] = {}  # in a visit that does not count
         self._divided: set[Way] = set()  # failed; each of its two paths is measured apart
         self.traces: tuple[Trace, ...] = ()
         self.answers: tuple[TracedAnswer, ...] = ()
-        self.threads = threads
+        self.threads: Threads | None = None
         self.n_spelled: float | None = None  # counted in the first answers
         self.fastest = math.inf
 
@@ -245,34 +240,25 @@ class _Visits:
 def measure(
     subject: ProfileKey, paths: Paths, effort: TuneEffort, tell: Tell, run: RunMeasureJob = run_child
 ) -> Findings:
-    """Measure the paths of target and draft, of many only the best, then the derived drafts.
+    """Measure the paths of target and draft, then the derived drafts.
 
     Raises BackendError if no path works.
     """
     visits, tell = _Visits(run), _rising(tell)
-    failures = [f"kernel paths by tensor type: {paths.failure}"] if paths.failure else []
     if effort.n_visits == 1:  # --quick
         paths = replace(paths.head(2), variants=paths.head(1).variants)
-    threads_s = THREADS_SHARE * effort.seconds  # also in a coarse look
-    n_coarse = COARSE_SHARE * len(paths.ways) if len(paths.ways) > MOST_PATHS else 0.0
-    n_full = effort.n_visits * min(len(paths.ways), MOST_PATHS)
-    each_variant = [VARIANT_SHARE * len(several) for _, several in paths.head(MOST_PATHS).variants]
-    n_all = n_coarse + n_full + sum(each_variant)
+    threads_s = THREADS_SHARE * effort.seconds
+    n_visits = effort.n_visits * len(paths.ways)
+    each_variant = [VARIANT_SHARE * len(several) for _, several in paths.variants]
+    n_all = n_visits + sum(each_variant)
 
-    if n_coarse:
-        job = MeasureJob(
-            subject, paths.ways[0], COARSE_SHARE * effort.seconds, 0, rows=COARSE_ROWS, threads_s=threads_s
-        )
-        visits.tour(paths.ways, 1, job, _within(tell, 0.0, n_coarse / n_all))
-        paths = _shortlist(paths, visits)
-        visits = _Visits(run, visits.threads, visits.failures)
     job = MeasureJob(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows, threads_s=threads_s)
-    visits.tour(paths.ways, effort.n_visits, job, _within(tell, n_coarse / n_all, n_full / n_all))
+    visits.tour(paths.ways, effort.n_visits, job, _within(tell, 0.0, n_visits / n_all))
     layouts = visits.layouts
-    failures += [f"{way.name}: {error}" for way, error in visits.failures.items()]
+    failures = [f"{way.name}: {error}" for way, error in visits.failures.items()]
     found: list[Variant] = []
-    for i, (path, several) in enumerate(paths.head(MOST_PATHS).variants):
-        at = _within(tell, (n_coarse + n_full + sum(each_variant[:i])) / n_all, each_variant[i] / n_all)
+    for i, (path, several) in enumerate(paths.variants):
+        at = _within(tell, (n_visits + sum(each_variant[:i])) / n_all, each_variant[i] / n_all)
         derived, seconds = replace(subject, draft=path), VARIANT_SHARE * effort.seconds
         try:
             variant, failed = visits.variant(derived, several, layouts[0], seconds, at)
@@ -290,37 +276,6 @@ def measure(
         strategy=subject.strategy,
         n_spelled=visits.n_spelled or 1.0,
     )
-
-
-def _shortlist(paths: Paths, visits: _Visits) -> Paths:
-    """The best paths of a coarse comparison; the first ones if the machine was too busy to compare."""
-    layouts = visits.layouts
-    if visits.drift > MOST_DRIFT:
-        working = Paths(
-            tuple(path for path in paths.target if any(path == layout.way.target for layout in layouts)),
-            tuple(path for path in paths.draft if any(path == layout.way.draft for layout in layouts)),
-        )
-        return replace(working.head(MOST_PATHS), variants=paths.variants)
-
-    def price(layout: Layout) -> float:
-        assert layout.verify is not None
-        return layout.step_s * math.exp(fmean(math.log(cost) for _, cost in layout.verify))
-
-    fastest = min(layouts, key=lambda layout: layout.step_s)
-    steps = {layout.way.target: layout.step_s for layout in reversed(layouts)}
-    targets = _first({layout.way.target: price(layout) for layout in reversed(layouts) if layout.verify})
-    # Drafts must beat plain decoding on its fastest path, so that one is measured in full as well.
-    if fastest.way.target not in targets and PLAIN_TIE * fastest.step_s < min(steps[path] for path in targets):
-        targets = (*targets[:-1], fastest.way.target)
-    prices = {layout.way.draft: layout.step_s * layout.draft[0][1] for layout in reversed(layouts) if layout.draft}
-    return Paths(targets, _first(prices) or paths.draft[:1], paths.variants)
-
-
-def _first(prices: Mapping[KernelPath, float]) -> tuple[KernelPath, ...]:
-    """The default, if it works, and the cheapest others."""
-    default = OWN if OWN in prices else DEFAULT
-    ranked = sorted(prices, key=lambda path: (path != default, prices[path]))
-    return tuple(ranked[:MOST_PATHS])
 
 
 def _costs(target: Layout, draft: Layout) -> CostProfile:

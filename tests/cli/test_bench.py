@@ -30,7 +30,7 @@ from specllama.cli.bench.options import BenchDrafting, BenchRuns, BenchSampling
 from specllama.cli.bench.view import main_table
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
-from specllama.llama.kernel_path import DEFAULT, OWN, KernelPath
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, OWN, KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile
 from specllama.pairs.setup import profile_for
@@ -81,7 +81,7 @@ def table_of(text: str) -> list[list[str]]:
 
 def test_a_profiles_kernel_path_is_only_for_its_own_draft() -> None:
     """Prevents: another draft loaded with a kernel path for weights that it does not have."""
-    path = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
+    path = AS_IN_FILE
     profile = Profile(
         made="", source="quick", target_path=DEFAULT, draft_path=path, step_s=1.0, classes=(),
         costs=CostProfile(verify=((1, 1.0),), draft=((1, 1.0),)),

@@ -20,8 +20,8 @@ from specllama.base import disk as storage
 from specllama.base.errors import SpecllamaError
 from specllama.base.jsonable import from_plain
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
-from specllama.llama import LoadOptions, own_kernels
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, OWN, KernelPath
+from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
@@ -247,21 +247,6 @@ def test_the_profiles_kernel_paths_are_loaded(
     target, draft = loaded
     assert (target.use_extra_bufts, draft.use_extra_bufts) == (False, True)
     assert (target.max_block, draft.max_block) == (17, PROBE_TOKENS)
-
-
-def test_a_kernel_path_that_is_missing_here_is_noted_and_the_default_used(
-    specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
-) -> None:
-    """Prevents: an answer that fails; costs of AMX used without AMX."""
-    keep(replace(PROFILE, draft_path=KernelPath(placed=(("q4_K", "NO_SUCH_BUFFER"),))))
-    reason = "it needs NO_SUCH_BUFFER, which the installed llama.cpp does not have"
-    told = specllama("run", *pair.options, *ASK)
-    assert told.code == 0
-    assert f"note: the profile of this pair is not used: {reason}\n" in told.err
-    record = record_of(specllama("run", *pair.options, *ASK, "--json"))
-    assert record["profile"] is None
-    untuned = (OWN if own_kernels() else DEFAULT).name
-    assert {model["kernel_path"] for model in record["models"].values()} == {untuned}
 
 
 def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

@@ -1,107 +1,112 @@
-"""Kernel paths: candidates, names, and JSON."""
+"""Kernel paths: candidates, names, JSON, and what llama.cpp makes of them."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from specllama import llama
 from specllama.base.errors import ReportError
 from specllama.base.jsonable import from_plain
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath, Matrix, candidates
-from specllama.llama.load_plan import LoadOptions
+from specllama.kernels.library import BUFFER_TYPE
+from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, OWN, KernelPath, candidates
+from specllama.llama.load_plan import GpuMemory, plan_load
+from tests import tiny
 
 AMX, REPACK = "AMX", "CPU_REPACK"
-# A Q4_K_M file on a CPU with AMX, and on one with AVX2 alone.
-ON_AMX = [
-    Matrix("blk.0.ffn_up.weight", "q4_K", 700, (AMX, REPACK)),
-    Matrix("blk.0.ffn_down.weight", "q6_K", 300, (AMX,)),
-    Matrix("output.weight", "q6_K", 100, (AMX,)),
-]
-ON_AVX2 = [
-    Matrix("blk.0.ffn_up.weight", "q4_K", 700, (REPACK,)),
-    Matrix("blk.0.ffn_down.weight", "q6_K", 300, ()),
-]
 
 
-def test_each_tensor_type_is_tried_in_every_buffer_that_holds_it() -> None:
-    """Prevents: paths with some rearranged types that are never measured."""
-    assert candidates(ON_AMX, 1100) == (
-        DEFAULT,
-        AS_IN_FILE,
-        KernelPath(placed=(("q4_K", REPACK),)),
-        KernelPath(False, (("q6_K", AMX),)),
-        KernelPath(False, (("q4_K", AMX),)),
-    )
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """CPU_REPACK holds Q4_0 on every CPU that has it, AMX as well."""
+    return tiny.write_model(tmp_path / "mixed.gguf", n_embd=64, n_ff=128, kinds={"ffn_up": "Q4_0", "attn_q": "Q8_0"})
 
 
-def test_equal_paths_are_measured_once() -> None:
-    """Prevents: minutes for one path under three names, with a winner by noise."""
-    assert candidates(ON_AVX2, 1000) == (DEFAULT, AS_IN_FILE)
-    assert candidates([ON_AVX2[1]], 300) == (DEFAULT,)
-    assert candidates([], 300) == (DEFAULT,)
+def test_only_paths_that_hold_some_of_the_weights_are_tried(path: Path, tmp_path: Path) -> None:
+    """Prevents: minutes for one path under two names, with a winner by noise; a path that is never measured."""
+    header = llama.read_header(path)
+    assert candidates(header, (BUFFER_TYPE, AMX, REPACK)) == (OWN, DEFAULT, AS_IN_FILE)
+    assert candidates(header, (REPACK,)) == (DEFAULT, AS_IN_FILE)
+    assert candidates(header, (BUFFER_TYPE,)) == (OWN, DEFAULT)
+    assert candidates(header, ()) == (DEFAULT,)
+    plain = llama.read_header(tiny.write_model(tmp_path / "plain.gguf"))
+    assert candidates(plain, (BUFFER_TYPE, AMX, REPACK)) == (DEFAULT,)
 
 
-def test_a_type_with_few_weights_is_not_tried() -> None:
-    """Prevents: a child process for each type with three tensors."""
-    few = [*ON_AVX2, Matrix("blk.0.attn_k.weight", "q4_0", 10, (REPACK,))]
-    assert candidates(few, 1010) == (DEFAULT, AS_IN_FILE, KernelPath(False, (("q4_0", REPACK),)))
-    assert [path for path in candidates(few, 1010) if path.placed == (("q4_0", AMX),)] == []
-    assert candidates(few, 100_000) == (DEFAULT, AS_IN_FILE)
-
-
-def test_other_types_stay_in_llama_cpps_choice_for_any_order_of_shapes() -> None:
-    """Prevents: an entry for AMX without weights, which fails on loading, because an odd shape is first."""
-    odd = Matrix("output.weight", "q4_0", 200, (REPACK,))  # of a shape that AMX cannot hold
-    usual = Matrix("blk.0.attn_q.weight", "q4_0", 200, (AMX, REPACK))
-    matrices = [odd, usual, ON_AMX[1]]
-    (path,) = (each for each in candidates(matrices, 700) if not each.extra_bufts and len(each.placed) == 2)
-    assert [path.buffer_of(matrix) for matrix in matrices] == [REPACK, AMX, ""]
-
-
-def test_a_head_that_is_the_embedding_stays_in_llama_cpps_choice() -> None:
-    """Prevents: equal paths taken for different ones, or the reverse, by the largest matrix of the file."""
-    head = Matrix("token_embd.weight", "q4_K", 500, (REPACK,), placeable=False)
-    placed = KernelPath(False, (("q4_K", REPACK),))
-    assert (DEFAULT.buffer_of(head), placed.buffer_of(head), placed.buffer_of(ON_AVX2[0])) == (REPACK, "", REPACK)
-    assert candidates([head], 500) == (DEFAULT, AS_IN_FILE)
-
-
-def test_of_several_buffers_for_a_type_the_first_that_fits_counts() -> None:
-    """Prevents: an override that ends the process in llama.cpp."""
-    path = KernelPath(False, (("q4_K", AMX), ("q4_K", REPACK)))
-    assert [path.buffer_of(matrix) for matrix in (ON_AMX[0], ON_AVX2[0], ON_AMX[1])] == [AMX, REPACK, ""]
+def test_every_path_places_the_weights_and_gives_the_same_logits(path: Path) -> None:
+    """Prevents: a path that llama.cpp ignores, so that one is measured twice; one with wrong logits."""
+    buffers, rows = {}, {}
+    for way in (DEFAULT, AS_IN_FILE):
+        heard: list[str] = []
+        llama.set_log(lambda _level, text, heard=heard: heard.append(text))  # type: ignore[misc]
+        try:
+            with llama.load(path, way.applied(LoadOptions(n_ctx=64))) as model:
+                rows[way] = np.array(model.eval([0, 1, 2, 3, 0, 1, 2, 3]))
+        finally:
+            llama.set_log(None)
+        buffers[way] = set(re.findall(r"(\S+) model buffer size", "".join(heard))) - {"CPU", "CPU_Mapped"}
+    assert buffers[AS_IN_FILE] == set()
+    theirs = {AMX, REPACK} & set(llama.build_info().extra_buffer_types)
+    assert buffers[DEFAULT] <= theirs
+    assert bool(buffers[DEFAULT]) == bool(theirs)
+    assert np.abs(rows[DEFAULT] - rows[AS_IN_FILE]).max() < 0.1 * np.ptp(rows[AS_IN_FILE])
 
 
 def test_different_paths_have_different_names() -> None:
     """Prevents: two paths with one name in a report."""
-    assert DEFAULT.name == "rearranged weights"
-    assert AS_IN_FILE.name == "weights as in the file"
-    assert KernelPath(placed=(("q4_K", REPACK),)).name == "rearranged weights, Q4_K in CPU_REPACK"
-    several = KernelPath(False, (("q4_K", AMX), ("q6_K", AMX), ("q4_0", REPACK)))
-    assert several.name == "weights as in the file, Q4_K and Q6_K in AMX, Q4_0 in CPU_REPACK"
+    names = [path.name for path in (OWN, DEFAULT, AS_IN_FILE)]
+    assert names == ["specllama's kernels", "rearranged weights", "weights as in the file"]
 
 
-def test_a_path_comes_back_from_json_and_from_load_options() -> None:
-    """Prevents: a lost tensor type in the profile, so that another path is loaded than was measured."""
-    for path in candidates(ON_AMX, 1100):
-        assert from_plain(KernelPath, json.loads(json.dumps(path.to_json()))) == path
-        assert KernelPath.of(path.applied(LoadOptions(n_ctx=99))) == path
-        assert path.applied(LoadOptions(n_ctx=99)).n_ctx == 99
+@pytest.mark.parametrize("path", [OWN, DEFAULT, AS_IN_FILE])
+def test_a_path_comes_back_from_json_and_from_load_options(path: KernelPath) -> None:
+    """Prevents: a profile from which another path is loaded than was measured."""
+    assert from_plain(KernelPath, json.loads(json.dumps(path.to_json()))) == path
+    assert KernelPath.of(path.applied(LoadOptions(n_ctx=99))) == path
+    assert path.applied(LoadOptions(n_ctx=99)).n_ctx == 99
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        {"extra_bufts": 1, "placed": []},
-        {"extra_bufts": True, "placed": 3},
-        {"extra_bufts": True, "placed": ["q4_K"]},
-        {"extra_bufts": True, "placed": [["q4_K", "\x1b[31mAMX"]]},
-        {"extra_bufts": True, "placed": [["q4_K", None]]},
-    ],
-)
+@pytest.mark.parametrize("data", [None, {"extra_bufts": 1}, {"own": "yes"}])
 def test_a_path_with_invalid_values_is_refused(data: object) -> None:
     """Prevents: a damaged profile that crashes C code or writes to the terminal."""
     with pytest.raises(ReportError, match="kernel path"):
         from_plain(KernelPath, data, "a kernel path")
+
+
+def test_weights_are_mapped_unless_that_keeps_them_twice(tmp_path: Path) -> None:
+    """Prevents: a second copy of the model that the estimate ignores; a slow start without need."""
+    gpu = GpuMemory(supported=False, n_free=0, shared=False)
+    kinds = dict.fromkeys(("ffn_up", "ffn_gate", "ffn_down"), "Q4_0")
+    header = llama.read_header(tiny.write_model(tmp_path / "m.gguf", n_embd=64, n_ff=512, kinds=kinds))
+
+    def mapped(way: KernelPath, buffer: str) -> bool:
+        options = way.applied(LoadOptions(n_ctx=64))
+        return plan_load(header, options, free=1 << 40, gpu=gpu, extra=(buffer,)).use_mmap
+
+    assert mapped(AS_IN_FILE, REPACK)
+    assert not mapped(DEFAULT, REPACK)
+    assert not mapped(OWN, BUFFER_TYPE)
+
+
+@pytest.mark.slow
+def test_no_logit_depends_on_memory_that_was_never_written(tmp_path: Path) -> None:
+    """Prevents: NaN now and then on CPUs with AMX, whose kernels read past rows of a single block."""
+    path = tmp_path / "q8_0.gguf"
+    llama.requantize(tiny.write_model(tmp_path / "narrow.gguf", vocabulary=tiny.ascii_level()), path, "q8_0")
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from specllama import llama\n"
+        "with llama.load(Path(sys.argv[1]), llama.LoadOptions(n_ctx=64, n_threads=1)) as model:\n"
+        "    model.feed(list(range(3, 43)))\n"
+        "    print(np.isfinite(model.eval([3, 4, 5])).all())"
+    )
+    env = {**os.environ, "MALLOC_PERTURB_": "1"}  # glibc fills what it hands out
+    done = subprocess.run([sys.executable, "-c", code, str(path)], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -19,7 +19,7 @@ from specllama.files import hub
 from specllama.files.catalog import Catalog
 from specllama.llama import BuildInfo, Device, crash_test
 from specllama.llama.crash_test import ProbeResult, State
-from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
+from specllama.llama.kernel_path import AS_IN_FILE, OWN
 from specllama.pairs import checkup
 from specllama.pairs.checkup import Level
 from specllama.pairs.profile import FoundProfile, Profile
@@ -80,7 +80,7 @@ def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
     """Prevents: a slower answer after a change of kernel paths, without a visible cause."""
     profile = Profile(
         made="2026-01-02T03:04:05+00:00",
-        target_path=KernelPath(placed=(("q4_K", "CPU_REPACK"),)),
+        target_path=OWN,
         draft_path=AS_IN_FILE,
         step_s=0.04,
         costs=CostProfile(verify=((1, 1.0),), draft=((1, 0.2),)),
@@ -88,7 +88,7 @@ def test_the_kernel_paths_of_a_tuned_pair_are_named() -> None:
     )
     tuned = checkup.about_tuning("coder", FoundProfile(profile))
     assert tuned.level is Level.OK
-    for fact in ("2026-01-02", "Q4_K in CPU_REPACK for the target", "weights as in the file for the draft"):
+    for fact in ("2026-01-02", "specllama's kernels for the target", "weights as in the file for the draft"):
         assert fact in tuned.found
     for found, words in (
         (FoundProfile(), "coder was not tuned"),

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,8 +16,8 @@ from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.length import UNTUNED, DraftLength
 from specllama.files.catalog import load_catalog
-from specllama.llama import LoadOptions, crash_test
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
+from specllama.llama import crash_test
+from specllama.llama.kernel_path import DEFAULT
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
@@ -190,24 +188,3 @@ def test_loading_reports_progress_over_both_files_and_can_be_stopped(ask: Ask) -
     cancel.set()
     with pytest.raises(Interrupted):
         load_models(prepared(ask), heard, cancel)
-
-
-def test_a_path_by_tensor_type_holds_if_no_layer_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a profile for `-ngl 0` that no answer uses on a machine with a GPU; or weights kept off the GPU."""
-    gpu = llama.Device("CUDA0", "gpu", "a GPU", 1, 1)
-    info = replace(llama.build_info(), extra_buffer_types=("CPU_REPACK",), devices=(gpu,))
-    monkeypatch.setattr(llama, "build_info", lambda: info)
-    placed = KernelPath(placed=(("q4_K", "CPU_REPACK"),))
-    draft: Any = SimpleNamespace(header=SimpleNamespace(n_ctx_train=0))
-    cases: tuple[tuple[KernelPath, KernelPath, Any, Any, bool], ...] = (
-        (placed, placed, 0, 0, True),
-        (placed, DEFAULT, 0, "auto", True),
-        (DEFAULT, placed, 0, "auto", False),
-        (placed, DEFAULT, "auto", 0, False),
-        (DEFAULT, AS_IN_FILE, "auto", "auto", True),
-    )
-    for target_path, draft_path, layers, draft_layers, holds in cases:
-        hardware = Hardware(n_gpu_layers_draft=draft_layers)
-        tuned = Setup(draft, draft, LoadOptions(n_gpu_layers=layers), hardware)
-        profile = replace(PROFILE, target_path=target_path, draft_path=draft_path)
-        assert (setup._out_of_reach(profile, tuned) == "") == holds

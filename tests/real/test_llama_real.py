@@ -7,7 +7,6 @@ between runs with the same chunks only.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -22,15 +21,10 @@ from specllama.base.errors import Interrupted
 from specllama.core.types import Cancel
 from specllama.llama import (
     LlamaModel,
-    LoadOptions,
-    load,
     load_vocabulary,
-    matrices,
     memory_needed,
     read_header,
-    set_log,
 )
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.llama.memory import kv_bytes
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
 
@@ -63,38 +57,6 @@ def test_rejected_tokens_leave_no_trace(open_model: OpenModel, name: str) -> Non
         model.keep(len(prompt) + 2, [])
         after.append(model.eval([prompt[0], prompt[1]]).copy())
     np.testing.assert_array_equal(after[0], after[1])
-
-
-def test_an_order_by_tensor_type_is_carried_out_on_a_real_file(model_file: ModelFile) -> None:
-    """Prevents: patterns that match none of a real file's tensors, so that tuning measures the same path twice."""
-    path = model_file(DRAFT)
-    found = matrices(path)
-    first = {kind: buffers[0] for kind, buffers in ((matrix.kind, matrix.fits) for matrix in found) if buffers}
-    if not first:
-        pytest.skip("this CPU, or this build, rearranges nothing of this file")
-    by_type = KernelPath(False, tuple(first.items()))
-    rows, bytes_in = {}, {}
-    for way in (DEFAULT, by_type, AS_IN_FILE):
-        heard: list[str] = []
-        set_log(lambda _level, text, heard=heard: heard.append(text))  # type: ignore[misc]
-        try:
-            with load(path, way.applied(LoadOptions(n_ctx=256))) as model:
-                rows[way] = model.eval(model.vocab.tokenize(TEXT, special=False)[:8]).copy()
-        finally:
-            set_log(None)
-        sizes = re.findall(r"(\S+) model buffer size = +([\d.]+) MiB", "".join(heard))
-        bytes_in[way] = {
-            name: float(size) for name, size in sizes if not name.startswith("CPU_Mapped") and name != "CPU"
-        }
-    assert set(bytes_in[by_type]) == set(first.values())
-    assert bytes_in[AS_IN_FILE] == {}
-    laws = {way: np.exp(logits.astype(float) - logits.max(axis=-1, keepdims=True)) for way, logits in rows.items()}
-    laws = {way: law / law.sum(axis=-1, keepdims=True) for way, law in laws.items()}
-    # About 0.01, as between one row and several on the same path; weights read wrongly would make it nearly 1.
-    assert np.abs(laws[by_type] - laws[AS_IN_FILE]).sum(axis=-1).mean() / 2 < 0.1
-    if all(by_type.buffer_of(matrix) == DEFAULT.buffer_of(matrix) for matrix in found):
-        assert bytes_in[by_type] == bytes_in[DEFAULT]
-        np.testing.assert_array_equal(rows[by_type], rows[DEFAULT])
 
 
 def test_every_number_of_kept_tokens_rolls_back(open_model: OpenModel) -> None:

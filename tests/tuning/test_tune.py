@@ -181,7 +181,7 @@ def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> N
     children = Children(lambda job: replace(_measured(job), threads=threads))
     jobs = children.jobs
     once = replace(EFFORT, n_visits=1)
-    paths = (DEFAULT, KernelPath(placed=(("q4_0", "CPU_REPACK"),)))  # its own, since its weights have other types
+    paths = (DEFAULT, AS_IN_FILE)
     tuner.measure(SUBJECT, replace(BOTH, variants=((DERIVED, paths),)), EFFORT, silent, children)
     assert [job.way for job in jobs if job.subject.draft == DERIVED] == [Way(DEFAULT, path) for path in paths]
     jobs.clear()
@@ -322,7 +322,7 @@ def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     effort = TuneEffort(seconds=0.2, n_visits=1, n_tokens=4)
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # any other program disturbs passes this short
     paths = tuner_paths.worth_measuring(subject, [])
-    assert (paths.target, paths.draft, paths.failure) == ((DEFAULT,), (DEFAULT,), "")  # nothing of F32 is rearranged
+    assert (paths.target, paths.draft) == ((DEFAULT,), (DEFAULT,))  # nothing of F32 is rearranged
     found = tuner.measure(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
     assert found.failures == ()
     assert [n for n, _ in found.layouts[0].verify or ()] == list(VERIFY_ROWS)
