@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-import logging
 import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specllama.base.disk import NO_ROOM, write_own
 from specllama.base.errors import ReportError, UsageError
@@ -30,27 +30,21 @@ FORMATS = ("png", "svg")
 MOST_ARMS = 5  # in the plot by class: more are not readable
 PARTS: Sequence[str] = tuple(field.name for field in fields(TimeSplit))
 AUTO = "auto"
+_WIDTH, _HEIGHT, _MARGIN = 8.0, 3.6, 0.9  # inches: of a picture, of a panel, and of title and caption
+_CAPTION = 150  # characters of a line
 _PNG_DPI = 160
-# The colour-blind safe colours of Okabe and Ito; marker and dash differ as well.
+# The colour-blind safe colours of Okabe and Ito. The marker differs as well, and their numbers have no common factor.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-_DASHES = ("-", "--", "-.", ":")
-_GREY, _FAINT = "#666666", "#DDDDDD"
-# For names in Japanese and Chinese, if one of these is installed.
-_CJK_FONTS = (
-    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans JP", "Hiragino Sans", "Yu Gothic", "Meiryo", "PingFang SC",
-    "Microsoft YaHei", "IPAexGothic", "IPAGothic", "WenQuanYi Zen Hei",
-)  # fmt: skip
+_MARKERS = ("o", "s", "D", "^", "v")
+_GREY = "#666666"
 _STYLE: dict[str, Any] = {
     "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _GREY,
     "axes.axisbelow": True,
-    "grid.color": _FAINT,
-    "grid.linewidth": 0.6,
+    "axes.grid.axis": "y",
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
     "legend.frameon": False,
     "svg.hashsalt": "specllama",  # the same report gives the same bytes
     "text.parse_math": False,  # a $ in a file name is not a formula
@@ -169,6 +163,8 @@ def costs(report: BenchReport, _condition: int) -> Panel:
             points = [point for point in each.profile.draft if point[0] <= longest]
             series.append(Series(f"draft{several}, n rows{load}", _exact(points)))
     places = sorted({mark.x for each in series for mark in each.marks})
+    if places:
+        series.append(Series("n passes over one row", _exact([(1, 1.0), (int(places[-1]), places[-1])])))
     return Panel(tuple((x, f"{x:g}") for x in places), tuple(series))
 
 
@@ -258,14 +254,10 @@ def _reporting(path: Path) -> Iterator[None]:
 def write(report: BenchReport, folder: Path) -> WrittenPlots:
     """Writes every plot that the report has data for; replaces existing files. Raises the errors of `prepare`."""
     prepare(folder)
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # else it reports every missing font
-    from matplotlib import font_manager, rc_context
+    from matplotlib import rc_context
 
-    there = set(font_manager.get_font_names())
-    fonts = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in there)]
-    style: Any = {**_STYLE, "font.sans-serif": fonts}  # rc_context is typed with a Literal of all keys
     paths, missing = [], []
-    with rc_context(style), warnings.catch_warnings():
+    with rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]  # a Literal of all keys
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         for name in PLOTS:
             figure = draw(report, name)
@@ -287,24 +279,29 @@ def _save(figure: Figure, path: Path, kind: str) -> Path:
 
 def draw(report: BenchReport, name: str) -> Figure | None:
     """One of PLOTS with a panel for each condition that has data; None without data."""
+    from matplotlib.figure import Figure
+
     plot, conditions = PLOTS[name], report.plan.conditions
+    found = [(condition_name(each, conditions), plot.points(report, i)) for i, each in enumerate(conditions)]
     if plot.points is costs:  # the same under every condition
-        found = [("", costs(report, 0))]
-    else:
-        found = [(condition_name(each, conditions), plot.points(report, i)) for i, each in enumerate(conditions)]
-    titled = [(title, panel) for title, panel in found if panel.series]
-    if not titled:
+        found = [("", found[0][1])]
+    panels = [(title, panel) for title, panel in found if panel.series]
+    if not panels:
         return None
-    panels = [panel for _, panel in titled]
-    figure, every = _figure(report, plot.title, len(panels), *plot.size(panels))
-    for axes, (title, panel) in zip(every, titled, strict=True):
-        plot.draw(axes, panel, panels)
-        axes.set_title(_printable(title))
-        axes.set_xlabel(plot.x)
-        place = axes.get_subplotspec()
-        if place is None or place.is_first_col():
-            axes.set_ylabel(plot.y)
-    _legend(figure, every)
+    looks = _looks([panel for _, panel in panels])
+    figure = Figure((_WIDTH, _HEIGHT * len(panels) + _MARGIN), layout="constrained")
+    figure.suptitle(plot.title, fontweight="bold")
+    figure.supxlabel("\n".join(textwrap.wrap(_caption(report), _CAPTION)), fontsize=6.5, color=_GREY)
+    for axes, (title, panel) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+        plot.draw(axes, panel, looks)
+        if plot.is_speedup:
+            axes.axhline(1.0, color=_GREY, linewidth=1, label="plain decoding")
+        axes.set(title=_printable(title), xlabel=plot.x, ylabel=plot.y)
+        axes.set_ylim(bottom=0.0)
+        names = [_printable(text) for _, text in panel.ticks]
+        slant = {"rotation": 30, "ha": "right"} if max(map(len, names)) > len(AUTO) else {}
+        axes.set_xticks([x for x, _ in panel.ticks], names, **slant)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
@@ -324,191 +321,70 @@ def _caption(report: BenchReport) -> str:
     return _printable("  |  ".join(part for part in parts if part))
 
 
-def _figure(report: BenchReport, title: str, n_panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """`n_panels` axes of the given size in inches, at most three in a row."""
-    from matplotlib.figure import Figure
-
-    n_columns = min(n_panels, 3)
-    n_rows = -(-n_panels // n_columns)
-    caption = textwrap.wrap(_caption(report), int(width * n_columns / 0.051))  # inches of a character
-    head = 0.36 + 0.13 * len(caption)
-    whole = height * n_rows + head + 0.4
-    figure = Figure(figsize=(width * n_columns, whole))
-    figure.set_layout_engine("constrained", rect=(0.0, 0.0, 1.0, 1.0 - head / whole))
-    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
-    for axes in grid.flat[n_panels:]:
-        axes.remove()
-    for axes in grid.flat[:n_panels]:
-        axes.tick_params(labelbottom=True)  # the last row may be incomplete
-    left = 0.1 / (width * n_columns)
-    figure.text(left, 1.0 - 0.08 / whole, title, ha="left", va="top", fontsize=11, fontweight="bold")
-    figure.text(left, 1.0 - 0.30 / whole, "\n".join(caption), ha="left", va="top", fontsize=6.5, color=_GREY)
-    return figure, list(grid.flat[:n_panels])
+Looks: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
-def _legend(figure: Figure, every: Sequence[Axes]) -> None:
-    """One legend for all panels, below them."""
-    found: dict[str, Any] = {}
-    for axes in every:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    n_columns = int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, found))))  # inches of a sign and of its name
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=min(len(found), n_columns or 1))
-
-
-def _looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and dash by the name of a series, the same in every panel."""
+def _looks(panels: Sequence[Panel]) -> Looks:
+    """Colour and marker by the name of a series, the same in every panel."""
     names = dict.fromkeys(series.name for panel in panels for series in panel.series)
     return {
-        name: {
-            "color": _COLOURS[i % len(_COLOURS)],
-            "marker": _MARKERS[i % len(_MARKERS)],
-            "linestyle": _DASHES[(i // len(_COLOURS)) % len(_DASHES)],
-        }
+        name: {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "markersize": 4.5}
         for i, name in enumerate(names)
     }
 
 
-def _error(marks: Sequence[Mark]) -> Any:
-    """Distances down and up from each value for matplotlib; None without intervals."""
-    if all(mark.low == mark.high for mark in marks):
-        return None
-    return [[max(mark.y - mark.low, 0.0) for mark in marks], [max(mark.high - mark.y, 0.0) for mark in marks]]
-
-
-def _xs(series: Series) -> list[float]:
-    return [mark.x for mark in series.marks]
-
-
-def _ys(series: Series) -> list[float]:
-    return [mark.y for mark in series.marks]
-
-
-def _name_rows(axes: Axes, panel: Panel) -> None:
-    """The ticks as rows, the first on top."""
-    last = panel.ticks[-1][0]
-    axes.set_yticks([x for x, _ in panel.ticks], [_printable(name) for _, name in panel.ticks])
-    axes.set_ylim(last + 0.6, -0.6)
-
-
-def _name_columns(axes: Axes, panel: Panel) -> None:
-    axes.set_xticks([x for x, _ in panel.ticks], [_printable(name) for _, name in panel.ticks])
-    axes.grid(axis="y")
-
-
-def _draw_classes(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    looks, step = _looks(panels), 0.7 / len(panel.series)
+def _draw_points(axes: Axes, panel: Panel, looks: Looks, *, apart: float = 0.0) -> None:
+    """Points with their intervals, joined by lines, or the series side by side over a width of `apart`."""
     for i, series in enumerate(panel.series):
-        shift = (i - (len(panel.series) - 1) / 2) * step
+        shift = apart * ((i + 0.5) / len(panel.series) - 0.5)
+        ys = [mark.y for mark in series.marks]
+        errors = [[mark.y - mark.low for mark in series.marks], [mark.high - mark.y for mark in series.marks]]
         axes.errorbar(
-            _ys(series), [x + shift for x in _xs(series)], xerr=_error(series.marks), label=_printable(series.name),
-            markersize=4, linewidth=1, elinewidth=1, capsize=2, **{**looks[series.name], "linestyle": "none"},
-        )  # fmt: skip
-    axes.axvline(1.0, color=_GREY, linewidth=1, label="plain decoding")
-    axes.axhline(panel.ticks[-1][0] - 0.5, color=_FAINT, linewidth=1)  # separates "all" from the classes
-    _name_rows(axes, panel)
-    axes.grid(axis="x")
-
-
-def _draw_lengths(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    looks = _looks(panels)
-    axes.axhline(1.0, color=_GREY, linewidth=1, label="plain decoding: break-even")
-    for series in panel.series:
-        name, look = _printable(series.name), looks[series.name]
-        axes.errorbar(
-            _xs(series), _ys(series), yerr=_error(series.marks), label=f"{name}, measured",
-            markersize=5, linewidth=1.4, elinewidth=1, capsize=2.5, **look,
+            [mark.x + shift for mark in series.marks], ys, errors if any(map(any, errors)) else None,
+            label=_printable(series.name), linestyle="none" if apart else "-", capsize=2, **looks[series.name],
         )  # fmt: skip
         if series.predicted:
             axes.plot(
-                [x for x, _ in series.predicted], [y for _, y in series.predicted], label=f"{name}, predicted",
-                color=look["color"], linestyle=(0, (2, 2)), linewidth=1.1, marker=look["marker"], markersize=5,
-                markerfacecolor="white", zorder=1.9,
+                *zip(*series.predicted, strict=True), label=f"{_printable(series.name)}, predicted", linestyle=":",
+                markerfacecolor="white", **looks[series.name],
             )  # fmt: skip
-    _name_columns(axes, panel)
 
 
-def _draw_lines(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    looks = _looks(panels)
+def _draw_bars(axes: Axes, panel: Panel, looks: Looks) -> None:
+    """The series on top of each other."""
+    bottoms = [0.0] * len(panel.ticks)
     for series in panel.series:
-        name = _printable(series.name)
-        axes.plot(_xs(series), _ys(series), label=name, markersize=4.5, linewidth=1.4, **looks[series.name])
-    _name_columns(axes, panel)
-
-
-def _draw_positions(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    _draw_lines(axes, panel, panels)
-    axes.set_ylim(0.0, 1.02)
-    axes.yaxis.set_major_formatter(lambda share, _place: f"{100 * share:.0f} %")
-
-
-def _draw_costs(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    _draw_lines(axes, panel, panels)
-    n_most = panel.ticks[-1][0]
-    axes.plot([1, n_most], [1, n_most], color=_GREY, linestyle=":", linewidth=1, label="n passes over one row")
-    axes.set_ylim(0.0, 1.1 * max(mark.y for series in panel.series for mark in series.marks))
-
-
-def _wholes(panel: Panel) -> list[float]:
-    return [sum(each) for each in zip(*map(_ys, panel.series), strict=True)]
-
-
-def _draw_times(axes: Axes, panel: Panel, panels: Sequence[Panel]) -> None:
-    """A bar for each arm; shares are written into the parts that are wide enough."""
-    wholes = _wholes(panel)
-    longest = max(whole for each in panels for whole in _wholes(each))
-    lefts = [0.0] * len(wholes)
-    for series, colour in zip(panel.series, _COLOURS, strict=False):
-        axes.barh(_xs(series), _ys(series), left=lefts, height=0.7, color=colour, label=series.name, linewidth=0)
-        for mark, left, whole in zip(series.marks, lefts, wholes, strict=True):
-            if mark.y > 0.14 * longest:
-                axes.text(
-                    left + mark.y / 2, mark.x, f"{series.name} {100 * mark.y / whole:.0f} %", ha="center", va="center",
-                    color="white", fontsize=7,
-                )  # fmt: skip
-        lefts = [left + mark.y for left, mark in zip(lefts, series.marks, strict=True)]
-    for (place, _), whole in zip(panel.ticks, wholes, strict=True):
-        axes.text(whole, place, f" {whole:.0f}", ha="left", va="center", fontsize=7, color=_GREY)
-    axes.set_xlim(0.0, 1.08 * longest)
-    _name_rows(axes, panel)
+        xs, ys = [mark.x for mark in series.marks], [mark.y for mark in series.marks]
+        axes.bar(xs, ys, 0.7, bottoms, label=series.name, color=looks[series.name]["color"])
+        bottoms = [bottom + y for bottom, y in zip(bottoms, ys, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Plot:
-    """`size` returns the size of a panel in inches."""
-
     title: str
     points: Callable[[BenchReport, int], Panel]
-    draw: Callable[[Axes, Panel, Sequence[Panel]], None]
-    size: Callable[[Sequence[Panel]], tuple[float, float]]
+    draw: Callable[[Axes, Panel, Looks], None]
     x: str
-    y: str = ""
+    y: str
+    is_speedup: bool = False  # 1 is plain decoding
 
 
-def _size_by_class(panels: Sequence[Panel]) -> tuple[float, float]:
-    n_classes, n_series = (max(len(getattr(panel, name)) for panel in panels) for name in ("ticks", "series"))
-    return 4.8, 0.6 + n_classes * (0.16 + 0.13 * n_series)
-
-
+_SPEEDUP = "decoding speed over\nplain decoding, 95 % interval"
 PLOTS: Mapping[str, _Plot] = {
     "speedup-by-class": _Plot(
-        "Speedup by class of prompts", by_class, _draw_classes, _size_by_class,
-        "decoding speed over plain decoding, 95 % interval",
+        "Speedup by class of prompts", by_class, partial(_draw_points, apart=0.7), "class", _SPEEDUP, is_speedup=True
     ),
     "speedup-over-length": _Plot(
-        "Speedup over the longest draft", over_length, _draw_lengths, lambda _: (4.8, 3.2),
-        "longest draft K (tokens)", "decoding speed over\nplain decoding, 95 % interval",
+        "Speedup over the longest draft", over_length, _draw_points, "longest draft K (tokens)", _SPEEDUP,
+        is_speedup=True,
     ),
     "acceptance-by-position": _Plot(
-        "Acceptance by position in the draft", by_position, _draw_positions, lambda _: (4.8, 3.2),
-        "position in the draft (1 = first token)", "accepted here, share of all\nsteps with a draft",
+        "Acceptance by position in the draft", by_position, _draw_points, "position in the draft (1 = first token)",
+        "accepted here, share of all\nsteps with a draft",
     ),
     "costs": _Plot(
-        "Cost of a pass over n rows, T(n)", costs, _draw_costs, lambda _: (6.0, 3.6),
-        "rows in one pass, n (tokens)", "time, in passes of the target\nover one row, T(n)/T(1)",
+        "Cost of a pass over n rows, T(n)", costs, _draw_points, "rows in one pass, n (tokens)",
+        "time, in passes of the target\nover one row, T(n)/T(1)",
     ),
-    "time-split": _Plot(
-        "Time per token by part", time_split, _draw_times,
-        lambda panels: (5.2, 0.7 + 0.38 * max(len(panel.ticks) for panel in panels)), "time per token (ms)",
-    ),
+    "time-split": _Plot("Time per token by part", time_split, _draw_bars, "setting", "time per token (ms)"),
 }  # fmt: skip
