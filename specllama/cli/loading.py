@@ -8,9 +8,8 @@ from typing import Literal
 
 from specllama.base.disk import FetchWatch, size_text
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.status import StatusLine, watching
 from specllama.core.types import Rule
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.setup import Listener

@@ -16,9 +16,8 @@ from specllama.cli.args.options import Color, HardwareOptions, PairOptions
 from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.reports import not_lost
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output, to_json
-from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.status import StatusLine, watching
 from specllama.cli.screen.tables import draw_table
 from specllama.derive.search import keep_tuned
 from specllama.drafters import TRANSLATED

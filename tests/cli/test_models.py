@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from specllama.base.disk import Silent, only_one
-from specllama.cli.screen.fetching import shortened, watching
 from specllama.cli.screen.output import open_output
+from specllama.cli.screen.status import shortened, watching
 from specllama.files import hub
 from specllama.files.catalog import load_catalog, user_file
 from specllama.files.pins import pins_file
@@ -338,7 +338,7 @@ def test_a_log_gets_a_line_for_every_tenth_but_not_a_flood(
             watch.advance(10)
         watch.end()
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["fetching x (1 kB)", *(f"fetching x: {tenth}0 %" for tenth in range(1, n_lines + 1))]
+    assert lines == ["fetching x (1 kB) ...", *(f"fetching x (1 kB): {tenth}0 %" for tenth in range(1, n_lines + 1))]
 
 
 def test_long_names_are_shortened_in_the_middle() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from io import BytesIO, StringIO, TextIOWrapper
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +50,13 @@ def test_notes_and_sentences_are_broken_on_a_terminal_alone(monkeypatch: pytest.
     assert piped.getvalue().count("\n") == 1
 
 
+@pytest.fixture
+def passing_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds between two looks at the clock."""
+    monkeypatch.setattr("time.monotonic", count(0, 2).__next__)
+
+
+@pytest.mark.usefixtures("passing_time")
 def test_progress_in_a_log_is_a_line_every_ten_percent() -> None:
     """Prevents: minutes without a word in a log, or a line for every step."""
     out, err = StringIO(), StringIO()
@@ -60,6 +68,7 @@ def test_progress_in_a_log_is_a_line_every_ten_percent() -> None:
     assert err.getvalue().splitlines() == ["reading ...", "reading: 10 %", "writing: 20 %", "writing: 30 %"]
 
 
+@pytest.mark.usefixtures("passing_time")
 def test_each_step_is_named_in_a_log_and_no_line_comes_twice() -> None:
     """Prevents: short steps that no log names; a line for each turn of a share that wavers."""
     out, err = StringIO(), StringIO()

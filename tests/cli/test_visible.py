@@ -40,10 +40,9 @@ from specllama.cli.check.view import show_report
 from specllama.cli.draft import view as draft_view
 from specllama.cli.errors import report as report_error
 from specllama.cli.models import view as models_view
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, Stream, stream_of, to_json
 from specllama.cli.screen.render import Figures
-from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.status import StatusLine, watching
 from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.view import AnswerView
 from specllama.cli.screen.visible import Raw, in_one_line, visible

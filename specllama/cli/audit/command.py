@@ -30,9 +30,9 @@ from specllama.cli.codes import FAILED
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.record import describe_model, versions
 from specllama.cli.reports import not_lost, writable, write_report
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output, to_json
-from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.render import clock
+from specllama.cli.screen.status import StatusLine, watching
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
@@ -284,8 +284,7 @@ def _watched(
                 else:
                     heard.append(item)
             if heard:
-                now, seconds = heard[0], heard[0].left_s or 0.0
-                left = f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
-                status.show(now.doing, now.share, "" if now.left_s is None else left)
+                now = heard[0]
+                status.show(now.doing, now.share, "" if now.left_s is None else f"{clock(now.left_s)} left")
     assert report is not None, "the last item is the report"
     return report

@@ -35,12 +35,13 @@ from specllama.cli.bench.options import (
     BenchRuns,
     BenchSampling,
 )
-from specllama.cli.bench.view import clock, comparison_lines, csv_lines, event_line, report_lines
+from specllama.cli.bench.view import comparison_lines, csv_lines, event_line, report_lines
 from specllama.cli.errors import told
 from specllama.cli.record import versions
 from specllama.cli.reports import not_lost, writable, write_report
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output, say_error, to_json
+from specllama.cli.screen.render import clock
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel
@@ -255,8 +256,8 @@ def _watched(
         for batch in worker.batches(GAP_S):
             for event in batch:
                 if isinstance(event, BenchProgress):
-                    minutes, seconds = divmod(int(event.left_s or 0), 60)
-                    status.show(event.what, event.share, "" if event.left_s is None else f"{minutes}:{seconds:02} left")
+                    left = "" if event.left_s is None else f"{clock(event.left_s)} left"
+                    status.show(event.what, event.share, left)
                 elif isinstance(event, BenchPlan):
                     status.clear()
                     output.note(f"{event.note}; {counted(event.n_runs, 'run')}, about {clock(event.expected_s)}")

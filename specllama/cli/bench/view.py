@@ -25,6 +25,7 @@ from specllama.bench.report import (
 )
 from specllama.bench.verdict import condition_name
 from specllama.cli.screen.output import to_json
+from specllama.cli.screen.render import clock
 from specllama.cli.screen.tables import markdown_table
 from specllama.cli.screen.visible import in_one_line, visible
 from specllama.core.gain import Gain
@@ -60,11 +61,6 @@ def _machine(report: BenchReport) -> str:
         f"{machine.cpu}, {counted(machine.n_cores, 'core')}, {size_text(machine.memory)}{bandwidth}{gpus}; {build}; "
         f"specllama {report.versions.get('specllama')}; {report.made}"
     )
-
-
-def clock(seconds: float) -> str:
-    """A duration in seconds or minutes."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _spent(report: BenchReport) -> str:

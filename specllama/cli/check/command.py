@@ -19,8 +19,8 @@ from specllama.cli.check.view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.status import watching
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.length import DraftLength
 from specllama.llama import LoadOptions

@@ -10,8 +10,8 @@ from specllama import llama
 from specllama.base.disk import FetchWatch, meant, size_text
 from specllama.base.errors import SourceUnavailable, UsageError
 from specllama.cli.args.options import ModelOptions
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.status import watching
 from specllama.cli.screen.tables import Cell, draw_table
 from specllama.cli.screen.visible import in_one_line
 from specllama.files.hub_cache import is_offline

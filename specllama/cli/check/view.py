@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import indent
 
-from specllama.cli.screen.fetching import shortened
 from specllama.cli.screen.output import Output, Stream
+from specllama.cli.screen.status import shortened
 from specllama.cli.screen.tables import draw_table
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.visible import Raw, in_one_line, wrapped

@@ -18,9 +18,8 @@ from specllama.cli.check.probe import warn_of_noise
 from specllama.cli.draft import view as draft_view
 from specllama.cli.loading import Said
 from specllama.cli.reports import not_lost, writable
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output, to_json
-from specllama.cli.screen.status import StatusLine
+from specllama.cli.screen.status import StatusLine, watching
 from specllama.derive import make as derive
 from specllama.derive import search as derive_search
 from specllama.derive.layers import check_dropped, refuse_undroppable

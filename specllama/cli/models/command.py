@@ -16,8 +16,8 @@ from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, Json, Offline, Quiet
 from specllama.cli.loading import Said
 from specllama.cli.models import view as models_view
-from specllama.cli.screen.fetching import watching
 from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.status import watching
 from specllama.files import hub, models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
 from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource

@@ -79,6 +79,11 @@ def percent(share: float | None, digits: int = 0) -> str:
     return "<1 %" if 0.0 < share < 0.005 else f"{100 * share:.{digits}f} %"
 
 
+def clock(seconds: float) -> str:
+    """A duration in seconds or minutes."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 def rate(per_s: float | None, unit: str) -> str:
     """A rate with its unit, or n/a for None."""
     return f"n/a {unit}" if per_s is None else f"{per_s:.1f} {unit}"
@@ -235,15 +240,18 @@ def _reading(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
     yield from progress("reading the prompt", done / total, f"{done}/{counted(total, 'token')}{cached}", width, palette)
 
 
-def progress(what: str, share: float, detail: str, width: int, palette: Palette) -> Iterator[Item]:
-    """A progress bar between `what` and `detail`."""
+def progress(what: str, share: float | None, detail: str, width: int, palette: Palette) -> Iterator[Item]:
+    """A progress bar between `what` and `detail`; no bar if the share is unknown."""
     n_cells = min(max(width - len(what) - len(detail) - 14, 4), 30)
-    yield (
-        ("label", f"{what} "),
-        ("draft", bar(share, n_cells, palette.bar)),
-        ("label", palette.edge),
-        ("value", f"{100 * share:3.0f} %"),
-    )
+    if share is None:
+        yield (("label", what),)
+    else:
+        yield (
+            ("label", f"{what} "),
+            ("draft", bar(share, n_cells, palette.bar)),
+            ("label", palette.edge),
+            ("value", f"{100 * share:3.0f} %"),
+        )
     yield (("label", detail),)
 
 
