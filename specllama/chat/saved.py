@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Literal
 
 from specllama.base.disk import read_bytes, write_text
-from specllama.base.errors import ConversationError, UsageError
-from specllama.base.jsonable import parsed
-from specllama.base.ranges import sound
+from specllama.base.errors import ConversationError, ReportError, UsageError
+from specllama.base.jsonable import from_plain, parsed
+from specllama.base.ranges import sound, whole
 from specllama.base.text import decoded
 from specllama.chat import settings as setting_table
 from specllama.chat.session import ChatSession, Turn
@@ -20,8 +21,33 @@ from specllama.core.events import Reason
 
 SCHEMA = "specllama.chat"
 VERSION = 1
-_REASONS = get_args(Reason)
 _EXPECTED = "expected a file that `/save FILE` wrote in a chat"
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    name: Literal["specllama.chat"]
+    version: Literal[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    role: Literal["system", "user", "assistant"]
+    content: str
+    seed: int = 0  # of an answer, like the reason
+    finish_reason: Reason = "stop"
+
+    def __post_init__(self) -> None:
+        sound("content", self.content)
+        whole(0, MAX_SEED)("seed", self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    schema: _Schema
+    settings: Mapping[str, object]
+    messages: tuple[_Message, ...]
+    models: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +98,25 @@ def load(path: Path) -> Saved:
         ) from None
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
-    except (ValueError, UsageError) as error:
+    except (ValueError, UsageError, ReportError) as error:
         reason = str(error)
     raise ConversationError(f"{path} is damaged or not a saved chat: {reason}", hint=_EXPECTED)
 
 
 def _saved(data: object) -> Saved:
-    top = _typed(data, dict, "the file", "a conversation")
-    schema = _typed(top.get("schema"), dict, "schema", "its name and version")
-    if schema.get("name") != SCHEMA:
-        raise UsageError(f"schema.name is {schema.get('name')!r}, expected {SCHEMA!r}")
-    if schema.get("version") != VERSION:
-        raise UsageError(f"schema.version is {schema.get('version')!r}, expected {VERSION}")
-    system, turns = _turns(_typed(top.get("messages"), list, "messages", "a list"))
-    models = _typed(top.get("models", {}), dict, "models", "names")
-    return Saved(system, tuple(turns), _settings(_typed(top.get("settings"), dict, "settings", "values")), models)
-
-
-def _typed(value: object, kind: type, where: str, expected: str) -> Any:
-    """`value`. Raises UsageError if it is not a `kind`."""
-    if not isinstance(value, kind):
-        raise UsageError(f"{where} is {_short(value)}, expected {expected}")
-    return value
-
-
-def _short(value: object) -> str:
-    text = "missing" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    file = from_plain(_File, data, "the file")
+    first = 1 if file.messages and file.messages[0].role == "system" else 0
+    said = file.messages[first:]
+    for i, (message, role) in enumerate(zip(said, cycle(("user", "assistant"))), first):
+        if message.role != role:
+            raise UsageError(f"messages[{i}].role is {message.role!r}, expected {role!r}")
+    if len(said) % 2:
+        raise UsageError(f"messages[{len(file.messages) - 1}] has no answer after it")
+    turns = tuple(
+        Turn(user.content, answer.content, answer.seed, answer.finish_reason)
+        for user, answer in zip(said[::2], said[1::2], strict=True)
+    )
+    return Saved(file.messages[0].content if first else "", turns, _settings(file.settings), file.models)
 
 
 def _settings(data: Mapping[str, object]) -> Settings:
@@ -109,29 +127,3 @@ def _settings(data: Mapping[str, object]) -> Settings:
         except UsageError as error:
             raise UsageError(f"settings.{name}: {error}") from None
     return settings
-
-
-def _turns(messages: Sequence[object]) -> tuple[str, list[Turn]]:
-    """The system prompt, and the pairs of user message and answer after it."""
-    entries = [_typed(message, dict, f"messages[{i}]", "a message") for i, message in enumerate(messages)]
-    first = 1 if entries and entries[0].get("role") == "system" else 0
-    roles = ["system"] * first + ["user", "assistant"] * ((len(entries) - first + 1) // 2)
-    for i, (entry, role) in enumerate(zip(entries, roles, strict=False)):
-        if entry.get("role") != role:
-            raise UsageError(f"messages[{i}].role is {_short(entry.get('role'))}, expected {json.dumps(role)}")
-        where = f"messages[{i}].content"
-        sound(where, _typed(entry.get("content"), str, where, "text"))
-    if (len(entries) - first) % 2:
-        raise UsageError(f"messages[{len(entries) - 1}] has no answer after it")
-    turns = [_turn(entries[i]["content"], entries[i + 1], f"messages[{i + 1}]") for i in range(first, len(entries), 2)]
-    return (entries[0]["content"] if first else ""), turns
-
-
-def _turn(user: str, answer: Mapping[str, object], where: str) -> Turn:
-    seed = answer.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise UsageError(f"{where}.seed is {_short(seed)}, expected a whole number from 0 to {MAX_SEED}")
-    reason = answer.get("finish_reason", "stop")
-    if reason not in _REASONS:
-        raise UsageError(f"{where}.finish_reason is {_short(reason)}, expected one of {', '.join(_REASONS)}")
-    return Turn(user, str(answer["content"]), seed, cast("Reason", reason))

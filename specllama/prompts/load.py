@@ -11,7 +11,7 @@ from typing import Any
 
 from specllama.base.disk import read_bytes
 from specllama.base.errors import PromptError, UsageError
-from specllama.base.jsonable import parsed
+from specllama.base.jsonable import parsed, shown
 from specllama.base.ranges import sound
 from specllama.base.text import decoded
 
@@ -75,7 +75,7 @@ def _prompts(text: str, name: str) -> tuple[BenchPrompt, ...]:
         try:
             prompt = _prompt(line, n_line)
             if prompt.id in line_of:
-                raise _BadLine(f"the id {_short(prompt.id)} is already in line {line_of[prompt.id]}")
+                raise _BadLine(f"the id {shown(prompt.id)} is already in line {line_of[prompt.id]}")
         except _BadLine as error:
             raise PromptError(f"{name}, line {n_line}: {error}", hint=_HINT) from None
         line_of[prompt.id] = n_line
@@ -95,30 +95,18 @@ def _prompt(line: str, n_line: int) -> BenchPrompt:
     except ValueError:  # nested too deeply; a number with more digits than Python reads
         raise _BadLine("not JSON that can be read") from None
     if not isinstance(data, dict):
-        raise _BadLine(f"found {_short(data)}, expected an object")
-    return BenchPrompt(_id(data, n_line), _category(data), _word(data, "language", UNKNOWN_LANGUAGE), _turns(data))
+        raise _BadLine(f"found {shown(data)}, expected an object")
+    number = data.get("question_id", f"line-{n_line}")  # Spec-Bench's name of the id
+    found = {"id": str(number) if type(number) is int else number, "category": UNSORTED, "language": UNKNOWN_LANGUAGE}
+    name, category, language = (_word(key, data.get(key, other)) for key, other in found.items())
+    if category == RESERVED:
+        raise _BadLine(f"category is {RESERVED!r}, which is reserved")
+    return BenchPrompt(name, category, language, _turns(data))
 
 
-def _id(data: dict[str, Any], n_line: int) -> str:
-    if "id" in data or "question_id" not in data:
-        return _word(data, "id", f"line-{n_line}")
-    number = data["question_id"]
-    if isinstance(number, bool) or not isinstance(number, (int, str)):
-        raise _BadLine(f"question_id is {_short(number)}, expected a number")
-    return _word({"question_id": str(number)}, "question_id", "")
-
-
-def _category(data: dict[str, Any]) -> str:
-    name = _word(data, "category", UNSORTED)
-    if name == RESERVED:
-        raise _BadLine(f"category is {_short(name)}, which is reserved")
-    return name
-
-
-def _word(data: dict[str, Any], key: str, default: str) -> str:
-    value = data.get(key, default)
+def _word(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _MOST_CHARS:
-        raise _BadLine(f"{key} is {_short(value)}, expected one short line of text")
+        raise _BadLine(f"{key} is {shown(value)}, expected one short line of text")
     return value.strip()
 
 
@@ -129,23 +117,15 @@ def _turns(data: dict[str, Any]) -> tuple[str, ...]:
         return (_text(data["prompt"], "prompt"),)
     turns = data.get("turns")
     if not isinstance(turns, list) or not turns:
-        raise _BadLine(f"turns is {_short(turns)}, expected a list of texts")
+        raise _BadLine(f"turns is {shown(turns)}, expected a list of texts")
     return tuple(_text(turn, f"turns[{i}]") for i, turn in enumerate(turns))
 
 
 def _text(value: object, where: str) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise _BadLine(f"{where} is {_short(value)}, expected text")
+        raise _BadLine(f"{where} is {shown(value)}, expected text")
     try:
         return sound(where, value)
     except UsageError as error:
         raise _BadLine(str(error)) from None
-
-
-def _short(value: object) -> str:
-    if isinstance(value, (list, dict)):
-        kind = "list" if isinstance(value, list) else "object"
-        return f"an empty {kind}" if not value else f"a{'n' * (kind == 'object')} {kind}"
-    text = "missing" if value is None else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
