@@ -14,7 +14,7 @@ from specllama.base.errors import UsageError
 from specllama.files.gguf_header import TYPES
 from specllama.kernels.library import BUFFER_TYPE, PACKED
 from specllama.llama.header import Header
-from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, memory_short, need_for
+from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, need_for, require_memory
 
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs memory for its runtime and for the screen
 _KV_BLOCKS = {each.name: each.n_values for each in TYPES.values() if each.name in KV_TYPE_BYTES}  # 1 = not quantized
@@ -90,8 +90,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, **kv)
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
-    if need.total * (1.0 - on_gpu) > free:
-        raise memory_short(header, int(need.total * (1.0 - on_gpu)), free, n_ctx)
+    require_memory(header.path.name, int(need.total * (1.0 - on_gpu)), free, n_ctx)
     n_threads = options.n_threads or physical_cores()
     return LoadPlan(
         n_ctx=n_ctx,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -75,16 +76,19 @@ def fit_context(header: Header, free: int, *, n_ubatch: int, n_outputs: int, typ
     def total(n_ctx: int) -> int:
         return need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, type_k=type_k, type_v=type_v).total
 
-    longest = header.n_ctx_train or _MIN_FITTED_CTX
-    if total(longest) <= free:
+    return longest_context(header.n_ctx_train or _MIN_FITTED_CTX, total, free, header.path.name)
+
+
+def longest_context(longest: int, needed: Callable[[int], int], free: int, what: str) -> int:
+    """The longest context, up to `longest`, for which `what` needs at most `free` bytes. Raises MemoryShort."""
+    if needed(longest) <= free:
         return longest
     shortest = min(longest, _MIN_FITTED_CTX)
-    if total(shortest) > free:
-        raise memory_short(header, total(shortest), free, shortest)
+    require_memory(what, needed(shortest), free, shortest)
     low, high = shortest // CELL_STEP, longest // CELL_STEP  # bisect on whole steps
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if total(middle * CELL_STEP) <= free else (low, middle - 1)
+        low, high = (middle, high) if needed(middle * CELL_STEP) <= free else (low, middle - 1)
     return max(low * CELL_STEP, shortest)
 
 
@@ -95,13 +99,14 @@ def layers_that_fit(header: Header, need: MemoryNeed, free: int) -> int:
     return max(0, min(n_units, int((free - need.compute) // per_unit)))
 
 
-def memory_short(header: Header, needed: int, free: int, n_ctx: int) -> MemoryShort:
-    """The error for a model that does not fit into memory."""
-    return MemoryShort(
-        f"{header.path.name} with a context of {n_ctx} tokens needs {size_text(needed)}, "
-        f"but only {size_text(free)} are free",
-        hint="use a shorter context (--ctx-size), a smaller model, or close other programs",
-    )
+def require_memory(what: str, needed: int, free: int, n_ctx: int) -> None:
+    """Raise MemoryShort if a model, or several, do not fit into memory."""
+    if needed > free:
+        raise MemoryShort(
+            f"{size_text(needed)} are needed for {what} with a context of {n_ctx} tokens, "
+            f"but only {size_text(free)} are free",
+            hint="use a shorter context (--ctx-size), smaller models, or close other programs",
+        )
 
 
 def _type_bytes(name: str) -> float:

@@ -11,8 +11,8 @@ from time import monotonic
 
 from specllama import llama
 from specllama.base import disk
-from specllama.base.disk import FetchWatch, Silent, size_text
-from specllama.base.errors import BackendError, ConfigError, Interrupted, MemoryShort, UsageError
+from specllama.base.disk import FetchWatch, Silent
+from specllama.base.errors import BackendError, ConfigError, Interrupted, UsageError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
@@ -25,10 +25,9 @@ from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
 from specllama.files.model import Model, PairDefaults
-from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, tested_kernels
+from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, memory, tested_kernels
 from specllama.llama.header import refuse_architecture
 from specllama.llama.kernel_path import AS_IN_FILE, KernelPath
-from specllama.llama.memory import CELL_STEP
 from specllama.pairs import derived
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware
@@ -262,6 +261,10 @@ class Setup:
             max_block=1 if profile is None else PROBE_TOKENS,  # a probe reads many rows at once
         )
 
+    @property
+    def models_text(self) -> str:
+        return " and ".join(file.path.name for file in (self.target, self.draft) if file is not None)
+
     def memory_needed(self, n_ctx: int) -> int:
         """Bytes for target and draft with a context of `n_ctx` tokens."""
         total = llama.memory_needed(self.target.header, replace(self.target_options, n_ctx=n_ctx)).total
@@ -369,7 +372,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
 
 
 def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Profile | None:
-    """`profile` for another draft file: its kernel path names weight types that the other file may not have."""
+    """`profile` for another draft file, whose kernel path was not measured."""
     own = setup.draft and setup.draft.path
     if profile is None or draft is None or draft.path == (profile.derived or own):
         return profile
@@ -385,15 +388,7 @@ def longest_context(setup: Setup) -> int:
         return 0
     free = int(FREE_SHARE * llama.memory_free())
     trained = setup.target.header.n_ctx_train or N_CTX
-    if setup.memory_needed(trained) <= free:
-        return trained
-    low, high = 0, trained // CELL_STEP  # in steps; the memory grows with the context
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if setup.memory_needed(middle * CELL_STEP) <= free else (low, middle - 1)
-    if low == 0:
-        raise MemoryShort("the models do not fit into memory, even with a short context", hint="use smaller models")
-    return low * CELL_STEP
+    return memory.longest_context(trained, setup.memory_needed, free, setup.models_text)
 
 
 def _require_memory(setup: Setup) -> None:
@@ -401,13 +396,7 @@ def _require_memory(setup: Setup) -> None:
     n_ctx = setup.target_options.n_ctx
     if setup.draft is None or llama.build_info().gpu_offload:
         return
-    needed, free = setup.memory_needed(n_ctx), llama.memory_free()
-    if needed > free:
-        raise MemoryShort(
-            f"{setup.target.path.name} and {setup.draft.path.name} with a context of {n_ctx} tokens need "
-            f"{size_text(needed)}, but only {size_text(free)} are free",
-            hint="use a shorter context or smaller models, or close other programs",
-        )
+    memory.require_memory(setup.models_text, setup.memory_needed(n_ctx), llama.memory_free(), n_ctx)
 
 
 def require_fit(setup: Setup, listener: Listener) -> None:

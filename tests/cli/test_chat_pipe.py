@@ -282,7 +282,7 @@ def test_a_context_of_zero_takes_no_more_memory_than_both_models_may_have(
     result = chat("/show info", args=("-c", "0"))
     assert int(re.findall(r"0 of (\d+) tokens", result.out)[0]) in range(768, 1281)
     monkeypatch.setattr(llama, "memory_free", lambda: 1000)
-    assert "the models do not fit into memory" in chat("hi", args=("-c", "0")).err
+    assert "are needed for target.gguf and draft.gguf" in chat("hi", args=("-c", "0")).err
 
 
 def test_a_full_context_drops_the_oldest_turns(chat) -> None:

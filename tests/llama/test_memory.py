@@ -49,7 +49,9 @@ def test_the_compute_estimate_is_near_what_was_measured() -> None:
 
 def test_too_little_memory_is_an_error_before_loading() -> None:
     """Prevents: `--ctx-size 131072` ended by the out-of-memory killer (FIELD_CASES 27)."""
-    with pytest.raises(MemoryShort, match=r"131072 tokens needs [\d.]+ GB, but only 2 GB are free") as caught:
+    with pytest.raises(
+        MemoryShort, match=r"[\d.]+ GB are needed for .* of 131072 tokens, but only 2 GB are free"
+    ) as caught:
         plan(LoadOptions(n_ctx=131072), free=2 * GB)
     assert "--ctx-size" in caught.value.hint
 

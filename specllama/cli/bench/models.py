@@ -9,8 +9,7 @@ from itertools import product
 
 from specllama import llama
 from specllama.base import disk as storage
-from specllama.base.disk import size_text
-from specllama.base.errors import MemoryShort, UsageError
+from specllama.base.errors import UsageError
 from specllama.base.text import counted
 from specllama.bench.job import Loaded
 from specllama.bench.plan import LENGTHS, Wishes
@@ -26,7 +25,7 @@ from specllama.core.types import Cancel, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.drafters.controller import PROBE_TOKENS
 from specllama.drafters.length import AUTO_LENGTH, TUNED, DraftLength
-from specllama.llama import LlamaModel, LoadOptions
+from specllama.llama import LlamaModel, LoadOptions, memory
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.draft_in_target_ids import in_target_ids
@@ -180,13 +179,8 @@ def _require_memory(subject: BenchSubject) -> None:
     for setup in subject.setups:
         if setup.draft is not None:
             needed += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
-    free = llama.memory_free()
-    if needed > free:
-        raise MemoryShort(
-            f"the target and {counted(len(subject.drafts), 'draft')} with a context of {n_ctx} tokens need "
-            f"{size_text(needed)}, but only {size_text(free)} are free",
-            hint="compare fewer drafts, use a smaller --ctx-size, or close other programs",
-        )
+    what = f"the target and {counted(len(subject.drafts), 'draft')}"
+    memory.require_memory(what, needed, llama.memory_free(), n_ctx)
 
 
 @dataclass(frozen=True, slots=True)
