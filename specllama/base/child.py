@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
+import pickle
 import signal
+import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
-from specllama.base import errors
+from specllama.base import with_parent
 from specllama.base.errors import BackendError, SpecllamaError
 
 T = TypeVar("T")
@@ -32,38 +32,39 @@ class _Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    kind: str  # the name of an error's class
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Done:
     result: object
 
 
-def _end_with_parent() -> None:
-    """End when the parent has ended, also when it was killed: the result has no reader any more."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _child(work: Callable[[Tell], object], connection: Connection) -> None:
-    """Entry point of the child. Ignores the signals that also reach the parent; the parent ends it."""
+def main() -> None:
+    """Entry point of the child: does the work that comes on stdin. Ignores the signals that also reach the parent."""
     for number in _PARENTS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()  # llama.cpp frees the interpreter while it works
     try:
-        connection.send(_Done(work(lambda what, share: connection.send(_Progress(what, share)))))
+        work = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return  # the parent is gone
+    with_parent.watch()
+    parent = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what llama.cpp prints is no message
+    answer(work, parent)
+
+
+def answer(work: Callable[[Tell], object], parent: IO[bytes]) -> None:
+    """Send the progress of `work`, then its result or its error."""
+
+    def send(message: object) -> None:
+        pickle.dump(message, parent)
+        parent.flush()
+
+    try:
+        send(_Done(work(lambda what, share: send(_Progress(what, share)))))
     except SpecllamaError as error:
-        connection.send(_Failed(type(error).__name__, str(error), error.hint))
+        send(error)
     except BrokenPipeError:
         pass  # the parent is gone
     except Exception as error:  # a traceback would land in the middle of the parent's screen
-        connection.send(_Failed("BackendError", f"the child process failed: {type(error).__name__}: {error}", ""))
+        send(BackendError(f"the child process failed: {type(error).__name__}: {error}"))
 
 
 @contextmanager
@@ -79,30 +80,50 @@ def _shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def started(code: str, *arguments: str, job: bytes = b"", **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that runs `code` with our import path and finds `job` on its stdin; killed at the end of the block.
+
+    The code calls `with_parent.watch`, so that the child also ends with this process. `options`: of Popen.
+    """
+    code = f"import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); {code}"
+    # `-I` ignores the user's folder and environment.
+    command = [sys.executable, "-I", "-c", code, json.dumps(sys.path), *arguments]
+    with ExitStack() as at_end:
+        with _shielded():  # at its end the signals arrive
+            process = at_end.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+            )
+            stdin, process.stdin = process.stdin, None  # `communicate` would close it, which ends the child
+            assert stdin is not None
+            at_end.callback(_close, stdin)
+            at_end.callback(process.kill)
+        with suppress(OSError):  # it has died
+            stdin.write(job)
+            stdin.flush()
+        yield process
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with suppress(OSError):  # it holds bytes that nothing reads any more
+        pipe.close()
+
+
 def run(work: Callable[[Tell], T], tell: Tell) -> T:
     """Call `work`, a function of a module or a partial of one, in a child process.
 
     Raises the error that `work` raises, and BackendError if the child dies.
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(work, theirs), daemon=True)
-    with _shielded():
-        process.start()
-    theirs.close()
-    try:
-        while True:
-            message = ours.recv()
-            if isinstance(message, _Done):
-                return cast(T, message.result)
-            if isinstance(message, _Failed):
-                kind: type[SpecllamaError] = getattr(errors, message.kind, BackendError)
-                raise kind(message.message, hint=message.hint)
-            tell(message.what, message.share)
-    except EOFError:
-        process.join()
-        raise BackendError(f"the child process ended with code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+    code = "from specllama.base import child; child.main()"
+    with started(code, job=pickle.dumps(work)) as process:
+        assert process.stdout is not None
+        try:
+            while True:
+                message = pickle.load(process.stdout)
+                if isinstance(message, _Done):
+                    return cast(T, message.result)
+                if isinstance(message, SpecllamaError):
+                    raise message
+                tell(message.what, message.share)
+        except (EOFError, pickle.UnpicklingError):
+            raise BackendError(f"the child process ended with code {process.wait()}") from None

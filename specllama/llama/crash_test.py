@@ -29,6 +29,7 @@ import platformdirs
 
 from specllama.base import disk as storage
 from specllama.base import errors, with_parent
+from specllama.base.child import started
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import BackendError, ModelFileError, SpecllamaError
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
@@ -47,10 +48,7 @@ SOUND = "sound"  # the kind of record about a tried file: whether its weights we
 _CRASHES = {"SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP"}
 _WINDOWS_CRASHES = {0xC000001D: "SIGILL", 0xC0000005: "SIGSEGV", 0xC0000409: "SIGABRT"}
 
-# `-I` ignores the user's folder and environment; the child gets the parent's import path instead.
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);from specllama.llama import crash_test; crash_test.child()"
-)
+_CHILD = "from specllama.llama import crash_test; crash_test.child()"
 
 # With these flags GCC keeps the stores that fill the AMX tile configuration (see scripts/toolchain.py).
 GCC_FLAGS = "-fno-tree-dse -fno-dse"
@@ -190,7 +188,7 @@ def require_sound(models: Mapping[Header, bool]) -> None:
     if folder is None:
         return  # loading says so
     build, tried = library_hash.of(folder), []
-    with ExitStack() as started:
+    with ExitStack() as children:
         for model, weights in models.items():
             record = storage.FileRecord(SOUND, *model.parts, by=build)
             tried_with = record.value(bool)
@@ -201,13 +199,13 @@ def require_sound(models: Mapping[Header, bool]) -> None:
                 continue
             timeout_s = TIMEOUT_S + model.n_file_bytes / _SLOWEST_DISK
             use = Use(str(model.path), weights=weights, timeout_s=timeout_s)
-            tried.append((model, record, use, started.enter_context(_started(use))))
+            tried.append((model, record, use, children.enter_context(_started(use))))
         for model, record, use, process in tried:
             _require_survival(model, process, use.timeout_s)
             record.keep(use.weights)
 
 
-def _require_survival(model: Header, process: subprocess.Popen[str], timeout_s: float) -> None:
+def _require_survival(model: Header, process: subprocess.Popen[bytes], timeout_s: float) -> None:
     try:
         end = _end_of(process, timeout_s)
     except subprocess.TimeoutExpired:
@@ -232,7 +230,7 @@ def child() -> None:
     """Entry point of the child: use the model, and print the error as one line of JSON. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with_parent.watch()
-    use = from_plain(Use, json.loads(sys.argv[2]))
+    use = from_plain(Use, json.loads(sys.argv[1]))
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -271,31 +269,18 @@ def kernels_problem(library: Path) -> str:
     return f"their test crashes with {end.signal}" if end.signal else str(end.error or "")
 
 
-@contextlib.contextmanager
-def _started(use: Use) -> Iterator[subprocess.Popen[str]]:
-    """A child process, killed at the end of the block. It also ends with this process."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), json.dumps(to_plain(use))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+def _started(use: Use) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    return started(
+        _CHILD,
+        json.dumps(to_plain(use)),
         stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # a failed assertion would start a debugger
     )
-    with process:
-        stdin, process.stdin = process.stdin, None  # `communicate` would close it, which ends the child
-        try:
-            yield process
-        finally:
-            process.kill()
-            if stdin is not None:
-                stdin.close()
 
 
-def _end_of(process: subprocess.Popen[str], timeout_s: float) -> _End:
+def _end_of(process: subprocess.Popen[bytes], timeout_s: float) -> _End:
     """Wait for the child's end. Raises subprocess.TimeoutExpired."""
-    stdout, stderr = process.communicate(timeout=timeout_s)
+    stdout, stderr = (text.decode("utf-8", "replace") for text in process.communicate(timeout=timeout_s))
     said = re.sub(r"^\S+:\d+: |^\s*what\(\):\s*", "", stderr.strip().rpartition("\n")[2])
     if died_of := _signal_name(process.returncode):
         return _End(died_of, None, said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -26,15 +27,24 @@ def _defect(_tell: Tell) -> None:
     raise ZeroDivisionError("division by zero")
 
 
+def _print(_tell: Tell) -> int:
+    os.write(1, b"printed by C code")
+    return 8
+
+
+def _die(_tell: Tell) -> None:
+    os._exit(5)
+
+
 def _sleep(tell: Tell) -> None:
     tell("asleep", 0.0)
     time.sleep(60)
 
 
 class BrokenPipe:
-    """The child's end of a connection whose parent is gone."""
+    """The child's end of a pipe whose parent is gone."""
 
-    def send(self, _message: object) -> None:
+    def write(self, _data: bytes) -> int:
         raise BrokenPipeError
 
 
@@ -43,6 +53,17 @@ def test_progress_and_result_arrive() -> None:
     told: list[tuple[str, float]] = []
     assert child.run(_count, lambda what, share: told.append((what, share))) == 7
     assert told == [("counting", 0.5)]
+
+
+def test_what_the_work_prints_is_no_message() -> None:
+    """Prevents: a result lost because llama.cpp printed a line."""
+    assert child.run(_print, lambda _what, _share: None) == 8
+
+
+def test_a_child_that_dies_is_an_error_with_its_code() -> None:
+    """Prevents: a parent that waits for a dead child."""
+    with pytest.raises(BackendError, match="ended with code 5"):
+        child.run(_die, lambda _what, _share: None)
 
 
 def test_an_error_keeps_its_class_and_its_hint() -> None:
@@ -70,7 +91,6 @@ def test_a_child_ends_with_its_parent() -> None:
         assert parent.stdout.read() == ""  # returns when the child has also closed the pipe
 
 
-def test_a_child_whose_parent_is_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_whose_parent_is_gone_ends_quietly() -> None:
     """Prevents: a traceback on the terminal after Ctrl-C."""
-    monkeypatch.setattr(child.signal, "signal", lambda *_args: None)
-    child._child(_count, BrokenPipe())  # type: ignore[arg-type]  # raises nothing
+    child.answer(_count, BrokenPipe())  # type: ignore[arg-type]  # raises nothing
