@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, c
 from weakref import WeakSet
 
 from specllama.base.errors import ModelBusy, UsageError
-from specllama.base.ranges import real, word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
-from specllama.chat.settings import RULES, SETTINGS, Settings, require_known, strategies
+from specllama.chat.settings import SETTINGS, Settings, require_known, strategies
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
@@ -136,9 +135,9 @@ def load(
         drafting=Drafting(
             spec_type=strategies("spec_type", _typed("spec_type", spec_type, str, "text")),
             length=DraftLength.check("n_max", n_max),
-            p_min=real(0, 1)("p_min", p_min),
-            temperature=None if draft_temperature is None else real(0)("draft_temperature", draft_temperature),
-            rule=rule if isinstance(rule, Rule) else Rule(word(*RULES)("rule", rule)),
+            p_min=SETTINGS["draft-p-min"].check("p_min", p_min),
+            temperature=SETTINGS["draft-temp"].check("draft_temperature", draft_temperature),
+            rule=rule if isinstance(rule, Rule) else Rule(SETTINGS["rule"].check("rule", rule)),
         ),
         hardware=replace(settings, **changes),
     )
