@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from specllama import llama
 from specllama.llama.header import Header
 from specllama.pairs.draft_in_target_ids import read_vocab_map
-from specllama.prompts.sample_text import SAMPLE
+from specllama.prompts.load import sample_text
 
 MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
 
@@ -34,7 +34,7 @@ class Tokenizer:
     add_eos: bool
     end_tokens: frozenset[int]
     spellings: Sequence[bytes] = ()  # the bytes that each token adds to a text; b"" for control tokens
-    sample: Sequence[int] = ()  # the tokens of `sample_text.SAMPLE`
+    sample: Sequence[int] = ()  # the tokens of `sample_text`
     vocab_map: tuple[int, ...] | None = None  # of a trimmed draft: its parent's id of each token
 
     @property
@@ -68,6 +68,6 @@ def read_tokenizer(header: Header) -> Tokenizer:
             add_eos=vocab.add_eos,
             end_tokens=vocab.end_tokens,
             spellings=vocab.pieces(),
-            sample=vocab.tokenize(SAMPLE, special=False),
+            sample=vocab.tokenize(sample_text(), special=False),
             vocab_map=None if vocab_map is None else tuple(vocab_map.tolist()),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,7 +27,30 @@ UNSORTED = "other"  # the default class
 UNKNOWN_LANGUAGE = "und"  # the default language, as in BCP 47
 _MOST_CHARS = 80  # of an id, class or language, which are headings in tables
 
+_FOLDER = resources.files("specllama") / "prompts"
 _HINT = 'each line is {"id": ..., "category": ..., "language": ..., "turns": [...]}, {"prompt": ...}, or Spec-Bench\'s'
+
+# The prompts of `tune` and `check --probe`: the class in profiles -> the prompt's id. They are short because they are
+# prefilled many times.
+SAMPLES: Mapping[str, str] = {
+    "code": "coding-en-1",
+    "summary": "summarization-en-1",
+    "story": "writing-en-1",
+    "question": "qa-en-1",
+}
+
+# The prompts of the audit, by class and language, open questions first: more rejected tokens test more.
+_AUDITED = (
+    ("writing", "en"),
+    ("qa", "ja"),
+    ("coding", "en"),
+    ("dialogue", "zh"),
+    ("math", "en"),
+    ("poem", "en"),
+    ("reasoning", "zh"),
+    ("qa", "en"),
+    ("coding", "zh"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +69,33 @@ def built_in(categories: Sequence[str] | None = None) -> tuple[BenchPrompt, ...]
         if name not in CATEGORIES:
             raise UsageError(f"the class is {name!r}, expected one of {', '.join(CATEGORIES)}")
     wanted = [name for name in CATEGORIES if categories is None or name in categories]
-    folder = resources.files("specllama") / "prompts"
     return tuple(
         prompt
         for name in wanted
-        for prompt in _prompts((folder / f"{name}.jsonl").read_text(encoding="utf-8"), f"{name}.jsonl")
+        for prompt in _prompts((_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8"), f"{name}.jsonl")
     )
+
+
+def sample_prompts() -> Mapping[str, str]:
+    """Class -> prompt, one of each of four classes."""
+    first_turn = {prompt.id: prompt.turns[0] for prompt in built_in()}
+    return {name: first_turn[id] for name, id in SAMPLES.items()}
+
+
+def short_prompts(n_most: int) -> Mapping[str, str]:
+    """Id -> prompt of at most `n_most` prompts: the shortest of each class and language."""
+    prompts = built_in()
+    found = {}
+    for category, language in _AUDITED[:n_most]:
+        fit = [each for each in prompts if (each.category, each.language) == (category, language)]
+        shortest = min(fit, key=lambda each: len(each.turns[0]))
+        found[shortest.id] = shortest.turns[0]
+    return found
+
+
+def sample_text() -> str:
+    """Text of many kinds, for comparing tokenizers: code, prose, a chat, figures, lists, several languages."""
+    return (_FOLDER / "sample.txt").read_text(encoding="utf-8")
 
 
 def read(path: Path) -> tuple[BenchPrompt, ...]:

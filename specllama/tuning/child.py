@@ -23,7 +23,7 @@ from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.llama.load_plan import thread_choices
 from specllama.pairs.draft_in_target_ids import in_target_ids
 from specllama.pairs.profile import ProfileKey, Threads
-from specllama.prompts.four import sample_prompts
+from specllama.prompts.load import sample_prompts
 from specllama.tuning import traces
 from specllama.tuning.costs import (
     READ_ROWS,

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from specllama.base.errors import PromptError, UsageError
-from specllama.prompts import four
-from specllama.prompts.load import CATEGORIES, BenchPrompt, built_in, read
+from specllama.prompts.load import CATEGORIES, SAMPLES, BenchPrompt, built_in, read, sample_prompts
 
 KANA, HAN = re.compile("[\u3041-\u30ff]"), re.compile("[\u4e00-\u9fff]")
 # Classes of prompts with a long text, and its least length: in words, or in characters without spaces.
@@ -166,7 +165,7 @@ def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path, file: Path) 
 
 def test_tune_measures_with_prompts_of_four_different_classes() -> None:
     """Prevents: an id that does not exist; profiles with one kind of text only."""
-    prompts = four.sample_prompts()
+    prompts = sample_prompts()
     assert set(prompts) == {"code", "summary", "story", "question"}
-    assert len({id.split("-")[0] for id in four.IDS.values()}) == len(prompts)
+    assert len({id.split("-")[0] for id in SAMPLES.values()}) == len(prompts)
     assert all(len(text.split()) <= 200 for text in prompts.values()), "they are prefilled many times"

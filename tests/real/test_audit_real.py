@@ -15,7 +15,7 @@ from specllama.core.types import Rule
 from specllama.drafters import DraftSettings
 from specllama.drafters.length import DraftLength
 from specllama.llama import LlamaModel
-from specllama.prompts.short import short_prompts
+from specllama.prompts.load import short_prompts
 from tests.real.conftest import SMALL
 
 pytestmark = pytest.mark.model

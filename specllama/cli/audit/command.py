@@ -41,7 +41,7 @@ from specllama.llama.load_plan import physical_cores
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.setup import Models, Setup
-from specllama.prompts.short import short_prompts
+from specllama.prompts.load import short_prompts
 
 MOST_TOKENS = 100  # in a distribution: every branch of every draw is taken
 ALL_RULES = ",".join(RULES)

@@ -13,7 +13,7 @@ from specllama.cli.screen.tables import markdown_table
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, room_after
 from specllama.pairs.setup import Choice, Models, load_models, prepare
-from specllama.prompts.four import sample_prompts
+from specllama.prompts.load import sample_prompts
 from specllama.tuning.costs import VERIFY_ROWS, finished, measure_acceptance, measuring_costs
 from specllama.tuning.forecast import Outlook, outlook
 
