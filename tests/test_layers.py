@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, str] = {
     "tuning": "base core prompts drafters kernels llama chat pairs",
     "derive": "base core drafters files llama pairs tuning",
     "bench": "base core prompts drafters llama tuning",
-    "audit": "base core drafters chat",
+    "audit": "base core drafters",
     "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
     "top": "base core drafters chat pairs cli",
 }

@@ -13,10 +13,9 @@ from specllama.audit import kv as audit_kv
 from specllama.audit import sampling as audit_sampling
 from specllama.audit import self_test as audit_self_test
 from specllama.audit.models import Heard
-from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject
+from specllama.audit.parts import AuditEffort, AuditSubject
 from specllama.audit.report import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
-from specllama.base.errors import Interrupted, PromptError
-from specllama.chat.conversation import Conversation, Message, TemplateVocabulary
+from specllama.base.errors import Interrupted
 
 N_ROOM = 160  # tokens of room that the audit needs after a prompt
 USUAL = 60  # passes of a unit before the first unit is done
@@ -35,18 +34,6 @@ class AuditProgress:
 
 
 TellAudit = Callable[[AuditProgress], None]
-
-
-def prompts_for(
-    vocab: TemplateVocabulary, template: str | None, texts: Mapping[str, str], *, n_known: int, n_room: int
-) -> tuple[AuditPrompt, ...]:
-    """The prompts that leave room for an answer and whose tokens both models know. Raises PromptError without any."""
-    conversation = Conversation(vocab, template)
-    found = [AuditPrompt(name, tuple(conversation.tokens([Message("user", text)]))) for name, text in texts.items()]
-    fit = tuple(each for each in found if 1 < len(each.tokens) <= n_room and max(each.tokens) < n_known)
-    if not fit:
-        raise PromptError("no prompt fits these models", hint="use a longer context (--ctx-size) or another pair")
-    return fit
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from specllama.base.errors import PromptError, TemplateError
 from specllama.base.ranges import sound
+from specllama.base.text import counted
 from specllama.chat.authorship import Rendering, SpecialTexts, tell_apart
 from specllama.chat.template import ChatTemplate, TemplateOverrun
 
@@ -207,3 +208,18 @@ class Conversation:
         """True if the template writes a system prompt."""
         roles, contents = ["system", "user"], [_SYSTEM_PROBE, _USER_PROBE]
         return self._shows(_SYSTEM_PROBE, roles, contents, parts=self._wants_parts)
+
+
+def fitting_prompts(
+    vocab: TemplateVocabulary, template: str | None, texts: Mapping[str, str], *, n_known: int, n_room: int
+) -> dict[str, list[int]]:
+    """The prompts of at most `n_room` tokens whose ids are all below `n_known`. Raises PromptError without any."""
+    conversation = Conversation(vocab, template)
+    found = {name: conversation.tokens([Message("user", text)]) for name, text in texts.items()}
+    fit = {name: tokens for name, tokens in found.items() if 1 < len(tokens) <= n_room and max(tokens) < n_known}
+    if not fit:
+        raise PromptError(
+            f"no built-in prompt fits the models (room for {counted(n_room, 'token')}, {counted(n_known, 'known id')})",
+            hint="use a longer context (--ctx-size) or another pair",
+        )
+    return fit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,8 @@ from time import perf_counter
 from specllama import llama
 from specllama.base import child as children
 from specllama.base.child import Tell, TellShare
-from specllama.base.errors import BackendError, PromptError
-from specllama.base.text import counted
-from specllama.chat.conversation import Conversation, Message
+from specllama.base.errors import BackendError
+from specllama.chat.conversation import fitting_prompts
 from specllama.drafters.controller import Points, cost_at
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LoadOptions
@@ -94,22 +93,6 @@ class Measured:
     n_spelled: float = 1.0  # draft tokens for one target token, in the answers, or without answers in the prompts
 
 
-def _prompts(target: LlamaModel, n_tokens: int, n_known: int) -> Mapping[str, list[int]]:
-    """The prompts that leave room for an answer, in tokens that both models know. Raises PromptError without any."""
-    conversation = Conversation(target.vocab, target.chat_template)
-    prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
-    fit = {
-        name: tokens
-        for name, tokens in prompts.items()
-        if 1 < len(tokens) <= target.n_ctx - n_tokens and max(tokens) < n_known
-    }
-    if not fit:
-        raise PromptError(
-            f"no built-in prompt fits these models (a context of {target.n_ctx} tokens, {counted(n_known, 'known id')})"
-        )
-    return fit
-
-
 def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> Points:
     return tuple((n, median(each)) for n, each in zip(rows, samples, strict=True))
 
@@ -147,7 +130,13 @@ class Bench:
         if draft is not None:
             self.put(draft)
         n_known = target.vocab_size if self.draft is None else min(target.vocab_size, self.draft.vocab_size)
-        self.prompts = _prompts(target, job.n_tokens, n_known)
+        self.prompts = fitting_prompts(
+            target.vocab,
+            target.chat_template,
+            sample_prompts(),
+            n_known=n_known,
+            n_room=target.n_ctx - job.n_tokens,
+        )
         text = [token for tokens in self.prompts.values() for token in tokens]
         text *= -(-(N_BEFORE + max(READ_ROWS)) // len(text))
         self.before, self.rest = text[:N_BEFORE], text[N_BEFORE:]

@@ -8,8 +8,9 @@ import pytest
 
 from specllama.audit import run as audit
 from specllama.audit.faults import FAULTS
-from specllama.audit.parts import AuditEffort, AuditSubject, Parts
+from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Parts
 from specllama.audit.report import AuditReport
+from specllama.chat.conversation import fitting_prompts
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import DraftSettings
@@ -28,13 +29,13 @@ LITTLE = AuditEffort(
 def report_of(open_model: OpenModel, parts: Parts) -> AuditReport:
     """A little audit with a draft that is hotter than its target, so that it is often wrong."""
     target, draft = open_model(SMALL), open_model(SMALL, n_ctx=4095)  # other options: a second copy
-    prompts = audit.prompts_for(
+    prompts = fitting_prompts(
         target.vocab, target.chat_template, short_prompts(1), n_known=target.vocab_size, n_room=2000
     )
     subject = AuditSubject(
         target=target,
         draft=draft,
-        prompts=prompts,
+        prompts=[AuditPrompt(name, tuple(tokens)) for name, tokens in prompts.items()],
         params=SamplingParams(top_k=6),
         strategies=("draft-simple", "chain"),
         rules=(Rule.TOKEN, Rule.BLOCK),

@@ -15,12 +15,13 @@ import typer
 
 from specllama import llama
 from specllama.audit import run as auditing
-from specllama.audit.parts import FULL, QUICK, AuditSubject
+from specllama.audit.parts import FULL, QUICK, AuditPrompt, AuditSubject
 from specllama.audit.report import AuditReport
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import UsageError
 from specllama.base.ranges import several, whole, word
+from specllama.chat.conversation import fitting_prompts
 from specllama.chat.settings import RULES, require_known
 from specllama.cli.args import options as shared
 from specllama.cli.args.grouping import Option, with_options
@@ -203,7 +204,7 @@ def _audit(
     with pair_setup.load_models(setup, Said(out), cancel) as models:
         models.watch(cancel)
         target, draft = models.target, models.draft
-        prompts = auditing.prompts_for(
+        prompts = fitting_prompts(
             target.vocab,
             target.chat_template,
             short_prompts(max(effort.n_prompts, effort.n_contexts // 2)),
@@ -213,7 +214,7 @@ def _audit(
         subject = AuditSubject(
             target=target,
             draft=draft,
-            prompts=prompts,
+            prompts=[AuditPrompt(name, tuple(tokens)) for name, tokens in prompts.items()],
             params=sampling.params,
             strategies=_strategies(names, has_draft=draft is not None, model_strategy=setup.model_strategy),
             rules=tuple(Rule(name) for name in drafting.verify_rule),

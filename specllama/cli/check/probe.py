@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.base.errors import PairError
-from specllama.chat.conversation import Conversation, Message
+from specllama.chat.conversation import fitting_prompts
 from specllama.cli.loading import Said
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.status import StatusLine
@@ -30,10 +30,14 @@ def probe_pair(choice: Choice, output: Output) -> Outlook:
     """Load and measure both models. Raises PairError if nothing can be drafted, and the errors of loading."""
     setup = prepare(choice, Said(output))
     with load_models(setup, Said(output), Cancel()) as models:
-        conversation = Conversation(models.target.vocab, setup.target.template)
-        prompts = {name: conversation.tokens([Message("user", text)]) for name, text in sample_prompts().items()}
-        room = models.target.n_ctx - N_TOKENS
-        prompts = {name: tokens for name, tokens in prompts.items() if 0 < len(tokens) <= room}
+        assert models.draft is not None, "prepared with a draft"
+        prompts = fitting_prompts(
+            models.target.vocab,
+            setup.target.template,
+            sample_prompts(),
+            n_known=min(models.target.vocab_size, models.draft.vocab_size),
+            n_room=models.target.n_ctx - N_TOKENS,
+        )
         found = _measure(models, prompts, output)
     if found is None:
         raise PairError("no token was drafted, so there is nothing to measure", hint="use a larger --ctx-size")
@@ -42,10 +46,7 @@ def probe_pair(choice: Choice, output: Output) -> Outlook:
 
 def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Output) -> Outlook | None:
     assert models.draft is not None, "prepared with a draft"
-    known = min(models.target.vocab_size, models.draft.vocab_size)
-    text = [token for tokens in prompts.values() for token in tokens if token < known]
-    if not text:
-        return None
+    text = [token for tokens in prompts.values() for token in tokens]
     n_tokens = min(_N_PASSES, models.target.n_ctx, models.draft.n_ctx)
     tokens = (text * (n_tokens // len(text) + 1))[:n_tokens]
     while tokens and room_after(models.draft, tokens) < 0:  # one token can be several of the draft's
