@@ -79,11 +79,6 @@ class Vocabulary:
             pieces.append(buffer.raw[:count] if count >= 0 else self._piece(token, special=False))
         return pieces
 
-    def is_control(self, token: int) -> bool:
-        """True for tokens that are never shown, such as `<|im_start|>`."""
-        self._check(token)
-        return bool(self._lib.llama_vocab_is_control(self._handle, token))
-
     @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
         """All tokens that end an answer (end of text, of turn, of message)."""

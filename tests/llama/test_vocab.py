@@ -40,8 +40,6 @@ def test_special_text_is_a_control_token_only_on_request(byte_level: Vocabulary)
 def test_control_tokens_have_text_only_on_request(byte_level: Vocabulary) -> None:
     """Prevents: `<|im_end|>` in answers."""
     control = tiny.token_id(tiny.byte_level(), "<|im_end|>")
-    assert byte_level.is_control(control)
-    assert not byte_level.is_control(5)
     assert byte_level.piece(control) == b""
     assert byte_level.piece(control, special=True) == b"<|im_end|>"
     assert byte_level.text(control) == "<|im_end|>"
@@ -135,7 +133,7 @@ def test_long_texts_are_not_cut(byte_level: Vocabulary) -> None:
 @pytest.mark.parametrize("token", [-1, 263, 1 << 31])
 def test_tokens_outside_the_vocabulary_are_value_errors(byte_level: Vocabulary, token: int) -> None:
     """Prevents: std::out_of_range in C++, which ends the process."""
-    for ask in (byte_level.piece, byte_level.text, byte_level.is_control):
+    for ask in (byte_level.piece, byte_level.text):
         with pytest.raises(ValueError, match="outside the vocabulary"):
             ask(token)
 

@@ -47,7 +47,7 @@ def conversation(name: str) -> Conversation:
 
 
 def special_in(vocab: llama.Vocabulary, tokens: list[int]) -> list[str]:
-    return [vocab.text(token) for token in tokens if vocab.is_control(token)]
+    return [vocab.text(token) for token in tokens if not vocab.piece(token)]
 
 
 @pytest.mark.parametrize("name", [QWEN, SMALL_QWEN, SMOL])
