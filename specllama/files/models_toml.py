@@ -281,10 +281,10 @@ def layer(data: dict[str, Any], path: Path) -> Layer:
     )
 
 
-def _source_table(source: Source) -> dict[str, Any]:
+def source_table(source: Source) -> dict[str, Any]:
+    """A source as plain data; what is not known is None."""
     if isinstance(source, HubSource):
-        table = {"hub": source.repo, "file": source.file}
-        return {**table, "revision": source.revision} if source.revision else table
+        return {"hub": source.repo, "file": source.file, "revision": source.revision}
     if isinstance(source, WheelSource):
         facts = (source.name_pattern, source.version, source.n_parts, source.member_pattern)
         return dict(zip(("wheel", "version", "parts", "member"), facts, strict=True))
@@ -292,7 +292,8 @@ def _source_table(source: Source) -> dict[str, Any]:
 
 
 def _model_table(model: Model) -> dict[str, Any]:
-    table: dict[str, Any] = {"licence": model.licence, "sources": [_source_table(source) for source in model.sources]}
+    sources = [without_none(source_table(source)) for source in model.sources]
+    table: dict[str, Any] = {"licence": model.licence, "sources": sources}
     if len(model.files) == 1:
         table = {"size": model.size, "sha256": model.sha256 or UNPINNED, **table}
     elif model.parts:

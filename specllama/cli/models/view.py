@@ -9,17 +9,8 @@ from specllama.cli.screen.output import Output
 from specllama.cli.screen.tables import draw_table
 from specllama.files import hub
 from specllama.files.catalog import Catalog
-from specllama.files.model import CatalogPair, HubSource, Model, Source, WheelSource
-
-
-def source_json(source: Source) -> dict[str, object]:
-    """A source as models.toml writes it."""
-    if isinstance(source, HubSource):
-        return {"hub": source.repo, "file": source.file, "revision": source.revision}
-    if isinstance(source, WheelSource):
-        wheel = {"wheel": source.name_pattern, "version": source.version}
-        return {**wheel, "parts": source.n_parts, "member": source.member_pattern}
-    return {"path": source.path}
+from specllama.files.model import CatalogPair, HubSource, Model, Source
+from specllama.files.models_toml import source_table
 
 
 def model_json(model: Model) -> dict[str, object]:
@@ -32,7 +23,7 @@ def model_json(model: Model) -> dict[str, object]:
         "sha256": model.sha256,
         "pinned": not model.unpinned,
         "licence": model.licence,
-        "sources": [source_json(source) for source in model.sources],
+        "sources": [source_table(source) for source in model.sources],
         "installed": path is not None,
         "path": path,
     }
