@@ -18,6 +18,7 @@ from specllama.bench.report import Bucket, Insight
 from specllama.core.arrays import FloatArray
 from specllama.core.sampling import SamplingParams, law
 from specllama.core.types import LanguageModel, PieceOf, room_after
+from specllama.tuning.traces import rows
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0)  # nats
 N_FIRST = 3  # tokens that count as the beginning of a sentence
@@ -61,17 +62,6 @@ def places(answer: Sequence[int], piece: PieceOf) -> list[int]:
     return found
 
 
-def _rows(model: LanguageModel, said: PlainAnswer, n_vocab: int) -> list[FloatArray]:
-    """Logits before each token of the answer, read in blocks.  each: (n_vocab,)"""
-    model.truncate(0)
-    model.feed(said.prompt[:-1])
-    line = [said.prompt[-1], *said.answer[:-1]]
-    found: list[FloatArray] = []
-    for at in range(0, len(line), model.caps.max_block):
-        found.extend(row[:n_vocab].copy() for row in model.eval(line[at : at + model.caps.max_block]))
-    return found
-
-
 def samples(
     target: LanguageModel, draft: LanguageModel, said: PlainAnswer, params: SamplingParams, piece: PieceOf
 ) -> list[Sample]:
@@ -83,9 +73,9 @@ def samples(
     if room_after(draft, (*said.prompt, *said.answer)) < 0:
         return []
     try:
-        q_rows = _rows(draft, said, n_vocab)
+        q_rows = rows(draft, said.prompt, said.answer[:-1], n_vocab)
         # At temperature 0 the target's law is the token of the answer: no pass needed.
-        p_rows = [] if params.greedy else _rows(target, said, target.vocab_size)
+        p_rows = [] if params.greedy else rows(target, said.prompt, said.answer[:-1], target.vocab_size)
     finally:
         target.truncate(0)
         draft.truncate(0)

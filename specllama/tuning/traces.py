@@ -77,15 +77,14 @@ def head(whole: TracedAnswer, n_tokens: int) -> TracedAnswer:
     return replace(whole, tokens=whole.tokens[:n_tokens], laws=laws, greedy_laws=greedy_laws)
 
 
-def _rows(draft: LanguageModel, prompt: Sequence[int], said: Sequence[int], n_vocab: int) -> list[FloatArray]:
-    """The draft's logits for each token of the answer and the one after it, computed in blocks.  each: (n_vocab,)"""
-    draft.truncate(0)
-    draft.feed(prompt[:-1])
+def rows(model: LanguageModel, prompt: Sequence[int], said: Sequence[int], n_vocab: int) -> list[FloatArray]:
+    """The logits for each token of the answer and the one after it, computed in blocks.  each: (n_vocab,)"""
+    model.truncate(0)
+    model.feed(prompt[:-1])
     line = [prompt[-1], *said]
     found: list[FloatArray] = []
-    for at in range(0, len(line), draft.caps.max_block):
-        rows = draft.eval(line[at : at + draft.caps.max_block])
-        found.extend(row[:n_vocab].copy() for row in rows)
+    for at in range(0, len(line), model.caps.max_block):
+        found.extend(row[:n_vocab].copy() for row in model.eval(line[at : at + model.caps.max_block]))
     return found
 
 
@@ -97,14 +96,14 @@ def judged(draft: LanguageModel, by: TracedAnswer) -> tuple[Trace, Trace]:
     """
     n_vocab = min(by.n_vocab, draft.vocab_size)
     try:
-        rows = _rows(draft, by.prompt, by.tokens[: len(by.laws) - 1], n_vocab)
+        read = rows(draft, by.prompt, by.tokens[: len(by.laws) - 1], n_vocab)
     finally:
         draft.truncate(0)
     history = [*by.prompt, *by.tokens]
 
     def trace(params: SamplingParams, laws: Sequence[Distribution], *, greedy: bool) -> Trace:
         acceptance, confidence = list[float](), list[float]()
-        for i, row in enumerate(rows):
+        for i, row in enumerate(read):
             q = law(row, history[: len(by.prompt) + i], params)
             acceptance.append(laws[i].overlap(q))
             confidence.append(confidence_of(row, q, greedy=greedy))
