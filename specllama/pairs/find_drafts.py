@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,11 @@ from specllama.files.hub_headers import header_only
 from specllama.files.model import Model
 from specllama.files.repo_files import model_files
 from specllama.llama import Header, LoadOptions
+from specllama.pairs import profile as profiles
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, MachineMemory, family
 from specllama.pairs.naming import Wanted
+from specllama.pairs.profile import Profile, ProfileKey
 from specllama.pairs.report import CompatReport
 
 _N_REPOS = 12  # read from the Hub; each costs some megabytes
@@ -50,23 +52,22 @@ class FoundDraft:
     n_bytes: int | None = None  # of its weights
     ratio: float | None = None  # to the target's weights
     n_warnings: int = 0
+    profile: Profile | None = None  # of the pair on this machine
+    gain: float | None = None  # predicted speed over plain decoding
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Best first: those that fit, of the right size, with few warnings, and small."""
+        """Best first: those that fit, then those that were measured or have a usual size, then the largest gain."""
         off_size = self.ratio is None or not TOO_SMALL <= self.ratio <= TOO_LARGE
-        return not self.fits, off_size, self.n_warnings, self.n_bytes or 0, self.name
+        doubts = (False, 0) if self.profile is not None else (off_size, self.n_warnings)
+        return not self.fits, doubts, -(self.gain or 0.0), self.n_bytes or 0, self.name
 
 
 OpenHeader = Callable[[], AbstractContextManager[Path]]  # opens a file, or its header
 
 
-def rank(target: Candidate, looks: Iterable[tuple[str, OpenHeader]], machine: MachineMemory) -> list[FoundDraft]:
-    """All candidates, best first. A candidate that cannot be read stops nothing."""
-    return sorted((_judge(target, name, look, machine) for name, look in looks), key=lambda each: each.order)
-
-
-def _judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory) -> FoundDraft:
+def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory) -> FoundDraft:
+    """Whether one candidate fits; its gain is not predicted yet. A candidate that cannot be read stops nothing."""
     try:
         with look() as path:
             header = llama.read_header(path)
@@ -74,9 +75,11 @@ def _judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemor
             if target.header.n_weight_bytes and ratio >= 1:
                 return FoundDraft(name, False, "it is no smaller than the target", header.n_weight_bytes, ratio)
             report = check_pair(target, lambda: Candidate(header, _DRAFT), machine)
+            pair = ProfileKey(target.header.path, target.options, path, _DRAFT)
     except SpecllamaError as error:
         return FoundDraft(name, False, str(error))
-    return FoundDraft(name, report.fits, _reason(report), header.n_weight_bytes, ratio, len(report.warnings))
+    profile = profiles.find(pair).profile if report.fits else None
+    return FoundDraft(name, report.fits, _reason(report), header.n_weight_bytes, ratio, len(report.warnings), profile)
 
 
 def _reason(report: CompatReport) -> str:

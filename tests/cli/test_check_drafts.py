@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
+from specllama.core.stats import expected_speedup
+from specllama.drafters.controller import CostProfile
+from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import KernelPath
+from specllama.pairs import profile as profiles
 from specllama.pairs.find_drafts import FoundDraft, size_in_name
+from specllama.pairs.profile import Habit, Profile, ProfileKey
 from tests import tiny
 from tests.cli.conftest import Result, Run, Terminal
 from tests.hubserver import HubServer
@@ -58,10 +64,32 @@ def test_a_folder_is_searched_and_the_best_comes_first(specllama: Run, target: P
         ("out", "larger.gguf", "smaller than the target"),
     ]
     assert [(line[0], Path(line[1]).as_posix()) for line in lines] == [row[:2] for row in expected]
-    assert all(reason in line[4] for line, (_, _, reason) in zip(lines, expected, strict=True))
-    assert result.err == "3 of 6 fit target.gguf\n"
+    assert all(reason in line[5] for line, (_, _, reason) in zip(lines, expected, strict=True))
+    assert [bool(line[4]) for line in lines] == [True] * 3 + [False] * 3
+    assert result.err.splitlines()[0] == "3 of 6 fit target.gguf"
     candidates = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))
     assert [(each["name"], each["fits"]) for each in candidates] == [(line[1], line[0] == "in") for line in lines]
+
+
+def test_measured_costs_decide_the_order(specllama: Run, target: Path, folder: Path, plain_environment: None) -> None:
+    """Prevents: a draft that is small and slow before one that pays on this machine."""
+    small = tiny.write_model(folder / "small.gguf", n_embd=16, n_ff=32, extra={"general.name": "Tiny 0.5B"})
+    verify = ((1, 1.0), (5, 1.5))
+    for draft, c in ((small, 0.9), (folder / "good.gguf", 0.05)):
+        costs = CostProfile(verify=verify, draft=((1, c), (2, c)))
+        paths = {"target_path": KernelPath(), "draft_path": KernelPath()}
+        profile = Profile(made="2026-01-02", step_s=0.1, costs=costs, habits=(Habit(True, 0.9, 0.9),), **paths)
+        profiles.save(ProfileKey(target, LoadOptions(), draft, LoadOptions()), profile)
+    told = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))
+    by_name = {each["name"]: each for each in told}
+    assert told[0]["name"] == "good.gguf"
+    assert told[0]["gain"] == pytest.approx(sum(0.9**i for i in range(5)) / (4 * 0.05 + 1.5))
+    assert by_name["small.gguf"]["gain"] == 1.0, "plain decoding, where no length pays"
+    assert by_name["small.gguf"]["profile"] == "2026-01-02"
+    # T(n) of the measured pairs also holds for other drafts of this target.
+    large = by_name["large.gguf"]
+    assert large["profile"] is None
+    assert large["gain"] == pytest.approx(max(expected_speedup(0.8, k, large["ratio"], 1 + k / 8) for k in range(1, 5)))
 
 
 def test_without_a_place_the_models_of_this_machine_are_searched(specllama: Run, target: Path, own_home: Path) -> None:
@@ -167,5 +195,5 @@ def test_a_file_name_cannot_steer_the_screen(specllama: Run, target: Path, folde
     result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
     assert "\x1b" not in result.out
     lines = [line.split("\t") for line in result.out.splitlines()]
-    assert {len(line) for line in lines} == {5}
+    assert {len(line) for line in lines} == {6}
     assert r"a\x1b[2J\x0ain\x09fake.gguf" in [line[1] for line in lines]

@@ -57,6 +57,16 @@ def test_the_shipped_catalog_can_be_read_and_suits_small_and_large_machines() ->
     ), "two models share a sum: one was pasted"
 
 
+def test_pairs_of_one_machine_come_by_the_ratio_of_their_sizes() -> None:
+    """Prevents: a list that begins with pairs on which drafts gain the least (benchmarks/README.md, larger targets)."""
+    ratios: dict[int | None, list[float]] = {}
+    for pair in load_catalog().pairs.values():
+        if pair.target.size is not None and pair.draft.size is not None:
+            ratios.setdefault(pair.memory_gb, []).append(round(pair.target.size / pair.draft.size, 1))
+    assert all(each == sorted(each, reverse=True) for each in ratios.values())
+    assert list(ratios) == [8, 16, 32]
+
+
 def test_the_default_pair_is_the_measured_one() -> None:
     """Prevents: other bytes than those that were measured; a default that needs the Hub."""
     pair = load_catalog().pair()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
+from statistics import fmean
 
 from specllama import llama
 from specllama.base.disk import FetchWatch, meant, size_text
@@ -14,12 +15,18 @@ from specllama.cli.screen.output import Output
 from specllama.cli.screen.status import watching
 from specllama.cli.screen.tables import Cell, draw_table
 from specllama.cli.screen.visible import in_one_line
+from specllama.drafters.calibration import Prior
+from specllama.drafters.controller import CostProfile, Points
+from specllama.drafters.length import TUNED
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
 from specllama.pairs.check import Candidate, this_machine
-from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, look_at, rank, repos_for
+from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, judge, look_at, repos_for
 from specllama.pairs.naming import named
+from specllama.tuning.forecast import speedup
+
+FLAT: Points = ((1, 1.0), (TUNED + 1, 1.0))  # a pass over several rows costs as much as over one
 
 
 def find_drafts(
@@ -35,12 +42,40 @@ def find_drafts(
         header = llama.read_header(path)
         refuse_architecture(header)
         places = _on_hub(header, models.offline, watch) if hub else _on_disk(header, scan)
-        found = rank(Candidate(header, wish), places, this_machine())
+        target, machine = Candidate(header, wish), this_machine()
+        found = ranked([judge(target, name, look, machine) for name, look in places])
     if output.format == "json":
-        output.data({"target": header.path.name, "candidates": [asdict(each) for each in found]})
+        output.data({"target": header.path.name, "candidates": list(map(_facts, found))})
     else:
         _show(output, header, found)
     return any(each.fits for each in found)
+
+
+def ranked(found: Sequence[FoundDraft]) -> list[FoundDraft]:
+    """The candidates with their predicted gains, best first.
+
+    Costs come from the profile of the pair. Without one, c is the share of the target's bytes, because both models are
+    limited by the memory, and T(n) that of another pair with this target; if there is none, T(n) = T(1), the best case.
+    """
+    known = next((each.profile for each in found if each.profile is not None), None)
+    verify = FLAT if known is None else known.costs.verify
+
+    def gain(each: FoundDraft) -> float | None:
+        if not each.fits or each.ratio is None:
+            return None
+        costs, alpha = CostProfile(verify=verify, draft=((1, each.ratio), (2, each.ratio))), Prior().typical
+        if each.profile is not None:
+            habits = [habit.acceptance for greedy in (True, False) if (habit := each.profile.habit(greedy=greedy))]
+            costs, alpha = each.profile.costs, fmean(habits) if habits else alpha
+        return max(speedup(costs, alpha, k) for k in range(costs.verify[-1][0]))
+
+    return sorted((replace(each, gain=gain(each)) for each in found), key=lambda each: each.order)
+
+
+def _facts(each: FoundDraft) -> dict[str, object]:
+    """For JSON; `measured`: the costs are those of the pair's profile."""
+    facts = asdict(replace(each, profile=None))
+    return {**facts, "profile": None if each.profile is None else each.profile.made}
 
 
 def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, OpenHeader]]:
@@ -68,16 +103,23 @@ def _show(output: Output, target: Header, found: list[FoundDraft]) -> None:
         cells: list[tuple[Cell, ...]] = [
             ((name, "green" if mark == "in" else "red"), mark, *words) for mark, name, *words in rows
         ]
-        draw_table(output, ("draft", "", "size", "", "reason"), cells, figures=["size"], prose="reason")
+        heads = ("draft", "", "size", "", "gain", "reason")
+        draw_table(output, heads, cells, figures=["size"], prose="reason")
     else:
         for row in rows:
             output.row(*row)
     n_in = sum(each.fits for each in found)
     output.note(f"{n_in} of {len(found)} fit {in_one_line(target.path.name)}" if found else "no models found")
+    if n_in and not any(each.profile for each in found):
+        output.note(
+            f"gains are upper bounds: from sizes, at an acceptance of {Prior().typical:.0%}, with free verification"
+        )
 
 
-def _columns(each: FoundDraft) -> tuple[str, str, str, str]:
-    """Name, size, share of the target's size, and reason."""
+def _columns(each: FoundDraft) -> tuple[str, str, str, str, str]:
+    """Name, size, share of the target's size, predicted gain, and reason."""
     size = "" if each.n_bytes is None else size_text(each.n_bytes)
     ratio = "" if each.ratio is None else f"{each.ratio:.2g} of it"
-    return each.name, size, ratio, each.reason
+    about = "" if each.profile is not None else "about "
+    gain = "" if each.gain is None else f"{about}{each.gain:.1f}x plain"
+    return each.name, size, ratio, gain, each.reason
