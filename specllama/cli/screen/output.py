@@ -194,12 +194,6 @@ class Output:
         """True if live lines may be drawn on stderr."""
         return self.err.steerable and not self.quiet
 
-    def out_console(self) -> Console:
-        return console_of(self.out)
-
-    def err_console(self) -> Console:
-        return console_of(self.err)
-
 
 def open_output(
     *, color: ColorMode = "auto", format: Format = "human", quiet: bool = False, verbose: bool = False

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from rich.cells import cell_len
 
-from specllama.cli.screen.output import Output
+from specllama.cli.screen.output import Output, console_of
 from specllama.cli.screen.visible import in_one_line, wrapped
 
 _INDENT = "  "
@@ -71,7 +71,7 @@ def draw_table(
         )
     for row, style in zip_longest(cells, styles):
         table.add_row(*(Text(*cell) for cell in row), style=style)
-    console = output.out_console()
+    console = console_of(output.out)
     if widths or needed <= console.width:
         console.print(table)
         return
