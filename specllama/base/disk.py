@@ -28,6 +28,7 @@ _CHUNK = 1 << 20
 _BLOCK, _N_BLOCKS = 4096, 16  # of a sample: a few seeks on a slow disk, 0.1 ms on a fast one
 _HEAD = 8 << 20  # the header of a model with a large vocabulary
 _SUMS = "sums"
+_LOCKED_WITHIN_S = 1.0  # a new file
 MOST_RECORDS = 512  # of a kind: more than a user has models; a few kB each, a token map 1 MB
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
 # A file system that cannot hold files of this length (FAT) answers EFBIG; for the user that is a full disk.
@@ -119,13 +120,24 @@ def new_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     A link of that name is replaced, not followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path.parent)
     temporary = path.with_name(f".{secrets.token_hex(8)}.new")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            _try_lock(file)
             yield file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the files of `new_file` that killed processes left: they are not locked."""
+    for path in folder.glob(f".{16 * '[0-9a-f]'}.new"):
+        with suppress(OSError), path.open("rb") as file:
+            is_fresh = time.time() - os.fstat(file.fileno()).st_mtime < _LOCKED_WITHIN_S
+            if not is_fresh and _try_lock(file):
+                path.unlink()
 
 
 def write_own(path: Path, data: bytes) -> None:
@@ -228,9 +240,9 @@ def _try_lock(file: IO[bytes]) -> bool:
 
 
 @contextmanager
-def only_one(name: str, watch: FetchWatch) -> Iterator[None]:
+def only_one(name: str, watch: FetchWatch, folder: Path | None = None) -> Iterator[None]:
     """Hold a lock of this name against other processes; tells `watch` if it has to wait."""
-    folder = user_cache_path("specllama") / "locks"
+    folder = folder or user_cache_path("specllama") / "locks"
     try:
         with named_disk_full(f"to {folder}", "free some space, or set XDG_CACHE_HOME to a larger disk"):
             folder.mkdir(parents=True, exist_ok=True)

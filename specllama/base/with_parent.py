@@ -1,6 +1,7 @@
-"""Run a Python module in a process that ends when its parent has ended, also after `kill -9`.
+"""Run a Python module or a command in a process that ends when its parent has ended, also after `kill -9`.
 
     python with_parent.py MODULE ARGUMENT...
+    python with_parent.py -- COMMAND ARGUMENT...
 
 stdin is a pipe from the parent, which writes nothing to it; the system closes it. If the process leads its own group,
 the processes that it started end with it. This file runs as a script, also before anything is installed, so it imports
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 
@@ -34,6 +36,11 @@ def watch() -> None:
 
 def _run() -> None:
     watch()
+    if sys.argv[1] == "--":
+        try:
+            sys.exit(subprocess.call(sys.argv[2:]))
+        except OSError as error:
+            sys.exit(f"{sys.argv[2]}: {error.strerror}")
     here = os.path.realpath(os.path.dirname(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]  # Python adds it for a script
     del sys.argv[0]

@@ -16,7 +16,7 @@ from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED, OK, READER_GONE, U
 from specllama.cli.command import CONTEXT, Group, adopt, write_commands
 from specllama.cli.errors import misused, report
 from specllama.cli.screen.ending import is_hung_up
-from specllama.cli.screen.output import forget_stdout, prepare_streams, stream_of
+from specllama.cli.screen.output import TerminalGone, forget_stdout, prepare_streams, stream_of
 from specllama.cli.screen.visible import Raw
 
 
@@ -136,6 +136,8 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(leaving.__context__, BrokenPipeError):
             return _reader_gone()
         return leaving.code if isinstance(leaving.code, int) else FAILED
+    except TerminalGone:
+        return HUNG_UP
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:

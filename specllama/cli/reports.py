@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -49,15 +50,15 @@ def not_lost(output: Output, suffix: str, text: Callable[[], str], place: Path |
     """If the block cannot print a report, say where it is: in `place`, or in a new file with `text`."""
     try:
         yield
-    except (OSError, SpecllamaError) as error:
+    except BaseException as error:  # Ctrl-C included
         place = place or _rescued(text(), suffix)
         if place is None:
             raise
         hint = f"what was measured is in {place}"
         if isinstance(error, SpecllamaError):
             error.hint = "; ".join(filter(None, (error.hint, hint)))
-        else:  # a closed pipe, which is no error
-            output.warn("stdout was closed", hint)
+        else:  # a closed pipe or terminal, which is no error
+            replace(output, quiet=False).warn("the report was not printed", hint)
         raise
 
 

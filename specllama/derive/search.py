@@ -14,11 +14,12 @@ from specllama import llama
 from specllama.base import child
 from specllama.base.child import Tell
 from specllama.base.cpu import this_cpu
-from specllama.base.disk import checksum, work_folder
+from specllama.base.disk import work_folder
 from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import make as derive
 from specllama.derive.layers import ALIKE
 from specllama.drafters.controller import CostProfile, Points
+from specllama.files.inventory import checksum_of
 from specllama.llama.header import Header
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived, Measurement, Recipe
@@ -316,7 +317,7 @@ def _measurement(
     cpu = this_cpu()
     return Measurement(
         target=subject.target.name,
-        target_sha256=checksum(subject.target),
+        target_sha256=checksum_of(subject.target),
         cpu=f"{cpu.model} {cpu.fingerprint}",
         made=made,
         step_s=step_s,

@@ -27,7 +27,7 @@ from specllama.base.errors import (
 from specllama.base.text import counted, figure
 from specllama.files import hub_cache, wheels
 from specllama.files.gguf_header import Read
-from specllama.files.inventory import WantedFile, all_here, find, wanted_files
+from specllama.files.inventory import WantedFile, all_here, find, joined, wanted_files
 from specllama.files.model import HubSource, Model, PathSource, Source, WheelSource
 from specllama.files.pins import Pin, forgotten, set_pin
 from specllama.files.repo_files import RepoSpec, choose_file, is_settled_by, parse_spec
@@ -49,7 +49,7 @@ class Fetched:
 
     path: Path  # the file to load
     source: str  # the source of this download, or CACHE
-    sha256: str  # of that file
+    sha256: str  # of all files, see `inventory.checksum_of`
     commit: str | None = None  # of its repository, if any
 
 
@@ -83,7 +83,8 @@ def _take(wanted: Sequence[WantedFile], watch: FetchWatch) -> Fetched | None:
         _discard(item, path, watch)
     if not paths or damaged:
         return None
-    return Fetched(paths[0], CACHE, checksum(paths[0], watch), hub_cache.commit_of(paths[0]))
+    sums = joined([checksum(path, watch) for path in paths])
+    return Fetched(paths[0], CACHE, sums, hub_cache.commit_of(paths[0]))
 
 
 def fetch(model: Model, *, offline: bool = False, watch: FetchWatch | None = None, update: bool = False) -> Fetched:
@@ -192,7 +193,7 @@ def _from_source(model: Model, source: Source, way: _Way) -> Fetched:
         _record(model, [wanted], way.watch)
         fetched.append(item)
     origin = next((item.source for item in fetched if item.source != CACHE), CACHE)
-    return replace(fetched[0], source=origin)
+    return replace(fetched[0], source=origin, sha256=joined([item.sha256 for item in fetched]))
 
 
 def _record(model: Model, wanted: Sequence[WantedFile], watch: FetchWatch) -> None:

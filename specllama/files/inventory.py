@@ -1,13 +1,16 @@
-"""The files of a model, and which of them are downloaded. Reads no contents and uses no network."""
+"""The files of a model, which of them are downloaded, and their checksum. Uses no network."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specllama.base import disk as storage
+from specllama.base.disk import FetchWatch
+from specllama.base.errors import ModelFileError
 from specllama.files import hub_cache
 from specllama.files.model import HubSource, Model, ModelFile, PathSource, Source, WheelSource
 from specllama.files.pins import pins
@@ -83,3 +86,28 @@ def find(model: Model) -> Path | None:
     """The file to load, if all files of `model` are on this disk with the right sizes."""
     found = (all_here(wanted_files(model, source)) for source in model.sources)
     return next((paths[0] for paths in found if paths), None)
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The model file, or all parts of a split model by its first part; without missing parts."""
+    try:
+        parts = [path.with_name(name) for name in split_names(path.name)]
+    except ModelFileError:  # not the first part
+        parts = [path]
+    return tuple(part for part in parts if part == path or part.is_file())
+
+
+def checksum_of(path: Path, watch: FetchWatch | None = None) -> str:
+    """The SHA-256 of a model file; for a split model that of the list of its parts' checksums."""
+    return joined([storage.checksum(part, watch) for part in files_of(path)])
+
+
+def known_checksum_of(path: Path) -> str | None:
+    """`checksum_of`, if all files were read before and have not changed since."""
+    sums = [storage.known_checksum(part) for part in files_of(path)]
+    return None if None in sums else joined([each for each in sums if each is not None])
+
+
+def joined(sums: Sequence[str]) -> str:
+    """The checksum of a model by those of its files."""
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()

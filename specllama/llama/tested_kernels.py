@@ -6,28 +6,27 @@ the tokens beside them. If anything is wrong, llama.cpp's own kernels compute.
 
 from __future__ import annotations
 
-import contextlib
-import json
+import os
+import stat
+import sys
 from pathlib import Path
 
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import SpecllamaError
-from specllama.base.jsonable import UNREADABLE, parsed, typed
 from specllama.kernels import build
 from specllama.llama import crash_test, library_hash
 
 NOT_BUILT = "they are not compiled"
 _VERSION = 1  # increase it when the test changes: old results are then ignored
-_RECORD = "tested.json"  # beside the library: what is wrong, by llama.cpp build and CPU
+_TESTED = "kernels/tested"  # the kind of record about a library: what is wrong with it
+_found: dict[Path, str] = {}  # what this process found; there may be no cache to keep it in
 
 
 def usable() -> Path | None:
     """The library, if it is built and its test has passed."""
-    if build.unsupported():
-        return None
-    library = build.library()
-    return library if library.is_file() and _results(library).get(_circumstances()) == "" else None
+    library = build.library() if not build.unsupported() else None
+    return library if library is not None and _known(library) == "" else None
 
 
 def problem() -> str:
@@ -35,35 +34,42 @@ def problem() -> str:
     if reason := build.unsupported():
         return reason
     library = build.library()
-    if not library.is_file():
-        return NOT_BUILT
-    results, here = _results(library), _circumstances()
-    if here not in results:
+    known = _known(library)
+    if known is None:
+        record = _record(library)
         try:
-            results[here] = crash_test.kernels_problem(library)
+            known = _found[library] = crash_test.kernels_problem(library)
         except SpecllamaError as error:
             return str(error)  # not kept: the next command tries again
-        with contextlib.suppress(OSError):
-            storage.write_own(library.with_name(_RECORD), json.dumps(results, indent=1).encode())
-    return results[here]
+        record.keep(known)
+    return known
 
 
 def renew() -> None:
-    """Compile the library again, and forget earlier tests. Raises BackendError."""
-    if not build.unsupported():
-        for old in (build.library(), build.library().with_name(_RECORD)):
-            with contextlib.suppress(OSError):
-                old.unlink()
-    build.build()
+    """Compile the library again; as another file, it is tested again. Raises BackendError."""
+    _found.clear()
+    build.build(again=True)
 
 
-def _circumstances() -> str:
+def _known(library: Path) -> str | None:
+    """What is wrong with the library; None if it was not tested yet."""
+    if not library.is_file():
+        return NOT_BUILT
+    if not _is_ours(Path(os.path.realpath(library))):
+        return f"other users can change {library}"
+    known = _record(library).value(str)
+    return _found.get(library) if known is None else known
+
+
+def _is_ours(library: Path) -> bool:
+    """True if only this user and the administrator can change the file: its code runs in this process."""
+    if sys.platform == "win32":
+        return True
+    found = [path.stat() for path in (library, library.parent)]
+    return all(each.st_uid in (0, os.geteuid()) and not each.st_mode & stat.S_IWOTH for each in found)
+
+
+def _record(library: Path) -> storage.FileRecord:
     folder = crash_test.library_folder()
-    return f"{_VERSION} {library_hash.of(folder) if folder else ''} {this_cpu().fingerprint}"
-
-
-def _results(library: Path) -> dict[str, str]:
-    try:
-        return typed(dict[str, str], parsed(library.with_name(_RECORD).read_text(encoding="utf-8")))  # type: ignore[no-any-return]
-    except (OSError, *UNREADABLE):
-        return {}
+    llama_cpp = library_hash.of(folder) if folder else ""
+    return storage.FileRecord(_TESTED, library, by=[_VERSION, llama_cpp, this_cpu().fingerprint])

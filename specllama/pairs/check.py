@@ -76,7 +76,7 @@ def _side(one: Candidate, n_ctx: int, own: int) -> Side:
 def _token_rows(target: Header, draft: Header, strategy: str) -> tuple[CheckRow, ...]:
     """The rows that depend on the two files alone, remembered: comparing 150,000 texts takes about a second."""
     kind = f"{_REMEMBERED} by text" if strategy == TRANSLATED else _REMEMBERED
-    record = disk.FileRecord(kind, target.path, draft.path, by=[_VERSION, llama.build_info().fingerprint])
+    record = disk.FileRecord(kind, *target.parts, *draft.parts, by=[_VERSION, llama.build_info().fingerprint])
     rows = record.value(tuple[CheckRow, ...])
     if rows is None:
         rows = token_rows(_tokenizer(target), _tokenizer(draft), strategy=strategy)

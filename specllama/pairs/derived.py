@@ -20,6 +20,7 @@ from specllama.base.disk import Stamp
 from specllama.base.errors import ConfigError, ModelFileError
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain
 from specllama.base.text import counted
+from specllama.files.inventory import files_of
 from specllama.llama import build_info
 from specllama.pairs.profile import ClassFigures
 
@@ -59,7 +60,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The file that a draft was made of."""
+    """A file that a draft was made of."""
 
     path: Path
     sha256: str
@@ -90,6 +91,7 @@ class Derived:
     path: Path
     recipe: Recipe
     parent: Parent
+    parent_parts: tuple[Parent, ...] = ()  # the other parts of a split parent
     n_bytes: int
     sha256: str
     build: str  # the llama.cpp that made it
@@ -150,11 +152,13 @@ def place(parent: Path, recipe: Recipe) -> Path:
 def record(path: Path, recipe: Recipe, parent: Path) -> Derived:
     """Keep the provenance of the draft that was just made at `path`. Computes the checksums."""
     build = build_info()
-    ours, theirs = disk.seen(path), disk.seen(parent)
+    ours, theirs = disk.seen(path), {file.resolve(): disk.seen(file) for file in files_of(parent)}
+    first, *rest = (Parent(file, seen.sha256, seen.stamp) for file, seen in theirs.items())
     derived = Derived(
         path=path,
         recipe=recipe,
-        parent=Parent(parent.resolve(), theirs.sha256, theirs.stamp),
+        parent=first,
+        parent_parts=tuple(rest),
         n_bytes=ours.stamp.n_bytes,
         sha256=ours.sha256,
         seen=ours.stamp,
@@ -261,15 +265,15 @@ def stale(derived: Derived, *, at_once: bool = False) -> str:
 
     `at_once`: read no gigabytes; see `disk.is_same`.
     """
-    parent = derived.parent
     try:
         has_size = derived.path.stat().st_size == derived.n_bytes  # older records have no stamp
         if not (has_size and disk.is_same(derived.path, derived.sha256, derived.seen, at_once=at_once)):
             return "the file is not the one that was made"
-        if not parent.path.is_file():
-            return f"its parent {parent.path.name} is gone"
-        if not disk.is_same(parent.path, parent.sha256, parent.seen, at_once=at_once):
-            return f"its parent {parent.path.name} has changed since"
+        for parent in (derived.parent, *derived.parent_parts):
+            if not parent.path.is_file():
+                return f"its parent {parent.path.name} is gone"
+            if not disk.is_same(parent.path, parent.sha256, parent.seen, at_once=at_once):
+                return f"its parent {parent.path.name} has changed since"
     except OSError as error:
         return f"it cannot be compared with its parent: {error.strerror}"
     return ""

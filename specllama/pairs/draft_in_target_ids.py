@@ -59,7 +59,9 @@ def _remembered(record: disk.FileRecord, n_target: int, n_draft: int) -> IntArra
 
 def _text_map(target: LlamaModel, draft: LlamaModel) -> IntArray:
     """`map_by_text`, remembered until one of the files changes: comparing 200,000 texts takes about a second."""
-    record = disk.FileRecord(_TEXT_MAP, target.path, draft.path, by=[_VERSION, build_info().fingerprint])
+    record = disk.FileRecord(
+        _TEXT_MAP, *target.header.parts, *draft.header.parts, by=[_VERSION, build_info().fingerprint]
+    )
     known = _remembered(record, target.vocab_size, draft.vocab_size)
     if known is not None:
         return known

@@ -19,6 +19,7 @@ from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, ty
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import LEAST_RATE, CostProfile
+from specllama.files.inventory import files_of
 from specllama.llama import LoadOptions, build_info, tested_kernels
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.load_plan import physical_cores
@@ -182,12 +183,16 @@ def path_of(subject: ProfileKey, source: ProfileSource = "thorough") -> Path:
 
 def _files(subject: ProfileKey, derived: Path | None) -> dict[str, Path]:
     """The files that must not change. The keys are shown to the user."""
-    files = {"the target's file": subject.target}
+    models = {"the target's file": subject.target}
     if subject.draft is not None:
-        files["the draft's file"] = subject.draft
+        models["the draft's file"] = subject.draft
     if derived is not None:
-        files[f"the derived draft {derived.stem}"] = derived
-    return files
+        models[f"the derived draft {derived.stem}"] = derived
+    return {
+        f"part {n} of {name}" if n > 1 else name: file
+        for name, path in models.items()
+        for n, file in enumerate(files_of(path), 1)
+    }
 
 
 def _circumstances() -> dict[str, str]:
@@ -229,10 +234,9 @@ def _read(subject: ProfileKey, path: Path) -> FoundProfile:
         if record["version"] != VERSION:
             return FoundProfile(stale="another version of specllama made it")
         profile = from_plain(Profile, record["profile"])
-        files, then = typed(dict[str, Seen], record["files"]), record["circumstances"]
-        changed = [
-            name for name, file in _files(subject, profile.derived).items() if not _is_as_seen(file, files.get(name))
-        ]
+        seen, then = typed(dict[str, Seen], record["files"]), record["circumstances"]
+        files = _files(subject, profile.derived)
+        changed = [name for name in {**seen, **files} if not _is_as_seen(files.get(name), seen.get(name))]
         changed += [name for name, fact in _circumstances().items() if then.get(name) != fact]
         if changed:
             return FoundProfile(stale=f"{' and '.join(changed)} changed since")
@@ -245,9 +249,9 @@ def _read(subject: ProfileKey, path: Path) -> FoundProfile:
         return FoundProfile(stale="its file is damaged")
 
 
-def _is_as_seen(path: Path, then: Seen | None) -> bool:
+def _is_as_seen(path: Path | None, then: Seen | None) -> bool:
     """Computes the checksum once if only dates or the place on the disk changed: tuning again takes minutes."""
     try:
-        return then is not None and disk.is_same(path, then.sha256, then.stamp)
+        return path is not None and then is not None and disk.is_same(path, then.sha256, then.stamp)
     except OSError:
         return False

@@ -10,7 +10,6 @@ from pathlib import Path
 from time import monotonic
 
 from specllama import llama
-from specllama.base import disk
 from specllama.base.disk import FetchWatch, Silent
 from specllama.base.errors import BackendError, ConfigError, Interrupted, UsageError
 from specllama.base.ranges import AUTO
@@ -24,6 +23,7 @@ from specllama.drafters.controller import PROBE_TOKENS, Controller
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
+from specllama.files.inventory import known_checksum_of
 from specllama.files.model import Model, PairDefaults
 from specllama.llama import Header, LlamaModel, LoadOptions, crash_test, memory, tested_kernels
 from specllama.llama.header import refuse_architecture
@@ -177,7 +177,7 @@ def resolve(
 def bring(wanted: Model | Path, listener: Listener, *, offline: bool = False) -> File:
     """The file of a model, fetched if it is not here. Raises DownloadError and ModelFileError."""
     if isinstance(wanted, Path):
-        return File(llama.read_header(wanted), disk.known_checksum(wanted) if wanted.is_file() else None, "path")
+        return File(llama.read_header(wanted), known_checksum_of(wanted), "path")
     fetched = fetch(wanted, listener, offline=offline)
     return File(llama.read_header(fetched.path), fetched.sha256, fetched.source)
 
@@ -359,7 +359,7 @@ def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
     if profile.derived is not None and draft is not None:  # the measured draft
-        draft = File(llama.read_header(profile.derived), disk.known_checksum(profile.derived), "derived")
+        draft = File(llama.read_header(profile.derived), known_checksum_of(profile.derived), "derived")
     if any_strategy:
         draft = draft if profile.draft_can_pay else None  # saves its memory
         strategy = "lookup" if draft is None else "chain"

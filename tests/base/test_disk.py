@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -70,6 +72,38 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
         assert caught.value.errno in disk.NO_ROOM
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from specllama.base import disk
+with disk.new_file(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    """Prevents: a file beside ours for each `kill -9`; the file of a process that is still writing."""
+    theirs = [tmp_path / name for name in ("ours", ".mine.new", f".{16 * 'x'}.new")]
+    for path in theirs[1:]:
+        path.touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, str(theirs[0])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        (left,) = set(tmp_path.iterdir()) - set(theirs)
+        for path in tmp_path.iterdir():
+            os.utime(path, ns=(1, 1))
+        disk.write_own(theirs[0], b"whole")
+        assert left.read_bytes() == b"half", "its writer lives"
+        process.kill()
+    disk.write_own(theirs[0], b"whole")
+    assert set(tmp_path.iterdir()) == set(theirs)
 
 
 @pytest.mark.parametrize("number", sorted(disk.NO_ROOM))

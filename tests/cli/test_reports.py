@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,32 +27,117 @@ COMMANDS = {
     "bench lines": [*_BENCH, "--format", "jsonl"],
     "audit": ["--quick", "--json", "--top-k", "4", "--spec-draft-n-max", "2", "--spec-type", "lookup"],
     "tune": ["--quick", "--json"],
+    "check": ["--probe", "--json"],
 }
+
+
+PROMPTS = [{"id": f"q{i}", "category": "coding", "language": "en", "turns": [f"say {i}"]} for i in range(4)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs, and where it keeps what it cannot print."""
+
+    kept: Path
+    state: Path
+    pair: Pair
+
+    def program(self, command: str) -> list[str]:
+        return [sys.executable, "-c", CALM, command.split()[0], *self.pair.options, *COMMANDS[command]]
+
+    def saved(self, command: str, hint: str) -> list[Any]:
+        """The lines of the file that the hint names."""
+        place = Path(hint.rpartition(" in ")[2])
+        assert place.is_relative_to(self.state if command == "tune" else self.kept)
+        return self.read(place)
+
+    def read(self, place: Path) -> list[Any]:
+        text = place.read_text()
+        if place.suffix == ".md":
+            assert text.strip()
+            return []
+        return [json.loads(line) for line in (text.splitlines() if place.suffix == ".jsonl" else [text])]
+
+
+@pytest.fixture
+def place(short_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    return Place(tmp_path / "kept", tmp_path / "state", short_pair)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("redirection", [">/dev/full", "| true"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_stdout_that_cannot_be_written_loses_no_report(
-    short_pair: Pair, tmp_path: Path, command: str, redirection: str
-) -> None:
-    """Prevents: minutes of measuring lost to a full disk, or to a reader that has ended."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    rows = [{"id": f"q{i}", "category": "coding", "language": "en", "turns": [f"say {i}"]} for i in range(4)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [command.split()[0], *short_pair.options, *COMMANDS[command]]
-    shell = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "sh", sys.executable, "-c", CALM, *words]
-    env = {**os.environ, "TMPDIR": str(kept), "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, env=env)
+@pytest.mark.parametrize("command", ["bench", "bench lines", "audit", "tune"])
+def test_a_stdout_that_cannot_be_written_loses_no_report(place: Place, command: str, redirection: str) -> None:
+    """Prevents: minutes of measuring lost to a full disk, or to a reader that has ended; -q hides where they are."""
+    shell = ["bash", "-c", f'set -o pipefail; "$@" -q {redirection}', "sh", *place.program(command)]
+    found = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == (1 if "full" in redirection else 141), found.stderr
     assert found.stdout == ""
     hint = found.stderr.splitlines()[-1]
     assert hint.startswith("hint: ")
-    place = Path(hint.rpartition(" in ")[2])
-    assert place.is_relative_to(tmp_path / "state" if command == "tune" else kept)
-    lines = place.read_text().splitlines() if command == "bench lines" else [place.read_text()]
-    assert all(isinstance(json.loads(line), dict) for line in lines)
+    assert all(isinstance(line, dict) for line in place.saved(command, hint))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) -> None:
+    """Prevents: minutes of measuring lost with the window or the connection in which they were started."""
+    theirs, ours = os.openpty()
+    with subprocess.Popen(
+        place.program(command), stdin=subprocess.DEVNULL, stdout=ours, stderr=subprocess.PIPE, start_new_session=True
+    ) as child:
+        os.close(ours)
+        assert child.stderr is not None
+        try:
+            if command == "bench lines":
+                os.read(theirs, 1)
+            os.close(theirs)
+            _, err = child.communicate(timeout=240)
+        finally:
+            child.kill()
+    assert child.returncode == 129
+    hint = err.decode().splitlines()[-1]
+    assert hint.startswith("hint: "), err
+    assert all(isinstance(line, dict) for line in place.saved(command, hint))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_its_own", [False, True])
+def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(place: Place, is_its_own: bool) -> None:
+    """Prevents: the same where the progress is drawn first, by EIO alone or with the SIGHUP of a session's terminal."""
+    theirs, ours = os.openpty()
+    with subprocess.Popen(
+        [*place.program("bench lines"), "-n", "100000"],
+        stdin=ours,
+        stdout=ours,
+        stderr=ours,
+        start_new_session=True,
+        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if is_its_own else None,
+    ) as child:
+        os.close(ours)
+        try:
+            seen = b""
+            while seen.count(b'"event": "run"') < 2:
+                seen += os.read(theirs, 1 << 16)
+            os.close(theirs)
+            assert child.wait(240) == 129
+        finally:
+            child.kill()
+    (file,) = place.kept.glob("specllama-*.jsonl")
+    assert json.loads(file.read_text().splitlines()[-1])["partial"]
+
+
+def test_a_quiet_command_says_where_its_report_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Prevents: a path that -q hides."""
+    with pytest.raises(BrokenPipeError), reports.not_lost(replace(open_output(), quiet=True), ".md", lambda: "it"):
+        raise BrokenPipeError
+    place = Path(capsys.readouterr().err.strip().rpartition(" in ")[2])
+    assert place.read_text() == "it\n"
+    place.unlink()
 
 
 def test_without_room_in_the_folder_for_temporary_files_the_report_is_in_ours(

@@ -120,7 +120,7 @@ def test_a_terminal_that_vanishes_ends_a_command_silently(
             stdout=ours,
             stderr=ours if stderr_too else err,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)},
         )
     os.close(ours)
     if command[0] == "chat":

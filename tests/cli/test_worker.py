@@ -107,6 +107,19 @@ def test_a_signal_that_changes_nothing_is_still_the_reason_of_the_end(error: Exc
     assert ended.value.code == 143
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_only_a_second_sighup_waits_for_the_end(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: minutes of measuring lost, as the shell and the system of a closing terminal send a SIGHUP each."""
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with pytest.raises(SystemExit), interruptible(Cancel(), lambda: None):
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert left == []
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert left == [128 + signal.SIGTERM]
+
+
 def test_afterwards_signals_do_what_they_did_before() -> None:
     """A program in which Ctrl-C never raises again after the first answer."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -140,11 +153,12 @@ def test_a_signal_ends_the_process_like_an_exception(number: signal.Signals, mon
             try:
                 os.kill(os.getpid(), number)
             finally:
-                tidied.append(signal.getsignal(number))
+                os.kill(os.getpid(), signal.SIGHUP)  # the system's, after that of the shell
+                tidied.append(signal.getsignal(signal.SIGTERM))
         assert ended.value.code == 128 + number
-        monkeypatch.setattr(os, "_exit", tidied.append)  # the next one ends the process at once
-        tidied[0](number, None)
-        assert tidied[1] == 128 + number
+        monkeypatch.setattr(os, "_exit", tidied.append)  # the next SIGTERM ends the process at once
+        tidied[0](signal.SIGTERM, None)
+        assert tidied[1] == 128 + signal.SIGTERM
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)

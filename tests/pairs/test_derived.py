@@ -87,6 +87,26 @@ def test_a_parent_that_changed_or_is_gone_makes_a_draft_stale(derived: Derived, 
     assert "not the one that was made" in drafts.stale(derived)
 
 
+def test_every_part_of_a_split_parent_counts(home: Path) -> None:
+    """Prevents: a draft of an old model, where only a later part was replaced; parts that are links into a cache."""
+    snapshot, blobs = home / "snapshot", home / "blobs"
+    for folder in (snapshot, blobs, drafts.folder()):
+        folder.mkdir(parents=True)
+    for n in (1, 2):
+        (blobs / f"blob{n}").write_bytes(b"weights")
+        (snapshot / f"m-0000{n}-of-00002.gguf").symlink_to(blobs / f"blob{n}")
+    path = drafts.place(snapshot / "m-00001-of-00002.gguf", RECIPE)
+    path.write_bytes(b"fewer")
+    derived = drafts.record(path, RECIPE, snapshot / "m-00001-of-00002.gguf")
+    assert drafts.read(path) == derived
+    assert [drafts.stale(derived), drafts.stale(derived, at_once=True)] == ["", ""]
+    (blobs / "blob2").write_bytes(b"WEIGHTS")
+    assert "has changed" in drafts.stale(derived)
+    assert "has changed" in drafts.stale(derived, at_once=True)
+    (blobs / "blob2").unlink()
+    assert "is gone" in drafts.stale(derived)
+
+
 def test_no_parent_is_read_before_an_answer(derived: Derived, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: gigabytes hashed at each start, of any file that a record names."""
     monkeypatch.setattr(disk, "checksum", lambda *_: pytest.fail("hashed"))

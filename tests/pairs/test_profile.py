@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,19 @@ def test_a_changed_file_makes_it_stale_and_is_named(subject: ProfileKey, home: P
     (home / name).write_bytes(b"other weights")
     found = profiles.find(subject)
     assert (found.profile, found.stale) == (None, f"the {name}'s file changed since")
+
+
+@pytest.mark.parametrize("change", [lambda part: part.write_bytes(b"WEIGHTS"), lambda part: part.unlink()])
+def test_every_part_of_a_split_model_counts(subject: ProfileKey, home: Path, change: Callable[[Path], object]) -> None:
+    """Prevents: costs of another model, where only a later part was replaced."""
+    parts = [home / f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(b"weights")
+    split = replace(subject, target=parts[0])
+    profiles.save(split, PROFILE)
+    assert profiles.find(split).profile == PROFILE
+    change(parts[2])
+    assert profiles.find(split).stale == "part 3 of the target's file changed since"
 
 
 def test_another_build_or_cpu_makes_it_stale_and_is_named(subject: ProfileKey) -> None:

@@ -17,7 +17,6 @@ from specllama import llama
 from specllama.audit import run as auditing
 from specllama.audit.parts import FULL, QUICK, AuditPrompt, AuditSubject
 from specllama.audit.report import AuditReport
-from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import UsageError
 from specllama.base.ranges import several, whole, word
@@ -38,6 +37,7 @@ from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.length import AUDIT, DraftLength
+from specllama.files.inventory import checksum_of
 from specllama.llama.load_plan import physical_cores
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting
@@ -185,8 +185,8 @@ def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, model_strateg
 def _with_sums(setup: Setup, out: Output) -> Setup:
     """The setup with the SHA-256 of its files, for the report."""
     with watching(out) as watch:
-        target = replace(setup.target, sha256=storage.checksum(setup.target.path, watch))
-        draft = setup.draft and replace(setup.draft, sha256=storage.checksum(setup.draft.path, watch))
+        target = replace(setup.target, sha256=checksum_of(setup.target.path, watch))
+        draft = setup.draft and replace(setup.draft, sha256=checksum_of(setup.draft.path, watch))
     return replace(setup, target=target, draft=draft)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from specllama import llama
-from specllama.base import disk as storage
 from specllama.base.errors import UsageError
 from specllama.base.text import counted
 from specllama.bench.job import Loaded
@@ -25,6 +24,7 @@ from specllama.core.types import Cancel, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.drafters.controller import PROBE_TOKENS
 from specllama.drafters.length import AUTO_LENGTH, TUNED, DraftLength
+from specllama.files.inventory import checksum_of
 from specllama.llama import LlamaModel, LoadOptions, memory
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
@@ -166,7 +166,7 @@ def prepare(
 
 def _with_sum(file: File) -> File:
     """The file with its SHA-256, for the report."""
-    return file if file.sha256 else replace(file, sha256=storage.checksum(file.path))
+    return file if file.sha256 else replace(file, sha256=checksum_of(file.path))
 
 
 def _require_memory(subject: BenchSubject) -> None:

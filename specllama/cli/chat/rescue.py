@@ -14,7 +14,7 @@ from specllama.base.disk import new_file
 from specllama.chat import saved as chat_file
 from specllama.cli.chat.answering import ChatState
 from specllama.cli.screen.ending import endings, handling
-from specllama.cli.screen.output import Output
+from specllama.cli.screen.output import Output, TerminalGone
 
 
 def kept_file() -> Path:
@@ -35,7 +35,7 @@ def kept_on_hangup(talk: ChatState, *, wanted: bool) -> Iterator[None]:
     with handling([number for number in endings() if number != signal.SIGINT], end):
         try:
             yield
-        except SystemExit:
+        except (SystemExit, TerminalGone):
             if wanted and talk.session.turns:
                 _keep(talk)
             raise

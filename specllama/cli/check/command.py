@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar
@@ -19,7 +19,8 @@ from specllama.cli.check.view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.errors import told
 from specllama.cli.loading import Said, hardware_of, names_of
-from specllama.cli.screen.output import Output, open_output
+from specllama.cli.reports import not_lost
+from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import watching
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.length import DraftLength
@@ -122,10 +123,12 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
     if options.probe and report.fits:
         found = probe_pair(choice, output)
         warn_of_noise(output, found.noise)
-    if options.json:
-        output.data({**report.to_json(), "probe": None if found is None else found.to_json()})
-    elif found is not None:
-        show_outlook(output, found)
+    facts = {**report.to_json(), "probe": None if found is None else found.to_json()}
+    with nullcontext() if found is None else not_lost(output, ".json", lambda: to_json(facts)):
+        if options.json:
+            output.data(facts)
+        elif found is not None:
+            show_outlook(output, found)
     return report.fits
 
 

@@ -24,8 +24,21 @@ def endings() -> list[int]:
 
 @contextlib.contextmanager
 def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Set `handler` for these signals, and restore the old handlers afterwards."""
-    before: list[Any] = [signal.signal(number, handler) for number in numbers]
+    """Set `handler` for these signals, and restore the old handlers afterwards.
+
+    A SIGHUP that is not the first signal is dropped: the shell and the system of a closing terminal send one each.
+    """
+    n_taken = 0
+
+    def take(number: int, frame: FrameType | None) -> None:
+        nonlocal n_taken
+        n_taken += 1
+        if n_taken == 1 or number != getattr(signal, "SIGHUP", None):
+            handler(number, frame)
+
+    # Python's own handler stays as it is: asyncio, below the editor of `chat`, looks for it.
+    taken = handler if handler is signal.default_int_handler else take
+    before: list[Any] = [signal.signal(number, taken) for number in numbers]
     try:
         yield
     finally:
@@ -45,7 +58,7 @@ def leave_at_once(number: int, restore: Callable[[], None] = lambda: None) -> No
 def ending_in_order() -> Iterator[None]:
     """Make SIGINT raise KeyboardInterrupt, SIGTERM and SIGHUP SystemExit(128 + signal), so that every `finally` runs.
 
-    A second SIGTERM or SIGHUP ends the process at once.
+    A SIGTERM after one of the two ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():  # `main` was called as a function
         yield
@@ -55,13 +68,18 @@ def ending_in_order() -> Iterator[None]:
     others = [number for number in numbers if number != signal.SIGINT]
 
     def end(number: int, _frame: FrameType | None) -> None:
-        for each in others:
-            signal.signal(each, lambda again, _frame: leave_at_once(again))
+        if signal.SIGTERM in others:
+            signal.signal(signal.SIGTERM, lambda again, _frame: leave_at_once(again))
         raise SystemExit(128 + number)
 
-    # Python's own handler: asyncio, below the editor of `chat`, looks for it.
     with handling(interrupts, signal.default_int_handler), handling(others, end):
         yield
+
+
+def hang_up() -> None:
+    """Do as if a SIGHUP had come, if anything handles it."""
+    if callable(signal.getsignal(signal.SIGHUP)):
+        signal.raise_signal(signal.SIGHUP)
 
 
 def is_hung_up(number: int) -> bool:

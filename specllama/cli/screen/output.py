@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 import typer
 
 from specllama.base.errors import SpecllamaError
-from specllama.cli.codes import HUNG_UP
-from specllama.cli.screen.ending import is_hung_up
+from specllama.cli.screen.ending import hang_up, is_hung_up
 from specllama.cli.screen.visible import HIDDEN, Raw, in_one_line, visible, wrapped
 
 if TYPE_CHECKING:
@@ -117,6 +116,9 @@ def console_of(stream: Stream) -> Console:
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else visible(text), style, control)
+
+        def on_broken_pipe(self) -> None:
+            raise  # Rich would exit; called where it handles the error
 
     return Visible(
         file=stream.file,
@@ -230,6 +232,10 @@ def say_error(error: SpecllamaError, stream: Stream | None = None) -> None:
     _say(stream or stream_of(sys.stderr), "error", "red", str(error), error.hint)
 
 
+class TerminalGone(BrokenPipeError):
+    """stdout is a terminal that was closed."""
+
+
 class _Standard(io.TextIOWrapper):
     """A wrapper of an existing standard stream that hands write errors to `failed`."""
 
@@ -261,22 +267,22 @@ class _Standard(io.TextIOWrapper):
 
 
 def _stdout_failed(error: OSError) -> None:
-    """A full disk is an error with a message, not an internal error; a closed terminal ends the program silently."""
+    """A full disk is an error with a message, not an internal error; a closed terminal or pipe ends the program."""
     if isinstance(error, BrokenPipeError):
         raise error
     if error.errno == errno.EIO and is_hung_up(1):
         forget_stdout()
-        raise SystemExit(HUNG_UP)
+        raise TerminalGone(error.errno, error.strerror)
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
     forget_stdout()
     raise SpecllamaError(f"stdout cannot be written: {reason}") from error
 
 
 def _stderr_failed(_error: OSError) -> None:
-    """Ignored: a closed terminal must not cost the answer, unless that goes there too."""
+    """Ignored: a closed terminal must not cost the answer. If that goes there too, this is a SIGHUP that is missing."""
     _null_as(2, os.O_WRONLY)
     if is_hung_up(1):
-        raise SystemExit(HUNG_UP)
+        hang_up()
 
 
 def forget_stdout() -> None:
