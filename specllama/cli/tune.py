@@ -96,8 +96,8 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         output.note(f"note: --quick measures only the smallest of {len(variants)} derived drafts ({least.stem})")
         variants = [least]
     with watching(output) as watch:  # before they are measured, so that a later change shows
-        models = [path for path in (subject.target, subject.draft, *variants) if path is not None]
-        measured = {file: storage.seen(file, watch) for path in models for file in files_of(path)}
+        paths = [path for path in (subject.target, subject.draft, *variants) if path is not None]
+        measured = {file: storage.seen(file, watch) for path in paths for file in files_of(path)}
     with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output, logs=True) as status:
         status.show("asking for kernel paths", 0.0)
         found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)

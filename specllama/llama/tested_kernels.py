@@ -19,8 +19,8 @@ from specllama.llama import crash_test, library_hash
 
 NOT_BUILT = "they are not compiled"
 _VERSION = 1  # increase it when the test changes: old results are then ignored
-_TESTED = "kernels/tested"  # the kind of record about a library: what is wrong with it
-_found: dict[Path, str] = {}  # what this process found; there may be no cache to keep it in
+_TESTED = "kernels/tested"  # the kind of record about a library: what is wrong, by llama.cpp build and CPU
+_found: dict[tuple[Path, str], str] = {}  # by this process; there may be no cache to keep it in
 
 
 def usable() -> Path | None:
@@ -36,12 +36,12 @@ def problem() -> str:
     library = build.library()
     known = _known(library)
     if known is None:
-        record = _record(library)
+        record, here = storage.FileRecord(_TESTED, library), _circumstances()
         try:
-            known = _found[library] = crash_test.kernels_problem(library)
+            known = _found[library, here] = crash_test.kernels_problem(library)
         except SpecllamaError as error:
             return str(error)  # not kept: the next command tries again
-        record.keep(known)
+        record.keep({**(record.value(dict[str, str]) or {}), here: known})
     return known
 
 
@@ -57,8 +57,8 @@ def _known(library: Path) -> str | None:
         return NOT_BUILT
     if not _is_ours(Path(os.path.realpath(library))):
         return f"other users can change {library}"
-    known = _record(library).value(str)
-    return _found.get(library) if known is None else known
+    here, results = _circumstances(), storage.FileRecord(_TESTED, library).value(dict[str, str]) or {}
+    return results.get(here, _found.get((library, here)))
 
 
 def _is_ours(library: Path) -> bool:
@@ -69,7 +69,6 @@ def _is_ours(library: Path) -> bool:
     return all(each.st_uid in (0, os.geteuid()) and not each.st_mode & stat.S_IWOTH for each in found)
 
 
-def _record(library: Path) -> storage.FileRecord:
+def _circumstances() -> str:
     folder = crash_test.library_folder()
-    llama_cpp = library_hash.of(folder) if folder else ""
-    return storage.FileRecord(_TESTED, library, by=[_VERSION, llama_cpp, this_cpu().fingerprint])
+    return f"{_VERSION} {library_hash.of(folder) if folder else ''} {this_cpu().fingerprint}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,25 @@ def test_the_commands_survive_four_hundred_damaged_files() -> None:
     outcomes = run(range(200, 202), 200, "commands")
     assert sum(outcomes.values()) == 400
     assert outcomes["check 0, run 0"] > 20
+
+
+@pytest.mark.slow
+@ON_LINUX
+def test_the_program_itself_answers_in_time(tmp_path: Path) -> None:
+    """Prevents: a limit that holds in the forks of the other tests and not in the children that the program starts."""
+    bodies, rng = headerfuzz.seeds(tmp_path), random.Random(300)
+    command = [sys.executable, "-m", "specllama", "check", "-m", "case.gguf", "-md", "case.gguf"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    times = []
+    for damaged in (bytes(bodies[0]), *(headerfuzz.other_values(bytes(body), rng) for body in bodies[:-1])):
+        (tmp_path / "case.gguf").write_bytes(damaged)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert 0 <= done.returncode <= 2
+        assert b"Traceback" not in done.stderr
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert max(times[1:]) < times[0] + headerfuzz.MOST_S, "the first file is sound"
 
 
 def test_equal_seeds_give_equal_damage() -> None:

@@ -1,12 +1,21 @@
-"""What is remembered of the test of our kernels; the test itself is a function here."""
+"""What is remembered of the test of our kernels, and libraries that are damaged, foreign or replaced.
+
+In a `World` the test itself is a function.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy.linalg
 import pytest
 
+from specllama.base import disk
 from specllama.base.errors import BackendError
 from specllama.kernels import build
 from specllama.llama import crash_test, library_hash, tested_kernels
@@ -38,10 +47,12 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "kernels" / build.NAME)
     made.library.parent.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tested_kernels, "_found", {})
     made.library.touch()
     monkeypatch.setattr(build, "library", lambda: made.library)
     monkeypatch.setattr(build, "unsupported", lambda: made.unsupported)
-    monkeypatch.setattr(build, "build", lambda: made.library.touch())
+    monkeypatch.setattr(build, "build", lambda again: made.library.write_text(f"build {len(made.tested)}"))
     monkeypatch.setattr(crash_test, "kernels_problem", made.test)
     monkeypatch.setattr(crash_test, "library_folder", lambda: tmp_path)
     monkeypatch.setattr(library_hash, "of", lambda folder: made.llama_cpp)
@@ -90,17 +101,20 @@ def test_a_test_that_could_not_be_made_is_made_again(world: World) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}'])
 def test_a_damaged_record_is_no_verdict(world: World, text: str) -> None:
     """Prevents: a traceback, or a library that counts as tested."""
-    world.library.with_name("tested.json").write_text(text)
+    place = disk._record_of(tested_kernels._TESTED, [world.library])
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
     assert tested_kernels.usable() is None
     assert tested_kernels.problem() == ""
     assert tested_kernels.usable() == world.library
 
 
 def test_a_verdict_that_cannot_be_kept_is_given(world: World) -> None:
-    """Prevents: a traceback where the cache cannot be written."""
-    world.library.with_name("tested.json").mkdir()
+    """Prevents: a traceback where the cache cannot be written, or `--kernels on` that computes with llama.cpp's."""
+    disk._record_of(tested_kernels._TESTED, [world.library]).mkdir(parents=True)
     assert tested_kernels.problem() == ""
     assert len(world.tested) == 1
+    assert tested_kernels.usable() == world.library
 
 
 def test_what_is_not_built_or_not_for_this_machine_is_told_without_a_test(world: World) -> None:
@@ -118,15 +132,92 @@ def test_kernels_that_are_made_anew_are_tested_anew(world: World) -> None:
     """Prevents: an old verdict about new kernels; an error for a library that is not there."""
     world.finds = "wrong"
     assert tested_kernels.problem() == "wrong"
-    world.library.write_text("old")
     world.finds = ""
-    for _ in range(2):
+    for n in (1, 2):
         tested_kernels.renew()
-        assert world.library.read_text() == ""
+        assert world.library.read_text() == f"build {n}"
         assert tested_kernels.problem() == ""
         world.library.unlink()
     assert len(world.tested) == 3
-    world.library.write_text("kept")
-    world.unsupported = "another machine"
-    tested_kernels.renew()
-    assert world.library.read_text() == "kept"
+
+
+def test_a_library_that_changes_after_its_test_is_tested_again(world: World) -> None:
+    """Prevents: code in this process that was never tested, since the test is remembered by the name alone."""
+    world.library.write_bytes(b"code")
+    assert tested_kernels.problem() == ""
+    before = world.library.stat()
+    world.library.write_bytes(b"CODE")
+    os.utime(world.library, ns=(before.st_atime_ns, before.st_mtime_ns))
+    tested_kernels._found.clear()  # another process
+    assert tested_kernels.usable() is None
+    assert tested_kernels.problem() == ""
+    assert len(world.tested) == 2
+    assert tested_kernels.usable() == world.library
+
+
+@pytest.mark.parametrize("part", ["file", "folder"])
+def test_a_library_that_others_can_change_is_not_loaded(world: World, part: str) -> None:
+    """Prevents: code of another user in this process, by a cache in a folder for all."""
+    assert tested_kernels.problem() == ""
+    path = world.library if part == "file" else world.library.parent
+    path.chmod(path.stat().st_mode | 0o002)
+    assert "other users" in tested_kernels.problem()
+    assert tested_kernels.usable() is None
+    path.chmod(path.stat().st_mode & ~0o002)
+    assert tested_kernels.problem() == ""
+    assert tested_kernels.usable() == world.library
+    if os.geteuid() == 0:
+        os.chown(path, 1234, -1)
+        assert "other users" in tested_kernels.problem()
+
+
+NEEDS_COMPILER = pytest.mark.skipif(bool(build.unsupported() or not build.compiler()), reason="no kernels here")
+OTHER_ABI = """
+extern "C" __attribute__((visibility("default"))) const char *specllama_kernels_self_test(const char *) { return ""; }
+extern "C" __attribute__((visibility("default"))) const char *specllama_kernels_attach(long x) { return (char *)x; }
+"""
+FOREIGN = Path(numpy.linalg._umath_linalg.__file__)
+
+
+def _other_abi(path: Path) -> None:
+    source = path.with_suffix(".cpp")
+    source.write_text(OTHER_ABI)
+    subprocess.run([*build.compiler(), "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("text\n"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: shutil.copy(FOREIGN, path),
+        lambda path: path.write_bytes(FOREIGN.read_bytes()[:9000]),
+        _other_abi,
+    ],
+)
+def test_what_is_not_the_library_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    """Prevents: a crash of every command by a file in the cache; a second for its test at each start."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build.library().parent.mkdir(parents=True)
+    make(build.library())
+    assert tested_kernels.problem()
+    assert tested_kernels.usable() is None
+    monkeypatch.setattr(crash_test, "kernels_problem", lambda _path: pytest.fail("tested again"))
+    assert tested_kernels.problem()
+
+
+@NEEDS_COMPILER
+def test_compiling_again_that_fails_keeps_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: `doctor --fix` that leaves no kernels where no compiler is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    build.library().parent.mkdir(parents=True)
+    build.library().touch()
+    with pytest.raises(BackendError):
+        tested_kernels.renew()
+    assert build.library().is_file()
