@@ -155,12 +155,3 @@ def test_weights_are_in_our_buffer_and_in_no_other(quantized: Path) -> None:
         llama.set_log(None)
     sizes = [line for line in "".join(heard).splitlines() if "buffer size" in line and BUFFER_TYPE in line]
     assert sizes
-
-
-def test_a_broken_library_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a crash of every command because of a damaged file in the cache."""
-    broken = tmp_path / build.NAME
-    broken.write_bytes(b"\x7fELF, they say")
-    monkeypatch.setattr(build, "library", lambda: broken)
-    assert tested_kernels.problem() != ""
-    assert tested_kernels.usable() is None
