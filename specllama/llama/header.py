@@ -15,7 +15,13 @@ from specllama.files.gguf_header import MAX_INTEGER, TOKENIZER, TOKENS, TYPES, G
 _MAX_LAYERS = 512
 _MAX_EXPERTS = 1024
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+# Beyond these, every logit is NaN or llama.cpp asserts.
+_BOUNDS = {
+    "attention.layer_norm_rms_epsilon": (0.0, 1.0),
+    "attention.layer_norm_epsilon": (0.0, 1.0),
+    "rope.freq_base": (1.0, 1e30),
+    "rope.freq_base_swa": (1.0, 1e30),
+}
 _PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
 # Tokenizers whose assertions end the process for a damaged file; no usable model has one.
 _NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
@@ -218,5 +224,5 @@ def _check_limits(header: Header) -> None:
     n_rotated = gguf.integer(of("rope.dimension_count"), 2, header.key_length or MAX_INTEGER, default=2)
     if n_rotated % 2:
         raise damaged(header.path, f"{of('rope.dimension_count')} is {figure(n_rotated)}, expected an even number")
-    for key in _EPSILONS:
-        gguf.number(of(key), 0.0, 1.0)
+    for key, (low, high) in _BOUNDS.items():
+        gguf.number(of(key), low, high, default=low)

@@ -105,6 +105,8 @@ def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
         ({"llama.expert_count": True}, ("llama.expert_count",)),
         ({"llama.attention.causal": 1}, ("llama.attention.causal",)),
         ({"llama.attention.layer_norm_rms_epsilon": -1.0}, ("llama.attention.layer_norm_rms_epsilon",)),
+        ({"llama.rope.freq_base": 0.0}, ("llama.rope.freq_base",)),
+        ({"llama.rope.freq_base": "text"}, ("llama.rope.freq_base",)),
         ({"llama.embedding_length": 0}, ("llama.embedding_length",)),
         ({"llama.rope.dimension_count": 0}, ("llama.rope.dimension_count",)),  # an endless loop in the first pass
         ({"llama.rope.dimension_count": 7}, ("llama.rope.dimension_count",)),
