@@ -190,7 +190,7 @@ class Controller:
     def look(self, depth: int) -> bool:
         """May the model be evaluated for token `depth`? Its confidence is unknown."""
         step = self._open_step()
-        return depth < step.limit and self._pays(step, depth, step.typical, self._draft)
+        return self._pays(step, depth, step.typical, self._draft)
 
     def go_on(self, depth: int, confidence: float) -> bool:
         """May token `depth` be drawn from the law that was just evaluated?
@@ -198,8 +198,6 @@ class Controller:
         A drafter that does not ask `look` evaluates the next law at once, so the cost of that counts as well.
         """
         step = self._open_step()
-        if depth >= step.limit:
-            return False
         chance = self.calibration.at(confidence)
         allowed = step.plan.n_drawn > 0 and self._pays(step, depth, chance, 0.0 if step.looks else self._draft)
         if step.plan.probe:  # a drafter without plans: one token is its probe
@@ -213,7 +211,7 @@ class Controller:
         return self._step or self._begin_step(self.n_max, (), 0, looks=False)
 
     def _pays(self, step: _Step, n: int, chance: float, cost: float) -> bool:
-        """True if some m > n saves more than it costs. `chance` and `cost` are those of token n (0 = first)."""
+        """True if some m > n, within the limit, saves more than it costs. `chance`, `cost`: of token n (0 = first)."""
         reach, gain = step.reach, 0.0
         for m in range(n + 1, step.limit + 1):
             reach *= chance if m == n + 1 else step.typical

@@ -237,7 +237,7 @@ class ModelDrafter:
         unread = [*tokens[self.model.length :], *given]  # the last one is evaluated, those before it are fed
         # The last drawn token is not evaluated and needs no cell.
         limit = min(plan.n_drawn, self._room_after(unread) + 1)
-        if limit <= 0 or any(token >= self.model.vocab_size or token in self.model.end_tokens for token in given):
+        if limit <= 0 or any(token in self.model.end_tokens for token in given):
             return [], []
         params = self._own(params)
         history = [*params.window(tokens), *given]

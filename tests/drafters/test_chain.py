@@ -93,6 +93,14 @@ def test_the_model_reads_what_was_looked_up_before_it_draws() -> None:
     assert fake(drafter).tokens == tuple(history[:-1])
 
 
+@pytest.mark.parametrize(("limit", "n_max", "n_offered"), [(8, 8, 8), (3, 8, 3), (8, 2, 2), (0, 8, 0)])
+def test_no_more_is_looked_up_than_may_be_drafted(limit: int, n_max: int, n_offered: int) -> None:
+    """Time for guesses that no plan can take."""
+    planner = Scripted()
+    chain_of(planner, n_max=n_max).propose(TOKENS, limit, SAMPLED, RandomChooser(0))
+    assert [asked[:2] for asked in planner.asked] == [(n_offered, n_offered)]
+
+
 def test_a_pure_lookup_leaves_the_model_alone() -> None:
     """A draft model that is fed for tokens it has no part in costs what the lookup saved."""
     drafter = chain_of(Scripted(DraftPlan(n_given=3)))

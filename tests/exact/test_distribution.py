@@ -119,7 +119,7 @@ def test_a_law_is_shown_by_its_first_tokens() -> None:
     """A message or a failed test that shows arrays of 152k numbers."""
     assert repr(Distribution.on([3, 1, 2], [0.25, 0.75, 0.0])) == "Distribution({1: 0.75, 3: 0.25})"
     assert repr(Distribution.dense([0.125] * 8)).endswith(" 7: 0.125})")
-    assert repr(Distribution.dense([0.1] * 10)).endswith("7: 0.1, ...})")
+    assert repr(Distribution.dense([0.1] * 9)).endswith(" 7: 0.1, ...})")
 
 
 @pytest.mark.parametrize("probs", [[math.nan, 1.0], [-0.1, 1.1], [math.inf, 0.0], [], [[0.5, 0.5]]])

@@ -202,6 +202,7 @@ def test_a_flag_set_before_the_start_stops_before_the_prefill() -> None:
     """A long prompt that is read although Ctrl-C came before, e.g. while loading."""
     rig, cancel = good_pair().rig(), Cancel()
     cancel.set()
+    assert bytes(cancel.buffer) == b"\1\0", "a C string, which llama.cpp reads"
     for _ in rig.run(PROMPT, GREEDY, Certain(), 5, cancel=cancel):
         pass
     assert (rig.emitted, rig.finished.reason) == ((), "cancelled")

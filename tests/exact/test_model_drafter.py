@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from specllama.base.errors import UsageError
+from specllama.core import sampling
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, Observation, Verdict
+from specllama.core.types import Draft, DraftPlan, Observation, Verdict
 from specllama.drafters.model import ModelDrafter
 from tests.enumeration import as_dict
 from tests.exact.harness import GREEDY, PLAIN
@@ -195,7 +196,7 @@ def test_the_tokens_of_another_strategy_are_read() -> None:
     )
 
 
-def test_a_full_draft_context_and_an_unknown_token_are_explained() -> None:
+def test_a_full_draft_context_is_explained() -> None:
     """Drafting that stops without a notice."""
     small = ModelDrafter(model(n_ctx=4), n_max=2)
     small.begin(TOKENS)
@@ -203,10 +204,35 @@ def test_a_full_draft_context_and_an_unknown_token_are_explained() -> None:
     assert "4" in small.report().notice
     assert small.propose(TOKENS, 2, PLAIN, RandomChooser(0)) == Draft()
     assert small.report().notice == "", "once"
-    narrow = ModelDrafter(model(n_vocab=4), n_max=2, vocab_size=N_VOCAB)
-    narrow.begin(TOKENS)
-    assert narrow.propose(TOKENS, 2, PLAIN, RandomChooser(0)) == Draft()
-    assert narrow.report().notice
+    assert small.plan(TOKENS, 2, PLAIN) == DraftPlan()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("tokens", [(4, 1, 0), (1, 4, 0), (1, 0, 4), (3, 0, 3)])
+def test_a_token_that_the_draft_lacks_is_found_wherever_it_is(tokens: History, begun: bool) -> None:
+    """A token out of range that reaches the draft model."""
+    fake = model(n_vocab=4)
+    drafter = ModelDrafter(fake, n_max=2, vocab_size=N_VOCAB)
+    if begun:
+        drafter.begin(tokens)
+    for more in ((), (2,), (2, 2)):
+        draft = drafter.propose((*tokens, *more), 2, PLAIN, RandomChooser(0))
+        assert (draft == Draft()) == (4 in tokens)
+        assert bool(drafter.report().notice) == (4 in tokens and not more), "said once"
+    assert (fake.calls == []) == (4 in tokens)
+
+
+@pytest.mark.parametrize(("p_min", "n_read"), [(0.0, 0), (0.001, 4)])
+def test_a_greedy_row_is_read_for_its_confidence_only_where_that_decides(
+    p_min: float, n_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass over 152k logits for each drafted token, whose result nothing uses."""
+    read: list[int] = []
+    monkeypatch.setattr(
+        "specllama.drafters.model.peak_share", lambda row: read.append(row.size) or sampling.peak_share(row)
+    )
+    assert len(ModelDrafter(model(), n_max=4, p_min=p_min).propose(TOKENS, 4, GREEDY, RandomChooser(0)).tokens) == 4
+    assert read == [N_VOCAB] * n_read
 
 
 def test_a_draft_just_fits_into_its_context() -> None:

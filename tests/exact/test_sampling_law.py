@@ -351,6 +351,12 @@ def test_settings_that_cannot_be_meant_are_refused(change: dict[str, object]) ->
         params_of(**change)
 
 
+def test_the_defaults_are_those_of_llama_cpp() -> None:
+    """Another text than llama.cpp's own programs write with the same model and seed."""
+    penalties = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_last_n": 64}
+    assert SamplingParams() == SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, **penalties)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("params", [SamplingParams(), params_of(), params_of(top_p=0.9), params_of(min_p=0.01)])
 def test_a_row_of_a_real_vocabulary_gives_the_law_of_the_definitions(params: SamplingParams) -> None:
     """A shortcut for large rows (columns, partial sorts) that loses a token."""

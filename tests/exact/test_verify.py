@@ -182,6 +182,15 @@ def test_the_block_rule_asks_for_no_row_behind_a_token_that_cannot_be_said() -> 
     assert set(rows.asked) == {0, 1}
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_block_rule_asks_once_for_each_prefix(n: int) -> None:
+    """A draw for a prefix that cannot fail, the empty one: the same seed would give another text."""
+    draft = Draft((2,) * n, (dense(Q),) * n)
+    choose = ScriptedChooser([False] * n, [0])
+    assert verify(draft, [dense(P)] * (n + 1), choose, Rule.BLOCK).path == ()
+    assert len(choose.flipped) == n
+
+
 def test_a_prefix_whose_next_row_has_no_excess_passes() -> None:
     """0/0 where q sums to a little more than 1, within its tolerance, and the token after the prefix is rejected."""
     above = dense(tuple(prob * (1.0 + 5e-7) for prob in P))
