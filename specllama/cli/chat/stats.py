@@ -61,8 +61,9 @@ def _kv(name: str, use: KvUse) -> str:
 
 
 def _gain(last: SpecStats, session: SpecStats) -> str:
-    found = ((name, stats.gain) for name, stats in (("last", last), ("session", session)))
-    return ", ".join(f"{name}: {times_plain(gain, spread=True)}" for name, gain in found if gain is not None)
+    found = (("the last answer", last.gain), ("the session", session.gain))
+    known = [f"{times_plain(gain, spread=True)} in {where}" for where, gain in found if gain is not None]
+    return f"speed: {', '.join(known)}" if known else ""
 
 
 def _reuse(session: ChatSession) -> str:
