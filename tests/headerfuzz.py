@@ -188,15 +188,10 @@ def commands(path: Path) -> str:
     return f"check {checked}, run {ran}"
 
 
-def use_all(folder: Path, seed: int, numbers: range, use: Callable[[Path], str], done: Path) -> int:
-    """Make and use the files `numbers`, with one line in `done` for each."""
-    bodies, path = seeds(folder), folder / CASE
-    if use is commands:
-        bodies.pop()  # without weights, which `check` accepts
-    path.with_name("partner.gguf").write_bytes(bodies[0])
-    use(path.with_name("partner.gguf"))  # imports and libraries, once for all forks
+def use_all(path: Path, bodies: list[bytearray], seed: int, numbers: range, use: Callable[[Path], str]) -> int:
+    """Damage `bodies`, write each as `path` and use it, with a line in the file `done` for each of `numbers`."""
     n_headers = [body.find(b"output_norm.weight") + 300 for body in bodies]
-    with done.open("a", buffering=1) as lines:
+    with path.with_name("done").open("a", buffering=1) as lines:
         for number in numbers:
             rng = random.Random(seed << 32 | number)
             which = rng.randrange(len(bodies))
@@ -219,8 +214,14 @@ def main(folder: Path, seed: int, count: int, use: Callable[[Path], str]) -> int
     crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)  # type: ignore[assignment]
     done, said, n_done = folder / "done", folder / "worker", 0
     done.touch()
+    bodies = seeds(folder)
+    if use is commands:
+        bodies.pop()  # without weights, which `check` accepts
+    partner = folder / "partner.gguf"
+    partner.write_bytes(bodies[0])
+    outcome(partner)  # imports and libraries, once for all forks
     while n_done < count:
-        code = in_fork(partial(use_all, folder, seed, range(n_done, count), use, done), said)
+        code = in_fork(partial(use_all, folder / CASE, bodies, seed, range(n_done, count), use), said)
         n_done = len(done.read_text().splitlines())
         if code < 0 and code not in TOO_SLOW and use is outcome:  # where the program ends a child, and says so
             with done.open("a") as lines:

@@ -116,13 +116,6 @@ def test_prompts_are_texts_messages_or_raw(pair: Pair) -> None:
             ask(pair, "b", **wrong)
 
 
-@pytest.mark.parametrize("prompt", [[{"content": "abc"}], ["abc"], 3])
-def test_a_prompt_of_another_form_is_refused(pair: Pair, prompt: Any) -> None:
-    """Prevents: a KeyError or TypeError from inside."""
-    with pytest.raises(UsageError, match="neither a text nor a list"):
-        pair.answer(prompt)
-
-
 def test_an_answer_that_was_left_changes_no_later_one(files: tuple[Path, Path], pair: Pair) -> None:
     """Prevents: an answer that continues the wrong prompt because an abandoned one was closed late."""
     expected = [ask(pair, text).tokens for text in ("one", "two", "three")]

@@ -118,6 +118,14 @@ def test_a_wrong_link_or_option_is_seen(tmp_path: Path) -> None:
         parse(["run", "--none", "x"])
 
 
+@pytest.mark.parametrize("name", ["run", "chat"])
+def test_the_films_show_their_last_frame_where_nothing_plays(name: str) -> None:
+    """Prevents: an empty picture in previews, in print and with reduced motion."""
+    svg = (REPOSITORY / "docs" / f"{name}.svg").read_text(encoding="utf-8")
+    assert "visibility:hidden;animation" not in svg
+    assert re.search(r'<g id="l\d+">.+?</g>', svg)
+
+
 def test_the_readme_is_short() -> None:
     """Prevents: a manual on the first page."""
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 200

@@ -231,7 +231,7 @@ def test_every_file_says_in_its_first_line_what_it_is_for() -> None:
     assert not silent
 
 
-SLOW = {*HEAVY, "jinja2", "psutil", "importlib.metadata", "rich.live"}
+SLOW = {*HEAVY, "jinja2", "psutil", "importlib.metadata", "numpy", "pydantic", "rich"}
 
 
 @pytest.mark.slow

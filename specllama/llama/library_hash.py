@@ -5,6 +5,7 @@ Reading 20 MB of libraries takes time, so the hash is stored until one of them c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from specllama.base import disk as storage
 _KIND = "builds"
 
 
+@functools.cache  # a command asks eight times, and each look at the files takes milliseconds
 def of(folder: Path) -> str:
-    """The hash of the files in `folder`."""
+    """The hash of the files in `folder`, as they are when a process asks first."""
     paths = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     record = storage.FileRecord(_KIND, *paths)
     known = record.value(str)

@@ -66,23 +66,6 @@ def test_an_error_before_the_first_run_is_no_report() -> None:
     assert not any(isinstance(event, BenchReport) for event in seen)
 
 
-@pytest.mark.parametrize("budget_s", [4.0, 8.0, 20.0])
-def test_a_budget_covers_everything_after_loading(budget_s: float) -> None:
-    """Prevents: a budget that does not include costs and warm-up."""
-    stage = Stage(eval_s=0.01, load_s=50.0)
-    job = stage.job(asked(8), budget_s=budget_s, lengths=lengths(2), temperatures=(0.0,))
-    report = stage.events(job)[-1]
-    assert isinstance(report, BenchReport)
-    spent = report.spent
-    assert spent is not None
-    assert spent.loading_s == pytest.approx(50.0)
-    rest = spent.costs_s + spent.warm_up_s + spent.runs_s + spent.insight_s
-    assert stage.now == pytest.approx(50.0 + rest)
-    assert rest <= 1.1 * budget_s
-    assert min(spent.costs_s, spent.warm_up_s, spent.runs_s) > 0.0
-    assert {run.prompt for run in report.runs if run.arm == 0} == {run.prompt for run in report.runs if run.arm == 1}
-
-
 def test_a_report_says_what_the_time_went_into() -> None:
     """Prevents: a budget that cannot be checked."""
     stage = Stage(eval_s=0.01, load_s=50.0)

@@ -200,13 +200,6 @@ def test_synthetic_figures_are_called_no_valid_output() -> None:
     assert "K=4 ran at 1.60 times plain decoding" in report.verdict
 
 
-def test_a_report_survives_its_file() -> None:
-    """Prevents: figures lost or changed in JSON."""
-    plan = plan_of([PLAIN, arm_of(2, n_max=None)], prompts_of(2), temperatures=(0.0, 0.7))
-    report = report_of(plan, [run_of(0, 0, 10.0), run_of(1, 0, 11.0, condition=1), run_of(0, 1, 10.0, condition=1)])
-    assert BenchReport.from_json(json.loads(json.dumps(to_plain(report), allow_nan=False))) == report
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -216,9 +209,6 @@ def test_a_report_survives_its_file() -> None:
             "this is not a specllama.bench report",
         ),
         (lambda data: {**data, "schema": {"name": "specllama.bench", "version": 99}}, "version 99"),
-        (lambda data: {**data, "runs": 3}, "the report.runs is int, expected a list"),
-        (lambda data: {**data, "made": None}, "the report.made is NoneType, expected str"),
-        (lambda data: {key: value for key, value in data.items() if key != "plan"}, "has no 'plan'"),
         (lambda data: {**data, "plan": {**data["plan"], "arms": [{"name": "x", "load": "y"}]}}, "arms[0].load is str"),
     ],
 )

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from specllama.base.errors import PromptError, TemplateError
 from specllama.chat.authorship import SpecialTexts, tell_apart
 from specllama.chat.conversation import Conversation, Message, raw_tokens
-from specllama.core.types import common_prefix
 from tests.words import WordVocab
 
 NOW = datetime(2025, 3, 9)
@@ -451,14 +450,6 @@ def test_the_date_that_a_template_prints_is_the_callers():
     assert conversation.text(user("hi"), now=NOW) == "09 Mar 2025hi"
 
 
-def test_the_same_history_gives_the_same_tokens_so_that_the_kv_can_be_reused():
-    """A rendering that depends on the number of messages threw the KV away at every turn."""
-    conversation, _ = family(CHATML, *SPECIAL)
-    before = conversation.tokens(CHAT)
-    after = conversation.tokens([*CHAT, Message("assistant", "Good."), *user("Bye")])
-    assert common_prefix(before, after) == len(before)
-
-
 def test_a_raw_prompt_reads_special_tokens_and_gets_one_begin_token():
     """`--raw` with the user's own template read its markers as plain text, or began with two begin tokens."""
     vocab = WordVocab(*SPECIAL, bos="<s>", add_bos=True)
@@ -468,11 +459,3 @@ def test_a_raw_prompt_reads_special_tokens_and_gets_one_begin_token():
     without = WordVocab(*SPECIAL, bos="<s>")
     assert without.special_in(raw_tokens(without, "hi")) == []
     assert without.special_in(raw_tokens(without, "<s>hi")) == ["<s>"]
-
-
-def test_the_common_prefix_of_two_token_lists():
-    """One token too many was kept in the KV, or all of it was thrown away."""
-    assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
-    assert common_prefix([1, 2], [1, 2, 3]) == 2
-    assert common_prefix([1, 2, 3], [1, 2, 3]) == 3
-    assert common_prefix([2], [1]) == common_prefix([], [1]) == 0

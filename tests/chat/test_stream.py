@@ -62,39 +62,6 @@ def joined(spans: list[list[TaggedText]]) -> str:
     return "".join(span.text for group in spans for span in group)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "texts"),
-    [
-        ([b"\xf0", b"\x9f\x98", b"\x80!"], ["", "", "\U0001f600!", ""]),
-        ([b"ok", b"\xf0\x9f", b"\x98"], ["ok", "", "", "\ufffd"]),
-        ([b"a\xff", b"\xe8\xaa", b"b", "語".encode()], ["a\ufffd", "", "\ufffdb", "語", ""]),
-    ],
-    ids=["whole", "cut off", "no UTF-8"],
-)
-def test_a_character_appears_with_its_last_token_and_broken_bytes_as_replacements(pieces, texts):
-    """Half an emoji on a pipe; a broken byte that swallows the good ones after it."""
-    assert [joined([group]) for group in streamed(pieces)[1]] == texts
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stops", "text", "tokens"),
-    [
-        ([b" Paris"], [], " Paris", [0]),  # of the raw prompt 'The capital of France is'
-        ([b"a", b"", b"b", b""], [], "ab", [0, 1, 2]),  # control tokens stay in between and go at the end
-        ([b"fine EN", b"D of it"], ["END"], "fine ", [0]),
-        ([b"xabcd"], ["bc", "abcd"], "x", [0]),  # the stop that starts first counts, in any order
-        ([b"xabcd"], ["abcd", "bc"], "x", [0]),
-        ([b"the END of it"], ["END"], "the ", [0]),
-        ([b"a", b"a", b"a", b"b"], ["aab"], "a", [0]),  # starting over after a mismatch loses the stop
-        ([b"a\xf0\x9f", b"END"], ["END"], "a\ufffd", [0]),
-    ],
-)
-def test_the_text_and_the_tokens_of_an_answer(pieces, stops, text, tokens):
-    """A leading space, good bytes before a stop, or a token among control tokens was lost."""
-    stream, _ = streamed(pieces, stops)
-    assert (stream.text, stream.tokens) == (text, tokens)
-
-
 @given(answers(), stop_lists)
 def test_stop_watch_says_true_exactly_at_the_token_that_completes_the_first_stop(pieces, stops):
     """A stop was missed where it was split over tokens, or where a false start overlapped the real one."""
@@ -102,16 +69,6 @@ def test_stop_watch_says_true_exactly_at_the_token_that_completes_the_first_stop
     stopping = stopping_token(pieces, stops)
     upto = len(pieces) if stopping is None else stopping + 1
     assert [watch.push(token) for token in range(upto)] == [token == stopping for token in range(upto)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
-def test_a_stop_string_is_found_at_every_offset_of_a_block(size):
-    """The stop stood at offset 0, in the middle, at the end of a block, or across two blocks."""
-    for offset in range(20):
-        data = b"x" * offset + b"</done>" + b"y" * 20
-        pieces = [data[i : i + size] for i in range(0, len(data), size)]
-        watch = StopWatch(["</done>"], pieces.__getitem__)
-        assert [watch.push(token) for token in range(len(pieces))].index(True) == (offset + 6) // size
 
 
 def test_reset_forgets_half_a_stop_string_of_the_answer_before():
@@ -197,23 +154,6 @@ def test_spans_keep_the_tags_of_held_back_tokens_and_join_neighbours():
     ]
     joined_stream = TextStream([b"E", b"N", b"x"].__getitem__, ["END"])
     assert [joined_stream.push(token, "draft") for token in range(3)] == [[], [], [TaggedText("ENx", "draft")]]
-
-
-def test_a_character_of_several_tokens_takes_the_tag_of_the_last():
-    """Half a character cannot be coloured."""
-    emoji = "😀".encode()
-    stream = TextStream([emoji[:2], emoji[2:]].__getitem__)
-    assert stream.push(0, "draft") == []
-    assert stream.push(1, "bonus") == [TaggedText("😀", "bonus")]
-
-
-def test_after_a_stop_nothing_more_is_shown():
-    """What had been drafted behind the stop string was printed."""
-    stream = TextStream([b"a END b", b" more"].__getitem__, ["END"])
-    assert stream.push(0) == [TaggedText("a ", "")]
-    assert stream.push(1) == []
-    assert stream.finish() == []
-    assert (stream.text, stream.tokens) == ("a ", [0])
 
 
 def test_held_back_text_comes_out_at_the_end():

@@ -20,15 +20,23 @@ from platformdirs import user_cache_path
 from rich.cells import cell_len
 
 from specllama import llama
+from specllama.base.errors import BackendError
 from specllama.cli.app import main
 from specllama.cli.screen.terminal import END_FRAME
-from specllama.llama import LlamaModel, LoadOptions
+from specllama.llama import LlamaModel, LoadOptions, tested_kernels
 from specllama.llama import crash_test as probe
 from tests import tiny
 
 REPOSITORY = Path(__file__).parent.parent.parent
-# Never ends by itself: the end tokens of the letters are forbidden.
-ENDLESS = [part for token in (9, 10, 11) for part in ("--logit-bias", f"{token}=-inf")]
+
+
+def forbidden(*tokens: int) -> list[str]:
+    """Options after which these tokens are never said."""
+    return [part for token in tokens for part in ("--logit-bias", f"{token}=-inf")]
+
+
+ENDLESS = forbidden(9, 10, 11)  # an answer of letters never ends by itself
+SILENT = forbidden(96, 97)  # of the ASCII vocabulary, tokens of the template: they show nothing
 SPECLLAMA = [sys.executable, "-m", "specllama"]
 # A title, a blinking text, a line of its own, and what reorders or hides text.
 EVIL = "e\x1b]0;X\x07\x1b[5m\x9b5m\rx\nPASS\tx\x7f\u202e\u2066\u200b\u2060\ufeff\U000e0041v"
@@ -36,13 +44,19 @@ EVIL = "e\x1b]0;X\x07\x1b[5m\x9b5m\rx\nPASS\tx\x7f\u202e\u2066\u200b\u2060\ufeff
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable of the developer's own shell, no profile of theirs, no models.toml in the working directory."""
+    """No variable, profile or models.toml of the developer; nothing is compiled."""
     for name in list(os.environ):
         if name.startswith("SPECLLAMA_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tested_kernels, "renew", _compiles_nothing)
     monkeypatch.chdir(tmp_path)
+
+
+def _compiles_nothing() -> None:
+    """`tune` in an empty home would compile for a minute."""
+    raise BackendError("no test of the command line compiles kernels")
 
 
 @pytest.fixture
@@ -164,21 +178,36 @@ def specllama(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return run
 
 
-class TerminalScreen(pyte.HistoryScreen):
-    """pyte's screen, but a wide character that does not fit at the margin goes to the next row."""
+class TerminalScreen(pyte.Screen):
+    """pyte's screen and the rows that scrolled out of it. A wide character that does not fit goes to the next row."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        super().__init__(columns, lines)
+        self._above: list[str] = []
 
     def draw(self, data: str) -> None:
+        if data.isascii():
+            super().draw(data)
+            return
         for char in data:
             if cell_len(char) == 2 and self.cursor.x == self.columns - 1 and pyte.modes.DECAWM in self.mode:
                 self.carriage_return()
                 self.linefeed()
             super().draw(char)
 
+    def index(self) -> None:
+        if self.cursor.y == self.lines - 1:
+            self._above.append(self._row(0))
+        super().index()
+
+    def _row(self, y: int) -> str:
+        row = self.buffer[y]
+        return "".join(row[column].data for column in range(self.columns)).rstrip()
+
     @property
     def text_lines(self) -> list[str]:
         """All rows, also those that scrolled out, without trailing blanks and blank rows at the end."""
-        above = ["".join(row[column].data for column in range(self.columns)) for row in self.history.top]
-        lines = [line.rstrip() for line in (*above, *self.display)]
+        lines = [*self._above, *map(self._row, range(self.lines))]
         while lines and not lines[-1]:
             lines.pop()
         return lines
@@ -192,7 +221,8 @@ class Terminal:
         self.child = pexpect.spawn(
             command[0], command[1:], dimensions=(rows, columns), env=environment, encoding=None, timeout=60, echo=True
         )
-        self.display = TerminalScreen(columns, rows, history=5000)
+        self.child.delaybeforesend, self.child.ptyproc.delayafterclose = None, 0.0  # pauses that no test needs
+        self.display = TerminalScreen(columns, rows)
         self._stream = pyte.ByteStream(self.display)
         self._came = b""  # not yet on the screen
         self._started = time.monotonic()

@@ -485,12 +485,6 @@ def test_what_cannot_be_compared_is_refused(
     assert (result.code, found in result.err) == (code, True), result.err
 
 
-def test_two_pairs_are_refused(specllama: Run) -> None:
-    """Prevents: `bench one another` that measures only the first."""
-    result = specllama("bench", "one", "another")
-    assert (result.code, "unexpected extra argument (another)" in result.err) == (2, True)
-
-
 def test_ctrl_c_keeps_and_reports_what_was_measured(
     terminal: Callable[..., Terminal], args: list[str], byte_pair: Pair
 ) -> None:

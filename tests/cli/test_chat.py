@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.cli.conftest import EVIL, Pair, Terminal
+from tests.cli.conftest import EVIL, SILENT, Pair, Terminal, forbidden
 
 pytestmark = pytest.mark.slow
 
-SILENT = [part for token in (96, 97) for part in ("--logit-bias", f"{token}=-inf")]
-ENDLESS = [*SILENT, *(part for token in (98, 99) for part in ("--logit-bias", f"{token}=-inf"))]
+ENDLESS = forbidden(96, 97, 98, 99)
 SUMMARY = re.compile(r"\[ .*t/s.* \]")
 
 

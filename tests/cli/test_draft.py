@@ -26,9 +26,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def own_cache(plain_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_children(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache, and no child processes, which take long to start. They are tested elsewhere."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(children, "run", lambda work, tell: work(tell))
 
 

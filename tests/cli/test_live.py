@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Terminal
 
 pytestmark = pytest.mark.slow
@@ -50,31 +49,6 @@ def test_the_answer_streams_with_figures_below_and_ends_in_the_summary(terminal:
     assert not any("accepted" in line or "verify" in line or "loading" in line or "reading" in line for line in lines)
     for code in (b"\x1b[36m", b"\x1b[1;4;33m", b"\x1b[4;35m"):
         assert code in shown.raw
-
-
-def test_no_color_leaves_bold_and_underline(terminal: Start, pair: Pair) -> None:
-    """NO_COLOR ignored, or origins that cannot be told apart without colour."""
-    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "100", *ENDLESS, env={"NO_COLOR": "1"})
-    assert shown.finish() == 0
-    codes = {code for found in re.findall(rb"\x1b\[([\d;]*)m", shown.raw) for code in found.split(b";")}
-    assert codes <= {b"", b"0", b"1", b"2", b"4"}
-    assert {b"1", b"4"} <= codes
-
-
-def test_a_dumb_terminal_gets_no_escape_byte(terminal: Start, pair: Pair) -> None:
-    """Escape sequences in an editor's shell window."""
-    shown = terminal("run", *pair.options, "--raw", "abc", "-n", "50", *ENDLESS, env={"TERM": "dumb"})
-    assert shown.finish() == 0
-    assert b"\x1b" not in shown.raw
-    assert re.match(rb"[a-i]{50}\r\n\[ Prompt: ", shown.raw)
-
-
-def test_what_the_model_says_cannot_steer_the_terminal(terminal: Start, byte_pair: Pair) -> None:
-    """A model that writes an escape sequence and moves the cursor, or worse."""
-    token = tiny.token_id(tiny.byte_level(), "ě")  # how GPT-2 vocabularies spell byte 0x1b
-    shown = terminal("run", *byte_pair.options, "hi", "-n", "5", "--logit-bias", f"{token}=100", "--temp", "0")
-    assert shown.finish() == 0
-    assert "\\x1b" * 5 in shown.text
 
 
 def test_without_live_figures_the_answer_just_streams(terminal: Start, pair: Pair) -> None:

@@ -166,12 +166,6 @@ def test_many_parts_and_long_numbers_cost_nothing(specllama: Run) -> None:
         assert (run.code, "internal" in run.err, str(pins_file()) in run.err) == (1, False, True), text[:20]
 
 
-def test_an_unknown_name_is_one_error_with_a_suggestion(specllama: Run) -> None:
-    """Prevents: a traceback for a typo."""
-    run = specllama("models", "pull", "tinny")
-    assert (run.code, "hint: did you mean tiny" in run.err) == (1, True)
-
-
 def test_remove_needs_yes_without_a_terminal(specllama: Run) -> None:
     """Prevents: files removed without a question; a script that waits forever."""
     path = Path(specllama("models", "pull", FILE).out.strip())

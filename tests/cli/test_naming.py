@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,12 @@ from specllama.files.catalog import load_catalog, user_file
 from specllama.pairs import derived as drafts
 from specllama.pairs import setup
 from specllama.pairs.naming import Wanted, named
-from tests.cli.conftest import Pair, Result, record_of
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Pair, Run, record_of
 
 
 @pytest.fixture(autouse=True)
-def catalog(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def catalog(pair: Pair, own_home: Path) -> None:
     """A catalog with the tiny pair, named `toy`; and an empty cache."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     user_file().parent.mkdir(parents=True)
     user_file().write_text(
         f'[models.big]\nsources = [{{ path = "{pair.target}" }}]\n'

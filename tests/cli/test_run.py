@@ -15,7 +15,7 @@ import pytest
 from specllama.cli import prompting, run
 from specllama.cli.app import main
 from tests import tiny
-from tests.cli.conftest import ENDLESS, Pair, Result, Run, record_of
+from tests.cli.conftest import ENDLESS, Pair, Result, Run, forbidden, record_of
 
 NEEDS_DEVICES = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no endless device")
 
@@ -213,7 +213,7 @@ def test_a_bias_for_a_token_that_is_not_there_is_refused(specllama: Run, pair: P
 
 def test_a_bias_that_forbids_every_token_is_an_error_of_the_option(specllama: Run, pair: Pair) -> None:
     """Prevents: a hint to fetch the model again because of an option."""
-    banned = [part for token in range(12) for part in ("--logit-bias", f"{token}=-inf")]
+    banned = forbidden(*range(12))
     for temp in ("0", "1"):
         result = specllama("run", *pair.options, "--raw", "abc", "--temp", temp, *banned)
         assert result.code == 1

@@ -21,7 +21,7 @@ class Window:
     """A terminal whose two streams end on one screen; it counts what was sent as text."""
 
     def __init__(self, columns: int, rows: int, breaks: Wrapper | None = None) -> None:
-        self.display = TerminalScreen(columns, rows, history=10_000)
+        self.display = TerminalScreen(columns, rows)
         self.display.set_mode(pyte.modes.LNM)  # a newline returns the carriage, as the terminal driver does
         self._terminal = pyte.Stream(self.display)
         self.sent = ""

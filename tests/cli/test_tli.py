@@ -11,7 +11,7 @@ import pytest
 
 from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from tests import tiny
-from tests.cli.conftest import Pair, Run, Terminal, record_of
+from tests.cli.conftest import Pair, Run, Terminal, forbidden, record_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 
@@ -77,7 +77,7 @@ def test_a_trimmed_draft_is_used_through_its_map(specllama: Run, tmp_path: Path)
     checked = specllama("check", *pair.options[:4], "--json")
     assert checked.code == 0, checked.out
     args = ["run", *pair.options, "--raw", "abcmnopabc", "-n", "40", "--temp", "0", "--draft-max", "3", "--json"]
-    args += [part for token in (17, 18, 19) for part in ("--logit-bias", f"{token}=-inf")]
+    args += forbidden(17, 18, 19)
     record = record_of(specllama(*args))
     assert record["acceptance"]["drafted"] > 0
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none"))["text"]

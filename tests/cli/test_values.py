@@ -115,30 +115,18 @@ def test_aliases_are_not_shown_in_the_help_text(
 @pytest.mark.parametrize(
     ("args", "found", "allowed"),
     [
-        (["--temp", "hot"], "--temp is hot", "a number of at least 0"),
-        (["--temp", "-1"], "--temp is -1", "a number of at least 0"),
         (["--temp", "nan"], "--temp is nan", "a number of at least 0"),
-        (["--temp", "inf"], "--temp is inf", "a number of at least 0"),
-        (["--top-p", "1.5"], "--top-p is 1.5", "a number from 0 to 1"),
-        (["--top-k", "1.5"], "--top-k is 1.5", "a whole number of at least 0"),
-        (["--repeat-penalty", "0"], "--repeat-penalty is 0", "a number above 0"),
-        (["--repeat-last-n", "-2"], "--repeat-last-n is -2", "a whole number of at least -1"),
         (["--seed", "1.5"], "--seed is 1.5", "from -1 to 18446744073709551615"),
-        (["--predict", "0"], "--predict is 0", "a whole number of at least 1 or -1"),
         (["--ctx-size", "3"], "--ctx-size is 3", "a whole number from 16 to 2147483647 or 0"),
         (["--threads", "0"], "--threads is 0", "a whole number from 1 to 1024"),
         (["-ngl", "most"], "--gpu-layers is most", "a whole number of layers, auto or all"),
         (["-ngl", "-1"], "--gpu-layers is -1", "a whole number of layers, auto or all"),
         (["-ctk", "q3"], "--cache-type-k is q3", "one of f32, f16"),
         (["-fa", "yes"], "--flash-attn is yes", "one of on, off, auto"),
-        (["--spec-draft-n-max", "65"], "--spec-draft-n-max is 65", "a whole number from 0 to 64"),
         (["--spec-draft-n-max", "car"], "--spec-draft-n-max is car", "a whole number from 0 to 64, or auto"),
-        (["--verify-rule", "tree"], "--verify-rule is tree", "one of token, block, match"),
-        (["--logit-bias", "5"], "--logit-bias is 5", "ID=V"),
         (["--logit-bias", "15043"], "--logit-bias is 15043", "ID=V"),
         (["--logit-bias", "5=inf"], "--logit-bias is 5=inf", "ID=V"),
         (["--logit-bias", "x=1"], "--logit-bias is x=1", "ID=V"),
-        (["--stop", r"\ud800"], "--stop is not", "UTF-8 text"),
         (["--system-prompt", "caf\udce9"], "--system-prompt is not", "UTF-8 text"),
         (["caf\udce9"], "the prompt is not", "UTF-8 text"),
         (["--stop", r"\x4"], r"--stop \x4", "invalid escape sequence"),
@@ -195,7 +183,7 @@ def test_options_chat_and_files_take_and_refuse_the_same_values(parse: Callable[
         lambda: changed(Settings(), name, bad),
         lambda: from_json({name: bad}, Settings()),
     ):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=name.removeprefix("draft-")):
             door()
 
 

@@ -115,16 +115,11 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         yield Tiny(target, draft)
 
 
-@pytest.mark.parametrize(
-    ("params", "n_max", "rule"), [(PLAIN, 3, Rule.BLOCK), (FILTERED, 1, Rule.TOKEN), (FILTERED, 3, Rule.BLOCK)]
-)
-def test_many_answers_have_the_law_that_enumeration_gives(
-    pair: Tiny, params: SamplingParams, n_max: int, rule: Rule
-) -> None:
+def test_many_answers_have_the_law_that_enumeration_gives(pair: Tiny) -> None:
     """Everything together: generator, sampler, drafts, rollback in llama.cpp. A bias of a few percent shows here."""
-    law = pair.plain_law(params, 4)
-    engine, n_runs = pair.engine(n_max, rule), 1200
-    counts = Counter(answer(engine, params, RandomChooser(seed), 4) for seed in range(n_runs))
+    law = pair.plain_law(FILTERED, 4)
+    engine, n_runs = pair.engine(3), 1200
+    counts = Counter(answer(engine, FILTERED, RandomChooser(seed), 4) for seed in range(n_runs))
     assert counts.keys() <= law.keys()
     assert not of_law(counts, law).surprising
 

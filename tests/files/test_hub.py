@@ -16,7 +16,6 @@ from specllama.base.errors import (
     DiskFull,
     DownloadError,
     GatedRepository,
-    ModelFileError,
     SourceUnavailable,
 )
 from specllama.files import hub, hub_cache
@@ -336,14 +335,6 @@ def test_a_missing_part_is_named(hub_server: HubServer) -> None:
     hub_server.repo(REPO).files["Q8_0/big-q8_0-00001-of-00003.gguf"] = b"1" * 5000
     with pytest.raises(SourceUnavailable, match=r"has no file Q8_0/big-q8_0-00002-of-00003\.gguf"):
         hub.fetch(split_model())
-
-
-def test_a_later_part_is_refused_with_the_first_one_as_hint(hub_server: HubServer) -> None:
-    """Prevents: 'file not found' or a load error for a later part (case 40)."""
-    hub_server.repo(REPO).files["big-q8_0-00001-of-00003.gguf"] = b"1"
-    with pytest.raises(ModelFileError, match="is part 2 of 3") as caught:
-        fetch_repo(f"{REPO}:big-q8_0-00002-of-00003.gguf")
-    assert "give big-q8_0-00001-of-00003.gguf" in caught.value.hint
 
 
 def test_a_pinned_split_model_checks_every_part(hub_server: HubServer) -> None:

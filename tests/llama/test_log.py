@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,22 +94,32 @@ def test_llama_cpp_writes_nothing_to_the_terminal(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "model.eval([1, 2])",
-        "model.close(); model.close()",
-        "keep = model.eval([1, 2]); del model",
-        "raise SystemExit(0)",
-        "from specllama.llama import set_log; set_log(lambda level, text: None)",
-        "vocab = model.vocab; del model; vocab.piece(3); vocab.tokenize('abc', special=True)",
-    ],
+ENDINGS = (
+    "model.eval([1, 2])",
+    "model.close(); model.close()",
+    "keep = model.eval([1, 2]); del model",
+    "raise SystemExit(0)",
+    "from specllama.llama import set_log; set_log(lambda level, text: None)",
+    "vocab = model.vocab; del model; vocab.piece(3); vocab.tokenize('abc', special=True)",
 )
-def test_a_program_ends_silently_with_open_models(tmp_path: Path, ending: str) -> None:
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_program_ends_silently_with_open_models(tmp_path: Path) -> None:
     """Prevents: a crash or a line on stderr at the program's end (FIELD_CASES 30)."""
     path = tiny.write_model(tmp_path / "m.gguf")
-    program = f"from tests import tiny\nfrom pathlib import Path\nmodel = tiny.load(Path({str(path)!r}))\n{ending}"
+    program = f"""
+import os
+from pathlib import Path
+from tests import tiny
+for ending in {ENDINGS!r}:
+    if (child := os.fork()) == 0:
+        model = tiny.load(Path({str(path)!r}))
+        exec(ending)
+        break
+    assert os.waitpid(child, 0)[1] == 0, ending
+"""
     assert run(program) == ""
 
 

@@ -45,13 +45,6 @@ def test_control_tokens_have_text_only_on_request(byte_level: Vocabulary) -> Non
     assert byte_level.text(control) == "<|im_end|>"
 
 
-def test_merges_are_used(byte_level: Vocabulary) -> None:
-    """Prevents: a tiny vocabulary without tokens of several bytes."""
-    assert byte_level.tokenize("the the", special=False) == [257, 258]
-    assert byte_level.piece(258) == b" the"
-    assert byte_level.text(258) == "Ġthe"
-
-
 def test_all_end_tokens_are_found(byte_level: Vocabulary) -> None:
     """Prevents: stopping only at EOS although the model ends its turns with another token (FIELD_CASES 33)."""
     vocab = tiny.byte_level()

@@ -29,32 +29,17 @@ def heard(model_file: Callable[[str], Path]) -> tuple[Path, traces.TracedAnswer]
         return path, traces.answer(target, "text", prompt, n_tokens=24)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "least", "most"),
-    [
-        (Recipe(quant="Q4_0"), 0.4, 0.9),
-        (Recipe(n_vocab=16_000), 0.7, 0.99),
-        (Recipe(quant="Q4_0", n_vocab=16_000, dropped=(20, 21)), 0.2, 0.9),
-    ],
-    ids=lambda value: value.name if isinstance(value, Recipe) else "",
-)
 def test_what_is_derived_is_smaller_and_still_foresees_its_parent(
-    heard: tuple[Path, traces.TracedAnswer], tmp_path: Path, recipe: Recipe, least: float, most: float
+    heard: tuple[Path, traces.TracedAnswer], tmp_path: Path
 ) -> None:
     """Rows under other tokens, layers in another order, weights read as another type: it runs, and guesses nothing."""
     path, answer = heard
+    recipe = Recipe(quant="Q4_0", n_vocab=16_000, dropped=(20, 21))
     parent, made = llama.read_header(path), tmp_path / "draft.gguf"
     derive.make(parent, recipe, made, lambda _what, _share: None)
     header = llama.read_header(made)
     assert header.n_file_bytes < parent.n_file_bytes
     assert header.n_layer == parent.n_layer - len(recipe.dropped)
-    if recipe.quant:
-        assert header.weight_bytes["q4_0"] > 0.95 * header.n_weight_bytes
-    accepted = _accepted(path, made, answer)
-    print(f"{recipe.name}: {accepted:.3f} accepted, {header.n_file_bytes / parent.n_file_bytes:.2f} of the bytes")
-    assert least < accepted <= most
-
-
-def _accepted(target_path: Path, draft_path: Path, answer: traces.TracedAnswer) -> float:
-    with llama.load(target_path, OPTIONS) as target, llama.load(draft_path, OPTIONS) as own:
-        return traces.acceptance(traces.judged(in_target_ids(target, own), answer))
+    assert header.weight_bytes["q4_0"] > 0.95 * header.n_weight_bytes
+    with llama.load(path, OPTIONS) as target, llama.load(made, OPTIONS) as own:
+        assert 0.2 < traces.acceptance(traces.judged(in_target_ids(target, own), answer)) <= 0.9

@@ -59,21 +59,6 @@ def test_rejected_tokens_leave_no_trace(open_model: OpenModel, name: str) -> Non
     np.testing.assert_array_equal(after[0], after[1])
 
 
-def test_every_number_of_kept_tokens_rolls_back(open_model: OpenModel) -> None:
-    """Prevents: an off-by-one that only some lengths show; each continuation is compared with plain decoding."""
-    model = open_model(SMALL)
-    prompt = model.vocab.tokenize(TEXT, special=False)
-    plain = greedy(model, prompt, 8)
-    for n_kept in range(6):
-        model.truncate(0)
-        model.feed(prompt[:-1])
-        draft = [*plain[:n_kept], *([17] * (6 - n_kept))]
-        logits = model.eval([prompt[-1], *draft])
-        assert [int(row.argmax()) for row in logits[: n_kept + 1]] == plain[: n_kept + 1]
-        model.keep(len(prompt), range(n_kept))
-        assert int(model.eval([plain[n_kept]])[0].argmax()) == plain[n_kept + 1]
-
-
 def test_a_rollback_across_the_sliding_window_brings_the_old_tokens_back(open_model: OpenModel) -> None:
     """Prevents: tokens that left the window of 512 missing after a rollback (FIELD_CASES 23)."""
     model = open_model(WINDOWED, n_ctx=2048)
