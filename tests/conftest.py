@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from platformdirs import user_cache_path
 
-from tests.homes import home, hub_server, index, pip, watch  # noqa: F401  # fixtures
+from tests.homes import children, home, hub_server, index, pip, watch  # noqa: F401  # fixtures
 
 # What is too large for every session to have its own; the rest of a cache is what programs found out for themselves.
 SHARED = ("specllama/models", "specllama/kernels", "huggingface")

@@ -1,4 +1,4 @@
-"""Fixtures for tests of downloads: an empty home, a fake Hub, wheels with a model's parts, a full disk."""
+"""Fixtures: an empty home, a fake Hub, wheels with a model's parts, a full disk, child processes that survive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ import pytest
 from specllama.base.errors import SourceUnavailable
 from specllama.files import wheels
 from specllama.files.model import WheelSource
+from specllama.llama import crash_test
+from specllama.llama.crash_test import Use
 from tests.hubserver import HubServer
 
 # A model on the Hub.
@@ -158,3 +160,18 @@ def pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
     stand_in = Pip(index)
     monkeypatch.setattr(wheels, "_download", stand_in.download)
     return stand_in
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[Use]:
+    """What each child that tries a model file would have done; it survives."""
+    started: list[Use] = []
+
+    @contextmanager
+    def start(use: Use) -> Iterator[Use]:
+        started.append(replace(use, timeout_s=crash_test.TIMEOUT_S))
+        yield use
+
+    monkeypatch.setattr(crash_test, "_started", start)
+    monkeypatch.setattr(crash_test, "_end_of", lambda _process, _timeout_s: crash_test._End("", None, ""))
+    return started

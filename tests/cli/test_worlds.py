@@ -6,20 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import REPOSITORY, Pair
 
-# Runs every command in one process, with the world made anew for each, and writes code and error of each to argv[2].
+# For each line of stdin, [world, folder]: runs every command in a fork, with the world made anew for each, and writes
+# code and error of each into the folder.
 _CHILD = """
-import io, json, os, sys
-from specllama.cli import app, errors
+import contextlib, io, json, os, sys
+from specllama.cli import app, audit, bench, chat, check, doctor, draft, errors, models, run, tune
 from specllama.llama import crash_test
 crash_test.installed = lambda: crash_test.ProbeResult(crash_test.State.OK)
-pair = sys.argv[3:]
+crash_test._started = contextlib.nullcontext
+crash_test._end_of = lambda *_: crash_test._End("", None, "")
+pair = sys.argv[1:]
 commands = {
     "run": ["run", *pair, "--raw", "-n", "2", "--temp", "0", "abc"],
     "chat": ["chat", *pair, "-n", "2"],
@@ -33,20 +36,32 @@ commands = {
     "version": ["--version"],
 }
 PLACES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HF_HOME")
-here = os.getcwd()
-seen = {}
-for name, words in commands.items():
-    found = []
-    app.report = lambda error: (found.append(f"{errors.told(error)}"), errors.report(error))[1]
-    os.chdir(here)
-    exec(sys.argv[1])
-    try:
-        code = app.main(words)
-    except BaseException as error:
-        code = f"{type(error).__name__}: {error}"
-    seen[name] = [code, *found]
-with open(sys.argv[2], "w") as file:
-    json.dump(seen, file)
+
+def live(world):
+    here, seen = os.getcwd(), {}
+    for name, words in commands.items():
+        found = []
+        app.report = lambda error: (found.append(f"{errors.told(error)}"), errors.report(error))[1]
+        os.chdir(here)
+        exec(world)
+        try:
+            code = app.main(words)
+        except BaseException as error:
+            code = f"{type(error).__name__}: {error}"
+        seen[name] = [code, *found]
+    with open(f"{here}/found.json", "w") as file:
+        json.dump(seen, file)
+
+for line in sys.stdin:
+    world, folder = json.loads(line)
+    if os.fork() == 0:
+        os.chdir(folder)
+        for number in (0, 1):
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+        live(world)
+        os._exit(0)
+    print(os.wait()[1], flush=True)
 """
 
 WORLDS = {
@@ -74,20 +89,33 @@ OTHER = {"stdout is closed": _MUTE, "nothing is open": _MUTE}
 ATTENTION = {*OTHER, "home is a device", "cache is a file"}  # of `doctor`; elsewhere the machine decides
 
 
+@pytest.fixture(scope="module")
+def codes_of(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], dict[str, list[Any]]]]:
+    """Runs every command in a world; the exit code of each, and the error it reported."""
+    command = [sys.executable, "-c", _CHILD, *pair.options]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+
+        def run(world: str) -> dict[str, list[Any]]:
+            folder = tmp_path_factory.mktemp("world")
+            assert child.stdin is not None
+            assert child.stdout is not None
+            print(json.dumps([world, str(folder)]), file=child.stdin, flush=True)
+            assert child.stdout.readline() == "0\n"
+            seen: dict[str, list[Any]] = json.loads((folder / "found.json").read_text())
+            return seen
+
+        yield run
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("world", WORLDS)
-def test_no_surroundings_change_an_answer_or_are_an_internal_error(pair: Pair, world: str, tmp_path: Path) -> None:
+def test_no_surroundings_change_an_answer_or_are_an_internal_error(
+    codes_of: Callable[[str], dict[str, list[Any]]], world: str
+) -> None:
     """Prevents: a request to report a bug, or no answer, where a folder was removed or a stream is closed."""
-    found = tmp_path / "found.json"
-    subprocess.run(
-        [sys.executable, "-c", _CHILD, WORLDS[world], str(found), *pair.options],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        timeout=300,
-        check=True,
-    )
-    seen: dict[str, list[Any]] = json.loads(found.read_text())
+    seen = codes_of(WORLDS[world])
     assert "internal" not in str(seen)
     doctor, *errors = seen.pop("doctor")
     assert doctor == 1 if world in ATTENTION else doctor in (0, 1)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,21 +24,6 @@ def untried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is known to be sound."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tiny, "trust", lambda *parts: None)
-
-
-@pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[Use]:
-    """What each child process would have done; it survives."""
-    started: list[Use] = []
-
-    @contextmanager
-    def start(use: Use) -> Iterator[Use]:
-        started.append(replace(use, timeout_s=crash_test.TIMEOUT_S))
-        yield use
-
-    monkeypatch.setattr(crash_test, "_started", start)
-    monkeypatch.setattr(crash_test, "_end_of", lambda _process, _timeout_s: crash_test._End("", None, ""))
-    return started
 
 
 @pytest.mark.parametrize(
