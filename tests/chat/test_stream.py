@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -69,6 +69,16 @@ def test_stop_watch_says_true_exactly_at_the_token_that_completes_the_first_stop
     stopping = stopping_token(pieces, stops)
     upto = len(pieces) if stopping is None else stopping + 1
     assert [watch.push(token) for token in range(upto)] == [token == stopping for token in range(upto)]
+
+
+def test_a_false_start_that_overlaps_the_stop_string_does_not_hide_it():
+    """Prevents: starting over after a mismatch, which loses `aab` in `aaab` (all stop strings in all short texts)."""
+    for stop in ("".join(letters) for n in range(1, 5) for letters in product("ab", repeat=n)):
+        for text in map("".join, product("ab", repeat=6)):
+            watch = StopWatch([stop], lambda token: b"ab"[token : token + 1])
+            assert ([watch.push("ab".index(char)) for char in text] + [True]).index(True) == (
+                text.index(stop) + len(stop) - 1 if stop in text else len(text)
+            )
 
 
 def test_reset_forgets_half_a_stop_string_of_the_answer_before():

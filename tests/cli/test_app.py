@@ -121,6 +121,7 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
         (["check", "-mdraft.gguf"], "-mdraft.gguf is neither -md nor -m", "write -md raft.gguf or -m draft.gguf"),
         (["audit", "-m", "--json"], "-m has no value: the next word is the option --json", "--model=--json"),
         (["check", "x", "y"], "got unexpected extra argument", "see `specllama check --help`"),
+        (["bench", "x", "y"], "got unexpected extra argument (y)", ""),
         (["run", "-m"], "option '-m' requires an argument", "see `specllama run --help`"),
         (["draft", "make", "--quant"], "option '--quant' requires an argument", "see `specllama draft make --help`"),
         (["run", "--temp", "x", "y"], "--temp is x", ""),

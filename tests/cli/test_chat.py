@@ -103,7 +103,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat: Start, tmp_path: Path) 
     shown.wait_for(lambda t: t.text.endswith("\n>>>"))
     turn = saved(shown, tmp_path)[1]
     assert turn["finish_reason"] == "cancelled"
-    assert len(turn["content"]) > 10
+    assert turn["content"]
     shown.interrupt()
     shown.wait_for(lambda t: t.text.endswith("(Ctrl-D or /exit leaves; Ctrl-C stops an answer)\n>>>"))
     command(shown, "/set predict 5", "predict is 5")
@@ -282,8 +282,9 @@ def test_a_saved_chat_and_file_names_cannot_control_the_terminal(chat: Start, tm
     for name in ("one", "two"):
         (tmp_path / "c" / f"{name}{EVIL}").touch()
     shown.child.send(f"/read {tmp_path}/c/\t")
-    shown.wait_for(lambda t: "onee\\x1b]0;X" in t.text)
+    shown.wait_for(lambda t: "onee\\x1b]0;X" in t.text and t.text.endswith("/"))
     shown.child.send("\x15")  # Ctrl-U
+    shown.wait_for(lambda t: t.text.rstrip().endswith("\n>>>"))
     shown.child.send("/edit\r")
     shown.wait_for(lambda t: ">>> e\\x1b]0;X" in t.text)
     assert b"\x1b[5m" not in shown.raw

@@ -29,6 +29,12 @@ def _silent(_what: str, _share: float) -> None:
     pass
 
 
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes take long to start; they are tested elsewhere."""
+    monkeypatch.setattr(derive.child, "run", lambda work, tell: work(tell))
+
+
 @pytest.fixture
 def parent(tmp_path: Path) -> Header:
     """A model with four layers."""
@@ -194,7 +200,6 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(gguf_rewrite, "write", full)
-    monkeypatch.setattr(derive.child, "run", lambda work, tell: work(tell))
     with pytest.raises(DiskFull, match="no space left"):
         derive.make(parent, Recipe(dropped=(1,)), tmp_path / "made" / "out.gguf", _silent)
     assert list((tmp_path / "made").iterdir()) == []
