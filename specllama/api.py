@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, c
 from weakref import WeakSet
 
 from specllama.base.errors import ModelBusy, UsageError
+from specllama.base.ranges import word
 from specllama.chat.conversation import Conversation, Message, raw_tokens
 from specllama.chat.session import ChatSession
 from specllama.chat.settings import SETTINGS, Settings, require_known, strategies
@@ -23,10 +24,12 @@ from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import Cancel, Drafter, Rule
+from specllama.core.types import Cancel, Drafter, DraftPolicy, Rule
 from specllama.drafters.length import DraftLength
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
+from specllama.pairs.learning import Lesson
 from specllama.pairs.setup import Listener, Models, Setup, choose, load_models, prepare, require_fit
+from specllama.tuning.first_use import FirstUse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,6 +91,7 @@ def load(
     p_min: float = 0.0,
     draft_temperature: float | None = None,
     rule: Rule | str = Rule.BLOCK,
+    measure: Literal["auto", "never"] = "auto",
     n_ctx: int | None = None,
     n_threads: int | None = None,
     n_gpu_layers: int | Literal["auto", "all"] | None = None,
@@ -101,12 +105,13 @@ def load(
     Args:
         pair: name of a pair; `specllama models list` shows them. Without any name: the default pair.
         target, draft: instead of `pair`, a file, a model's name, or "user/repo[:quant]" of the Hugging Face Hub.
-            A target alone decodes plainly, or with spec_type "lookup".
+            With a target alone, only lookups draft.
         spec_type: strategies that may draft: "auto", or names such as "draft-simple,lookup".
-        n_max: longest draft; "auto" = by the profile of `specllama tune`, else the pair's value, else 4.
+        n_max: longest draft; "auto" = chosen at every step by the measured costs.
         p_min: stop drafting when the draft's likeliest token is less likely than this.
         draft_temperature: temperature of the draft; None = that of the answer.
         rule: how drafted tokens are accepted: "block", "token" or "match". None of them changes the distribution.
+        measure: "auto" measures a pair that was not tuned, once, in about a second; "never": only lookups draft then.
         n_ctx: tokens of context; 0 = the target's training context, as far as memory allows; None = the pair's, or
             4096.
         n_threads, n_gpu_layers: override the fields of `hardware`.
@@ -138,13 +143,24 @@ def load(
             p_min=SETTINGS["draft-p-min"].check("p_min", p_min),
             temperature=SETTINGS["draft-temp"].check("draft_temperature", draft_temperature),
             rule=rule if isinstance(rule, Rule) else Rule(SETTINGS["rule"].check("rule", rule)),
+            measure=word("auto", "never")("measure", measure) == "auto",
         ),
         hardware=replace(settings, **changes),
     )
     listener = _Callbacks(on_note or (lambda _text: None), on_progress or (lambda _what, _share: None))
     setup = prepare(choose(ask, listener), listener)
     require_fit(setup, listener)
-    return Pair(load_models(setup, listener, Cancel()), setup, ask.drafting, listener.on_note)
+    models = load_models(setup, listener, Cancel())
+    try:
+        work = FirstUse(setup, models)
+        for share in work:
+            listener.on_progress("measuring", share)
+        if work.setup.draft is None:
+            models.drop_draft()
+    except BaseException:
+        models.close()
+        raise
+    return Pair(models, work.setup, ask.drafting, listener.on_note)
 
 
 def _typed(name: str, value: object, kind: type[T], expected: str) -> T:
@@ -218,6 +234,7 @@ class Pair:
         self._cancel = Cancel()
         self._answers: WeakSet[Events] = WeakSet()  # those that may be in progress
         self._drafters: dict[bool, Drafter] = {}  # for greedy and other answers; they keep what they learned
+        self._policies: dict[bool, DraftPolicy | None] = {}  # of these
         self._stats = SpecStats()
         self._closed = False
         models.watch(self._cancel)
@@ -254,9 +271,10 @@ class Pair:
 
     def answer(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Answer:
         """The whole answer. Raises as `events` does."""
-        seed = options["seed"] = _seed(options.get("seed", -1))
+        asked = options.get("seed", -1)
+        seed = options["seed"] = _seed(asked)
         text = TextStream(self._models.target.vocab.piece, _stops(options.get("stop", ())))
-        return self._answered(self.events(prompt, **options), text, seed)
+        return self._answered(self._events(prompt, seeded=seed == asked, **options), text, seed)
 
     def events(self, prompt: Prompt, **options: Unpack[AnswerKeywords]) -> Events:
         """The engine's events: the tokens and their origin, the steps, the end.
@@ -264,12 +282,13 @@ class Pair:
         Raises UsageError, PromptError and TemplateError in this call; ModelBusy, NumericsError and BackendError when
         the events are read.
         """
-        return self._events(prompt, **options)
+        return self._events(prompt, seeded=options.get("seed", -1) != -1, **options)
 
     def _events(
         self,
         prompt: Prompt,
         *,
+        seeded: bool,
         system: str = "",
         raw: bool = False,
         seed: int = -1,
@@ -290,7 +309,8 @@ class Pair:
             stopper=StopWatch(stops, piece) if stops else None,
             cancel=self._cancel,
         )
-        return self._followed(events)
+        policy = self._policies[params.greedy] if drafts else None
+        return self._followed(events, policy, greedy=params.greedy, seeded=seeded)
 
     def chat(
         self,
@@ -380,20 +400,25 @@ class Pair:
     def _drafter(self, params: SamplingParams) -> Drafter:
         if params.greedy not in self._drafters:
             settings = self._setup.settings(self._drafting, greedy=params.greedy)
+            self._policies[params.greedy] = settings.policy
             self._drafters[params.greedy] = self._models.drafter(self._setup.strategy, settings)
         return self._drafters[params.greedy]
 
-    def _followed(self, events: Iterator[Event]) -> Events:
-        """`events`, registered for `close`; keeps the stats and passes notices on."""
-        answer = self._reading(events)
+    def _followed(self, events: Iterator[Event], policy: DraftPolicy | None, *, greedy: bool, seeded: bool) -> Events:
+        """`events`, registered for `close`; keeps the stats, passes notices on and teaches the profile."""
+        answer = self._reading(events, lambda: Lesson(self._setup, policy, greedy=greedy, seeded=seeded))
         self._answers.add(answer)
         return answer
 
-    def _reading(self, events: Iterator[Event]) -> Events:
+    def _reading(self, events: Iterator[Event], begin_lesson: Callable[[], Lesson]) -> Events:
         self._require_open()
         self._cancel.clear()
+        lesson = begin_lesson()
         with closing(cast("Events", events)):
             for event in events:
+                lesson.take(event)
+                if isinstance(event, Finished):
+                    self._setup = lesson.learned()
                 if isinstance(event, Finished):
                     self._stats = event.stats
                 elif isinstance(event, Notice):
@@ -444,7 +469,9 @@ class Chat:
         """Send `text`; the engine's events. Raises as `Pair.events`, when the events are read."""
         self._pair._require_open()
         events = self._session.ask(_typed("text", text, str, "text"), self._pair._cancel)
-        answer = self._pair._followed(events)
+        settings = self._session.settings
+        seeded, greedy = settings.seed >= 0, settings.params.greedy
+        answer = self._pair._followed(events, settings.drafting.policy, greedy=greedy, seeded=seeded)
         self._answers.add(answer)
         return answer
 

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, str] = {
     "bench": "base core prompts drafters llama tuning",
     "audit": "base core drafters",
     "cli": "base core prompts drafters files llama chat pairs tuning derive bench audit",
-    "top": "base core drafters chat pairs cli",
+    "top": "base core drafters chat pairs tuning cli",
 }
 # Which packages a room may import besides the standard library.
 MAY_USE: dict[str, str] = {

@@ -305,6 +305,12 @@ def seen(path: Path, watch: FetchWatch | None = None) -> Seen:
     return Seen(checksum(path, watch), stamp)
 
 
+def seen_at_once(path: Path) -> Seen:
+    """As `seen`, without reading gigabytes: if the sum is not known, another date means another file."""
+    stamp = stamp_of(path)
+    return Seen(known_checksum(path) or "", stamp)
+
+
 def is_same(path: Path, sha256: str, stamp: Stamp | None, *, at_once: bool = False) -> bool:
     """True if the file still has the contents that had this checksum and this stamp. Raises OSError.
 

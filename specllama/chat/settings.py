@@ -192,7 +192,7 @@ SETTINGS: dict[str, Setting] = {
     "stop": _field("stops", r"end the answer before this text; may have escapes such as \n", _stops),
     "drafter": _field("strategy", "the drafting strategy", strategy, tuple(REGISTRY)),
     "draft-n-max": Setting(
-        "longest draft; 0 is plain decoding, auto follows the results of `specllama tune`",
+        "longest draft; 0 is plain decoding, auto decides by the measured costs",
         DraftLength.check,
         lambda settings: settings.drafting.length.to_json(),
         _with_length,

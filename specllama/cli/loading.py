@@ -23,6 +23,7 @@ def ask_of(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptio
         p_min=drafting.spec_draft_p_min,
         temperature=drafting.draft_temp,
         rule=Rule(drafting.verify_rule),
+        measure=drafting.measure == "auto",
     )
     return Ask(names=names_of(models), drafting=wanted, hardware=hardware_of(hardware))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 
@@ -23,19 +23,20 @@ from specllama.cli.args.options import (
 )
 from specllama.cli.loading import Said, ask_of
 from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
-from specllama.cli.record import Record, begin
+from specllama.cli.record import begin
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.render import Figures, summary
 from specllama.cli.screen.view import AnswerView, EventView, RecordView, View
 from specllama.cli.screen.worker import Worker, interruptible
-from specllama.cli.tuned import hint_at_tuning, say_profile
+from specllama.cli.tuned import hint_at_tuning, measured, say_profile
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, PromptProgress
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Drafting
+from specllama.pairs.learning import Lesson
 from specllama.pairs.setup import Setup
 
 
@@ -85,26 +86,29 @@ def _answer(
     """Load the models, generate and show the answer. Raises SystemExit after a signal."""
     params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
     seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
-    draft_settings = setup.settings(drafting, greedy=params.greedy)
-    settings = {
-        **asdict(params),
-        # JSON has no infinity.
-        "logit_bias": {str(token): bias if bias > -math.inf else "-inf" for token, bias in params.logit_bias.items()},
-        "seed": seed,
-        "n_predict": sampling.predict,
-        "stop": stops,
-        "verify_rule": drafting.rule.value,
-        "spec_type": setup.strategy,
-        "draft_n_max": draft_settings.length.longest,
-        "draft_n_max_auto": draft_settings.policy is not None,
-        "draft_p_min": draft_settings.p_min,
-        "draft_temperature": draft_settings.temperature,
-    }
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
         models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
         models.watch(cancel)
+        setup = measured(setup, models, out)
+        draft_settings = setup.settings(drafting, greedy=params.greedy)
+        settings = {
+            **asdict(params),
+            # JSON has no infinity.
+            "logit_bias": {
+                str(token): bias if bias > -math.inf else "-inf" for token, bias in params.logit_bias.items()
+            },
+            "seed": seed,
+            "n_predict": sampling.predict,
+            "stop": stops,
+            "verify_rule": drafting.rule.value,
+            "spec_type": setup.strategy,
+            "draft_n_max": draft_settings.length.longest,
+            "draft_n_max_auto": draft_settings.policy is not None,
+            "draft_p_min": draft_settings.p_min,
+            "draft_temperature": draft_settings.temperature,
+        }
         drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
         record = begin(settings, setup, models)
@@ -127,7 +131,9 @@ def _answer(
         else:
             kind = RecordView if out.format == "json" else AnswerView
             view = kind(out, answer, figures, live=live)
-        finished = _show(events, view, record, cancel)
+        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=sampling.seed >= 0)
+        finished = _show(events, view, [record.take, lesson.take, view.take], cancel)
+        lesson.learned()
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
@@ -142,14 +148,14 @@ def _answer(
                 out.note(f"note: the answer was cut {why}")
 
 
-def _show(events: Iterator[Event], view: View, record: Record, cancel: Cancel) -> Finished:
+def _show(events: Iterator[Event], view: View, takers: Sequence[Callable[[Event], None]], cancel: Cancel) -> Finished:
     """Generate in a second thread and show each event; returns the last one."""
     with Worker(events, cancel) as worker:
         try:
             for batch in worker.batches(view.gap_s):
                 for event in batch:
-                    record.take(event)
-                    view.take(event)
+                    for take in takers:
+                        take(event)
                 view.refresh()
         finally:
             view.close()

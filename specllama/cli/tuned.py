@@ -1,4 +1,4 @@
-"""Messages about profiles: which one is used, that one is stale, that a pair is not tuned."""
+"""Messages about profiles: which one is used, that one is stale, that a pair is not tuned; and measuring a pair."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import shlex
 
 from specllama.base.text import counted
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.status import StatusLine
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.controller import CostProfile
 from specllama.pairs.ask import Names
 from specllama.pairs.profile import Profile
-from specllama.pairs.setup import Setup
+from specllama.pairs.setup import Models, Setup
 from specllama.tuning import forecast
+from specllama.tuning.first_use import AGREE, FirstUse
 
 GOOD = 0.9  # acceptance of a good draft for code
 
@@ -43,9 +45,29 @@ def _break_even(costs: CostProfile) -> str:
     )
 
 
+def measured(setup: Setup, models: Models, output: Output) -> Setup:
+    """`setup` with a profile, if it has to be made; shows that."""
+    work = FirstUse(setup, models)
+    with StatusLine(output) as status:
+        for share in work:
+            status.show("measuring this pair, once", share)
+    say_measured(work, output)
+    if work.setup.draft is None:
+        models.drop_draft()
+    return work.setup
+
+
+def say_measured(work: FirstUse, output: Output) -> None:
+    """One line about a pair that was just measured."""
+    if work.setup.profile is not None and work.noise is not None and output.format == "human":
+        output.note(f"{work.setup.profile.origin}: {expectation(work.setup.profile)}")
+        if work.noise > AGREE - 1.0:
+            output.detail(f"the machine was busy: the same pass varied by {100 * work.noise:.0f} %")
+
+
 def say_profile(setup: Setup, output: Output) -> None:
-    """One line before an answer in text form."""
-    if output.format == "human" and setup.profile is not None:
+    """One line before an answer in text form about a tuned pair."""
+    if output.format == "human" and setup.profile is not None and setup.profile.source != "use":
         draft = None if setup.draft is None else setup.draft.path
         derived = f", with the draft {draft.stem}" if draft is not None and draft == setup.profile.derived else ""
         output.note(f"{setup.profile.origin}: {expectation(setup.profile)}{derived}")
@@ -55,18 +77,18 @@ def length_text(setup: Setup) -> str:
     """The draft length that `auto` stands for, and why."""
     profile = setup.profile
     if profile is None:
-        reason = f"the profile is not used: {setup.stale}" if setup.stale else "these models were not tuned"
-        return f"auto: {setup.length.longest} ({reason})"
+        reason = f"the profile is not used: {setup.stale}" if setup.stale else "these models were not measured"
+        return f"auto: up to {setup.length.longest}, by assumed costs ({reason})"
     return f"auto: up to {setup.length.longest}, as {profile.origin} ({expectation(profile)})"
 
 
 def hint_at_tuning(setup: Setup, names: Names, output: Output) -> None:
-    """One line after an answer in text form that no profile was used for."""
-    if output.format != "human" or output.quiet or setup.profile is not None:
+    """One line after an answer in text form, if nothing tells how fast this pair can be. `setup`: as prepared."""
+    if output.format != "human" or output.quiet:
         return
     if setup.stale:
         output.note(f"note: the profile of this pair is not used: {setup.stale}")
-    elif setup.draft is None:
+    elif setup.subject.draft is None or setup.profile is not None:
         return
     output.note(f"hint: `{tune_command(names, setup.model_strategy)}` measures what is fastest on this machine")
 

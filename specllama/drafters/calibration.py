@@ -25,6 +25,18 @@ class Prior:
         return self.base + self.slope * confidence
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sums over tokens of the draft that were judged."""
+
+    n: int = 0
+    accepted: float = 0.0
+    confidence: float = 0.0
+
+    def plus(self, confidence: float, acceptance: float) -> Tally:
+        return Tally(self.n + 1, self.accepted + acceptance, self.confidence + confidence)
+
+
 class Calibration:
     """The chance that a drafted token is accepted, given that all before it are, by the model's confidence.
 
@@ -35,9 +47,11 @@ class Calibration:
     def __init__(self, prior: Prior | None = None) -> None:
         self._prior = prior or Prior()
         self._n = self._accepted = self._expected = 0.0  # faded sums over samples; expected by the prior
+        self.judged = Tally()  # of all samples, not faded; the reader may reset it
 
     def learn(self, confidence: float, acceptance: float) -> None:
         """Add a token that was reached: accepted (1), rejected (0), or the chance that it would be accepted."""
+        self.judged = self.judged.plus(confidence, acceptance)
         self._n = FADE * self._n + 1.0
         self._accepted = FADE * self._accepted + acceptance
         self._expected = FADE * self._expected + self._prior.at(confidence)

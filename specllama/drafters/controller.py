@@ -32,6 +32,11 @@ BLIND_INVESTMENT = 0.5
 Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
 
 
+# T(n)/T(1) until it is measured: the steepest curve of the machines in benchmarks/README.md. With it only lookups that
+# are nearly certain are drafted.
+UNMEASURED: Points = ((1, 1.0), (2, 2.0), (4, 3.0), (8, 7.0), (17, 9.5))
+
+
 def cost_at(points: Points, n: float) -> float:
     """The cost of n rows: linear between the measured points, with the last slope after the last point."""
     if len(points) == 1:
@@ -107,19 +112,24 @@ class Controller:
     """
 
     def __init__(self, costs: CostProfile, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
-        self.costs = costs
-        # Blocks that were not measured are not tried: T(n) can jump.
-        self.n_max = min(n_max, max(costs.verify[-1][0] - 1, 1))
         self.calibration = calibration or Calibration()
-        self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
-        self._draft = costs.draft_cost()
-        # After a fully accepted block the model reads one token more in the next step.
-        self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
+        self._longest = n_max
+        self.use(costs)
         self._step: _Step | None = None
         self._n_unused = 0  # tokens emitted since the model last drafted
         self._n_idle = 0  # tokens emitted since it last drafted or was probed
         self._gap = 0  # idle tokens before the next probe; 0 until the model is first considered
         self._probed = False  # the last plan has a probe
+
+    def use(self, costs: CostProfile) -> None:
+        """Decide by these costs from the next answer on."""
+        self.costs = costs
+        # Blocks that were not measured are not tried: T(n) can jump.
+        self.n_max = min(self._longest, max(costs.verify[-1][0] - 1, 1))
+        self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
+        self._draft = costs.draft_cost()
+        # After a fully accepted block the model reads one token more in the next step.
+        self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
 
     def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
         return self._begin_step(limit, offer, lag, looks=True).plan

@@ -27,10 +27,11 @@ class Drafting:
     """How tokens are drafted and accepted."""
 
     spec_type: str = AUTO  # names of `drafters.REGISTRY`, separated by commas
-    length: DraftLength = AUTO_LENGTH  # auto = by the pair's profile, else the catalog's value, else UNTUNED
+    length: DraftLength = AUTO_LENGTH  # auto = by the pair's profile
     p_min: float = 0.0  # drafting stops below this confidence
     temperature: float | None = None  # of the draft; None = the target's
     rule: Rule = Rule.BLOCK
+    measure: bool = True  # a pair without a profile, once, when it is loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,7 @@ from platformdirs import user_state_path
 
 from specllama.base import disk
 from specllama.base.cpu import this_cpu
-from specllama.base.disk import Seen
+from specllama.base.disk import Seen, Silent
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
@@ -215,8 +216,35 @@ def save(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen] | None
         "circumstances": _circumstances(),
         "profile": profile.to_json(),
     }
-    disk.write_own(path, json.dumps(record, indent=1).encode("utf-8"))
+    with _writing(subject):
+        disk.write_own(path, json.dumps(record, indent=1).encode("utf-8"))
     return path
+
+
+def update(subject: ProfileKey, profile: Profile, change: Callable[[Profile], Profile]) -> Profile | None:
+    """Change the kept profile if it is still the one that `profile` comes from; returns it, None if it is not.
+
+    The files are not looked at again. Raises OSError, and DownloadError if the lock cannot be made.
+    """
+    path = path_of(subject, profile.source)
+    with _writing(subject):
+        try:
+            record = parsed(path.read_text(encoding="utf-8"))
+            kept = from_plain(Profile, record["profile"])
+        except UNREADABLE:
+            return None
+        if (kept.made, kept.source) != (profile.made, profile.source):
+            return None
+        changed = change(kept)
+        disk.write_own(path, json.dumps({**record, "profile": changed.to_json()}, indent=1).encode("utf-8"))
+        return changed
+
+
+@contextmanager
+def _writing(subject: ProfileKey) -> Iterator[None]:
+    """One process at a time changes the profile."""
+    with disk.only_one(f"profile-{subject.key}", Silent()):
+        yield
 
 
 def find(subject: ProfileKey) -> FoundProfile:

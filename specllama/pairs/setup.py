@@ -19,7 +19,7 @@ from specllama.core.gain import Cost
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.calibration import Calibration
-from specllama.drafters.controller import PROBE_TOKENS, Controller
+from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, Controller, CostProfile
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
@@ -34,7 +34,7 @@ from specllama.pairs.ask import Ask, Drafting, Hardware
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.draft_in_target_ids import DraftModel, in_target_ids
 from specllama.pairs.naming import Wanted, named
-from specllama.pairs.profile import Profile, ProfileKey
+from specllama.pairs.profile import LOOKUP_ALONE, Profile, ProfileKey
 
 N_CTX = 4096  # unless an option or the pair says otherwise
 FREE_SHARE = 0.9  # of the free memory: what a context of 0 may take
@@ -74,6 +74,7 @@ class Choice:
     model_strategy: str = SIMPLE  # how the draft model drafts, alone or in a chain: SIMPLE or TRANSLATED
     hardware: Hardware = field(default_factory=Hardware)
     offline: bool = False
+    measure: bool = True  # see `Drafting`
 
 
 def choose(ask: Ask, listener: Listener) -> Choice:
@@ -100,6 +101,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
     strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if longest else "none"
     # An explicit p-min, or no drafts at all, switches auto off.
     is_auto = asked.is_auto and not drafting.p_min and (any_strategy or strategy != "none")
+    longest = TUNED if is_auto else longest
     return Choice(
         target,
         draft if REGISTRY[strategy].needs_model else None,
@@ -110,6 +112,7 @@ def choose(ask: Ask, listener: Listener) -> Choice:
         model_strategy=TRANSLATED if TRANSLATED in drafting.spec_type.split(",") else SIMPLE,
         hardware=hardware,
         offline=names.offline,
+        measure=drafting.measure,
     )
 
 
@@ -208,23 +211,36 @@ class Setup:
     strategy: str = "none"
     length: DraftLength = NO_DRAFTS
     profile: Profile | None = None  # sets the draft length
-    stale: str = ""  # why the stored profile is not used
+    stale: str = ""  # why the profile of `tune` is not used
     model_strategy: str = SIMPLE  # see `Choice`
+    any_strategy: bool = False  # see `Choice`
+    measures: bool = False  # there is no profile, and one is to be made once the models are loaded
+    untuned: ProfileKey | None = None  # `subject` before a profile changed the draft and the options
 
     @property
     def subject(self) -> ProfileKey:
         """The key of the pair's profile."""
+        if self.untuned is not None:
+            return self.untuned
         key = ProfileKey(self.target.path, self.target_options, model_strategy=self.model_strategy)
         if self.draft is None:
             return key
         return replace(key, draft=self.draft.path, draft_options=self.draft_options(self.target_options.n_ctx))
 
     def policy(self, *, greedy: bool) -> DraftPolicy | None:
-        """The controller of the draft length for one answer or chat; None without a profile."""
-        if self.profile is None:
+        """The controller of the draft length for one answer or chat; None for a fixed length."""
+        if not self.length.is_auto:
             return None
-        calibration = Calibration(self.profile.prior(greedy=greedy))
-        return Controller(self.profile.costs, n_max=self.length.longest, calibration=calibration)
+        profile = self.profile
+        calibration = Calibration(None if profile is None else profile.prior(greedy=greedy))
+        costs = self.assumed_costs if profile is None else profile.costs
+        return Controller(costs, n_max=self.length.longest, calibration=calibration)
+
+    @property
+    def assumed_costs(self) -> CostProfile:
+        """Costs that are not measured: the steepest curve known, and a draft in proportion to its size."""
+        share = 1.0 if self.draft is None else self.draft.header.n_file_bytes / self.target.header.n_file_bytes
+        return CostProfile(verify=UNMEASURED, draft=tuple((n, share * cost) for n, cost in UNMEASURED))
 
     @property
     def cost(self) -> Cost:
@@ -258,7 +274,7 @@ class Setup:
             n_gpu_layers=asked.n_gpu_layers_draft,
             type_k=asked.type_k_draft,
             type_v=asked.type_v_draft,
-            max_block=1 if profile is None else PROBE_TOKENS,  # a probe reads many rows at once
+            max_block=PROBE_TOKENS if self.length.is_auto else 1,  # a probe reads many rows at once
         )
 
     @property
@@ -301,7 +317,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         type_v=hardware.type_v,
         use_extra_bufts=build.use_extra_bufts,
         kernels=_kernels(hardware),
-        max_block=(choice.length.longest if choice.strategy != "none" else 0) + 1,
+        max_block=(choice.length.longest if choice.strategy != "none" or choice.length.is_auto else 0) + 1,
     )
     setup = Setup(
         target, draft, options, hardware, choice.strategy, choice.length, model_strategy=choice.model_strategy
@@ -310,6 +326,8 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         setup = _translated_if_tuned(setup)
     if choice.length.is_auto:
         setup = tuned(setup, any_strategy=choice.any_strategy)
+        if setup.profile is None:
+            setup = _unmeasured(setup, listener, measure=choice.measure)
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=longest_context(setup)))
     else:
@@ -347,28 +365,47 @@ def _translated_if_tuned(setup: Setup) -> Setup:
 
 
 def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
-    """`setup` as its profile says; unchanged without a valid profile.
-
-    Lookup drafts only with measured costs: on some CPUs one block of four rows costs more than four blocks of one.
-    """
+    """`setup` as its profile says; with its reason in `stale` if there is none that can be used."""
+    setup = replace(setup, untuned=setup.subject, any_strategy=any_strategy)
     found = profiles.find(setup.subject)
-    profile = found.profile
-    if profile is None:
+    if found.profile is None:
         return replace(setup, stale=found.stale)
+    return replace(by_profile(setup, found.profile), stale=found.stale)
+
+
+def by_profile(setup: Setup, profile: Profile) -> Setup:
+    """`setup` with the draft, the load options and the strategy of `profile`."""
     if not setup.target_options.use_extra_bufts:  # the build crashes with them
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
     if profile.derived is not None and draft is not None:  # the measured draft
         draft = File(llama.read_header(profile.derived), known_checksum_of(profile.derived), "derived")
-    if any_strategy:
+    if setup.any_strategy:
         draft = draft if profile.draft_can_pay else None  # saves its memory
-        strategy = "lookup" if draft is None else "chain"
+        strategy = LOOKUP_ALONE if draft is None else "chain"
     options = replace(profile.target_path.applied(setup.target_options), max_block=TUNED + 1)
     if profile.threads is not None:
         options = replace(options, n_threads=profile.threads.decode, n_threads_batch=profile.threads.verify)
     return replace(
-        setup, draft=draft, target_options=options, strategy=strategy, length=DraftLength.auto(TUNED), profile=profile
+        setup,
+        draft=draft,
+        target_options=options,
+        strategy=strategy,
+        length=DraftLength.auto(TUNED),
+        profile=profile,
+        measures=False,
     )
+
+
+def _unmeasured(setup: Setup, listener: Listener, *, measure: bool) -> Setup:
+    """`setup` without a profile: only lookups draft, if it may choose. The draft is loaded to be measured."""
+    setup = replace(setup, measures=measure and setup.draft is not None)
+    if setup.any_strategy:
+        if not setup.measures:
+            require_fit(setup, listener)  # a draft that does not fit is an error, also if it would draft nothing
+            setup = replace(setup, draft=None)
+        setup = replace(setup, strategy=LOOKUP_ALONE)
+    return setup
 
 
 def profile_for(draft: File | None, setup: Setup, profile: Profile | None) -> Profile | None:
@@ -429,6 +466,12 @@ class Models:
 
     def drafter(self, strategy: str, settings: DraftSettings) -> Drafter:
         return REGISTRY[strategy].make(self.draft, replace(settings, vocab_size=self.target.vocab_size))
+
+    def drop_draft(self) -> None:
+        """Free the draft."""
+        if self.draft is not None:
+            self.draft.close()
+        self.draft = self.loaded_draft = None
 
     def close(self) -> None:
         """Free the models. A second call does nothing."""

@@ -97,14 +97,14 @@ def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> P
     return tuple((n, median(each)) for n, each in zip(rows, samples, strict=True))
 
 
-def _n_cells(draft: LlamaModel | TranslatedModel, tokens: Sequence[int]) -> int:
+def n_cells(draft: LlamaModel | TranslatedModel, tokens: Sequence[int]) -> int:
     """The number of draft tokens that spell `tokens`."""
     return draft.n_cells(tokens) if isinstance(draft, TranslatedModel) else len(tokens)
 
 
-def _known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[int]:
+def known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[int]:
     """As many tokens as `text` has, each a single token of the draft, as drafted tokens are."""
-    known = [token for token in text if _n_cells(draft, (token,)) == 1] or list(text)
+    known = [token for token in text if n_cells(draft, (token,)) == 1] or list(text)
     return (known * -(-len(text) // len(known)))[: len(text)]
 
 
@@ -160,14 +160,14 @@ class Bench:
 
     def reading(self, n_rows: int) -> Pass:
         assert self.draft is not None
-        return reading(self.draft, N_BEFORE, _known(self.draft, self.rest)[:n_rows])
+        return reading(self.draft, N_BEFORE, known(self.draft, self.rest)[:n_rows])
 
     def n_spelled(self, answers: Sequence[TracedAnswer]) -> float:
         """Draft tokens for one target token, in the target's answers."""
         if self.draft is None:
             return 1.0
         said = [token for each in answers for token in each.tokens] or [*self.before, *self.rest]
-        return _n_cells(self.draft, said) / len(said)
+        return n_cells(self.draft, said) / len(said)
 
     def use(self, threads: Threads) -> None:
         self.target.set_threads(threads.decode, threads.verify)

@@ -51,12 +51,20 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(tested_kernels, "renew", _compiles_nothing)
+    monkeypatch.setenv("SPECLLAMA_SPEC_DRAFT_N_MAX", "4")  # what is drafted must not depend on the clock; see `auto`
     monkeypatch.chdir(tmp_path)
 
 
 def _compiles_nothing() -> None:
     """`tune` in an empty home would compile for a minute."""
     raise BackendError("no test of the command line compiles kernels")
+
+
+@pytest.fixture
+def auto(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default draft length, decided by a test's profile; nothing is measured."""
+    monkeypatch.delenv("SPECLLAMA_SPEC_DRAFT_N_MAX")
+    monkeypatch.setenv("SPECLLAMA_MEASURE", "never")
 
 
 @pytest.fixture

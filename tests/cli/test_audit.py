@@ -15,7 +15,7 @@ from specllama.cli.audit import command
 from specllama.core.engine import Engine
 from tests.cli.conftest import Pair, Run, Terminal, record_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
 
 LITTLE = AuditEffort(
     n_prompts=1, n_tokens=6, n_contexts=2, most_branches=60, n_enumerated=1, n_draws=4, n_runs=1, n_steps=3

@@ -22,7 +22,7 @@ from tests.cli.conftest import Pair, Result, record_of
 from tests.cli.test_audit import LITTLE, NARROW
 from tests.cli.test_tune import PROFILE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
 
 
 def keep(pair: Pair, derived: Path | None) -> None:

@@ -38,7 +38,7 @@ from tests.bench_cases import MACHINE, PLAIN, arm_of, lengths, plan_of, prompts_
 from tests.benchreports import report
 from tests.cli.conftest import Pair, Run, Terminal, record_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
 N_RUNS = 3  # before an error
 
 

@@ -21,6 +21,7 @@ def test_a_target_alone_decodes_plainly(specllama: Run, pair: Pair) -> None:
     record = record_of(specllama("run", "-m", str(pair.target), "-t", "1", "--raw", "abc", "-n", "3", "--json"))
     assert record["models"]["draft"] is None
     assert record["settings"]["spec_type"] == "none"
+    assert record["acceptance"]["drafted"] == 0
 
 
 @pytest.mark.parametrize("strategy", [name for name, strategy in REGISTRY.items() if name != "none"])

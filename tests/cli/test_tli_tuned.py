@@ -16,7 +16,7 @@ from tests.cli.conftest import Pair, Run, record_of
 from tests.cli.test_audit import LITTLE, NARROW
 from tests.cli.test_tune import DEAR, HINT, PROFILE, quick  # noqa: F401  # a fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home", "auto")]
 
 ASK = ["--raw", "the heat of the heather ", "-n", "40", "-s", "3"]
 BY_TEXT = replace(PROFILE, strategy="draft-tli")
@@ -76,7 +76,7 @@ def test_a_draft_that_cannot_pay_is_not_loaded(specllama: Run, strangers: Pair) 
     assert named["acceptance"]["drafted"] == 0
 
 
-def test_with_a_stale_profile_the_length_is_fixed(specllama: Run, strangers: Pair) -> None:
+def test_with_a_stale_profile_only_lookups_draft(specllama: Run, strangers: Pair) -> None:
     """Prevents: 'does not fit' after a new build of llama.cpp."""
     path = kept(strangers, BY_TEXT)
     record = json.loads(path.read_text())
@@ -88,7 +88,7 @@ def test_with_a_stale_profile_the_length_is_fixed(specllama: Run, strangers: Pai
     assert HINT in told.err
     assert "--spec-type draft-tli`" in told.err
     settings = record_of(specllama("run", *strangers.options, *ASK, "--json"))["settings"]
-    assert (settings["spec_type"], settings["draft_n_max_auto"]) == ("draft-tli", False)
+    assert (settings["spec_type"], settings["draft_n_max_auto"]) == ("lookup", True)
 
 
 def test_bench_and_audit_take_the_pair_as_answers_do(

@@ -30,7 +30,7 @@ from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from tests.cli.conftest import ENDLESS, Pair, Run, Terminal, events_of, record_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
 
 
 # `specllama` in a process of its own, see `quick`.
@@ -279,7 +279,7 @@ def test_explicit_options_switch_the_profile_off(
     assert (settings["draft_n_max_auto"], record["profile"]) == (False, None)
 
 
-def test_without_a_profile_the_length_is_fixed_and_text_output_has_a_hint(specllama: Run, pair: Pair) -> None:
+def test_without_a_profile_only_lookups_draft_and_text_output_has_a_hint(specllama: Run, pair: Pair) -> None:
     """Prevents: a user who never learns of tuning; a script that gets advice on stderr."""
     args = ["run", *pair.options, *ASK]
     *_, hint = (lines := specllama(*args).err.splitlines())
@@ -288,7 +288,7 @@ def test_without_a_profile_the_length_is_fixed_and_text_output_has_a_hint(specll
     for quiet in (["-q"], ["--json"], ["--jsonl"], ["--draft-max", "4"], ["--spec-type", "none"]):
         assert HINT not in specllama(*args, *quiet).err
     settings = record_of(specllama(*args, "--json"))["settings"]
-    assert (settings["draft_n_max"], settings["draft_n_max_auto"], settings["spec_type"]) == (4, False, "draft-simple")
+    assert (settings["draft_n_max_auto"], settings["spec_type"]) == (True, "lookup")
 
 
 def test_a_stale_profile_is_named_and_not_used(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

@@ -14,7 +14,7 @@ from specllama.base.errors import Interrupted, MemoryShort, PairError, UsageErro
 from specllama.chat.settings import strategies
 from specllama.core.types import Cancel
 from specllama.drafters.controller import CostProfile
-from specllama.drafters.length import UNTUNED, DraftLength
+from specllama.drafters.length import TUNED, DraftLength
 from specllama.files.catalog import load_catalog
 from specllama.llama import crash_test
 from specllama.llama.kernel_path import DEFAULT
@@ -76,7 +76,7 @@ def test_the_default_pair_and_its_settings_are_taken_where_nothing_is_named() ->
     pair = load_catalog().pair(None)
     choice = choose(Ask(), Listener())
     assert (choice.target, choice.draft, choice.strategy) == (pair.target, pair.draft, "draft-simple")
-    assert choice.length == DraftLength.auto(pair.defaults.n_max or UNTUNED)
+    assert choice.length == DraftLength.auto(TUNED)
     assert choice.n_ctx == (pair.defaults.n_ctx or 4096)
     chosen = choose(Ask(drafting=Drafting(length=DraftLength(7)), hardware=Hardware(n_ctx=99)), Listener())
     assert (chosen.length, chosen.n_ctx) == (DraftLength(7), 99)

@@ -55,8 +55,7 @@ SPEC_TYPE = Option(
 )
 DRAFT_N_MAX = Option(
     "--spec-draft-n-max N",
-    f"Longest draft, 0 to {MAX_DRAFT} tokens. auto chooses at every step from the results of `specllama tune`; without "
-    "them it is the pair's, or 4.",
+    f"Longest draft, 0 to {MAX_DRAFT} tokens. auto chooses at every step by the measured costs.",
     SETTINGS["draft-n-max"].check,
     also="--draft-max --draft --draft-n --num-draft-tokens",
 )
@@ -65,6 +64,11 @@ DRAFT_TEMP = Option(
     "--draft-temp T",
     "Temperature of the draft; does not change the output distribution. [--temp]",
     SETTINGS["draft-temp"].check,
+)
+MEASURE = Option(
+    "--measure WHEN",
+    "auto measures a pair that was not tuned once, in about a second; never: only lookups draft until it is tuned.",
+    word("auto", "never"),
 )
 VERIFY_RULE = _setting("rule", "--verify-rule RULE", ": token, block or match. All are exact.")
 
@@ -192,6 +196,7 @@ class DraftOptions:
     spec_draft_p_min: Annotated[float, DRAFT_P_MIN] = 0.0
     draft_temp: Annotated[float | None, DRAFT_TEMP] = None
     verify_rule: Annotated[str, VERIFY_RULE] = "block"
+    measure: Annotated[Literal["auto", "never"], MEASURE] = "auto"
 
 
 _DEFAULTS = SamplingParams()

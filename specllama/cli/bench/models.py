@@ -19,7 +19,7 @@ from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModel
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.record import describe_model
 from specllama.cli.screen.output import Output
-from specllama.cli.tuned import tune_command
+from specllama.cli.tuned import measured, tune_command
 from specllama.core.types import Cancel, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
 from specllama.drafters.controller import PROBE_TOKENS
@@ -140,6 +140,8 @@ def prepare(
     tuned, without_auto = first, ""
     if AUTO_LENGTH in drafting.spec_draft_n_max:
         tuned = pair_setup.tuned(first, any_strategy=True)
+        if tuned.profile is None and drafting.measure == "auto":
+            tuned = _measured(tuned, output)
         without_auto = _without_auto(tuned, one)
         if without_auto:
             output.note(f"note: {without_auto}")
@@ -162,6 +164,16 @@ def prepare(
         replace(each, target=_with_sum(each.target), draft=each.draft and _with_sum(each.draft)) for each in setups
     )
     return replace(subject, setups=summed)
+
+
+def _measured(setup: Setup, output: Output) -> Setup:
+    """`setup` with a profile, measured on models that are loaded for it: the plan needs it before the first load."""
+    if setup.draft is None:
+        return setup
+    pair_setup.require_fit(setup, Listener())
+    setup = replace(setup, target_options=replace(setup.target_options, max_block=_LEAST_BLOCK), measures=True)
+    with pair_setup.load_models(setup, Said(output), Cancel()) as models:
+        return measured(setup, models, output)
 
 
 def _with_sum(file: File) -> File:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field, replace
@@ -28,13 +29,17 @@ from specllama.cli.screen.render import Figures, codes_of
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.view import EventView, View
 from specllama.cli.screen.worker import Worker
+from specllama.cli.tuned import say_measured
 from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY
 from specllama.drafters.length import AUTO_LENGTH, CHAT, UNTUNED, DraftLength
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Names
+from specllama.pairs.learning import Lesson
+from specllama.pairs.profile import Profile
 from specllama.pairs.setup import Choice, Models, Setup, choose
+from specllama.tuning.first_use import FirstUse
 
 PATIENCE = 3  # the number of Ctrl-C in one answer that ends the program at once
 
@@ -73,7 +78,7 @@ def fitted(settings: Settings, opened: Opened) -> Settings:
     """`settings` with the drafting that fits these models: strategy, length, and the policy of their profile."""
     setup = opened.setup
     longest = setup.length.longest if setup.strategy != "none" and setup.length.longest else UNTUNED
-    length = DraftLength(longest, is_auto=opened.choice.length.is_auto)
+    length = DraftLength(longest, is_auto=setup.length.is_auto)
     drafting = replace(settings.drafting, length=length, policy=None)
     return steered(replace(settings, strategy=setup.strategy, drafting=drafting), opened)
 
@@ -139,11 +144,13 @@ class ChatState:
     prefilled: str = ""  # the beginning of the next line
     edits_last: bool = False  # the next message replaces the last one
     _told: set[str] = field(default_factory=set)
+    _decides: Profile | None = None  # the profile that the record names last
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self, settings: Settings, system: str) -> None:
         self.session = ChatSession(self.opened.models.target, self.opened.models.draft, settings, system)
         self._stack.enter_context(self.opened.models)
+        self.first_use = FirstUse(self.opened.setup, self.opened.models)
 
     def close(self) -> None:
         """Free the models."""
@@ -175,6 +182,50 @@ class ChatState:
     def width(self) -> int:
         return size_of(self.output.out)[0]
 
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Measures a pair without a profile in a second thread while the block waits for a line."""
+        if self.first_use.done:
+            yield
+            return
+        ended = threading.Event()
+
+        def work() -> None:
+            for _ in self.first_use:
+                if ended.is_set():
+                    return
+
+        thread = threading.Thread(target=work, name="measuring", daemon=True)
+        self.cancel.clear()  # a last Ctrl-C was for an answer
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()  # for one pass at most
+        self.use_measured()
+
+    def measure(self) -> None:
+        """Measure a pair without a profile now, where no person types."""
+        for _ in self.first_use:
+            pass
+        self.use_measured()
+
+    def use_measured(self) -> None:
+        """Decide by a profile that was just made, unless a setting decides meanwhile."""
+        setup, settings = self.first_use.setup, self.session.settings
+        if setup.profile is None or self.opened.setup.profile is not None:
+            return
+        opened = self.opened
+        if settings.drafting.length.is_auto and settings.strategy == opened.setup.strategy:
+            if setup.draft is None:
+                opened.models.drop_draft()
+            self.opened = replace(opened, setup=setup)
+            self.session.attach(opened.models.target, opened.models.draft, fitted(settings, self.opened))
+        else:
+            self.opened = replace(opened, setup=replace(opened.setup, profile=setup.profile, measures=False))
+        say_measured(self.first_use, self.output)
+
     def message(self, text: str) -> None:
         """Ask `text`, after the attached files; replaces the last message if `edits_last`."""
         whole = "\n\n".join([*self.attached, text])
@@ -194,6 +245,9 @@ class ChatState:
         drafts = session.settings.drafter != "none"
         figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
         record = Record(self.header())
+        self._tell_profile()
+        settings = session.settings
+        lesson = Lesson(self.opened.setup, settings.drafting.policy, greedy=settings.params.greedy)
         finished: Finished | None = None
         keyboard = self.keyboard
         with silent_keyboard(output.out) as restore, stoppable(self.cancel, keyboard.restore if keyboard else restore):
@@ -203,8 +257,8 @@ class ChatState:
                 try:
                     for batch in worker.batches(view.gap_s):
                         for event in batch:
-                            record.take(event)
-                            view.take(event)
+                            for take in (record.take, lesson.take, view.take):
+                                take(event)
                             if isinstance(event, Finished):
                                 finished = event
                         view.refresh()
@@ -216,6 +270,7 @@ class ChatState:
         assert finished is not None, "the engine's last event is always Finished"
         self.interrupted = finished.reason == "cancelled"
         self.kept = session.turns is not turns
+        self.opened = replace(self.opened, setup=lesson.learned())
         self._after(finished)
 
     def _view(self, answer: TextStream, figures: Figures, record: Record) -> View:
@@ -247,6 +302,15 @@ class ChatState:
         else:
             self.output.note(turn_summary(finished, reuse, 1000))
 
+    def _tell_profile(self) -> None:
+        """Name the profile in the record again, if what decides in it has changed since."""
+        last, now = self._decides, self.opened.setup.profile
+        self._decides = now
+        if self.output.format != "jsonl" or last is None or now is None:
+            return
+        if (last.costs, last.habits) != (now.costs, now.habits):
+            self.output.data({"event": "profile", **now.to_json()})
+
     def header(self) -> Mapping[str, object]:
         """The beginning of every answer's record."""
         settings = to_json(self.session.settings)
@@ -260,27 +324,24 @@ class ChatState:
         if length.is_auto and not was.is_auto:
             self._decide_by_profile()
             return
+        if was.is_auto and not length.is_auto and opened.setup.measures:  # the number is for the draft model
+            settings = replace(settings, strategy=opened.setup.model_strategy)
         self.session.settings = steered(settings, opened, before)
         if not length.is_auto and length != was:
             drafting = replace(opened.ask.drafting, length=length)
             self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # also for the next pair
 
     def _decide_by_profile(self) -> None:
-        """Set the draft length to auto. Reloads the models if their profile may need another kernel path."""
+        """Set the draft length to auto. Reloads models without a profile: theirs may need another kernel path."""
         opened, settings = self.opened, self.session.settings
         asked = opened.ask.drafting
         strategies = AUTO if asked.spec_type == "none" else asked.spec_type
         ask = replace(opened.ask, drafting=replace(asked, length=AUTO_LENGTH, p_min=0.0, spec_type=strategies))
         choice = choose(ask, Said(self.output))
-        setup, lacks_draft = opened.setup, opened.setup.draft is None and choice.draft is not None
-        if setup.profile is None and not lacks_draft:
-            setup = pair_setup.tuned(setup, any_strategy=choice.any_strategy)
-        if lacks_draft or setup.profile is not opened.setup.profile:
+        if opened.setup.profile is None:
             self._reopen(ask)
             return
-        if setup.profile is None:
-            setup = replace(setup, length=choice.length)
-        self.opened = replace(opened, ask=ask, choice=choice, setup=setup)
+        self.opened = replace(opened, ask=ask, choice=choice)
         drafting = replace(settings.drafting, length=AUTO_LENGTH, p_min=0.0)
         self.session.settings = steered(replace(settings, drafting=drafting), self.opened)
 
@@ -308,13 +369,17 @@ class ChatState:
         self._stack.enter_context(opened.models)
         settings = fitted(self.session.settings, opened)
         self.session.attach(opened.models.target, opened.models.draft, settings)
-        self.opened = opened
+        self.opened, self.first_use = opened, FirstUse(opened.setup, opened.models)
+        if not (self.source and self.source.edits):
+            self.measure()
 
 
 def greeting(opened: Opened, settings: Settings) -> list[str]:
     """The first lines of a chat for a person."""
     lines = [f"target: {opened.names['target']}"]
-    if settings.drafter == "none":
+    if opened.setup.measures:
+        lines.append(f"draft: {opened.names['draft']}, measured while you type")
+    elif settings.drafter == "none":
         lines.append("draft: none (plain decoding)")
     elif REGISTRY[settings.drafter].needs_model:
         lines.append(f"draft: {opened.names['draft']}")

@@ -93,6 +93,8 @@ def chat(
             if conversation.load:
                 perform(talk, f"/load {conversation.load}")
             source = _source(out, conversation, keyboard, early)
+            if not source.edits:
+                talk.measure()
             with kept_on_hangup(talk, wanted=conversation.history and sys.stdin.isatty()):
                 code = _converse(talk, source)
         finally:
@@ -143,7 +145,11 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
     while True:
         try:
             start, talk.prefilled = talk.prefilled, ""
-            line = source.read(start)
+            if source.edits:
+                with talk.meanwhile():
+                    line = source.read(start)
+            else:
+                line = source.read(start)
             _survived(talk, line)
         except EOFError:
             if is_hung_up(0):

@@ -270,7 +270,7 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     "/set NAME VALUE",
     "Change a setting; /set alone lists them.",
     '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
-    "/set draft-n-max 8, or auto (from the results of `specllama tune`); "
+    "/set draft-n-max 8, or auto (by the measured costs); "
     "/set colors on,off (the origin of each token); /set fold on,off (hide thinking); /set think on,off; "
     "/set nohistory.",
     takes="set",

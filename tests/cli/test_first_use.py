@@ -1,0 +1,143 @@
+"""The first use of a pair: measured once, said once, kept, and used by the next answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama.pairs import learning
+from specllama.pairs.profile import Profile
+from specllama.tuning import first_use
+from specllama.tuning.first_use import FirstCosts
+from tests.cli.conftest import ENDLESS, Pair, Result, Run, Terminal, events_of, record_of
+from tests.cli.test_tune import PROFILE
+
+ASK = ["--raw", "abcabcabc", "-n", "40", "-s", "3", *ENDLESS]
+
+
+@pytest.fixture(autouse=True)
+def measures(auto: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a newcomer has it; but what the clock says is made up, so that drafts pay."""
+    monkeypatch.delenv("SPECLLAMA_MEASURE")
+    real = first_use.measuring
+
+    def measuring(*args: object, **options: object):  # type: ignore[no-untyped-def]
+        found = yield from real(*args, **options)  # type: ignore[arg-type]
+        return FirstCosts(PROFILE.costs, found.step_s, 0.0)
+
+    monkeypatch.setattr(first_use, "measuring", measuring)
+    monkeypatch.setattr(learning, "learned", lambda profile, *_args, **_options: profile)
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "state").rglob("*.use.json"))
+
+
+def test_the_first_answer_measures_and_the_second_does_not(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: half the speed for a newcomer; a measurement at every start; a draft that the first answer lacks."""
+    args = ["run", *pair.options, *ASK, "--temp", "0"]
+    first = specllama(*args, "-q")
+    assert (first.code, first.err) == (0, "")
+    assert len(kept(tmp_path)) == 1
+    kept(tmp_path)[0].unlink()
+    told = specllama(*args)
+    lines = told.err.splitlines()
+    assert lines[0].startswith("measured 20")
+    assert lines[-1].startswith("hint: `specllama tune ")
+    again = specllama(*args)
+    assert "measured" not in again.err
+    assert "hint" not in again.err
+    record = record_of(specllama(*args, "--json"))
+    assert (record["profile"]["source"], record["settings"]["spec_type"]) == ("use", "chain")
+    assert record["acceptance"]["drafted"] > 0
+    assert first.out == told.out == again.out == specllama(*args, "--spec-type", "none").out
+
+
+def test_the_record_of_the_first_answer_names_the_profile_it_measured(specllama: Run, pair: Pair) -> None:
+    """Prevents: an answer that cannot be repeated, because its record says that nothing decided."""
+    start = events_of(specllama("run", *pair.options, *ASK, "--temp", "1", "--jsonl"))[0]
+    again = events_of(specllama("run", *pair.options, *ASK, "--temp", "1", "--jsonl"))[0]
+    assert start["profile"] == again["profile"]
+    assert start["profile"]["source"] == "use"
+
+
+def test_never_measures_nothing_and_loads_no_draft(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: drafts of a length that nobody measured; a draft in memory that nothing uses."""
+    record = record_of(specllama("run", *pair.options, *ASK, "--measure", "never", "--json"))
+    assert (record["profile"], record["models"]["draft"], record["settings"]["spec_type"]) == (None, None, "lookup")
+    assert kept(tmp_path) == []
+    assert specllama("run", *pair.options, *ASK, "--measure", "soon").code == 2
+
+
+def test_a_number_needs_no_measurement(specllama: Run, pair: Pair, tmp_path: Path) -> None:
+    """Prevents: a second of waiting, or another length, for a number that was asked for."""
+    record = record_of(specllama("run", *pair.options, *ASK, "--draft", "3", "--json"))
+    assert (record["settings"]["draft_n_max"], record["settings"]["spec_type"]) == (3, "draft-simple")
+    assert record["profile"] is None
+    assert kept(tmp_path) == []
+
+
+def test_a_draft_that_cannot_pay_is_freed_and_next_time_not_loaded(
+    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: half a gigabyte for a draft that never drafts; a record of a model that is gone."""
+    monkeypatch.setattr(PROFILE.costs.__class__, "draft_cost", lambda _self, n=1: 9.0 * n)
+    for _ in range(2):
+        record = record_of(specllama("run", *pair.options, *ASK, "--json"))
+        assert (record["models"]["draft"], record["settings"]["spec_type"]) == (None, "lookup")
+
+
+def test_a_chat_over_a_pipe_measures_before_its_first_answer(specllama: Run, talker: Pair) -> None:
+    """Prevents: a script's chat that never gets its drafts."""
+    lines = "".join(json.dumps({"message": text}) + "\n" for text in ("hello", "and then"))
+    result = specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl", stdin=lines.encode())
+    events = events_of(result)
+    assert (events[0]["event"], events[0]["profile"]["source"]) == ("start", "use")
+    assert sum(event["event"] == "turn" for event in events) == 2
+    assert any(event["event"] == "step" and event["decisions"] for event in events)
+    assert [event for event in events if event["event"] == "profile"] == []
+
+
+def test_a_profile_that_learned_within_a_chat_is_told(
+    specllama: Run, talker: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: answers by a profile that no record names."""
+
+    def learned(profile: Profile, *_args: object, **_options: object) -> Profile:
+        return replace(profile, costs=replace(profile.costs, draft=((1, profile.costs.draft_cost() + 0.01),)),
+                       evidence=replace(profile.evidence, verify=(learning.RowCost(2, 1.0, 1.0),)))  # fmt: skip
+
+    monkeypatch.setattr(learning, "learned", learned)
+    lines = "".join(json.dumps({"message": text}) + "\n" for text in ("hello", "and then", "and then"))
+    result = specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl", stdin=lines.encode())
+    costs = [event["costs"]["draft"][0][1] for event in events_of(result) if event["event"] == "profile"]
+    assert len(costs) == 2
+    assert costs[0] < costs[1]
+
+
+def test_bench_measures_a_pair_that_nothing_is_known_of(specllama: Run, talker: Pair, tmp_path: Path) -> None:
+    """Prevents: a benchmark without the controller, because nobody tuned."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"category": "code", "turns": ["hello"]}\n' * 2)
+    bench = ["bench", *talker.options, "--prompts", str(prompts), "-n", "8", "--spec-draft-n-max", "0,auto"]
+    found: Result = specllama(*bench, "-r", "1", "--budget", "none", "--temp", "0", "--format", "json")
+    assert found.code == 0, found.err
+    assert {arm["spec_type"] for arm in json.loads(found.out)["plan"]["arms"]} == {"none", "chain"}
+    assert len(kept(tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_a_chat_measures_while_its_user_types(terminal: Callable[..., Terminal], talker: Pair, tmp_path: Path) -> None:
+    """Prevents: a prompt that waits for a measurement; one that is lost when the line is entered."""
+    chat = terminal("chat", *talker.options, "-n", "8", "--temp", "0", columns=100)
+    chat.wait_for(lambda t: ">>>" in t.text and bool(kept(tmp_path)))
+    assert "measured while you type" in chat.text
+    chat.child.send("hello\r")
+    chat.wait_for(lambda t: "measured 20" in t.text and t.text.count(">>>") == 2)
+    chat.child.send("/exit\r")
+    assert chat.finish() == 0
+    assert json.loads(kept(tmp_path)[0].read_text())["profile"]["source"] == "use"

@@ -1,0 +1,170 @@
+"""What answers teach a profile, on made-up machines."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from specllama.core.events import StepEvent
+from specllama.core.types import Decision, DraftPlan
+from specllama.drafters.calibration import Calibration, Prior, Tally
+from specllama.drafters.controller import Controller, CostProfile, Points, cost_at
+from specllama.llama import LoadOptions
+from specllama.llama.kernel_path import DEFAULT
+from specllama.pairs import profile as profiles
+from specllama.pairs.learning import MOST_WEIGHT, Passes, learned
+from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
+from specllama.tuning.forecast import speedup
+
+VERIFY: Points = ((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0))
+COSTS = CostProfile(verify=VERIFY, draft=((1, 0.2), (16, 1.0)))
+PROFILE = Profile(
+    made="2026-01-02T03:04:05+00:00", source="use", target_path=DEFAULT, draft_path=DEFAULT, step_s=0.1, costs=COSTS
+)
+NONE = Tally()
+
+
+def step(number: int, k: int, accepted: int, eval_s: float, draft_s: float, *, more: bool = True) -> StepEvent:
+    """A step with k tokens of the draft; `more`: a further one was looked at, but not drawn."""
+    plan = DraftPlan(n_drawn=k)
+    drawn = [Decision(depth, 0.9, True) for depth in range(k)] + [Decision(k, 0.3, False)] * (more and k > 0)
+    return StepEvent(
+        step=number, n_rows=k + 1, cost=None, drafted=(7,) * k, accepted=accepted, drafter="chain",
+        decisions=(Decision(0, 0.0, k > 0, plan), *drawn), draft_s=draft_s, eval_s=eval_s,
+        sample_s=0.0, kv_s=0.0, step_s=eval_s + draft_s, loop_s=0.0,
+    )  # fmt: skip
+
+
+def answer(
+    lengths: Sequence[int], verify: Points, c: float, *, step_s: float = 0.1, rng: random.Random | None = None
+) -> Passes:
+    """The passes of an answer on a machine with these costs; 10 % noise with `rng`."""
+    passes = Passes()
+
+    def noise() -> float:
+        return rng.gauss(1.0, 0.1) if rng else 1.0
+
+    for number, k in enumerate((0, *lengths)):
+        n_evals = k + 1 if k else 0
+        passes.take(step(number, k, 0, step_s * cost_at(verify, k + 1) * noise(), step_s * c * n_evals * noise()))
+    return passes
+
+
+def test_the_passes_of_an_answer_are_taken_apart() -> None:
+    """Prevents: the prompt's pass counted; the reading of a late draft counted as its drafting."""
+    passes = Passes()
+    for number, k in enumerate((3, 0, 3, 3, 3)):
+        passes.take(step(number, k, 3, 1.0 + k, 0.1 * k, more=number != 3))
+    assert dict(passes.eval_s) == {1: [1.0], 4: [4.0] * 3}
+    # The draft caught up in step 2; step 4 comes after a block that was fully accepted and not looked behind.
+    assert passes.draft_s == [(pytest.approx(0.3), 3, False), (pytest.approx(0.3), 4, True)]
+
+
+def test_a_machine_as_measured_teaches_nothing_new() -> None:
+    """Prevents: a profile, and with it the text of a seed, that changes after every answer."""
+    profile, rng = replace(PROFILE, source="thorough"), random.Random(1)
+    for _ in range(40):
+        profile = learned(profile, answer([0] * 12 + [1, 3, 3, 7] * 12, VERIFY, 0.2, rng=rng), NONE, greedy=True)
+    assert profile.costs == COSTS
+    assert all(each.weight <= MOST_WEIGHT for each in profile.evidence.verify)
+
+
+def test_a_slower_machine_with_the_same_curve_teaches_nothing_but_its_speed() -> None:
+    """Prevents: a throttled clock taken for another curve."""
+    profile = PROFILE
+    for _ in range(20):
+        profile = learned(profile, answer([0, 1, 3, 7] * 8, VERIFY, 0.2, step_s=0.2), NONE, greedy=True)
+    assert profile.costs == COSTS
+    assert profile.step_s == pytest.approx(0.2, rel=0.02)
+
+
+def test_a_short_answer_teaches_nothing() -> None:
+    """Prevents: a profile that follows three passes."""
+    assert learned(PROFILE, answer([0, 3] * 4, ((1, 1.0), (4, 9.0)), 0.9), NONE, greedy=True) == PROFILE
+
+
+def test_the_draft_and_a_width_that_was_never_measured_are_learned() -> None:
+    """Prevents: T(3) taken from a straight line for ever, where the CPU has a step."""
+    profile, jump = PROFILE, ((1, 1.0), (2, 1.5), (3, 2.6), (4, 2.0), (8, 3.0))
+    for _ in range(25):
+        profile = learned(profile, answer([0, 1, 2, 3, 7] * 8, jump, 0.4), NONE, greedy=True)
+    for n, cost in jump:
+        assert profile.costs.verify_cost(n) == pytest.approx(cost, rel=0.07)
+    assert profile.costs.draft_cost() == pytest.approx(0.4, rel=0.07)
+    assert profile.costs.draft_cost(16) == pytest.approx(2.0, rel=0.07)
+
+
+def chosen(costs: CostProfile) -> int:
+    """How far a controller drafts at an acceptance of 80 %."""
+    controller, depth = Controller(costs, calibration=Calibration(Prior(0.8, 0.8, 0.0))), 0
+    limit = controller.plan(16, lag=0).n_drawn
+    while depth < limit and (not depth or controller.look(depth)) and controller.go_on(depth, 0.8):
+        depth += 1
+    return depth
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_machine_that_changes_is_followed_and_the_length_settles(seed: int) -> None:
+    """Prevents: drafts that cost more than they save on a throttled laptop; a length that goes to and fro."""
+    before, after = ((1, 1.0), (2, 1.1), (4, 1.2), (8, 1.5)), ((1, 1.0), (2, 1.2), (4, 1.6), (8, 4.5))
+    rng, profile, lengths = random.Random(seed), replace(PROFILE, costs=replace(COSTS, verify=before)), list[int]()
+    for n_answers in range(60):
+        k = chosen(profile.costs)
+        lengths.append(k)
+        curve = before if n_answers < 20 else after
+        said = answer([0, 1, 2, k, k, k, k] * 6, curve, 0.1, rng=rng)
+        profile = learned(profile, said, NONE, greedy=True)
+    for curve, answers in ((before, lengths[5:20]), (after, lengths[-25:])):
+        true = CostProfile(verify=curve, draft=((1, 0.1), (16, 0.5)))
+        rates = [speedup(true, 0.8, k) for k in range(8)]
+        assert fmean(rates[k] for k in answers) > 0.97 * max(rates)
+    assert sum(a != b for a, b in pairwise(lengths[-25:])) <= 6
+
+
+def test_the_acceptance_of_a_pair_is_learned_by_temperature() -> None:
+    """Prevents: greedy answers that begin with the acceptance of sampling; one strange answer that decides."""
+    said = answer([0, 1, 3] * 8, VERIFY, 0.2)
+    once = learned(PROFILE, said, Tally(2, 0.2, 1.8), greedy=True)
+    assert once.prior(greedy=True) == PROFILE.prior(greedy=True)
+    profile = PROFILE
+    for _ in range(6):
+        profile = learned(profile, said, Tally(100, 50.0, 70.0), greedy=False)
+    assert profile.prior(greedy=True) == PROFILE.prior(greedy=True)
+    assert profile.prior(greedy=False).typical == pytest.approx(0.5)
+    assert profile.prior(greedy=False).at(0.7) == pytest.approx(0.5)
+    tuned = replace(PROFILE, source="thorough", classes=(ClassFigures("code", False, 0.9, 0.7, 4, 1.5),))
+    assert learned(tuned, said, Tally(100, 85.0, 70.0), greedy=False).habits == ()
+    for _ in range(3):
+        tuned = learned(tuned, said, Tally(100, 50.0, 70.0), greedy=False)
+    assert 0.5 < tuned.prior(greedy=False).typical < 0.9
+
+
+@pytest.fixture
+def subject(home: Path) -> ProfileKey:
+    home.mkdir()
+    for name in ("target", "draft"):
+        (home / name).write_bytes(b"weights")
+    return ProfileKey(home / "target", LoadOptions(), home / "draft", LoadOptions())
+
+
+def test_two_processes_teach_one_profile(subject: ProfileKey) -> None:
+    """Prevents: the later process overwriting what the earlier one learned, or a profile of `tune`."""
+    profiles.save(subject, PROFILE)
+    slower = [replace(PROFILE, step_s=2.0), replace(PROFILE, step_s=3.0)]
+    profiles.update(subject, PROFILE, lambda kept: replace(kept, step_s=kept.step_s + 1.0))
+    changed = profiles.update(subject, slower[0], lambda kept: replace(kept, step_s=kept.step_s + 1.0))
+    assert changed is not None
+    assert profiles.find(subject).profile == changed == replace(PROFILE, step_s=PROFILE.step_s + 2.0)
+    newer = replace(PROFILE, made="2026-02-02T03:04:05+00:00")
+    path = profiles.save(subject, newer)
+    assert profiles.update(subject, PROFILE, lambda kept: slower[1]) is None
+    path.write_text("[]")
+    assert profiles.update(subject, newer, lambda kept: kept) is None
+    assert json.loads(path.read_text()) == []

@@ -1,0 +1,199 @@
+"""The measurement at the first use of a pair: what it asks of the models, when it ends, what it keeps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama.base.errors import ContextFull
+from specllama.core.arrays import FloatArray
+from specllama.core.types import Cancel, Caps
+from specllama.drafters.controller import UNMEASURED, cost_at
+from specllama.drafters.length import DraftLength
+from specllama.llama import crash_test
+from specllama.pairs import profile as profiles
+from specllama.pairs.ask import Ask, Drafting, Hardware, Names
+from specllama.pairs.setup import Listener, Setup, choose, load_models, prepare
+from specllama.tuning.first_use import AGREE, MOST_S, MOST_TOKENS, FirstCosts, FirstUse, can_pay, measuring
+from tests import tiny
+
+STEP_S = 0.1
+FLAT = ((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0))
+STEEP = ((1, 1.0), (2, 2.0), (4, 3.0), (8, 7.0), (16, 9.0))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed:
+    """A model whose passes take made-up time."""
+
+    end_tokens: frozenset[int] = frozenset()
+    vocab_size, n_ctx = 50, 64
+
+    def __init__(self, clock: Clock, cost: Callable[[int], float], length: int = 5) -> None:
+        self.caps = Caps(max_block=17)
+        self.length = length
+        self.passes = list[int]()
+        self._clock, self._cost, self._n_fed = clock, cost, 0
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        self.length, self._n_fed = self.length + len(tokens), self._n_fed + len(tokens)
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        n_rows, self._n_fed = len(tokens) + self._n_fed, 0
+        if self.length + n_rows > self.n_ctx:
+            raise ContextFull("full")
+        self.length += len(tokens)
+        self.passes.append(n_rows)
+        self._clock.now += self._cost(n_rows)
+        return np.zeros((len(tokens), self.vocab_size), np.float32)
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        self.truncate(length + len(path))
+
+
+def measured(
+    verify: Sequence[tuple[int, float]], c: float, noise: Callable[[], float] = lambda: 1.0, step_s: float = STEP_S
+) -> tuple[FirstCosts, Timed, float]:
+    """(result, target, seconds) on a made-up machine; `verify` also shapes the draft's blocks."""
+    clock, points = Clock(), tuple(verify)
+    target = Timed(clock, lambda n: step_s * cost_at(points, n) * noise())
+    draft = Timed(clock, lambda n: step_s * c * cost_at(points, n) * noise())
+    work = measuring(target, draft, list(range(16)), clock=clock)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            assert (target.length, draft.length) == (5, 5)
+            return end.value, target, clock.now
+
+
+def test_a_steady_machine_is_measured_in_the_time_of_a_dozen_tokens() -> None:
+    """Prevents: a first answer that waits; costs that are rounded or mixed up."""
+    found, target, spent_s = measured(FLAT, 0.3)
+    assert dict(found.costs.verify) == pytest.approx({1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8})
+    assert dict(found.costs.draft) == pytest.approx({1: 0.3, 16: 0.9})
+    assert (found.step_s, found.noise) == pytest.approx((STEP_S, 0.0))
+    assert spent_s < 12 * STEP_S
+    assert target.passes == [1, 1, 4, 2, 8, 1]
+
+
+@pytest.mark.parametrize(("c", "verify", "n_passes"), [(1.0, FLAT, 2), (0.9, STEEP, 4)])
+def test_a_draft_that_cannot_pay_ends_it_at_once(c: float, verify: Sequence[tuple[int, float]], n_passes: int) -> None:
+    """Prevents: a dozen passes for a draft whose first one decides."""
+    found, target, spent_s = measured(verify, c)
+    assert len(target.passes) == n_passes
+    assert spent_s < 9 * STEP_S
+    assert dict(found.costs.draft) == pytest.approx({1: c})
+    assert dict(found.costs.verify) == pytest.approx(dict(UNMEASURED) if c == 1.0 else {1: 1.0, 2: 2.0, 4: 3.0})
+
+
+def test_what_is_not_measured_never_rules_out_a_draft_that_could_pay() -> None:
+    """Prevents: an early end that is wrong: with blocks that cost nothing more, this draft would pay."""
+    assert can_pay(0.5, ((1, 1.0), (4, 3.0)))
+    assert not can_pay(0.5, ((1, 1.0), (2, 2.5), (4, 5.0), (8, 9.0)))
+    assert can_pay(0.97)
+    assert not can_pay(0.99)
+
+
+def test_a_busy_machine_is_measured_longer_but_never_too_long() -> None:
+    """Prevents: one sample that another program disturbed; a first answer that waits for minutes."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        found, target, spent_s = measured(FLAT, 0.3, lambda rng=rng: rng.uniform(1.0, 1.6))
+        assert spent_s < max(MOST_S, MOST_TOKENS * 1.6 * STEP_S) + 3 * STEP_S
+        assert (found.noise < AGREE - 1.0) == (len(target.passes) == 6) or len(target.passes) > 6
+    found, target, spent_s = measured(FLAT, 0.3, random.Random(1).random, step_s=0.001)
+    assert len(target.passes) <= 18
+    assert all(cost >= 0.9 for _, cost in found.costs.verify)
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """A tiny pair that was never measured."""
+    monkeypatch.setattr(crash_test, "installed", lambda: crash_test.ProbeResult(crash_test.State.OK))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    target, draft = tiny.write_pair(tmp_path)
+    return prepared(Ask(names=Names(target=str(target), draft=str(draft)), hardware=Hardware(n_ctx=256, n_threads=1)))
+
+
+def prepared(ask: Ask) -> Setup:
+    return prepare(choose(ask, Listener()), Listener())
+
+
+def ask_again(setup: Setup, drafting: Drafting | None = None) -> Setup:
+    """The same pair at the next start."""
+    assert setup.draft is not None
+    names = Names(target=str(setup.target.path), draft=str(setup.draft.path))
+    return prepared(Ask(names=names, drafting=drafting or Drafting(), hardware=setup.hardware))
+
+
+def test_a_loaded_pair_is_measured_once_with_pauses_and_keeps_what_it_holds(setup: Setup) -> None:
+    """Prevents: a measurement that spoils a conversation, begins anew after each line, or comes back at every start."""
+    assert (setup.measures, setup.strategy, setup.profile) == (True, "lookup", None)
+    with load_models(setup, Listener(), Cancel()) as models:
+        work, n_passes = FirstUse(setup, models), 0
+        models.target.feed([1, 2, 3])
+        while not work.done:
+            for share in work:  # one pass for each line that is typed
+                n_passes += 1
+                assert 0.0 < share <= 1.0
+                break
+            assert models.draft is not None
+            assert (models.target.length, models.draft.length) == (3, 0)
+    assert n_passes >= 4
+    profile = work.setup.profile
+    assert profile is not None
+    assert (profile.source, work.setup.measures) == ("use", False)
+    assert profiles.find(setup.subject).profile == profile
+    again = ask_again(setup)
+    assert (again.profile, again.measures) == (profile, False)
+    assert (again.draft is not None) == profile.draft_can_pay
+
+
+def test_an_explicit_length_or_never_needs_no_measurement(setup: Setup) -> None:
+    """Prevents: seconds for a number that was asked for; a draft in memory that nothing will use."""
+    fixed = ask_again(setup, Drafting(length=DraftLength(4)))
+    assert (fixed.measures, fixed.strategy, fixed.policy(greedy=True)) == (False, "draft-simple", None)
+    never = ask_again(setup, Drafting(measure=False))
+    assert (never.measures, never.strategy, never.draft) == (False, "lookup", None)
+    named = ask_again(setup, Drafting(spec_type="draft-simple"))
+    assert (named.measures, named.strategy) == (True, "draft-simple")
+
+
+def test_a_context_without_room_is_no_error(setup: Setup) -> None:
+    """Prevents: a chat with a full context that ends while its user types."""
+    with load_models(setup, Listener(), Cancel()) as models:
+        models.target.feed([1] * models.target.n_ctx)
+        work = FirstUse(setup, models)
+        assert list(work) == []
+        assert (work.done, work.setup) == (True, setup)
+
+
+def test_a_state_folder_that_cannot_be_written_costs_only_the_next_measurement(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: no answer on a full disk."""
+
+    def full(*_args: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(profiles, "save", full)
+    with load_models(setup, Listener(), Cancel()) as models:
+        work = FirstUse(setup, models)
+        list(work)
+    assert work.setup.profile is not None
+    assert ask_again(setup).profile is None
