@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -80,6 +81,25 @@ def test_a_stdout_that_cannot_be_written_loses_no_report(place: Place, command: 
     hint = found.stderr.splitlines()[-1]
     assert hint.startswith("hint: ")
     assert all(isinstance(line, dict) for line in place.saved(command, hint))
+
+
+@pytest.mark.slow
+def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(place: Place) -> None:
+    """Prevents: the same where another program made the pipe non-blocking and reads nothing."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(ours, bytes(1 << 12)):
+            pass
+    with subprocess.Popen(place.program("audit"), stdout=ours, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            _, err = child.communicate(timeout=240)
+        finally:
+            child.kill()
+            os.close(theirs)
+            os.close(ours)
+    assert child.returncode == 1
+    assert place.saved("audit", err.splitlines()[-1])
 
 
 @pytest.mark.slow

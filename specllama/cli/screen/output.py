@@ -279,7 +279,7 @@ def _stdout_failed(error: OSError) -> None:
 
 
 def _stderr_failed(_error: OSError) -> None:
-    """Ignored: a closed terminal must not cost the answer. If that goes there too, this is a SIGHUP that is missing."""
+    """Ignored: a closed terminal must not cost the answer. If stdout is that terminal, act as on its SIGHUP."""
     _null_as(2, os.O_WRONLY)
     if is_hung_up(1):
         hang_up()
