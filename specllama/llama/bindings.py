@@ -18,7 +18,7 @@ from typing import Any
 
 from specllama.base.errors import BackendError
 from specllama.kernels.library import BUFFER_TYPE, HOST_FUNCTIONS, Kernels, attach
-from specllama.llama import library_hash, tested_kernels
+from specllama.llama import crash_test, library_hash, tested_kernels
 from specllama.llama.log import LogBook
 
 log = LogBook()
@@ -27,7 +27,11 @@ _keep_alive: list[object] = []  # callbacks that llama.cpp may call until the pr
 
 @functools.cache
 def bindings() -> Any:
-    """The module llama_cpp, imported once, with its log redirected and its back ends loaded. Raises BackendError."""
+    """The module llama_cpp, imported once, with its log redirected and its back ends loaded. Raises BackendError.
+
+    A child process has used this build before, since a damaged or miscompiled one ends the process.
+    """
+    crash_test.require_working()
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

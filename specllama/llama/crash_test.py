@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -52,6 +53,9 @@ _CHILD = "from specllama.llama import crash_test; crash_test.child()"
 
 # With these flags GCC keeps the stores that fill the AMX tile configuration (see scripts/toolchain.py).
 GCC_FLAGS = "-fno-tree-dse -fno-dse"
+
+
+_is_child = False
 
 
 class State(Enum):
@@ -120,6 +124,12 @@ def installed() -> ProbeResult:
         with contextlib.suppress(OSError):
             storage.write_own(path, json.dumps(facts, indent=1).encode("utf-8"))
     return result
+
+
+def require_working() -> None:
+    """Raise BackendError if llama.cpp would end this process. The parent of a child process has asked already."""
+    if not _is_child and multiprocessing.parent_process() is None:
+        installed().require()
 
 
 def _read(path: Path) -> dict[str, ProbeResult]:
@@ -228,6 +238,8 @@ def _require_survival(model: Header, process: subprocess.Popen[bytes], timeout_s
 
 def child() -> None:
     """Entry point of the child: use the model, and print the error as one line of JSON. The parent handles Ctrl-C."""
+    global _is_child
+    _is_child = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with_parent.watch()
     use = from_plain(Use, json.loads(sys.argv[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -16,6 +17,7 @@ from specllama.files import gguf_tiny
 from specllama.llama import crash_test as probe
 from specllama.llama import library_hash
 from specllama.llama.crash_test import State
+from tests import tiny
 from tests.homes import file_size_limit
 
 # The real bindings, except that {on_import} and {on_decode} can fail, and that logits can have another value.
@@ -101,6 +103,28 @@ def build(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeB
     for name in [name for name in probe.sys.modules if name.split(".")[0] == "llama_cpp"]:
         monkeypatch.delitem(probe.sys.modules, name)  # the real one, if other tests have imported it
     return fake
+
+
+@pytest.mark.parametrize("command", ["check", "run", "doctor"])
+def test_a_build_that_ends_the_process_is_an_error_of_every_command(
+    build: FakeBuild, tmp_path: Path, command: str
+) -> None:
+    """Prevents: SIGBUS by a truncated library in a command that only reads vocabularies."""
+    build.behave(on_import=DIE.format("SIGBUS"))
+    target, draft = tiny.write_pair(tmp_path)
+    words = [] if command == "doctor" else ["-m", str(target), "-md", str(draft)]
+    path = os.pathsep.join([str(tmp_path / "site"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "specllama", command, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == (2 if command == "check" else 1), done.stderr
+    assert "SIGBUS" in done.stdout + done.stderr
 
 
 def test_a_good_build_is_tested_once(build: FakeBuild) -> None:
