@@ -105,7 +105,7 @@ def build(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeB
     return fake
 
 
-@pytest.mark.parametrize("command", ["check", "run", "doctor"])
+@pytest.mark.parametrize("command", ["check", "chat", "doctor"])
 def test_a_build_that_ends_the_process_is_an_error_of_every_command(
     build: FakeBuild, tmp_path: Path, command: str
 ) -> None:
