@@ -92,7 +92,6 @@ class KeptPrefix:
         n_held = min(self._model.length, len(tokens) - 1)
         self._cut(n_held)
         self._tokens = list(tokens[:n_held])
-        self._line = None
 
     def _cut(self, length: int) -> None:
         if self._model.length > length:

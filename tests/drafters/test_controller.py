@@ -15,9 +15,11 @@ from specllama.base.jsonable import from_plain
 from specllama.core.types import Draft, DraftPlan, Observation, Planner, Verdict
 from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import (
+    BLIND_INVESTMENT,
     DOUBTFUL_GAP,
     FIRST_GAP,
     GAP_PER_PROBE_COST,
+    HORIZON,
     LEAST_RATE,
     PROBE_TOKENS,
     Controller,
@@ -109,6 +111,36 @@ def test_acceptance_is_learned_beside_the_confidence() -> None:
     assert Calibration().at(0.995) > 0.9
     assert 0.0 < bad.at(0.0) < bad.at(0.995) < 0.25
     assert fine.at(0.4) > Calibration().at(0.4) + 0.2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_estimates_are_those_of_the_definition(seed: int) -> None:
+    """docs/controller.md, Calibration: a sample or a prior that weighs more or less than it says."""
+    chance = random.Random(seed)
+    prior = Prior(chance.random(), 0.6 * chance.random(), chance.random())
+    calibration, samples = Calibration(prior), list[tuple[float, float, float]]()  # weight, acceptance, expected
+    for _ in range(chance.randrange(30)):
+        if chance.random() < 0.1:
+            n_tokens = chance.randrange(50)
+            calibration.age(n_tokens)
+            samples = [(0.99**n_tokens * weight, *rest) for weight, *rest in samples]
+        confidence, acceptance = chance.random(), chance.choice([0.0, 1.0, chance.random()])
+        calibration.learn(confidence, acceptance)
+        samples = [(0.99 * weight, *rest) for weight, *rest in samples]
+        samples.append((1.0, acceptance, prior.base + prior.slope * confidence))
+    n = 3.0 + sum(weight for weight, _, _ in samples)
+    accepted = sum(weight * acceptance for weight, acceptance, _ in samples)
+    surplus = sum(weight * (acceptance - expected) for weight, acceptance, expected in samples) / n
+    assert calibration.typical == pytest.approx((accepted + 3.0 * prior.typical) / n)
+    for confidence in (0.0, 0.3, 0.8, 1.0):
+        at = prior.base + prior.slope * confidence + surplus
+        assert calibration.at(confidence) == pytest.approx(min(max(at, 0.01), 0.99))
+
+
+def test_the_figures_are_those_of_the_page() -> None:
+    """docs/controller.md with other figures than the code."""
+    assert (LEAST_RATE, FIRST_GAP, DOUBTFUL_GAP, GAP_PER_PROBE_COST) == (1.02, 8, 20, 192)
+    assert (HORIZON, BLIND_INVESTMENT) == (32, 0.5)
 
 
 def test_old_samples_fade() -> None:
@@ -403,21 +435,16 @@ def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:
     assert n_before / 2 * (1 - 1 / rate) == pytest.approx(profile.draft_cost(600 + n_before), rel=0.1)
 
 
-def test_a_drafter_that_knows_no_plans_is_answered_by_the_same_rule() -> None:
-    """A drafter that only asks `go_on`, after each evaluation, answered by another rule."""
-    eager, hopeless = Controller(FLAT, calibration=known(0.9)), Controller(HOPELESS, calibration=known(0.05))
-    n = 0
-    while eager.go_on(n, 0.9):
-        n += 1
-    assert n == best_length(known(0.9), FLAT)[0]
-    answers = []
+def test_a_drafter_that_knows_no_plans_is_probed_with_one_token() -> None:
+    """A model that does not pay drafting whole blocks, or never again, for a drafter that only asks `go_on`."""
+    hopeless, answers = Controller(HOPELESS, calibration=known(0.05)), []
     for _ in range(DOUBTFUL_GAP + 2):
         answers.append(hopeless.go_on(0, 0.9))
         if answers[-1]:
             assert not hopeless.go_on(1, 0.9), "a probe of one token"
         hopeless.observe(seen(int(answers[-1]), 0))
     assert [i for i, answer in enumerate(answers) if answer] == [DOUBTFUL_GAP]
-    assert isinstance(eager, Planner)
+    assert isinstance(hopeless, Planner)
 
 
 def test_equal_histories_lead_to_equal_decisions() -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from specllama.base.errors import UsageError
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, DraftPlan, Observation, Verdict
+from specllama.core.types import Decision, Draft, DraftPlan, Observation, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.suffix import Continuation
-from tests.drafters.test_suffix import texts
+from tests.drafters.test_suffix import longest_match, texts
 
 PARAMS = SamplingParams()
 
@@ -190,7 +191,7 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
     drafter = begun(tokens, Two())
     assert propose(drafter, tokens, 5) == (4, 5)
     assert [len(offer) for offer in offers] == [5]
-    assert drafter.report().decisions[0].plan == DraftPlan(n_given=2)
+    assert drafter.report().decisions == (Decision(0, 0.0, True, DraftPlan(n_given=2)),)
 
 
 def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
@@ -203,6 +204,7 @@ def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
     assert made.n_max == 3
     with pytest.raises(UsageError):
         LookupDrafter(n_max=-1)
+    assert propose(LookupDrafter(n_max=0), [1, 2, 1, 2, 1, 2]) == ()
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,33 @@ def test_a_token_teaches_the_confidence_that_the_guess_for_it_had(seed: int) -> 
             ((old, new),) = changed
             assert old == guess.confidence
             assert (new > old) == (guess.token == token)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_offer_is_the_one_that_a_search_through_the_text_finds(seed: int) -> None:
+    """A guess behind the first one with the chance of a shorter match, or of other evidence."""
+    text = texts(seed)
+    record, length = lookup_room._Record(), longest_match(text)[0]
+    said, expected = text[len(text) - length :], list[tuple[int, float]]()
+
+    def places(end: list[int]) -> list[int]:
+        """Where `end` ends."""
+        return [i for i in range(len(end), len(text) + 1) if text[i - len(end) : i] == end]
+
+    for n in range(min(12, 3 * length)):
+        while said and places(said) == [len(text)]:  # nothing follows there
+            n_places = len(places(said))
+            while said and len(places(said)) == n_places:
+                said = said[1:]
+        if not said:
+            break
+        counts = Counter(followed := [text[i] for i in places(said) if i < len(text)])
+        n_most = max(counts.values())
+        token = [each for each in followed if counts[each] == n_most][-1]
+        evidence = lookup_room._evidence(Continuation(token, n_most, len(counts) == 1), len(places(said)) - (n == 0))
+        expected.append((token, record.chance(len(said), evidence)))
+        said = [*said, token]
+    assert [(guess.token, guess.confidence) for guess in begun(text).offer(text, 12)] == expected
 
 
 def test_chances_before_and_after_samples_are_those_of_the_definitions() -> None:

@@ -16,7 +16,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Caps, Observation, Rule
+from specllama.core.types import Caps, Draft, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.length import DraftLength
 from specllama.drafters.model import BROKEN
@@ -230,6 +230,16 @@ def test_a_drafter_is_not_asked_for_the_last_token() -> None:
     drafter = ScriptedDrafter(points(lambda tokens: ()))
     Rig(FakeModel(RandomTable(2, 33), 2), None, drafter).answer(PROMPT, PLAIN, RandomChooser(0), 3)
     assert drafter.limits == [2, 1]
+
+
+def test_a_draft_longer_than_its_limit_is_refused() -> None:
+    """A block that the model cannot evaluate, or an answer longer than it may be, by a drafter's mistake."""
+    for max_block, max_tokens in ((32, 3), (3, 30)):
+        target = FakeModel(RandomTable(3, 33), 3, caps=Caps(max_block=max_block))
+        rig = Rig(target, None, ScriptedDrafter(lambda tokens, limit, choose: Draft((1,) * (limit + 1))))
+        with pytest.raises(ValueError, match="3 tokens, at most 2"):
+            rig.answer(PROMPT, PLAIN, RandomChooser(0), max_tokens)
+        assert [call.name for call in target.calls] == ["feed"]
 
 
 def test_events_come_in_the_order_of_the_answer() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.base.errors import BackendError, Interrupted, RollbackRefused
 from specllama.core.engine import Engine
-from specllama.core.events import Finished, TokenEvent
+from specllama.core.events import Finished, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser
 from specllama.drafters.model import ModelDrafter
@@ -125,11 +125,14 @@ def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
 def test_cancelled_at_any_event_the_session_goes_on(at: int) -> None:
     """A conversation that does not continue from the cancelled answer."""
     rig, cancel = good_pair().rig(), Cancel()
-    for n_events, _ in enumerate(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS, cancel=cancel)):
+    n_last, reason = N_TOKENS, "length"
+    for n_events, event in enumerate(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS, cancel=cancel)):
         if n_events == at:
             cancel.set()
-    assert isinstance(rig.events[-1], Finished)
-    assert rig.finished.reason in ("cancelled", "length")
+            n_last = len(rig.steps) - isinstance(event, StepEvent)
+            reason = "length" if isinstance(event, Finished) else "cancelled"
+    assert len(rig.steps) <= n_last + 1, "no step begins after it"
+    assert rig.finished.reason == reason
     assert_answers_like_new(rig, rig.emitted)
 
 

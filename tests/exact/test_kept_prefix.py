@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -21,8 +23,13 @@ def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
     model = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB, n_ctx=4000)
     record = KeptPrefix.of(model)
     text, mark = [0], object()
+
+    def lose(n_call: int, name: str) -> None:
+        del model._kv[chance.randrange(model.length + 1) :]
+        raise OSError("lost")
+
     for _ in range(60):
-        action = chance.randrange(8)
+        action = chance.randrange(9)
         some = [chance.randrange(N_VOCAB) for _ in range(chance.randrange(5))]
         if action == 0:  # another answer
             text, mark = text[: chance.randrange(1, len(text) + 1)] + some, object()
@@ -38,6 +45,11 @@ def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
             model.hook = lambda n_call, name: None
         elif action == 4:
             record.eval([*some, 0])
+        elif action == 5:  # a failed pass that takes what was there with it
+            model.hook = lose
+            with pytest.raises(OSError, match="lost"):
+                record.eval([*some, 0])
+            model.hook = lambda n_call, name: None
         else:
             record.feed(some if chance.random() < 0.5 else text[model.length : -1])
         text = [*text, *(chance.randrange(N_VOCAB) for _ in range(chance.randrange(4)))]
@@ -46,3 +58,32 @@ def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
         assert model.tokens == tuple(text[:n_kept])
         if action != 2:  # after a stranger nothing is known
             assert n_kept == min(common_prefix(known, text), len(text) - 1)
+
+
+class Read(list[int]):
+    """A text that notes from where on it is read."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(tokens)
+        self.starts: list[int] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        self.starts.append(index.start or 0 if isinstance(index, slice) else index)
+        return super().__getitem__(index)
+
+
+def test_a_marked_text_is_not_compared_from_its_beginning_again() -> None:
+    """Prevents: half a millisecond at each step of an answer with 32k tokens; a call of the model for nothing."""
+    model, mark = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB, n_ctx=400), object()
+    record = KeptPrefix.of(model)
+    text = [token % N_VOCAB for token in range(100)]
+    record.feed(text)
+    assert record.rewind(text, mark) == 99
+    n_calls = len(model.calls)
+    record.feed([])
+    assert len(model.calls) == n_calls
+    longer, other = Read([*text, 1]), Read([*text, 1])
+    assert record.rewind(longer, mark) == 99
+    assert min(longer.starts) == 99
+    assert record.rewind(other, object()) == 99
+    assert min(other.starts) == 0, "another text is compared"

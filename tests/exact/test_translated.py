@@ -9,7 +9,7 @@ import pytest
 
 from specllama.base.errors import ContextFull, Interrupted, RollbackRefused, UnsupportedModel
 from specllama.core.sampling import RandomChooser
-from specllama.core.types import Draft, room_after
+from specllama.core.types import Caps, Draft, room_after
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
@@ -183,11 +183,12 @@ def test_a_wrong_map_is_refused(to_target: list[int]) -> None:
 
 def test_end_tokens_are_the_drafts_in_the_targets_ids() -> None:
     """Drafts after the end, or an end token that only the draft has."""
-    fake = FakeModel(draft_table(0), N_DRAFT_VOCAB, end_tokens=frozenset({0, 4}))
+    caps = Caps(tree=True, features=True, max_block=7)
+    fake = FakeModel(draft_table(0), N_DRAFT_VOCAB, end_tokens=frozenset({0, 4}), caps=caps)
     model = TranslatedModel(fake, id_map(N_VOCAB), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
     assert model.end_tokens == {3}
     assert model.known.tolist() == [0, 2, 3]
-    assert (model.busy_s, model.n_ctx) == (0.0, 64)
+    assert (model.busy_s, model.n_ctx, model.caps) == (0.0, 64, Caps(max_block=7))
 
 
 def test_the_target_itself_under_other_ids_is_accepted_whole_for_fifty_rounds() -> None:
