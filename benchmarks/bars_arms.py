@@ -16,12 +16,13 @@ from specllama.chat.conversation import Conversation, Message
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.types import Cancel, Drafter
 from specllama.drafters import DraftSettings
-from specllama.drafters.length import TUNED, DraftLength
+from specllama.drafters.length import DraftLength
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.pairs.ask import Ask, Drafting
 from specllama.pairs.setup import N_CTX, Listener, Models, Setup, choose, load_models, prepare
 from specllama.prompts import load as bench_prompts
 from specllama.prompts.load import BenchPrompt
+from specllama.tuning.first_use import FirstUse
 
 RULE = Drafting().rule
 SAMPLER = SamplingParams(temperature=1.0)  # theirs get the same filters
@@ -76,9 +77,8 @@ class Ours:
 
 
 def prepared() -> Setup:
-    """The default pair as in `specllama run`, with room for long blocks even without a profile."""
-    setup = prepare(choose(Ask(), Listener()), Listener())
-    return replace(setup, target_options=replace(setup.target_options, max_block=TUNED + 1))
+    """The default pair as in `specllama run`."""
+    return prepare(choose(Ask(), Listener()), Listener())
 
 
 def published_draft() -> Setup:
@@ -100,6 +100,7 @@ def opened(plain_path: str) -> Iterator[Ours]:
     setup = prepared()
     with ExitStack() as owned:
         models = owned.enter_context(load_models(setup, Listener(), Cancel()))
+        setup = FirstUse(setup, models).finish()
         plain = models.target
         if (alone := plain_options(setup, plain_path)) != setup.target_options:
             plain = owned.enter_context(llama.load(setup.target.path, alone))

@@ -112,16 +112,10 @@ class Kind:
 
     def measure(self) -> float:
         """Seconds of measuring the pair, if it is due."""
-        began, work = time.perf_counter(), FirstUse(self.setup, self.models)
-        for _ in work:
-            pass
+        began = time.perf_counter()
+        self.setup = FirstUse(self.setup, self.models).finish()
         took = time.perf_counter() - began
-        if self.setup.measures:
-            costs = work.setup.profile and work.setup.profile.costs
-            say(f"measured in {took:.2f} s: {costs}")
-            if work.setup.draft is None:
-                self.models.drop_draft()
-        self.setup = work.setup
+        say(f"measured in {took:.2f} s: {self.setup.profile and self.setup.profile.costs}")
         return took
 
     def by_default(self, tokens: Sequence[int], temperature: float, n: int, seed: int) -> tuple[float, Finished]:

@@ -152,15 +152,11 @@ def load(
     require_fit(setup, listener)
     models = load_models(setup, listener, Cancel())
     try:
-        work = FirstUse(setup, models)
-        for share in work:
-            listener.on_progress("measuring", share)
-        if work.setup.draft is None:
-            models.drop_draft()
+        setup = FirstUse(setup, models).finish(lambda share: listener.on_progress("measuring", share))
     except BaseException:
         models.close()
         raise
-    return Pair(models, work.setup, ask.drafting, listener.on_note)
+    return Pair(models, setup, ask.drafting, listener.on_note)
 
 
 def _typed(name: str, value: object, kind: type[T], expected: str) -> T:

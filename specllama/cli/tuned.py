@@ -49,12 +49,9 @@ def measured(setup: Setup, models: Models, output: Output) -> Setup:
     """`setup` with a profile, if it has to be made; shows that."""
     work = FirstUse(setup, models)
     with StatusLine(output) as status:
-        for share in work:
-            status.show("measuring this pair, once", share)
+        setup = work.finish(lambda share: status.show("measuring this pair, once", share))
     say_measured(work, output)
-    if work.setup.draft is None:
-        models.drop_draft()
-    return work.setup
+    return setup
 
 
 def say_measured(work: FirstUse, output: Output) -> None:

@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 
 from specllama.base import disk
+from specllama.base.child import TellShare
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.core.types import LanguageModel
 from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, Points
@@ -166,6 +167,14 @@ class FirstUse:
 
     def __iter__(self) -> Iterator[float]:
         return self._steps
+
+    def finish(self, progress: TellShare = lambda share: None) -> Setup:
+        """Do what is left and return the new `setup`; frees a draft that is not in it."""
+        for share in self:
+            progress(share)
+        if self.setup.draft is None:
+            self._models.drop_draft()
+        return self.setup
 
     def _measure(self) -> Iterator[float]:
         if self.done:
