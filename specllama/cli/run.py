@@ -91,7 +91,7 @@ def _answer(
         stack.enter_context(interruptible(cancel, restore))
         models = stack.enter_context(pair_setup.load_models(setup, Said(out), cancel))
         models.watch(cancel)
-        setup = measured(setup, models, out)
+        setup = measured(setup, models, out, hurried=True)
         draft_settings = setup.settings(drafting, greedy=params.greedy)
         settings = {
             **asdict(params),

@@ -45,9 +45,9 @@ def _break_even(costs: CostProfile) -> str:
     )
 
 
-def measured(setup: Setup, models: Models, output: Output) -> Setup:
-    """`setup` with a profile, if it has to be made; shows that."""
-    work = FirstUse(setup, models)
+def measured(setup: Setup, models: Models, output: Output, *, hurried: bool = False) -> Setup:
+    """`setup` with a profile, if it has to be made; shows that. `hurried`: an answer waits."""
+    work = FirstUse(setup, models, hurried=hurried)
     with StatusLine(output) as status:
         setup = work.finish(lambda share: status.show("measuring this pair, once", share))
     say_measured(work, output)

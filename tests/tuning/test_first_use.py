@@ -66,13 +66,18 @@ class Timed:
 
 
 def measured(
-    verify: Sequence[tuple[int, float]], c: float, noise: Callable[[], float] = lambda: 1.0, step_s: float = STEP_S
+    verify: Sequence[tuple[int, float]],
+    c: float,
+    noise: Callable[[], float] = lambda: 1.0,
+    step_s: float = STEP_S,
+    *,
+    hurried: bool = False,
 ) -> tuple[FirstCosts, Timed, float]:
     """(result, target, seconds) on a made-up machine; `verify` also shapes the draft's blocks."""
     clock, points = Clock(), tuple(verify)
     target = Timed(clock, lambda n: step_s * cost_at(points, n) * noise())
     draft = Timed(clock, lambda n: step_s * c * cost_at(points, n) * noise())
-    work = measuring(target, draft, list(range(16)), clock=clock)
+    work = measuring(target, draft, list(range(16)), hurried=hurried, clock=clock)
     while True:
         try:
             next(work)
@@ -89,6 +94,17 @@ def test_a_steady_machine_is_measured_in_the_time_of_a_dozen_tokens() -> None:
     assert (found.step_s, found.noise) == pytest.approx((STEP_S, 0.0))
     assert spent_s < 12 * STEP_S
     assert target.passes == [1, 1, 4, 2, 8, 1]
+
+
+def test_an_answer_that_waits_does_so_for_the_time_of_five_tokens() -> None:
+    """Prevents: a first answer of 64 tokens that is slower than plain decoding by a tenth."""
+    for verify in (FLAT, STEEP):
+        found, target, spent_s = measured(verify, 0.3, hurried=True)
+        assert target.passes == [1, 1, 4]
+        assert spent_s < 6 * STEP_S
+        assert found.costs.verify_cost(4) == pytest.approx(dict(verify)[4])
+        assert [n for n, _ in found.costs.verify] == [1, 2, 4, 8]
+        assert found.costs.draft_cost() == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("c", "verify", "n_passes"), [(1.0, FLAT, 2), (0.9, STEEP, 4)])
