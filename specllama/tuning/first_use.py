@@ -133,8 +133,8 @@ def measuring(
             return found(passes.points(), ((1, c),))
     if hurried:
         more = max(passes.cost(4), 1.0) - 1.0
-        verify = sorted([(1, 1.0), (4, 1.0 + more), *((n, 1.0 + share * more) for n, share in ASSUMED)])
-        return found(tuple(verify), tuple((n, c * cost) for n, cost in UNMEASURED))
+        curve = sorted([(1, 1.0), (4, 1.0 + more), *((n, 1.0 + share * more) for n, share in ASSUMED)])
+        return found(tuple(curve), tuple((n, c * cost) for n, cost in UNMEASURED))
     rows = [2, 4]
     # T(8) is at least this if T goes on as it began; the draft's block costs less than its rows one by one.
     if passes.affords(2.0 * passes.cost(4) + 1.0 + N_READ / 2 * c):
