@@ -21,6 +21,7 @@ import numpy as np
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished
+from specllama.core.gain import Cost
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Caps, LanguageModel
@@ -129,9 +130,12 @@ def accepted(recorded: Recorded, round_: int) -> list[bool]:
 
 def replay(
     recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings,
-    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None),
+    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None), cost: Cost = None,
 ) -> Passes:  # fmt: skip
-    """The passes of the answer, generated again with a strategy. `real`: a target and a draft that make them too."""
+    """The passes of the answer, generated again with a strategy.
+
+    `real`: a target and a draft that make them as well; `cost`: of the target's, for the gain.
+    """
     ids = {token: i for i, token in enumerate(dict.fromkeys((*recorded.prompt, *recorded.tokens)))}
     n_vocab, wrong = len(ids) + 2, len(ids)
     prompt, said = [ids[token] for token in recorded.prompt], [ids[token] for token in recorded.tokens]
@@ -141,7 +145,7 @@ def replay(
         _rows(drafted, recorded.confidence[: len(said)], n_vocab), len(prompt), PROBE_TOKENS, target, real[1]
     )
     drafter = REGISTRY[strategy].make(draft if REGISTRY[strategy].needs_model else None, settings)
-    engine = Engine(target, drafter, cost=settings.cost)
+    engine = Engine(target, drafter, cost=cost)
     *events, last = engine.generate(prompt, GREEDY, RandomChooser(0), max_tokens=len(said))
     told = [token for event in events if (token := getattr(event, "token", None)) is not None]
     assert told == said, "the replay differs from the recorded answer"
@@ -177,7 +181,7 @@ class Machine:
     def settings(self) -> DraftSettings:
         """A fresh controller, as a tuned pair gets it."""
         policy = Controller(self.costs, calibration=Calibration(self.prior))
-        return DraftSettings(length=DraftLength(TUNED), policy=policy, cost=self.costs.verify_cost)
+        return DraftSettings(length=DraftLength(TUNED), policy=policy)
 
 
 @dataclass(frozen=True, slots=True)

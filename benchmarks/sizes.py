@@ -372,8 +372,10 @@ def confirm(args: argparse.Namespace) -> None:
         for each in answers:
             right, n_decoded = accepted(each, 0), len(each.tokens) - 1  # the first pass counts as prompt
             for _ in range(args.rounds):
+                both = (target, draft)
                 plain, fast = (
-                    replay(each, right, strategy, here.settings(), (target, draft)) for strategy in ("none", here.auto)
+                    replay(each, right, strategy, here.settings(), both, here.costs.verify_cost)
+                    for strategy in ("none", here.auto)
                 )
                 calculated = n_decoded / (fast.cost(here.costs) - 1.0)
                 measured, shown = plain.stats.decode_s / fast.stats.decode_s, fast.stats.gain

@@ -466,6 +466,7 @@ class Chat:
         self._pair._require_open()
         events = self._session.ask(_typed("text", text, str, "text"), self._pair._cancel)
         settings = self._session.settings
+        self._session.cost = self._pair._setup.cost
         seeded, greedy = settings.seed >= 0, settings.params.greedy
         answer = self._pair._followed(events, settings.drafting.policy, greedy=greedy, seeded=seeded)
         self._answers.add(answer)

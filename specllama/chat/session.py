@@ -20,6 +20,7 @@ from specllama.chat.settings import MAX_SEED, Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, TokenEvent
+from specllama.core.gain import Cost
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats
@@ -96,6 +97,7 @@ class ChatSession:
         self.stats = SpecStats()  # of all answers
         self.answers: list[SpecStats] = []  # one each
         self.reuse: Reuse | None = None  # of the last answer
+        self.cost: Cost = None  # of the target's passes, for the gain of the next answer
         self._drafter: Drafter | None = None
         self._settings = settings or Settings()
         self.attach(target, draft)
@@ -242,7 +244,7 @@ class ChatSession:
         settings = self._settings
         seed = secrets.randbits(32) if settings.seed < 0 else settings.seed
         self._engine.drafter = self._drafter_for(settings)
-        self._engine.rule, self._engine.cost = settings.rule, settings.drafting.cost
+        self._engine.rule, self._engine.cost = settings.rule, self.cost
         piece = self._target.vocab.piece
         events = self._engine.generate(
             tokens,

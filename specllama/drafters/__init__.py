@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specllama.core.gain import Cost
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.types import Drafter, DraftPolicy, LanguageModel
 from specllama.drafters.chain import ChainDrafter
@@ -23,7 +22,6 @@ class DraftSettings:
     temperature: float | None = None  # of the draft; None = the target's
     vocab_size: int | None = None  # of the target
     policy: DraftPolicy | None = None  # decides within the longest draft; None = only the length and p_min do
-    cost: Cost = None  # of the target's passes; tells the gain and decides nothing
     # If the draft model has at least so many tokens to read, the first step of an answer has no draft.
     n_at_once: int = FIRST_TOKEN_FIRST
 

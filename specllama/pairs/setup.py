@@ -211,6 +211,7 @@ class Setup:
     strategy: str = "none"
     length: DraftLength = NO_DRAFTS
     profile: Profile | None = None  # sets the draft length
+    measured: Profile | None = None  # what is known of the pair if the user set the length
     stale: str = ""  # why the profile of `tune` is not used
     model_strategy: str = SIMPLE  # see `Choice`
     any_strategy: bool = False  # see `Choice`
@@ -244,8 +245,11 @@ class Setup:
 
     @property
     def cost(self) -> Cost:
-        """T(n)/T(1) of the target by the profile; None without one."""
-        return self.profile.costs.verify_cost if self.profile else None
+        """T(n)/T(1) of the target, to tell the gain; None if it was not measured on this kernel path."""
+        profile = self.profile or self.measured
+        if profile is None or profile.assumes:
+            return None
+        return profile.costs.verify_cost
 
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""
@@ -254,7 +258,6 @@ class Setup:
             p_min=drafting.p_min,
             temperature=drafting.temperature,
             policy=self.policy(greedy=greedy),
-            cost=self.cost,
         )
 
     def draft_options(self, n_ctx: int) -> LoadOptions:
@@ -328,6 +331,8 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         setup = tuned(setup, any_strategy=choice.any_strategy)
         if setup.profile is None:
             setup = _unmeasured(setup, listener, measure=choice.measure)
+    elif (known := profiles.find(setup.subject).profile) and known.target_path == KernelPath.of(options):
+        setup = replace(setup, measured=known)
     if choice.n_ctx == 0:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=longest_context(setup)))
     else:

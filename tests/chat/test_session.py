@@ -329,8 +329,7 @@ def test_the_gain_is_that_of_the_profile_of_each_answer(chat) -> None:
     session = chat()
     said(session.ask("hello"))
     assert all(each.cost is None for each in session.stats.passes)
-    drafting = replace(session.settings.drafting, cost=lambda n: float(n))
-    session.settings = replace(session.settings, drafting=drafting)
+    session.cost = float
     said(session.ask("and"))
     assert [each.cost for each in session.answers[1].passes] == [
         float(each.n_rows) for each in session.answers[1].passes

@@ -19,9 +19,9 @@ import pytest
 from specllama.base import disk as storage
 from specllama.base.errors import SpecllamaError
 from specllama.base.jsonable import from_plain
-from specllama.drafters.controller import PROBE_TOKENS, CostProfile
+from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, CostProfile
 from specllama.llama import LoadOptions
-from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT
+from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
@@ -227,6 +227,23 @@ def test_a_profile_tells_the_gain_of_an_answer(specllama: Run, pair: Pair, keep:
     assert 0 < gain["low"] <= gain["value"] <= gain["high"]
     assert record_of(specllama(*args, "--spec-type", "none", "--json"))["gain"] is None
     assert re.search(r"\| \d+\.\dx plain \| Draft:", specllama(*args).err)
+
+
+def test_only_measured_costs_of_the_loaded_kernel_path_tell_the_gain(
+    specllama: Run, pair: Pair, keep: Callable[[Profile], Path]
+) -> None:
+    """Prevents: a gain from assumed costs, or from those of another kernel path; no gain at a fixed length."""
+
+    def costs_of(profile: Profile, *args: str) -> set[float | None]:
+        keep(profile)
+        events = events_of(specllama("run", *pair.options, *ASK, *args, "--jsonl"))
+        return {event["cost"] for event in events if event["event"] == "step"}
+
+    loaded = replace(PROFILE, target_path=KernelPath.of(LoadOptions()))
+    assumed = replace(loaded, source="use", costs=replace(CHEAP, verify=UNMEASURED))
+    assert costs_of(assumed) == {None}
+    assert CHEAP.verify_cost(4) in costs_of(loaded, "--draft-max", "3")
+    assert costs_of(PROFILE, "--draft-max", "3") == {None}
 
 
 def test_the_same_seed_says_the_same_twice(specllama: Run, pair: Pair, keep: Callable[[Profile], Path]) -> None:

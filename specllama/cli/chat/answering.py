@@ -88,7 +88,6 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
 
     The policy of `before` is kept, with what it has learned, if sampling and draft temperature allow it.
     """
-    settings = replace(settings, drafting=replace(settings.drafting, cost=opened.setup.cost))
     if not settings.drafting.length.is_auto:
         return settings
     greedy, draft_temp = settings.params.greedy, settings.drafting.temperature
@@ -241,6 +240,7 @@ class ChatState:
         self.interrupted = False
         self.kept = False
         turns = session.turns
+        session.cost = self.opened.setup.cost
         answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
         drafts = session.settings.drafter != "none"
         figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
