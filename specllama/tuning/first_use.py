@@ -134,7 +134,8 @@ def measuring(
     if hurried:
         more = max(passes.cost(4), 1.0) - 1.0
         curve = sorted([(1, 1.0), (4, 1.0 + more), *((n, 1.0 + share * more) for n, share in ASSUMED)])
-        return found(tuple(curve), tuple((n, c * cost) for n, cost in UNMEASURED))
+        # The draft runs on the same kernels, so its curve has the shape of the target's.
+        return found(tuple(curve), tuple((n, c * cost) for n, cost in curve))
     rows = [2, 4]
     # T(8) is at least this if T goes on as it began; the draft's block costs less than its rows one by one.
     if passes.affords(2.0 * passes.cost(4) + 1.0 + N_READ / 2 * c):

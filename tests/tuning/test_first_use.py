@@ -105,6 +105,8 @@ def test_an_answer_that_waits_does_so_for_the_time_of_five_tokens() -> None:
         assert found.costs.verify_cost(4) == pytest.approx(dict(verify)[4])
         assert [n for n, _ in found.costs.verify] == [1, 2, 4, 8]
         assert found.costs.draft_cost() == pytest.approx(0.3)
+        # The steepest curve instead would keep a draft that pays from reading a prompt.
+        assert found.costs.draft_cost(4) == pytest.approx(0.3 * dict(verify)[4])
 
 
 @pytest.mark.parametrize(("c", "verify", "n_passes"), [(1.0, FLAT, 2), (0.9, STEEP, 4)])
