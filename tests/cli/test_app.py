@@ -14,7 +14,8 @@ import typer
 
 from specllama.base.errors import ChecksumMismatch, PairError, SpecllamaError, UsageError
 from specllama.cli import app
-from tests.cli.conftest import Pair, Result, Run
+from tests.cli.conftest import REPOSITORY, SPECLLAMA, Pair, Result, Run
+from tests.homes import file_size_limit
 
 
 @pytest.fixture
@@ -233,6 +234,21 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(
     result = _redirected(redirection, *(paths.get(arg, arg) for arg in args))
     assert result.stderr == f"error: stdout cannot be written: {reason}\n"
     assert result.returncode == code
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_disk_with_little_room_is_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    """Prevents: half of the output with exit code 0, as Docker images set PYTHONUNBUFFERED."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [*SPECLLAMA, "--version"]
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    with (tmp_path / "out").open("w") as file, file_size_limit(20):
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 1
+    assert b"stdout cannot be written: File too large" in done.stderr
+    assert (tmp_path / "out").stat().st_size == 20
 
 
 @pytest.mark.slow

@@ -84,8 +84,12 @@ def test_a_stdout_that_cannot_be_written_loses_no_report(place: Place, command: 
 
 
 @pytest.mark.slow
-def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(place: Place) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(
+    place: Place, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
     """Prevents: the same where another program made the pipe non-blocking and reads nothing."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     theirs, ours = os.pipe()
     os.set_blocking(ours, False)
     with contextlib.suppress(BlockingIOError):
@@ -127,11 +131,14 @@ def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_its_own", [False, True])
-def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(place: Place, is_its_own: bool) -> None:
+@pytest.mark.parametrize(("form", "sign"), [("jsonl", b'"event": "run"'), ("md", b" left")])
+def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
+    place: Place, form: str, sign: bytes, is_its_own: bool
+) -> None:
     """Prevents: the same where the progress is drawn first, by EIO alone or with the SIGHUP of a session's terminal."""
     theirs, ours = os.openpty()
     with subprocess.Popen(
-        [*place.program("bench lines"), "-n", "64", "-r", "50"],
+        [*place.program("bench"), "--format", form, "-n", "64", "-r", "50"],
         stdin=ours,
         stdout=ours,
         stderr=ours,
@@ -141,14 +148,14 @@ def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(plac
         os.close(ours)
         try:
             seen = b""
-            while seen.count(b'"event": "run"') < 2:
+            while seen.count(sign) < 12:
                 seen += os.read(theirs, 1 << 16)
             os.close(theirs)
             assert child.wait(240) == 129
         finally:
             child.kill()
-    (file,) = place.kept.glob("specllama-*.jsonl")
-    assert json.loads(file.read_text().splitlines()[-1])["partial"]
+    (file,) = place.kept.glob(f"specllama-*.{form}")
+    assert form == "md" or json.loads(file.read_text().splitlines()[-1])["partial"]
 
 
 def test_a_quiet_command_says_where_its_report_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import typer
 
@@ -237,11 +237,16 @@ class TerminalGone(BrokenPipeError):
 
 
 class _Standard(io.TextIOWrapper):
-    """A wrapper of an existing standard stream that hands write errors to `failed`."""
+    """A wrapper of an existing standard stream that hands write errors to `failed`.
+
+    Under PYTHONUNBUFFERED the stream below has no buffer, and what a write leaves would be lost without an error: on a
+    nearly full disk, on a full pipe that does not block, or after a signal.
+    """
 
     def __init__(self, before: io.TextIOWrapper, failed: Callable[[OSError], None]) -> None:
+        below: Any = before.buffer
         super().__init__(
-            before.buffer,
+            io.BufferedWriter(below) if isinstance(below, io.RawIOBase) else below,
             before.encoding,
             before.errors,
             line_buffering=before.line_buffering,
