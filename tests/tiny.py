@@ -1,22 +1,5 @@
 """Tiny random GGUF files, with which the real llama.cpp takes milliseconds.
 
-- `write_model(path, ...)`: one model; see its parameters. `arch` is "llama" (default), "qwen2", "gemma3" (with a
-  sliding window) or "mamba" (recurrent, cannot roll back).
-- `write_pair(folder, noise=0.05, ...)`: a target and a draft that agree often but not always; returns the two paths.
-- `write_split(path, n_parts)`: a written model cut into `-00001-of-0000N` parts; returns their paths.
-- `write_bare(path, ...)`: a header of any keys and no tensors (vocab-only files, unknown architectures).
-- `letters(n)`: a vocabulary for enumeration: n - 3 one-letter tokens, then `<|bos|>`, `<|im_end|>` and `<|endoftext|>`.
-- `byte_level()`: 256 byte tokens, three merges ("th", "the", " the"), then `<|bos|>`, `<|im_start|>`, `<|im_end|>`,
-  `<|endoftext|>`: tokenizes any text, ends with either of the last two.
-- `ascii_level()`: the printable ASCII characters and the newline, without merges, so that every answer has the same
-  tokens when it is tokenized again. The special tokens are those of `byte_level`.
-- `word_level()`: `byte_level` with many words of two letters, for tests that reduce vocabularies.
-- `sentencepiece()`: `<unk> <s> </s>`, 256 byte tokens `<0x00>`.., then some pieces with the U+2581 space.
-- `load(path, **options)`: a `LlamaModel` with one thread (two are slower here) and a context of 256 tokens; the options
-  are those of `LoadOptions`.
-- `cut(path, n_bytes)`, `overwrite(path, offset, data)`: damaged copies of a file, made in place.
-- `CHATML`: a small chat template; `token_id(vocabulary, text)`: the id of a text in a vocabulary.
-
 The weights give distributions that are neither flat nor one-hot (`scale` is about the standard deviation of the logits)
 and depend on the whole history. Equal arguments give equal files, byte for byte.
 """

@@ -39,6 +39,7 @@ def _die(_tell: Tell) -> None:
 def _sleep(tell: Tell) -> None:
     tell("asleep", 0.0)
     time.sleep(60)
+    os.write(1, b"left over")
 
 
 class BrokenPipe:
@@ -84,7 +85,9 @@ def test_a_child_ends_with_its_parent() -> None:
     """Prevents: minutes of quantization on all cores after the parent was killed."""
     source = "from specllama.base import child\nfrom tests.base.test_child import _sleep\n"
     source += "child.run(_sleep, lambda what, share: print(what, flush=True))\n"
-    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline()
         parent.kill()

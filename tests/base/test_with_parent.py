@@ -12,10 +12,10 @@ import pytest
 from specllama.base import with_parent
 
 SLEEPER = """
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; print('grandchild', flush=True); time.sleep(60)"])
-print("child", flush=True)
+import os, sys, time
+os.write(1, b"child\\n" if os.fork() else b"grandchild\\n")
 time.sleep(60)
+print("left over")
 """
 PARENT = """
 import subprocess, sys

@@ -361,17 +361,6 @@ def test_a_vocabulary_without_a_begin_token_gets_none():
     assert conversation.text(user("hi")).startswith("<|im_start|>")
 
 
-def test_a_system_prompt_that_the_template_refuses_goes_in_front_of_the_first_user_message():
-    """Gemma's template ended the program when a system prompt was given."""
-    conversation, _ = family(GEMMA, *SPECIAL, bos="<s>")
-    conversation.tokens(user("hi"))
-    assert not conversation.system_merged
-    text = conversation.text([Message("system", "Be brief."), *user("hi"), Message("assistant", "yes"), *user("so?")])
-    assert conversation.system_merged
-    assert "user\nBe brief.\n\nhi<end" in text
-    assert text.count("Be brief.") == 1
-
-
 @pytest.mark.parametrize(
     ("template", "messages", "text", "merged"),
     [
@@ -382,7 +371,7 @@ def test_a_system_prompt_that_the_template_refuses_goes_in_front_of_the_first_us
     ids=["the template ignores it", "the template has it", "no user message"],
 )
 def test_a_system_prompt_is_never_lost(template, messages, text, merged):
-    """Mistral's first template dropped it without a word; merging dropped it where there is no user message."""
+    """Gemma's template ended the program, Mistral's dropped it, merging dropped it where there is no user message."""
     conversation, _ = family(template, *SPECIAL, bos="<s>", eos="</s>")
     assert text in conversation.text([Message("system", "Be brief."), *messages])
     assert conversation.system_merged is merged

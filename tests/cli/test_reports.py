@@ -32,6 +32,8 @@ COMMANDS = {
 }
 
 
+# Examining the machine takes a second.
+_UNSEEN = "from specllama.bench import machine\nmachine.others_load = machine.memory_bandwidth = lambda *_: None\n"
 PROMPTS = [{"id": f"q{i}", "category": "coding", "language": "en", "turns": [f"say {i}"]} for i in range(4)]
 
 
@@ -44,7 +46,8 @@ class Place:
     pair: Pair
 
     def program(self, command: str) -> list[str]:
-        return [sys.executable, "-c", CALM, command.split()[0], *self.pair.options, *COMMANDS[command]]
+        calm = _UNSEEN * command.startswith("bench") + CALM
+        return [sys.executable, "-c", calm, command.split()[0], *self.pair.options, *COMMANDS[command]]
 
     def saved(self, command: str, hint: str) -> list[Any]:
         """The lines of the file that the hint names."""

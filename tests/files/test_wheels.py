@@ -310,7 +310,8 @@ def test_pip_ends_when_the_program_is_killed(fake_pip: Callable[[str], None], tm
     """Prevents: a download that goes on without a reader after `kill -9`."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    fake_pip(f"import time; pipe = open({str(pipe)!r}, 'w'); print('on', file=pipe, flush=True); time.sleep(60)")
+    late = "time.sleep(60); print('left over', file=pipe)"
+    fake_pip(f"import time; pipe = open({str(pipe)!r}, 'w'); print('on', file=pipe, flush=True); {late}")
     source = "from specllama.files import hub\nfrom tests.files.test_wheels import joined\nhub.fetch(joined())\n"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], *sys.path])}
     with subprocess.Popen([sys.executable, "-c", source], env=env) as program, pipe.open() as said:

@@ -18,7 +18,7 @@ from specllama.kernels import build
 pytestmark = pytest.mark.skipif(bool(build.unsupported()), reason="no kernels on this machine")
 
 MAKES = 'n=; for word; do [ "$n" = -o ] && echo made > "$word"; n=$word; done'
-HANGS = 'exec 3> "$PLACE/alive"; sleep 60'
+HANGS = 'exec 3> "$PLACE/alive"; (sleep 60; echo left over >&3)'
 COMMAND = [sys.executable, "-m", "specllama.kernels"]
 
 

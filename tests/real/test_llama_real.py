@@ -106,7 +106,7 @@ import json
 from pathlib import Path
 from specllama.llama import load
 model = load(Path({str(path)!r}))
-model.feed(list(range(1000, 1600)))
+model.feed(list(range(1000, 1100)))
 model.eval([5] * 17)
 rows = [line.split() for line in open("/proc/self/status") if line.startswith("VmRSS")]
 print(json.dumps({{"rss": int(rows[0][1]) * 1024}}))
