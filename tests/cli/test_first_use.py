@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import specllama as specllama_module
 from specllama.pairs import learning
 from specllama.pairs.profile import Profile
 from specllama.tuning import first_use
@@ -102,16 +103,42 @@ def test_a_chat_over_a_pipe_measures_before_its_first_answer(specllama: Run, tal
     assert [event for event in events if event["event"] == "profile"] == []
 
 
+def dearer(profile: Profile, *_args: object, **_options: object) -> Profile:
+    """As if the answer had shown a dearer draft."""
+    return replace(
+        profile,
+        costs=replace(profile.costs, draft=((1, profile.costs.draft_cost() + 0.01),)),
+        evidence=replace(profile.evidence, verify=(learning.RowCost(2, 1.0, 1.0),)),
+    )
+
+
+def test_an_answer_teaches_the_next_unless_its_seed_was_fixed(
+    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a profile that never learns; a seed that says something else the second time."""
+    monkeypatch.setattr(learning, "learned", dearer)
+
+    def cost(*args: str) -> float:
+        """The draft's cost by which this answer decides."""
+        record = record_of(specllama("run", *pair.options, "--raw", "abcabcabc", "-n", "20", *ENDLESS, *args, "--json"))
+        found: float = record["profile"]["costs"]["draft"][0][1]
+        return found
+
+    first = cost("--temp", "1", "-s", "3")
+    assert cost("--temp", "1", "-s", "3") == cost("--temp", "1") == first
+    assert cost("--temp", "0", "-s", "3") == pytest.approx(first + 0.01)
+    assert cost("--temp", "1", "-s", "3") == pytest.approx(first + 0.02)
+    with specllama_module.load(target=pair.target, draft=pair.draft, n_threads=1) as loaded:
+        for options in ({"seed": 1}, {}, {"temperature": 0.0, "seed": 1}):
+            loaded.answer("abc", raw=True, max_tokens=5, **options)
+    assert cost("--temp", "1", "-s", "3") == pytest.approx(first + 0.04)
+
+
 def test_a_profile_that_learned_within_a_chat_is_told(
     specllama: Run, talker: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: answers by a profile that no record names."""
-
-    def learned(profile: Profile, *_args: object, **_options: object) -> Profile:
-        return replace(profile, costs=replace(profile.costs, draft=((1, profile.costs.draft_cost() + 0.01),)),
-                       evidence=replace(profile.evidence, verify=(learning.RowCost(2, 1.0, 1.0),)))  # fmt: skip
-
-    monkeypatch.setattr(learning, "learned", learned)
+    monkeypatch.setattr(learning, "learned", dearer)
     lines = "".join(json.dumps({"message": text}) + "\n" for text in ("hello", "and then", "and then"))
     result = specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl", stdin=lines.encode())
     costs = [event["costs"]["draft"][0][1] for event in events_of(result) if event["event"] == "profile"]
