@@ -18,7 +18,8 @@ pytestmark = pytest.mark.model
 def test_a_person_talks_stops_and_goes_on(model_file: Callable[[str], Path], tmp_path: Path) -> None:
     """A chat that works with toys only: a slow stop, an answer that is not kept, a history that is read again."""
     file = str(model_file(SMALL))
-    command = [*SPECLLAMA, "chat", "-m", file, "-md", file, "-c", "4096", "--temp", "0", "-n", "200"]
+    command = [*SPECLLAMA, "chat", "-m", file, "-md", file, "-c", "4096", "--temp", "0", "-n", "200",
+               "--spec-draft-n-max", "4"]  # fmt: skip
     shown = Terminal(command, 80, 30, {"XDG_STATE_HOME": str(tmp_path)})
     shown.display.write_process_input = lambda data: shown.child.send(data.encode())  # type: ignore[method-assign]
     shown.wait_for(lambda t: ">>>" in t.text, 120)
