@@ -83,7 +83,7 @@ class AlwaysProbes:
 
     _asked = False
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
         self._asked = not self._asked
         return DraftPlan(probe=N_PROBED if self._asked else 0)
 

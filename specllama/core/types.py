@@ -171,8 +171,8 @@ class DraftPolicy(Protocol):
 class Planner(DraftPolicy, Protocol):
     """A policy that knows what drafting costs: it also decides whether the draft model is evaluated at all."""
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
-        """How to draft at most `limit` tokens.
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
+        """How to draft at most `limit` tokens after `depth` tokens of text.
 
         `offer`: confidences of tokens that cost nothing to propose, in order. `lag`: tokens that the draft model must
         read first, besides the pending one; None = no model can draft now.

@@ -26,6 +26,7 @@ PROBE_TOKENS = 24
 # Catching up must pay within HORIZON tokens, or within half of the tokens for which the model was not used: the length
 # of the answer is unknown. Before the first sample it may cost BLIND_INVESTMENT at most, in T(1); a long prompt costs
 # tens.
+DEPTH_STEP = 256  # tokens of context after which T(n) is computed anew
 HORIZON = 32
 BLIND_INVESTMENT = 0.5
 
@@ -66,6 +67,7 @@ class CostProfile:
 
     verify: Points
     draft: Points
+    attention: float = 0.0  # what a token of context adds to each row of the target; the points hold near its beginning
 
     def __post_init__(self) -> None:
         _require_points(self.verify, "verify")
@@ -73,9 +75,10 @@ class CostProfile:
         if abs(self.verify[0][1] - 1.0) > 1e-6:
             raise ConfigError(f"the cost profile has T(1) = {self.verify[0][1]}, expected 1, its unit")
 
-    def verify_cost(self, n: int) -> float:
-        """T(n)/T(1)."""
-        return cost_at(self.verify, n)
+    def verify_cost(self, n: int, depth: int = 0) -> float:
+        """T(n)/T(1) after `depth` tokens: rows share the reading of the weights, but not the attention."""
+        more = self.attention * depth
+        return (cost_at(self.verify, n) + n * more) / (1.0 + more)
 
     def draft_cost(self, n: int = 1) -> float:
         """The draft's pass over n rows; over one row it is the c of the cost model."""
@@ -126,12 +129,20 @@ class Controller:
         self.costs = costs
         # Blocks that were not measured are not tried: T(n) can jump.
         self.n_max = min(self._longest, max(costs.verify[-1][0] - 1, 1))
-        self._verify = [costs.verify_cost(n) for n in range(1, self.n_max + 2)]  # [n] = T(n+1), of n drafted tokens
+        self._go_to(0)
         self._draft = costs.draft_cost()
         # After a fully accepted block the model reads one token more in the next step.
         self._reread = max(costs.draft_cost(2) - self._draft, 0.0)
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+    def _go_to(self, depth: int) -> None:
+        """Use the costs after `depth` tokens."""
+        self._depth = depth
+        rows = range(1, self.n_max + 2)
+        self._verify = [self.costs.verify_cost(n, depth) for n in rows]  # [n] = T(n+1), of n drafted tokens
+
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
+        if abs(depth - self._depth) >= DEPTH_STEP:
+            self._go_to(depth)
         return self._begin_step(limit, offer, lag, looks=True).plan
 
     def _begin_step(self, limit: int, offer: Sequence[float], lag: int | None, *, looks: bool) -> _Step:

@@ -132,7 +132,7 @@ class LookupDrafter:
         limit = min(limit, self.n_max)
         if self._planner is not None:
             guesses = list(self.offer(tokens, limit))
-            plan = self._planner.plan(limit, offer=[guess.confidence for guess in guesses])
+            plan = self._planner.plan(limit, offer=[guess.confidence for guess in guesses], depth=len(tokens))
             self._decisions.append(Decision(0, 0.0, plan.n_given > 0, plan))
             return Draft(tuple(guess.token for guess in guesses[: plan.n_given]))
         drafted: list[int] = []

@@ -176,10 +176,10 @@ class ModelDrafter:
         if self._planner is None:
             n_given = self._n_taken(offer[:limit])
             return DraftPlan(n_given, 0 if lag is None else limit - n_given)
-        plan = self._ask(self._planner, limit, offer, lag)
+        plan = self._ask(self._planner, limit, offer, lag, len(tokens))
         if plan.probe:
             self._probe(self._planner, tokens, plan.probe, self._own(params))
-            plan = self._ask(self._planner, limit, offer, self._lag(tokens))
+            plan = self._ask(self._planner, limit, offer, self._lag(tokens), len(tokens))
         return plan
 
     def _n_taken(self, offer: Sequence[float]) -> int:
@@ -189,8 +189,8 @@ class ModelDrafter:
                 return depth
         return len(offer)
 
-    def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None) -> DraftPlan:
-        plan = planner.plan(limit, offer=offer, lag=lag)
+    def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None, depth: int) -> DraftPlan:
+        plan = planner.plan(limit, offer=offer, lag=lag, depth=depth)
         self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
         return plan
 

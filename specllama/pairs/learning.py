@@ -18,7 +18,7 @@ import numpy as np
 
 from specllama.base import disk
 from specllama.base.errors import SpecllamaError
-from specllama.core.events import Event, StepEvent
+from specllama.core.events import Event, PromptProgress, StepEvent, TokenEvent
 from specllama.core.types import DraftPolicy
 from specllama.drafters.calibration import Tally
 from specllama.drafters.controller import Controller, CostProfile
@@ -39,6 +39,9 @@ LEAST_STEPS = 16  # a shorter answer teaches nothing
 LEAST_PASSES = 3  # of one width
 HALF = 8.0  # samples with which an answer has half of its weight
 HALF_JUDGED = 30.0
+# After so many tokens another T(n)/T(1) is that of attention; before, it is that of the weights.
+DEEP = 1024
+MOST_ATTENTION = 1e-3  # of one row and one token, in T(1); more is an error of measurement
 LEAST_COST = 0.9  # T(n); less is an error of measurement
 MOST_CHANGE = 1.5  # factor of a cost that one answer can show: the machine may have been busy with something else
 
@@ -49,11 +52,17 @@ class Passes:
 
     eval_s: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # of the target, by rows
     draft_s: list[tuple[float, int, bool]] = field(default_factory=list)  # (seconds, passes, whether one read 2 rows)
+    n_prompt: int = 0
+    n_emitted: int = 0
     _drew: bool = False  # the draft drafted in the step before, so it had to read no more than its last token
     _rereads: bool = False
 
     def take(self, event: Event) -> None:
         """Add a step. The first one belongs to the prompt."""
+        if isinstance(event, PromptProgress):
+            self.n_prompt = event.total
+        elif isinstance(event, TokenEvent):
+            self.n_emitted += 1
         if isinstance(event, StepEvent) and event.step > 0:
             self._add(event)
 
@@ -68,6 +77,11 @@ class Passes:
         self._rereads = bool(asked) and all(each.go_on for each in asked) and step.accepted == len(step.drafted)
 
     @property
+    def depth(self) -> int:
+        """Tokens of context, in the middle of the answer."""
+        return self.n_prompt + self.n_emitted // 2
+
+    @property
     def n_steps(self) -> int:
         return sum(map(len, self.eval_s.values()))
 
@@ -76,11 +90,11 @@ class Passes:
         return {n: median(each) for n, each in self.eval_s.items() if len(each) >= LEAST_PASSES}
 
 
-def _unit(medians: Mapping[int, float], costs: CostProfile) -> float:
+def _unit(medians: Mapping[int, float], costs: CostProfile, depth: int) -> float:
     """T(1) in seconds during the answer: measured, or what the other widths say together."""
     if 1 in medians:
         return medians[1]
-    return math.exp(fmean(math.log(seconds / costs.verify_cost(n)) for n, seconds in medians.items()))
+    return math.exp(fmean(math.log(seconds / costs.verify_cost(n, depth)) for n, seconds in medians.items()))
 
 
 def _moved(old: float, weight: float, new: float, share: float) -> tuple[float, float]:
@@ -110,16 +124,16 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     if passes.n_steps < LEAST_STEPS or not medians:
         return profile
     is_assumed = profile.source == "use" and profile.strategy == LOOKUP_ALONE
-    costs, evidence, first = (
-        profile.costs,
-        profile.evidence,
-        ASSUMED_WEIGHT if is_assumed else FIRST_WEIGHT[profile.source],
-    )
-    unit_s = _unit(medians, costs)
+    first = ASSUMED_WEIGHT if is_assumed else FIRST_WEIGHT[profile.source]
+    costs, evidence = profile.costs, profile.evidence
+    unit_s = _unit(medians, costs, passes.depth)
     known = {each.n_rows: each for each in evidence.verify}
-    for n, seconds in medians.items():
-        if 1 < n <= costs.verify[-1][0]:
-            seen = seconds / unit_s
+    attention = evidence.attention
+    ratios = {n: seconds / unit_s for n, seconds in medians.items() if 1 < n <= costs.verify[-1][0]}
+    if passes.depth >= DEEP and 1 in medians:
+        attention = _attention(attention or RowCost(1, costs.attention, first), ratios, passes, costs)
+    elif passes.depth < DEEP:
+        for n, seen in ratios.items():
             known[n] = _row_cost(known.get(n), n, costs.verify_cost(n), first, seen, len(passes.eval_s[n]))
     draft = evidence.draft
     if len(passes.draft_s) >= LEAST_PASSES and costs.draft_cost() > 0.0:
@@ -128,17 +142,27 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     habits = {each.greedy: each for each in evidence.habits}
     if judged.n:
         habits[greedy] = _habit(habits.get(greedy) or profile.habit(greedy=greedy), judged, first, greedy=greedy)
-    step_s, _ = _moved(profile.step_s or unit_s, first, unit_s, 1.0)
-    more = Evidence(tuple(known[n] for n in sorted(known)), draft, tuple(habits[each] for each in sorted(habits)))
+    shallow_s = unit_s / (1.0 + costs.attention * passes.depth)
+    step_s, _ = _moved(profile.step_s or shallow_s, first, shallow_s, 1.0)
+    rows, seen_habits = tuple(known[n] for n in sorted(known)), tuple(habits[each] for each in sorted(habits))
+    more = Evidence(rows, draft, attention, seen_habits)
     return _taken_over(replace(profile, step_s=step_s, evidence=more))
 
 
+def _attention(old: RowCost, ratios: Mapping[int, float], passes: Passes, costs: CostProfile) -> RowCost:
+    """Solves ratio = (T(n) + n * a * depth) / (1 + a * depth) for a, for the widths of a deep answer together."""
+    found = [(ratio - costs.verify_cost(n)) / (n - ratio) / passes.depth for n, ratio in ratios.items() if ratio < n]
+    if not found:
+        return old
+    seen = min(max(median(found), 0.0), MOST_ATTENTION)
+    n_samples = sum(len(passes.eval_s[n]) for n in ratios)
+    cost, weight = _moved(old.cost, old.weight, seen, n_samples / (n_samples + HALF))
+    return RowCost(1, cost, weight)
+
+
 def _habit(old: Habit | None, judged: Tally, first: float, *, greedy: bool) -> Habit:
-    acceptance, confidence, share = (
-        judged.accepted / judged.n,
-        judged.confidence / judged.n,
-        judged.n / (judged.n + HALF_JUDGED),
-    )
+    acceptance, confidence = judged.accepted / judged.n, judged.confidence / judged.n
+    share = judged.n / (judged.n + HALF_JUDGED)
     if old is None:
         return Habit(greedy, acceptance, confidence, share)
     weight = old.weight or first
@@ -156,6 +180,8 @@ def _taken_over(profile: Profile) -> Profile:
     of_draft = 0.0 if evidence.draft is None else math.log(evidence.draft.cost / costs.draft_cost())
     if max(map(abs, (of_draft, *drift.values()))) > CLEAR:
         profile = replace(profile, costs=_shifted(costs, drift, math.exp(of_draft)))
+    if (seen := evidence.attention) is not None and abs(seen.cost - costs.attention) * DEEP > CLEAR / 2:
+        profile = replace(profile, costs=replace(profile.costs, attention=seen.cost))
     now = {each.greedy: profile.habit(greedy=each.greedy) for each in evidence.habits}
     if any(_differs(now[each.greedy], each) for each in evidence.habits):
         kept = [each for each in profile.habits if each.greedy not in now]
@@ -178,7 +204,7 @@ def _shifted(costs: CostProfile, drift: Mapping[int, float], draft: float) -> Co
         (n, max(costs.verify_cost(n) * math.exp(shift), LEAST_COST)) if n > 1 else (1, 1.0)
         for n, shift in zip(rows, shifts, strict=True)
     )
-    return CostProfile(verify=verify, draft=tuple((n, cost * draft) for n, cost in costs.draft))
+    return replace(costs, verify=verify, draft=tuple((n, cost * draft) for n, cost in costs.draft))
 
 
 class Lesson:
@@ -230,7 +256,7 @@ class Lesson:
             return learned(profile, self._passes, judged, greedy=self._greedy)
 
         profile = learn(before)
-        if profile == before or not profile.evidence.verify:
+        if profile == before or profile.evidence == Evidence():
             return setup
         with suppress(OSError, SpecllamaError):
             if setup.profile is None:

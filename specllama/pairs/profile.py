@@ -82,6 +82,7 @@ class Evidence:
 
     verify: tuple[RowCost, ...] = ()
     draft: RowCost | None = None  # the draft's pass over one row
+    attention: RowCost | None = None  # of one row and one token of context
     habits: tuple[Habit, ...] = ()
 
 

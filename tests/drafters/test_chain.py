@@ -33,7 +33,7 @@ class Scripted:
         self.learned: list[tuple[float, float]] = []
         self.n_observed = 0
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
         self.asked.append((limit, len(offer), lag))
         return self.plans.pop(0) if self.plans else DraftPlan()
 

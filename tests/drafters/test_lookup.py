@@ -176,7 +176,7 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
     offers: list[Sequence[float]] = []
 
     class Two(Taking):
-        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+        def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
             assert lag is None
             offers.append(offer)
             return DraftPlan(n_given=2)

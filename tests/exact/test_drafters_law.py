@@ -52,7 +52,7 @@ class Moody:
         self.seen.append(die)
         return die
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None) -> DraftPlan:
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
         n_given = self._die(min(len(offer), limit) + 1)
         n_drawn = 0 if lag is None else self._die(limit - n_given + 1)
         return DraftPlan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)])

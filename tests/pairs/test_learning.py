@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 
-from specllama.core.events import StepEvent
+from specllama.core.events import PromptProgress, StepEvent
 from specllama.core.types import Decision, DraftPlan
 from specllama.drafters.calibration import Calibration, Prior, Tally
 from specllama.drafters.controller import Controller, CostProfile, Points, cost_at
@@ -43,17 +43,26 @@ def step(number: int, k: int, accepted: int, eval_s: float, draft_s: float, *, m
 
 
 def answer(
-    lengths: Sequence[int], verify: Points, c: float, *, step_s: float = 0.1, rng: random.Random | None = None
+    lengths: Sequence[int],
+    verify: Points,
+    c: float,
+    *,
+    step_s: float = 0.1,
+    rng: random.Random | None = None,
+    depth: int = 0,
+    attention: float = 0.0,
 ) -> Passes:
     """The passes of an answer on a machine with these costs; 10 % noise with `rng`."""
-    passes = Passes()
+    passes, one = Passes(), 1.0 + depth * attention
+    passes.take(PromptProgress(0, depth))
 
     def noise() -> float:
         return rng.gauss(1.0, 0.1) if rng else 1.0
 
     for number, k in enumerate((0, *lengths)):
         n_evals = k + 1 if k else 0
-        passes.take(step(number, k, 0, step_s * cost_at(verify, k + 1) * noise(), step_s * c * n_evals * noise()))
+        eval_s = step_s * (cost_at(verify, k + 1) + (k + 1) * depth * attention)
+        passes.take(step(number, k, 0, eval_s * noise(), step_s * one * c * n_evals * noise()))
     return passes
 
 
@@ -101,10 +110,10 @@ def test_the_draft_and_a_width_that_was_never_measured_are_learned() -> None:
     assert profile.costs.draft_cost(16) == pytest.approx(2.0, rel=0.07)
 
 
-def chosen(costs: CostProfile) -> int:
+def chosen(costs: CostProfile, context: int = 0) -> int:
     """How far a controller drafts at an acceptance of 80 %."""
     controller, depth = Controller(costs, calibration=Calibration(Prior(0.8, 0.8, 0.0))), 0
-    limit = controller.plan(16, lag=0).n_drawn
+    limit = controller.plan(16, lag=0, depth=context).n_drawn
     while depth < limit and (not depth or controller.look(depth)) and controller.go_on(depth, 0.8):
         depth += 1
     return depth
@@ -126,6 +135,24 @@ def test_a_machine_that_changes_is_followed_and_the_length_settles(seed: int) ->
         rates = [speedup(true, 0.8, k) for k in range(8)]
         assert fmean(rates[k] for k in answers) > 0.97 * max(rates)
     assert sum(a != b for a, b in pairwise(lengths[-25:])) <= 6
+
+
+def test_a_long_context_teaches_the_attention_and_not_the_weights() -> None:
+    """Prevents: long drafts where every row reads 3,500 tokens of context; short ones in the next short chat."""
+    flat, a = ((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8)), 1e-4
+    costs = replace(COSTS, verify=flat)
+    profile, rng = replace(PROFILE, costs=costs), random.Random(1)
+    for _ in range(15):
+        said = answer([0, 1, 3, 7] * 8, flat, 0.2, rng=rng, depth=3500, attention=a)
+        profile = learned(profile, said, NONE, greedy=True)
+    assert profile.costs.verify == flat
+    assert profile.costs.attention == pytest.approx(a, rel=0.3)
+    assert profile.costs.verify_cost(8, 3500) == pytest.approx((1.8 + 8 * 0.35) / 1.35, rel=0.15)
+    assert chosen(profile.costs, 3500) < chosen(profile.costs)
+    again = profile
+    for _ in range(15):
+        again = learned(again, answer([0, 1, 3, 7] * 8, flat, 0.2, rng=rng), NONE, greedy=True)
+    assert again.costs == profile.costs
 
 
 def test_the_acceptance_of_a_pair_is_learned_by_temperature() -> None:
