@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +34,11 @@ COMMANDS = {
 }
 
 
-# Examining the machine takes a second.
-_UNSEEN = "from specllama.bench import machine\nmachine.others_load = machine.memory_bandwidth = lambda *_: None\n"
+# Examining the machine takes a second, a probe 16.
+_SHORT = {
+    "bench": "from specllama.bench import machine\nmachine.others_load = machine.memory_bandwidth = lambda *_: None\n",
+    "check": "from specllama.cli.check import probe\nprobe.COSTS_S = 0.5\n",
+}
 PROMPTS = [{"id": f"q{i}", "category": "coding", "language": "en", "turns": [f"say {i}"]} for i in range(4)]
 
 
@@ -46,8 +51,8 @@ class Place:
     pair: Pair
 
     def program(self, command: str) -> list[str]:
-        calm = _UNSEEN * command.startswith("bench") + CALM
-        return [sys.executable, "-c", calm, command.split()[0], *self.pair.options, *COMMANDS[command]]
+        name = command.split()[0]
+        return [sys.executable, "-c", _SHORT.get(name, "") + CALM, name, *self.pair.options, *COMMANDS[command]]
 
     def saved(self, command: str, hint: str) -> list[Any]:
         """The lines of the file that the hint names."""
@@ -61,6 +66,14 @@ class Place:
             assert text.strip()
             return []
         return [json.loads(line) for line in (text.splitlines() if place.suffix == ".jsonl" else [text])]
+
+
+def read_until(terminal: int, sign: bytes, n: int) -> None:
+    """Read until `sign` came `n` times."""
+    seen, deadline = b"", time.monotonic() + 240
+    while seen.count(sign) < n:
+        assert select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0], seen[-1000:]
+        seen += os.read(terminal, 1 << 16)
 
 
 @pytest.fixture
@@ -110,7 +123,7 @@ def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["bench lines", "audit", "check"])
 def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) -> None:
     """Prevents: minutes of measuring lost with the window or the connection in which they were started."""
     theirs, ours = os.openpty()
@@ -121,7 +134,7 @@ def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) ->
         assert child.stderr is not None
         try:
             if command == "bench lines":
-                os.read(theirs, 1)
+                read_until(theirs, b"{", 1)
             os.close(theirs)
             _, err = child.communicate(timeout=240)
         finally:
@@ -133,8 +146,7 @@ def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_its_own", [False, True])
-@pytest.mark.parametrize(("form", "sign"), [("jsonl", b'"event": "run"'), ("md", b" left")])
+@pytest.mark.parametrize(("form", "sign", "is_its_own"), [("jsonl", b'"event": "run"', True), ("md", b" left", False)])
 def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
     place: Place, form: str, sign: bytes, is_its_own: bool
 ) -> None:
@@ -150,9 +162,7 @@ def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
     ) as child:
         os.close(ours)
         try:
-            seen = b""
-            while seen.count(sign) < 12:
-                seen += os.read(theirs, 1 << 16)
+            read_until(theirs, sign, 12)
             os.close(theirs)
             assert child.wait(240) == 129
         finally:
