@@ -227,7 +227,9 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> list[str]:
         return [each.failure(max(deadline - monotonic(), 0.0)) for each in running]
     except subprocess.TimeoutExpired:
         minutes = f"{_TIMEOUT_S / 60:.0f} minutes"
-        raise BackendError(f"the compiler {commands[0][0]} did not end within {minutes}", hint="set CXX") from None
+        raise BackendError(
+            f"the compiler {commands[0][0]} did not end within {minutes}", hint="set CXX to another"
+        ) from None
     finally:
         for each in running:
             each.end()
