@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, ClassVar
 
 from specllama import llama
@@ -19,23 +21,23 @@ from specllama.cli.reports import not_lost
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine, watching
 from specllama.cli.screen.tables import draw_table
+from specllama.derive import tuned as derive_tuned
 from specllama.derive.search import keep_tuned
+from specllama.derive.tuned import Others, Tuned
 from specllama.drafters import TRANSLATED
 from specllama.drafters.length import DraftLength
 from specllama.files.inventory import files_of
 from specllama.llama import tested_kernels
+from specllama.llama.load_plan import physical_cores
 from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Drafting
-from specllama.pairs.profile import ClassFigures, Profile
+from specllama.pairs.profile import LOOKUP_ALONE, ClassFigures, Profile, ProfileKey, Threads
 from specllama.pairs.setup import Listener, Setup
 from specllama.pairs.token_rows import BY_TEXT
-from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.tune import Findings
 
-_LOCK = "tuning"  # two at a time would disturb each other's figures
 N_PROFILE_BYTES = 20_000  # an upper bound
 ROOM = "free some space, or set XDG_STATE_HOME to a folder on a larger disk; then tune again"
 WRITABLE = "make the folder writable, or set XDG_STATE_HOME to one that is; then tune again"
@@ -55,17 +57,19 @@ class TuneOptions:
             word("auto", TRANSLATED),
         ),
     ] = "auto"
-    quick: Annotated[bool, Option("--quick", "Measure for about a minute.")] = False
+    quick: Annotated[bool, Option("--quick", "Measure for a minute instead of five.")] = False
     json: Annotated[bool, Option("--json", "One JSON object: the profile and its path.")] = False
     quiet: Annotated[bool, Option("-q --quiet", "Only the findings and errors.")] = False
-    verbose: Annotated[bool, Option("-v --verbose", "Also show the cost of every pass.")] = False
+    verbose: Annotated[bool, Option("-v --verbose", "Also show the cost of every pass and all drafts.")] = False
     color: Color = "auto"
 
 
 @with_options
 def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -> None:
-    """Measure a pair on this machine and save the fastest settings: kernel path, threads, cost of passes, and the
-    speed of the draft and of drafts derived from it (`specllama draft`).
+    """Measure a pair on this machine and save the fastest settings: kernel path, threads, cost of passes, and draft.
+
+    Cheaper drafts are made of the pair's own (weights in Q4_0, 32,000 tokens of vocabulary, both). The fastest is kept
+    if it is faster than the pair's own, the others are removed. It ends early if no draft can pay.
 
     `run` and `chat` then use this profile if the longest draft is `auto` and the models and hardware options are the
     same. It is valid until the files, llama.cpp or the CPU change. Run it while the machine is idle. Ctrl-C changes
@@ -86,21 +90,16 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     subject = _fitting(setup, listener).subject
     _require_folder(profiles.path_of(subject).parent)
     effort = tuner.QUICK if options.quick else tuner.THOROUGH
-    parents = [subject.draft, subject.target] if subject.draft is not None else []
-    if subject.strategy == TRANSLATED:  # drafts derived from the target use its ids
-        parents.pop()
-    variants = [derived.path for parent in parents for derived in drafts.children_of(parent)]
-    variants = [path for path in variants if path.resolve() != subject.draft]
-    if options.quick and len(variants) > 1:
-        least = min(variants, key=lambda path: path.stat().st_size)
-        output.note(f"note: --quick measures only the smallest of {len(variants)} derived drafts ({least.stem})")
-        variants = [least]
+    others = derive_tuned.others_of(subject, quick=options.quick)
+    known = [] if others is None else others.known
     with watching(output) as watch:  # before they are measured, so that a later change shows
-        paths = [path for path in (subject.target, subject.draft, *variants) if path is not None]
+        paths = [path for path in (subject.target, subject.draft, *known) if path is not None]
         measured = {file: storage.seen(file, watch) for path in paths for file in files_of(path)}
-    with watching(output) as watch, storage.only_one(_LOCK, watch), StatusLine(output, logs=True) as status:
+    output.note(_announcement(others, quick=options.quick))
+    with watching(output) as watch, storage.only_one(drafts.LOCK, watch), StatusLine(output, logs=True) as status:
         status.show("asking for kernel paths", 0.0)
-        found = tuner.measure(subject, tuner_paths.worth_measuring(subject, variants), effort, status.show)
+        tuned = derive_tuned.tune(subject, others, effort, status.show)
+    found, profile = tuned.findings, tuned.profile
     for failure in found.failures:
         output.warn(f"not everything could be measured: {failure}")
     if not found.comparable:
@@ -109,7 +108,6 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
             "as long",
             "tune again when the machine is idle",
         )
-    profile = tuner.choose(found, quick=options.quick)
     place: Path | None = None
     problem: SpecllamaError | None = None
     try:
@@ -122,20 +120,30 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         keep_tuned(subject, found, profile)
     except (SpecllamaError, OSError) as error:
         output.warn(f"the figures for `draft list` cannot be saved: {told(error)}", told(error).hint)
-    facts = _facts(found, profile, place)
+    facts = _facts(tuned, place)
     with not_lost(output, ".json", lambda: to_json(facts), place):
         if options.json:
             output.data(facts)
         else:
-            _show_all(output, found, profile)
+            show(output, subject, tuned)
             if place is not None:
                 output.note(f"saved for `run` and `chat` in {place}")
     if problem is not None:
         raise problem
 
 
-def _facts(found: Findings, profile: Profile, place: Path | None) -> dict[str, object]:
+def _announcement(others: Others | None, *, quick: bool) -> str:
+    """The time and the space that tuning takes."""
+    time = f"measuring for up to {'a minute' if quick else 'five minutes'}"
+    if others is None or not others.recipes:
+        return time
+    size = storage.size_text(others.most_bytes)
+    return f"{time}; drafts are made in {drafts.folder()} (up to {size} each) and kept only if they are faster"
+
+
+def _facts(tuned: Tuned, place: Path | None) -> dict[str, object]:
     """The JSON object."""
+    found, profile = tuned.findings, tuned.profile
     compared = [
         {"name": each.path.stem, "cost": each.cost, "speed": each.speed}
         for each in tuner.judged(found, profile)
@@ -144,27 +152,16 @@ def _facts(found: Findings, profile: Profile, place: Path | None) -> dict[str, o
     return {
         "profile": profile.to_json(),
         "path": place,
+        "before": tuned.before.to_json(),
         "draft_can_pay": profile.draft_can_pay,
+        "best_case": tuned.best_case,
         "kernel_paths": [layout.to_json() for layout in found.layouts],
         "derived_drafts": compared,
+        "removed": tuned.removed,
         "failures": found.failures,
         "drift": found.drift,
-        "draft_tokens_per_token": found.n_spelled,
+        "draft_tokens_per_token": found.drafts[0].n_spelled,
     }
-
-
-def _show_all(output: Output, found: Findings, profile: Profile) -> None:
-    show(output, profile)
-    if output.verbose:
-        for layout in found.layouts:
-            cost_of = dict(layout.verify or ())
-            costs = "".join(f", {counted(n, 'token')} {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
-            costs = ", too slow for the target" if layout.verify is None else costs
-            output.line(f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms{costs}")
-        if profile.strategy == TRANSLATED:
-            output.prose(f"The draft reads {found.n_spelled:.2f} of its tokens for one of the target's.")
-    for sentence in _compared(found, profile):
-        output.prose(sentence)
 
 
 def _require_folder(folder: Path) -> None:
@@ -201,74 +198,103 @@ def _fitting(setup: Setup, listener: Listener) -> Setup:
     return setup
 
 
-# `draft make` measures with other settings.
-WITH = " (measured now, with the threads above and its own best kernel path, drafting only if it helps)"
-
-
-def _compared(found: Findings, profile: Profile) -> list[str]:
-    """The derived drafts that were measured, and the draft that is used from now on."""
-    told = [
-        f"Derived draft {each.path.stem}: a token costs {each.cost:.2f} of a pass, {each.speed:.2f}x on average{WITH}."
-        for each in tuner.judged(found, profile)
-        if each.path is not None
-    ]
-    if told:
-        told.append(f"Used from now on: {profile.derived.stem if profile.derived else 'the draft as published'}.")
-    return told
-
-
-def show(output: Output, profile: Profile) -> None:
-    """A table of the classes of prompts, then the findings."""
-    if profile.classes and output.out.steerable:
-        figures = ("temp", "accepted", "draft", "speed")
-        styles = ["green" if each.speedup > 1.0 else None for each in profile.classes]
-        rows = [_columns(each) for each in profile.classes]
-        draw_table(output, ("prompts", *figures), rows, figures=figures, styles=styles)
+def show(output: Output, subject: ProfileKey, tuned: Tuned) -> None:
+    """A table of what changed, and what to expect in one sentence."""
+    heads, rows = ("what", "before", "after"), _rows(subject, tuned)
+    if output.out.steerable:
+        draw_table(output, heads, rows, styles=["green" if before != after else None for _, before, after in rows])
     else:
-        for each in profile.classes:
-            output.row(*_columns(each))
-    for sentence in findings(profile):
-        output.prose(sentence)
+        for row in (heads, *rows):
+            output.row(*row)
+    output.prose(expected(tuned))
     if output.verbose:
-        for name, points in (("checking", profile.costs.verify), ("draft", profile.costs.draft)):
-            output.line(f"{name}: " + ", ".join(f"{cost:.2f} ({n})" for n, cost in points) + "  of one pass (rows)")
+        _show_details(output, tuned)
+    if tuned.removed:
+        output.note(f"removed, not faster: {', '.join(tuned.removed)}")
 
 
-def _columns(each: ClassFigures) -> tuple[str, str, str, str, str]:
-    temperature, length = "0" if each.greedy else "default", str(each.n_max) if each.n_max else "none"
-    return each.name, temperature, f"{100 * each.acceptance:.0f} %", length, f"{each.speedup:.2f}x"
+def _rows(subject: ProfileKey, tuned: Tuned) -> list[tuple[str, str, str]]:
+    """(what, before, after)"""
+    both = (tuned.before, tuned.profile)
+
+    def row(what: str, text: Callable[[Profile], str]) -> tuple[str, str, str]:
+        return what, text(both[0]), text(both[1])
+
+    rows = [row("target's kernel path", lambda profile: profile.target_path.name)]
+    if subject.draft is not None:
+        rows.append(row("draft's kernel path", lambda profile: profile.draft_path.name))
+        rows.append(row("draft", lambda profile: _draft_text(profile.derived or subject.draft)))
+    if tuned.profile.threads is not None:
+        rows.append(row("threads", lambda profile: _threads_text(profile.threads, subject)))
+    rows.append(row("pass over 1 token", lambda profile: f"{1000 * profile.step_s:.0f} ms"))
+    rows.append(row("pass over 4 tokens", lambda profile: f"{profile.costs.verify_cost(4):.2f} of that"))
+    if subject.draft is not None:
+        rows.append(row("drafted token", lambda profile: f"{profile.costs.draft_cost():.2f} of that"))
+    plain = (tuned.before.step_s, tuned.findings.fastest.step_s)
+    rows.append(("plain decoding", f"{1 / plain[0]:.1f} tok/s", f"{1 / plain[1]:.1f} tok/s"))
+    for before, after in zip(tuned.before.classes, tuned.profile.classes, strict=True):
+        what = f"{before.name}, temperature 0" if before.greedy else before.name
+        rows.append((what, _speed_text(before, plain[0]), _speed_text(after, plain[1])))
+    return rows
 
 
-def findings(profile: Profile) -> list[str]:
-    """The findings in sentences."""
-    costs = profile.costs
-    found = [
-        f"A pass over one token takes {1000 * profile.step_s:.0f} ms here, one over four "
-        f"{costs.verify_cost(4):.2f} times as long, one over eight {costs.verify_cost(8):.2f} times."
-    ]
-    paths = profile.target_path.name
-    if profile.classes:
-        spelled = ", the translation included" if profile.strategy == TRANSLATED else ""
-        found.append(f"A drafted token costs {costs.draft_cost():.2f} of a pass{spelled}.")
-        found.append(_expected(profile))
-        paths += f" for the target, {profile.draft_path.name} for the draft"
-    found.append(f"Kernel path: {paths}.")
-    if (threads := profile.threads) is not None:
-        drafting = f", {threads.draft} for the draft" if profile.classes else ""
-        found.append(f"Threads: {threads.decode} to decode with the target, {threads.verify} to verify{drafting}.")
-    return found
+def _draft_text(path: Path | None) -> str:
+    assert path is not None
+    size = f" ({storage.size_text(path.stat().st_size)})" if path.is_file() else ""
+    return f"{path.stem}{size}"
 
 
-def _expected(profile: Profile) -> str:
-    if not profile.draft_can_pay:
+def _threads_text(threads: Threads | None, subject: ProfileKey) -> str:
+    if threads is None:
+        return str(physical_cores())
+    drafting = f", {threads.draft} to draft" if subject.draft is not None else ""
+    return f"{threads.decode} to decode, {threads.verify} to verify{drafting}"
+
+
+def _speed_text(each: ClassFigures, plain_s: float) -> str:
+    how = f"drafts of {each.n_max}, {100 * each.acceptance:.0f} % accepted" if each.n_max else "plain"
+    return f"{each.speedup / plain_s:.1f} tok/s ({how})"
+
+
+def expected(tuned: Tuned) -> str:
+    """What to expect, in one sentence."""
+    profile, costs = tuned.profile, tuned.profile.costs
+    if profile.strategy == LOOKUP_ALONE:
+        return "Only lookups draft, with blocks as long as pay at these costs."
+    paid = f"a drafted token costs {costs.draft_cost():.2f} of a pass"
+    if not profile.classes:
+        own, cheapest = tuned.findings.best_case(), tuned.best_case
+        derived = f", the cheapest one derived from it {cheapest:.2f}" if cheapest > own else ""
         return (
-            "Plain decoding is fastest here: the draft is too slow even if every token of it is accepted. Only lookups "
-            "draft; they cost nothing if they find nothing."
+            f"No draft can pay here: {paid}; even if every token were accepted, the draft would reach {own:.2f} of the "
+            f"speed of plain decoding{derived}. Only lookups draft."
         )
     gains = {each.name: each.speedup for each in profile.classes if each.speedup > 1.0}
     if not gains:
-        return "Plain decoding is fastest here; the draft is tried now and then, and used if it turns out faster."
+        accepted = fmean(each.acceptance for each in profile.classes)
+        return (
+            f"Plain decoding is fastest here: {paid}, a pass over four {costs.verify_cost(4):.2f}, and "
+            f"{100 * accepted:.0f} % are accepted; the draft is tried now and then, and used if it turns out faster."
+        )
     best = max(gains, key=lambda name: gains[name])
-    plain = [each.name for each in profile.classes if each.speedup <= 1.0]
-    rest = f", and plain decoding for {', '.join(dict.fromkeys(plain))}" if plain else ""
+    plain = dict.fromkeys(each.name for each in profile.classes if each.speedup <= 1.0)
+    rest = f", and plain decoding for {', '.join(plain)}" if plain else ""
     return f"Expect up to {gains[best]:.2f} times the speed of plain decoding ({best}){rest}."
+
+
+def _show_details(output: Output, tuned: Tuned) -> None:
+    """The measured passes and drafts."""
+    found, profile = tuned.findings, tuned.profile
+    for name, points in (("checking", profile.costs.verify), ("draft", profile.costs.draft)):
+        output.line(f"{name}: " + ", ".join(f"{cost:.2f} ({n})" for n, cost in points) + "  of one pass (rows)")
+    for layout in found.layouts:
+        cost_of = dict(layout.verify or ())
+        costs = "".join(f", {counted(n, 'token')} {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)
+        costs = ", too slow for the target" if layout.verify is None else costs
+        output.line(f"{layout.way.name}: one token {1000 * layout.step_s:.1f} ms{costs}")
+    if profile.strategy == TRANSLATED:
+        output.prose(f"The draft reads {found.drafts[0].n_spelled:.2f} of its tokens for one of the target's.")
+    for each in tuner.judged(found, profile):
+        if each.classes:
+            name = "the pair's own draft" if each.path is None else each.path.stem
+            output.line(f"{name}: a token costs {each.cost:.2f} of a pass, {each.speed:.2f}x on average")

@@ -47,14 +47,14 @@ def make(parent: Header, recipe: Recipe, destination: Path, tell: Tell) -> None:
     """
     recipe = checked(parent, recipe)
     with written(destination), disk.work_folder(destination.with_name(f".{destination.name}.making")) as folder:
-        disk.check_room(destination.parent, _most_bytes(parent, recipe), destination.name, room_hint(destination))
+        disk.check_room(destination.parent, room_for(parent, recipe), destination.name, room_hint(destination))
         whole = child.run(partial(build, parent.path, recipe, folder), tell)
         llama.read_header(whole)
         whole.replace(destination)
 
 
-def _most_bytes(parent: Header, recipe: Recipe) -> int:
-    """Room for the file and the intermediate one."""
+def room_for(parent: Header, recipe: Recipe) -> int:
+    """Bytes for the file and the intermediate one."""
     n_bytes = parent.n_file_bytes if recipe.n_vocab or recipe.dropped else 0
     if recipe.quant:
         n_bytes += int(parent.n_params * QUANTS[recipe.quant].bits / 8) + _HEADER_ROOM

@@ -15,20 +15,34 @@ from specllama.base import child
 from specllama.base.child import Tell
 from specllama.base.cpu import this_cpu
 from specllama.base.disk import work_folder
-from specllama.base.errors import ConfigError, SpecllamaError
 from specllama.derive import make as derive
+from specllama.derive.candidates import MAKING, Candidates, candidates
 from specllama.derive.layers import ALIKE
-from specllama.drafters.controller import CostProfile, Points
+from specllama.drafters.controller import CostProfile
 from specllama.files.inventory import checksum_of
 from specllama.llama.header import Header
+from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Derived, Measurement, Recipe
+from specllama.pairs.draft_in_target_ids import VOCAB_MAP
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.pairs.tokenizer import read_tokenizer
 from specllama.tuning import traces
-from specllama.tuning.child import Measured, MeasureJob, RunMeasureJob, Way, load, open_draft, run_child
+from specllama.tuning.child import MeasureJob, RunMeasureJob, load, open_draft, run_child
+from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace
-from specllama.tuning.tune import PATH_MARGIN, Findings, Judged, TuneEffort, figures, judged
+from specllama.tuning.tune import (
+    ANSWERS,
+    DRAFT,
+    PATH_MARGIN,
+    Findings,
+    Judged,
+    MeasuredDraft,
+    TuneEffort,
+    Tuning,
+    figures,
+    judged,
+)
 
 # Tried by default: types with fast kernels on all CPUs, and a vocabulary that covers nearly all of a text.
 QUANTS = ("Q4_0", "Q4_K_S", "Q2_K")
@@ -37,8 +51,9 @@ _LARGE_VOCAB = 64_000  # a smaller vocabulary is not cut
 _SHARES_DROPPED = (1 / 8, 1 / 4, 3 / 8)  # of the layers
 _N_RANKED = 24  # tokens of each answer that rank the layers
 
-SEARCH = TuneEffort(seconds=6.0, n_visits=1, n_tokens=48)
-QUICK = TuneEffort(seconds=2.0, n_visits=1, n_tokens=16)
+SEARCH = TuneEffort(seconds=240.0, n_visits=1, n_tokens=48)
+QUICK = TuneEffort(seconds=60.0, n_visits=1, n_tokens=16)
+LAYERS = 3.0  # weight of ranking the layers in the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +73,15 @@ class Space:
         return Recipe(quant="".join(self.quants), n_vocab=self.n_vocab, dropped=self.dropped)
 
 
+def cut_vocabulary(parent: Header) -> int:
+    """The tokens to keep; 0 if the vocabulary is small, cannot be cut, or was cut."""
+    is_large = parent.n_vocab >= _LARGE_VOCAB and VOCAB_MAP not in parent.gguf.entries
+    return N_VOCAB if is_large and read_tokenizer(parent).kind in ("bpe", "spm") else 0
+
+
 def everything(parent: Header) -> Space:
     """All changes that suit this parent."""
-    n_vocab = N_VOCAB if parent.n_vocab >= _LARGE_VOCAB and read_tokenizer(parent).kind in ("bpe", "spm") else 0
-    return Space(QUANTS, n_vocab, finds_layers=parent.architecture in ALIKE and not parent.n_swa)
+    return Space(QUANTS, cut_vocabulary(parent), finds_layers=parent.architecture in ALIKE and not parent.n_swa)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,79 +156,36 @@ class _Search:
     """A search in progress."""
 
     parent: Header
-    subject: ProfileKey  # the target, and the parent as its draft
-    way: Way
-    effort: TuneEffort
-    tell: Tell
-    run: RunMeasureJob
-    n_steps: int
-    made: list[Path] = field(default_factory=list)
+    tuning: Tuning
+    several: Candidates
     trials: list[Trial] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    first: Measured | None = None  # of the parent and the target
-    n_done: int = 0
 
-    def step(self, name: str) -> Tell:
-        """Progress of one step, as a share of the whole."""
-        before = self.n_done
-        self.n_done += 1
-
-        def report(what: str, share: float) -> None:
-            self.tell(f"{name}: {what}", min((before + share) / self.n_steps, 1.0))
-
-        return report
-
-    def look_at_parent(self) -> Trial:
-        job = MeasureJob(self.subject, self.way, self.effort.seconds, self.effort.n_tokens)
-        self.first = self.run(job, self.step("the draft as it is"))
-        return self._trial(Recipe(), self.parent.path, self.first)
-
-    def _trial(self, recipe: Recipe, path: Path, found: Measured, derived: Derived | None = None) -> Trial:
+    def trial(self, recipe: Recipe, path: Path, found: MeasuredDraft, derived: Derived | None = None) -> Trial:
         """Costs are in units of T(1), measured in the same rounds."""
-        assert self.first is not None
-        costs = CostProfile(verify=_in_units(self.first.verify, self.first), draft=_in_units(found.draft, found))
+        findings = self.tuning.findings
+        costs = findings.costs(findings.usable[0], found)
         return Trial(recipe, path, path.stat().st_size, costs, found.traces, derived, found.noise)
 
-    def attempt(self, recipe: Recipe, *, must: bool = False) -> Trial | None:
-        """Make and measure a candidate. A failure is raised if `must`, else kept in `failures`."""
-        tell = self.step(recipe.name)
-        try:
-            recipe = derive.checked(self.parent, recipe)
-            derived = ready(self.parent, recipe)
-            if derived is None:
-                path = drafts.place(self.parent.path, recipe)
-                self.made.append(path)
-                derive.make(self.parent, recipe, path, lambda what, share: tell(what, share / 2))
-                derived = drafts.record(path, recipe, self.parent.path)
-            job = self._job(derived.path)
-            found = self.run(job, lambda what, share: tell(what, 0.5 + share / 2))
-        except SpecllamaError as error:
-            if must:
-                raise
-            self.failures.append(f"{recipe.summary}: {error}")
-            return None
-        trial = self._trial(recipe, derived.path, found, derived)
-        self.trials.append(trial)
-        return trial
+    def attempt(self, recipe: Recipe) -> Trial | None:
+        """Make and measure a candidate. None if that fails, or if no time is left."""
+        with self.tuning.attempt(recipe.summary, MAKING + DRAFT) as has_time:
+            if has_time:
+                self.trials.append(self.must(recipe))
+                return self.trials[-1]
+        return None
 
-    def _job(self, draft: Path) -> MeasureJob:
-        assert self.first is not None
-        subject, seconds, first = replace(self.subject, draft=draft), self.effort.seconds / 2, self.first
-        return MeasureJob(subject, self.way, seconds, 0, answers=first.answers, rows=(1,), threads=first.threads)
+    def must(self, recipe: Recipe) -> Trial:
+        derived, found = self.several.attempt(recipe)
+        return self.trial(derived.recipe, derived.path, found, derived)
 
     def ranked_layers(self, base: Path) -> list[int]:
         """All layers, sorted by the acceptance rate without them, highest first."""
         place, layers = drafts.folder() / f".{base.name}.layers", range(self.parent.n_layer)
+        seconds, tell = self.tuning.budget.piece(LAYERS)
+        job = self.tuning.draft_job(base, KernelPath(), seconds)
         with drafts.written(place), work_folder(place) as folder:
-            work = partial(judge_without, self._job(base), tuple(layers), folder)
-            accepted = child.run(work, self.step("layers"))
+            accepted = child.run(partial(judge_without, job, tuple(layers), folder), tell)
         return sorted(layers, key=lambda layer: -accepted[layer])
-
-
-def _in_units(points: Points | None, found: Measured) -> Points:
-    assert points is not None
-    assert found.verify is not None
-    return tuple((n, cost / found.verify[0][1]) for n, cost in points)
 
 
 def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Tell) -> list[float]:
@@ -225,24 +202,13 @@ def judge_without(job: MeasureJob, layers: Sequence[int], folder: Path, tell: Te
     return found
 
 
-def ready(parent: Header, recipe: Recipe) -> Derived | None:
-    """The draft of this recipe, if it exists and is not stale."""
-    path = drafts.place(parent.path, recipe)
-    try:
-        derived = drafts.read(path) if path.is_file() else None
-    except ConfigError:  # a damaged one is made again
-        return None
-    true = derived is not None and derived.parent.path == parent.path.resolve() and not drafts.stale(derived)
-    return derived if true else None
-
-
 def search(
     parent: Header,
     subject: ProfileKey,
     space: Space,
     tell: Tell,
     *,
-    way: Way,
+    path: KernelPath,
     effort: TuneEffort = SEARCH,
     only: Recipe | None = None,
     run: RunMeasureJob = run_child,
@@ -250,16 +216,21 @@ def search(
     """Search `space` for the fastest draft. The best one and older drafts stay, the other candidates are removed.
 
     Each kind of change is tried on the best so far: quantization, vocabulary, layers. `only`: measure this recipe and
-    keep it at any speed. Raises what measuring the parent raises.
+    keep it at any speed. `path`: of all models. The caller holds `drafts.LOCK`. Raises what measuring the parent does.
     """
     if only is not None:
         space = Space()
-    recipes = len(space.quants) + bool(space.n_vocab) + (1 + len(_SHARES_DROPPED)) * space.finds_layers
-    state = _Search(parent, subject, way, effort, tell, run, n_steps=1 + recipes + bool(space.dropped) + bool(only))
-    try:
-        best = first = state.look_at_parent()
+    n_recipes = len(space.quants) + bool(space.n_vocab) + bool(space.dropped) + bool(only)
+    n_recipes += len(_SHARES_DROPPED) * space.finds_layers
+    tuning = Tuning(subject, effort, tell, run)
+    tuning.budget.plan(ANSWERS + n_recipes * (MAKING + DRAFT) + LAYERS * space.finds_layers)
+    tuning.compare(Paths((path,), (path,)))
+    tuning.hear()
+    with candidates(parent, tuning, lambda _path: [path]) as several:
+        state = _Search(parent, tuning, several)
+        best = first = state.trial(Recipe(), parent.path, tuning.findings.drafts[0])
         if only is not None:
-            state.attempt(only, must=True)
+            state.trials.append(state.must(only))
         for quant in space.quants:
             best = _better(best, state.attempt(Recipe(quant=quant)))
         if space.n_vocab:
@@ -268,18 +239,11 @@ def search(
             best = _better(best, state.attempt(replace(best.recipe, dropped=space.dropped)))
         if space.finds_layers:
             best = _without_layers(state, best)
-    except BaseException:
-        for path in state.made:
-            drafts.discard(path)
-        raise
-    assert state.first is not None
-    outcome = SearchOutcome(first, tuple(state.trials), tuple(state.failures), state.first.step_s, only)
-    kept = outcome.kept
-    for path in state.made:
-        if kept is None or path != kept.path:
-            drafts.discard(path)
+        findings = tuning.findings
+        outcome = SearchOutcome(first, tuple(state.trials), findings.failures, findings.usable[0].step_s, only)
+        several.kept = None if outcome.kept is None else outcome.kept.path
     for trial in outcome.trials:
-        if trial.derived is not None and trial.derived is kept:
+        if trial.derived is not None and trial.derived is outcome.kept:
             kept_figures = _measurement(subject, trial, first, made=drafts.now(), step_s=outcome.step_s, by=drafts.MAKE)
             drafts.measured(trial.derived, kept_figures)
     return outcome
@@ -291,12 +255,11 @@ def _better(best: Trial, other: Trial | None) -> Trial:
 
 def _without_layers(state: _Search, best: Trial) -> Trial:
     """Leave out more layers as long as that is faster."""
-    try:
-        order = state.ranked_layers(best.path)
-    except SpecllamaError as error:
-        state.failures.append(f"leaving out layers: {error}")
-        return best
-    for share in _SHARES_DROPPED:
+    order = list[int]()
+    with state.tuning.attempt("leaving out layers", LAYERS) as has_time:
+        if has_time:
+            order = state.ranked_layers(best.path)
+    for share in _SHARES_DROPPED if order else ():
         n_dropped = max(int(share * state.parent.n_layer), 1)
         trial = state.attempt(replace(best.recipe, dropped=tuple(sorted(order[:n_dropped]))))
         if _better(best, trial) is best:

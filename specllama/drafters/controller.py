@@ -84,6 +84,12 @@ class CostProfile:
         """The draft's pass over n rows; over one row it is the c of the cost model."""
         return cost_at(self.draft, n)
 
+    @property
+    def best_case(self) -> float:
+        """The speed over plain decoding with the best draft length, if every token is accepted."""
+        lengths = range(1, self.verify[-1][0])
+        return max(((k + 1) / (k * self.draft_cost() + self.verify_cost(k + 1)) for k in lengths), default=0.0)
+
 
 @dataclass(slots=True)
 class _Step:

@@ -27,6 +27,7 @@ from specllama.pairs.profile import ClassFigures
 _VERSION = 1  # of the record
 _N_LISTED = 4  # layers in a name; more become a number and a checksum
 _MODEL, _RECORD = ".gguf", ".json"
+LOCK = "drafts"  # held while drafts are made or measured: two at a time would disturb each other's figures
 MAKE: Final = "make"
 TUNE: Final = "tune"
 

@@ -117,10 +117,7 @@ class Profile:
     @property
     def draft_can_pay(self) -> bool:
         """True if some draft length pays when every token is accepted. Else the draft is not loaded."""
-        costs = self.costs
-        lengths = range(1, costs.verify[-1][0])
-        best = max(((k + 1) / (k * costs.draft_cost() + costs.verify_cost(k + 1)) for k in lengths), default=0.0)
-        return self.strategy != LOOKUP_ALONE and best > LEAST_RATE
+        return self.strategy != LOOKUP_ALONE and self.costs.best_case > LEAST_RATE
 
     def habit(self, *, greedy: bool) -> Habit | None:
         """The acceptance at that temperature: learned, else the mean of the classes; None if it is not known."""

@@ -15,7 +15,7 @@ from specllama.base import child as children
 from specllama.base.child import Tell, TellShare
 from specllama.base.errors import BackendError
 from specllama.chat.conversation import fitting_prompts
-from specllama.drafters.controller import Points, cost_at
+from specllama.drafters.controller import Points
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
@@ -28,6 +28,7 @@ from specllama.tuning.costs import (
     READ_ROWS,
     VERIFY_ROWS,
     Pass,
+    affordable,
     finished,
     interleaving,
     reading,
@@ -42,8 +43,11 @@ N_BEFORE = 128  # tokens in the KV while passes are measured
 # A block takes at least the time of one row. If it seems faster by more than noise, another program interrupted.
 PLAUSIBLE = 0.9
 THREAD_MARGIN = 1.03  # another number of threads must be faster than the default by this factor
-# Share of a child's work that is done after loading, after trying threads, and after measuring passes.
-LOADED, TRIED, MEASURED = 0.1, 0.2, 0.6
+# Share of a child's work that is done after loading and after trying threads.
+LOADED, TRIED = 0.2, 0.3
+THREADS_SHARE, STEP_SHARE = 0.15, 0.1  # of a child's time: for trying threads, and for T(1) alone
+JUDGED_SHARE = 0.2  # of the time for answers, for the draft's reading of them
+LEAST_TOKENS = 16  # of an answer, on a machine too slow for more
 TELL_S = 1.0  # between two reports of progress
 N_VERIFIED = 5  # rows of the pass that decides the threads for blocks
 
@@ -64,19 +68,16 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class MeasureJob:
-    """What one child measures."""
+    """What one child measures: T(1), then the passes that `rows` asks for, then answers and the draft's traces."""
 
     subject: ProfileKey
     way: Way
-    seconds: float
-    n_tokens: int  # of each answer for traces; 0 = no traces
-    most_step_s: float = math.inf  # if T(1) is longer, only T(1) is measured
-    checks: bool = False  # measure T(1) alone, to compare it with an earlier child
+    seconds: float  # for all of it, with loading
+    rows: tuple[int, ...] | None = None  # the target's blocks; None = what there is time for; () = T(1) and no passes
+    n_tokens: int = 0  # of each answer to record, at most; 0 = none
     answers: tuple[TracedAnswer, ...] = ()  # of another child, for judging the draft
-    rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks; a draft alone is measured with (1,)
     threads: Threads | None = None  # of another child; None = find them, unless the user fixed them
-    n_spelled: float | None = None  # of another child; None = count
-    threads_s: float = 1.0  # for finding the threads
+    most_step_s: float = math.inf  # if T(1) is longer, only T(1) is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class Measured:
     """What one child found. Costs are seconds by rows."""
 
     step_s: float  # T(1), measured before everything else
-    verify: Points | None  # None = only T(1) was measured
-    draft: Points  # by tokens of the target; empty without a draft
-    traces: tuple[Trace, ...]
+    verify: Points | None = None  # None = only T(1) was measured
+    draft: Points = ()  # by the draft's own tokens; empty without a draft
+    traces: tuple[Trace, ...] = ()
     answers: tuple[TracedAnswer, ...] = ()  # of the traces
     threads: Threads | None = None  # used here; None = those of the subject
     noise: float = 0.0  # `costs.spread`, the median over the passes
@@ -106,17 +107,6 @@ def known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[
     """As many tokens as `text` has, each a single token of the draft, as drafted tokens are."""
     known = [token for token in text if n_cells(draft, (token,)) == 1] or list(text)
     return (known * -(-len(text) // len(known)))[: len(text)]
-
-
-def by_tokens(cells: Points, n_spelled: float) -> Points:
-    """Costs by tokens of the target, from costs by tokens of the draft.
-
-    A drafted token is one token of the draft, but the emitted token before it may be several. Every pass is charged
-    with the mean, so a draft never seems cheaper than it is.
-    """
-    if n_spelled == 1.0:  # no rounding
-        return cells
-    return tuple((n, cost_at(cells, n * n_spelled)) for n, _ in cells)
 
 
 class Bench:
@@ -234,43 +224,55 @@ def _may_choose_threads(subject: ProfileKey) -> bool:
     return all(options.n_threads is None and options.n_threads_batch is None for options in several)
 
 
-def _measure(bench: Bench, tell: Tell) -> Measured:
-    """T(1) first, then the passes, then the traces."""
+def _measure(bench: Bench, tell: Tell, left: Callable[[], float]) -> Measured:
+    """T(1) first, then the passes, then the traces. `left`: seconds until the job's end."""
     job, tell = bench.job, _seldom(tell)
     bench.read()
     threads = None
     if _may_choose_threads(job.subject):
-        threads = job.threads or bench.default_threads()
-        if job.threads is None and not job.checks:
-            threads = find_threads(bench, job.threads_s, _part(tell, "trying numbers of threads", LOADED, TRIED))
+        threads = job.threads
+        if threads is None:
+            part = _part(tell, "trying numbers of threads", LOADED, TRIED)
+            threads = find_threads(bench, THREADS_SHARE * left(), part)
         bench.use(threads)
     tell("measuring passes", TRIED)
-    step_s = median(finished(interleaving([bench.verifying(1)], seconds=job.seconds / 10))[0])
-    if job.checks:
-        return Measured(step_s, None, (), (), threads=threads)
-    rows = [n for n in job.rows if n <= bench.target.caps.max_block] if step_s <= job.most_step_s else []
-    read = READ_ROWS if bench.draft is not None else ()
-    passes = [*map(bench.verifying, rows), *map(bench.reading, read)]
-    samples = finished(interleaving(passes, seconds=job.seconds), _part(tell, "measuring passes", TRIED, MEASURED))
-    verify = _median_points(rows, samples[: len(rows)]) if rows else None
-    reads = _median_points(read, samples[len(rows) :])
-    answers = _hear(bench, tell)
-    n_spelled = job.n_spelled or bench.n_spelled(answers)
-    found = tuple(trace for each in answers for trace in bench.judge(each)) if bench.draft is not None else ()
-    noise = median(map(spread, samples)) if samples else 0.0
-    return Measured(step_s, verify, by_tokens(reads, n_spelled), found, answers, threads, noise, n_spelled)
+    step_s = median(finished(interleaving([bench.verifying(1)], seconds=STEP_SHARE * left()))[0])
+    rows = _rows(job, step_s, left(), bench.target.caps.max_block)
+    read = READ_ROWS if bench.draft is not None and job.rows != () else ()
+    samples = list[list[float]]()
+    if passes := [*map(bench.verifying, rows), *map(bench.reading, read)]:
+        seconds = left() * (1.0 - JUDGED_SHARE) if job.answers else left()
+        samples = finished(interleaving(passes, seconds=seconds), _part(tell, "measuring passes", TRIED, 1.0))
+    answers = job.answers or _hear(bench, step_s, tell, left)
+    return Measured(
+        step_s,
+        verify=_median_points(rows, samples[: len(rows)]) if rows else None,
+        draft=_median_points(read, samples[len(rows) :]),
+        traces=tuple(trace for each in answers for trace in bench.judge(each)) if bench.draft is not None else (),
+        answers=answers,
+        threads=threads,
+        noise=median(map(spread, samples)) if samples else 0.0,
+        n_spelled=bench.n_spelled(answers),
+    )
 
 
-def _hear(bench: Bench, tell: Tell) -> tuple[TracedAnswer, ...]:
-    """The answers for the traces: those of the job, or new ones; empty without traces."""
-    job = bench.job
-    if job.answers or bench.draft is None or not job.n_tokens:
-        return job.answers
-    width = (1.0 - MEASURED) / len(bench.prompts)
-    found = list[TracedAnswer]()
-    for i, (name, tokens) in enumerate(bench.prompts.items()):
-        part = _part(tell, "recording answers", MEASURED + width * i, MEASURED + width * (i + 1))
-        found.append(traces.answer(bench.target, name, tokens, n_tokens=job.n_tokens, progress=part))
+def _rows(job: MeasureJob, step_s: float, seconds: float, most: int) -> tuple[int, ...]:
+    """The target's blocks to measure, of `most` rows at most."""
+    if step_s > job.most_step_s:
+        return ()
+    wanted = VERIFY_ROWS if job.rows is None else job.rows
+    rows = tuple(n for n in wanted if n <= most)
+    return affordable(rows, step_s, seconds) if job.rows is None else rows
+
+
+def _hear(bench: Bench, step_s: float, tell: Tell, left: Callable[[], float]) -> tuple[TracedAnswer, ...]:
+    """New answers, as long as there is time for; empty if the job asks for none."""
+    found, n_prompts = list[TracedAnswer](), len(bench.prompts) if bench.job.n_tokens else 0
+    for i, (name, tokens) in enumerate(list(bench.prompts.items())[:n_prompts]):
+        part = _part(tell, "recording answers", *(TRIED + (1.0 - TRIED) * n / n_prompts for n in (i, i + 1)))
+        seconds = (1.0 - JUDGED_SHARE) * left() / (n_prompts - i)
+        n_tokens = min(bench.job.n_tokens, max(int(seconds / step_s), LEAST_TOKENS))
+        found.append(traces.answer(bench.target, name, tokens, n_tokens=n_tokens, progress=part))
     return tuple(found)
 
 
@@ -293,8 +295,9 @@ def load(job: MeasureJob) -> Bench:
 
 def child(job: MeasureJob, tell: Tell) -> Measured:
     """Entry point of the child process."""
+    end = perf_counter() + job.seconds
     tell("loading", 0.0)
-    return _measure(load(job), tell)
+    return _measure(load(job), tell, lambda: end - perf_counter())
 
 
 RunMeasureJob = Callable[[MeasureJob, Tell], Measured]

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Pass = Callable[[], object]
 
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone and has jumps; short blocks matter most
-QUICK_ROWS = (1, 2, 4, 8, 16)
+FEWER_ROWS = ((1, 2, 4, 8, 16), (1, 4, 8))  # for less time
 READ_ROWS = (1, 2, 8, 32)  # of the draft: one token, two after a fully accepted block, more to catch up
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
 
@@ -113,6 +113,13 @@ def spread(samples: Sequence[float]) -> float:
     """Width of the middle half as a share of the median."""
     low, middle, high = quantiles(samples, n=4)
     return (high - low) / middle if middle else 0.0
+
+
+def affordable(rows: tuple[int, ...], step_s: float, seconds: float) -> tuple[int, ...]:
+    """`rows`, or the most of FEWER_ROWS that are measured in `seconds`, if a row more takes a quarter of T(1)."""
+    choices = [rows, *(tuple(n for n in fewer if n <= rows[-1]) for fewer in FEWER_ROWS)]
+    needed = [(LEAST_ROUNDS + 1) * step_s * sum(1 + (n - 1) / 4 for n in each) for each in choices]
+    return next((each for each, cost in zip(choices, needed, strict=True) if cost <= seconds), choices[-1])
 
 
 def verifying(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -20,7 +19,6 @@ class Paths:
 
     target: tuple[KernelPath, ...] = (DEFAULT,)
     draft: tuple[KernelPath, ...] = (DEFAULT,)
-    variants: tuple[tuple[Path, tuple[KernelPath, ...]], ...] = ()  # derived drafts
 
     @property
     def ways(self) -> list[Way]:
@@ -30,7 +28,7 @@ class Paths:
 
     def head(self, n: int) -> Paths:
         """The first `n` paths of each file."""
-        return Paths(self.target[:n], self.draft[:n], tuple((path, several[:n]) for path, several in self.variants))
+        return Paths(self.target[:n], self.draft[:n])
 
 
 def split(way: Way, default: Way) -> list[Way]:
@@ -40,8 +38,8 @@ def split(way: Way, default: Way) -> list[Way]:
     return [Way(way.target, default.draft), Way(default.target, way.draft)]
 
 
-def worth_measuring(subject: ProfileKey, variants: Sequence[Path]) -> Paths:
-    """The paths of all files that this build has and the subject's options allow. Raises ModelFileError."""
+def worth_measuring(subject: ProfileKey) -> Paths:
+    """The paths of target and draft that this build has and the subject's options allow. Raises ModelFileError."""
     wish = subject.target_options
     extra = [name for name in llama.build_info().extra_buffer_types if wish.kernels or name != BUFFER_TYPE]
 
@@ -49,5 +47,9 @@ def worth_measuring(subject: ProfileKey, variants: Sequence[Path]) -> Paths:
         return candidates(llama.read_header(path), extra) if wish.use_extra_bufts else (AS_IN_FILE,)
 
     target = paths_of(subject.target)
-    draft = target[:1] if subject.draft is None else paths_of(subject.draft)
-    return Paths(target, draft, tuple((path, paths_of(path)) for path in variants))
+    return Paths(target, target[:1] if subject.draft is None else paths_of(subject.draft))
+
+
+def of_draft(subject: ProfileKey, draft: Path) -> tuple[KernelPath, ...]:
+    """The paths of another draft, as those of the subject's own. Raises ModelFileError."""
+    return worth_measuring(replace(subject, draft=draft)).draft

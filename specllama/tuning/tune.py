@@ -1,13 +1,14 @@
-"""Tuning: measure the ways of loading a pair and choose the fastest.
+"""Tuning: measure the ways of loading a pair, piece by piece within a time, and choose the fastest.
 
-Each way has a child process: a kernel path can crash, and rearranged weights need memory for a second copy.
+Each piece has a child process: a kernel path can crash, and rearranged weights need memory for a second copy.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,12 +17,12 @@ from statistics import fmean
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.drafters import SIMPLE
-from specllama.drafters.controller import CostProfile, Points
+from specllama.drafters.controller import CostProfile, Points, cost_at
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey, Threads
 from specllama.tuning import traces
+from specllama.tuning.budget import Budget
 from specllama.tuning.child import HeldUp, Measured, MeasureJob, RunMeasureJob, Way, run_child, steady
-from specllama.tuning.costs import QUICK_ROWS, VERIFY_ROWS
 from specllama.tuning.kernel_paths import Paths, split
 from specllama.tuning.traces import Trace, TracedAnswer
 
@@ -35,22 +36,21 @@ PATH_MARGIN = 1.03  # another path must be faster than the default by this facto
 # load the target in another way only for a reason.
 PLAIN_TIE = 1.01
 
-VARIANT_SHARE = 0.25  # of the time for one child: a derived draft has fewer passes
-THREADS_SHARE = 0.2  # in addition, once, for finding the numbers of threads
+# Weights of the pieces in the time: a visit, a last look at the default, the answers, a draft.
+VISIT, CHECK, ANSWERS, DRAFT = 3.0, 0.7, 4.0, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneEffort:
     """How much time to spend."""
 
-    seconds: float  # for the passes of one child
+    seconds: float  # for everything
     n_visits: int  # children for each way of loading, in turn, so a drift of the machine affects all alike
-    n_tokens: int  # generated for each class of prompts
-    rows: tuple[int, ...] = VERIFY_ROWS  # the target's blocks
+    n_tokens: int  # generated for each class of prompts, at most
 
 
-QUICK = TuneEffort(seconds=5.0, n_visits=1, n_tokens=24, rows=QUICK_ROWS)
-THOROUGH = TuneEffort(seconds=30.0, n_visits=2, n_tokens=96)
+QUICK = TuneEffort(seconds=50.0, n_visits=1, n_tokens=24)
+THOROUGH = TuneEffort(seconds=280.0, n_visits=2, n_tokens=96)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Layout:
     way: Way
     step_s: float  # T(1), in the fastest visit
     verify: Points | None  # in units of T(1) in the same visit, so a slow phase of the machine does not matter
-    draft: Points
+    draft: Points  # by the draft's own tokens
 
     def to_json(self) -> dict[str, object]:
         way = {"target": self.way.target.to_json(), "draft": self.way.draft.to_json()}
@@ -68,12 +68,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """The measurements of a derived draft."""
+class MeasuredDraft:
+    """The measurements of one draft, beside the target."""
 
-    path: Path
-    layouts: tuple[Layout, ...]  # without target
-    traces: tuple[Trace, ...]
+    path: Path | None  # None = the subject's own
+    layouts: tuple[Layout, ...]  # a derived draft's have no target
+    traces: tuple[Trace, ...] = ()  # empty if no draft can pay
+    n_spelled: float = 1.0  # draft tokens for one target token
+    noise: float = 0.0  # see `Measured`
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +83,71 @@ class Findings:
     """Results of all children."""
 
     layouts: tuple[Layout, ...]
-    traces: tuple[Trace, ...]
-    failures: tuple[str, ...]  # paths and drafts that cannot be used, and why
-    drift: float  # largest ratio of two visits of the same path
-    variants: tuple[Variant, ...] = ()
+    drafts: tuple[MeasuredDraft, ...]  # the subject's own first
+    failures: tuple[str, ...] = ()  # paths and drafts that cannot be used, and why
+    drift: float = 1.0  # largest ratio of two visits of the same path
     threads: Threads | None = None  # used for all measurements; None = those of the options
     strategy: str = SIMPLE  # of the draft model, see `ProfileKey`
-    n_spelled: float = 1.0  # draft tokens for one target token
 
     @property
     def comparable(self) -> bool:
         """True if the machine was quiet enough to compare paths."""
         return self.drift <= MOST_DRIFT
 
+    @property
+    def usable(self) -> list[Layout]:
+        """The target's layouts to choose from."""
+        layouts = self._compared(self.layouts)
+        fastest = min(layout.step_s for layout in layouts)
+        measured = [layout for layout in layouts if layout.verify is not None]
+        return [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest] or measured
 
-def _scaled(points: Points, factor: float) -> Points:
+    @property
+    def fastest(self) -> Layout:
+        """The layout with the fastest plain decoding."""
+        return min(self._compared(self.layouts), key=lambda layout: layout.step_s)
+
+    def _compared(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        return layouts if self.comparable else layouts[:1]
+
+    def layout_of(self, draft: MeasuredDraft) -> Layout:
+        """The draft's path with the cheapest pass, or the first if none is clearly cheaper."""
+        best, *others = self._compared(draft.layouts)
+        for layout in others:
+            if layout.draft and PATH_MARGIN * layout.draft[0][1] * layout.step_s < best.draft[0][1] * best.step_s:
+                best = layout
+        return best
+
+    def costs(self, target: Layout, draft: MeasuredDraft) -> CostProfile:
+        """The costs of the draft beside the target on one of its paths."""
+        assert target.verify is not None
+        layout = self.layout_of(draft)
+        points = by_tokens(scaled(layout.draft, layout.step_s / target.step_s), draft.n_spelled)
+        # Without a draft its costs are never used; a profile needs some.
+        return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
+
+    def best_case(self, factor: float = 1.0) -> float:
+        """The speed over plain decoding if every token of the own draft is accepted and costs `factor` of its time."""
+        own = self.drafts[0]
+        layouts = tuple(replace(layout, draft=scaled(layout.draft, factor)) for layout in own.layouts)
+        several = [self.costs(target, replace(own, layouts=layouts)) for target in self.usable]
+        return max(costs.best_case for costs in several)
+
+
+def scaled(points: Points, factor: float) -> Points:
+    """The costs, each times `factor`."""
     return tuple((n, cost * factor) for n, cost in points)
+
+
+def by_tokens(cells: Points, n_spelled: float) -> Points:
+    """Costs by tokens of the target, from costs by tokens of the draft.
+
+    A drafted token is one token of the draft, but the emitted token before it may be several. Every pass is charged
+    with the mean, so a draft never seems cheaper than it is.
+    """
+    if n_spelled == 1.0:  # no rounding
+        return cells
+    return tuple((n, cost_at(cells, n * n_spelled)) for n, _ in cells)
 
 
 def _mean_points(several: Sequence[Points]) -> Points:
@@ -107,182 +158,173 @@ def merged(way: Way, visits: Sequence[Measured]) -> Layout:
     """The layout that results from all visits of one way."""
     # T(1) of the same rounds is the unit of both curves.
     units = [each.verify[0][1] if each.verify else each.step_s for each in visits]
-    curves = [_scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
-    drafts = [_scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
+    curves = [scaled(each.verify, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.verify]
+    drafts = [scaled(each.draft, 1.0 / unit) for each, unit in zip(visits, units, strict=True) if each.draft]
     step_s = min(each.step_s for each in visits)
     return Layout(way, step_s, _mean_points(curves) if curves else None, _mean_points(drafts))
 
 
-def _within(tell: Tell, begin: float, width: float) -> Tell:
-    """`tell` for a part of the whole."""
-    return lambda what, share: tell(what, begin + width * share)
+class Tuning:
+    """Measures a pair piece by piece, each in a child process, and keeps the results."""
 
-
-def _rising(tell: Tell) -> Tell:
-    """`tell` with shares that never fall, even if a child starts again."""
-    most = 0.0
-
-    def told(what: str, share: float) -> None:
-        nonlocal most
-        most = max(most, share)
-        tell(what, most)
-
-    return told
-
-
-class _Visits:
-    """Runs children, and keeps their results and failures by way of loading."""
-
-    def __init__(self, run: RunMeasureJob) -> None:
-        self._run = run
-        self.by_way: dict[Way, list[Measured]] = {}
-        self.failures: dict[Way, SpecllamaError] = {}
-        self._held_up: dict[Way, SpecllamaError] = {}  # in a visit that does not count
-        self._divided: set[Way] = set()  # failed; each of its two paths is measured apart
-        self.traces: tuple[Trace, ...] = ()
+    def __init__(self, subject: ProfileKey, effort: TuneEffort, tell: Tell, run: RunMeasureJob = run_child) -> None:
+        self.subject, self.effort = subject, effort
+        self.budget = Budget(effort.seconds, tell)
         self.answers: tuple[TracedAnswer, ...] = ()
         self.threads: Threads | None = None
-        self.n_spelled: float | None = None  # counted in the first answers
-        self.fastest = math.inf
+        self._run = run
+        self._visits: dict[Way, list[Measured]] = {}
+        self._dead: dict[Way, SpecllamaError] = {}
+        self._rows: tuple[int, ...] | None = None  # of the first visit, so that all have the same
+        self._failures: list[str] = []
+        self._own: Measured | None = None  # the subject's own draft, judged by the answers
+        self._others: list[MeasuredDraft] = []
 
-    def tour(self, ways: Sequence[Way], n_visits: int, job: MeasureJob, tell: Tell) -> None:
-        """Visit every way in turn, the default first and once more at the end, as a check.
+    def compare(self, paths: Paths) -> None:
+        """Measure the costs of passes on the paths of target and draft, on two of each in a short tuning.
 
-        Raises BackendError if the default was held up in every visit.
+        Raises BackendError if no path works, or if the default was held up in every visit.
         """
-        turns = deque((way, False) for _ in range(n_visits) for way in ways)
+        paths = paths.head(2) if self.effort.n_visits == 1 else paths
+        n_ways = len(paths.ways)
+        self.budget.plan(self.effort.n_visits * n_ways * VISIT + CHECK * (n_ways > 1))
+        self._tour(paths.ways)
+        self._failures += [f"{way.name}: {error}" for way, error in self._dead.items()]
+
+    def _tour(self, ways: Sequence[Way]) -> None:
+        """Visit every way in turn, the default first and once more at the end, as a check."""
+        n_visits = self.effort.n_visits
+        turns = deque((way, VISIT) for _ in range(n_visits) for way in ways)
         if len(ways) > 1:
-            turns.append((ways[0], True))
-        done = 0.0
+            turns.append((ways[0], CHECK))
+        held_up, divided = dict[Way, SpecllamaError](), set[Way]()
         while turns:
-            width = (1.0 - done) / len(turns)
-            way, checks = turns.popleft()
-            nothing_to_check = checks and way not in self.by_way
-            if way not in self.failures and way not in self._divided and not nothing_to_check:
-                n_tokens = 0 if self.traces or checks else job.n_tokens
-                visit = replace(job, way=way, n_tokens=n_tokens, checks=checks)
-                self._visit(visit, _within(tell, done, width))
-                if way in self.failures and (parts := split(way, ways[0])):
-                    del self.failures[way]
-                    self._divided.add(way)
-                    # The check stays the last turn.
-                    turns.rotate(1)
-                    turns.extend((part, False) for part in parts for _ in range(n_visits))
-                    turns.rotate(-1)
-            done += width
-        unseen = {way: error for way, error in self._held_up.items() if way not in self.by_way}
+            way, weight = turns.popleft()
+            nothing_to_check = weight == CHECK and way not in self._visits
+            too_late = self._visits and self.budget.left <= 0.0
+            if way in self._dead or way in divided or nothing_to_check or too_late:
+                self.budget.plan(-weight)
+                continue
+            self._visit(way, weight, held_up)
+            if way in self._dead and (parts := split(way, ways[0])):
+                del self._dead[way]
+                divided.add(way)
+                turns.rotate(1)  # the check stays the last turn
+                turns.extend((part, VISIT) for part in parts for _ in range(n_visits))
+                turns.rotate(-1)
+                self.budget.plan(VISIT * len(parts) * n_visits)
+        unseen = {way: error for way, error in held_up.items() if way not in self._visits}
         if ways[0] in unseen:  # nothing to compare the others with
             raise unseen[ways[0]]
-        self.failures |= unseen
+        self._dead |= unseen
         # In the order of `ways`, even if the first visit was held up.
-        self.by_way = {way: self.by_way[way] for way in (*ways, *self.by_way) if way in self.by_way}
+        self._visits = {way: self._visits[way] for way in (*ways, *self._visits) if way in self._visits}
 
-    def _visit(self, job: MeasureJob, tell: Tell) -> None:
-        most_step_s = self.fastest * SLOWEST_PLAIN
-        job = replace(job, threads=self.threads, most_step_s=most_step_s, n_spelled=self.n_spelled)
+    def _visit(self, way: Way, weight: float, held_up: dict[Way, SpecllamaError]) -> None:
+        seconds, tell = self.budget.piece(weight)
+        most_step_s = SLOWEST_PLAIN * min((each.step_s for each in self._all_visits), default=math.inf)
+        rows = () if weight == CHECK else self._rows
+        job = MeasureJob(self.subject, way, seconds, rows, threads=self.threads, most_step_s=most_step_s)
         try:
             found = steady(self._run, job, tell)
         except HeldUp as error:
-            self._held_up[job.way] = error
+            held_up[way] = error
             return
         except SpecllamaError as error:
-            self.failures[job.way] = error
+            self._dead[way] = error
             return
-        self.by_way.setdefault(job.way, []).append(found)
-        self.traces, self.answers = self.traces or found.traces, self.answers or found.answers
+        self._visits.setdefault(way, []).append(found)
         self.threads = self.threads or found.threads
-        if found.answers:
-            self.n_spelled = found.n_spelled
-        self.fastest = min(self.fastest, found.step_s)
+        if found.verify and self._rows is None:
+            self._rows = tuple(n for n, _ in found.verify)
 
     @property
-    def layouts(self) -> list[Layout]:
+    def _all_visits(self) -> list[Measured]:
+        return [each for several in self._visits.values() for each in several]
+
+    @property
+    def _layouts(self) -> list[Layout]:
         """Every way that works. Raises BackendError if none does."""
-        found_all = [merged(way, found) for way, found in self.by_way.items() if way not in self.failures]
-        if not any(layout.verify for layout in found_all):
-            raise next(iter(self.failures.values()), BackendError("nothing could be measured"))
-        return found_all
+        found = [merged(way, visits) for way, visits in self._visits.items() if way not in self._dead]
+        if not any(layout.verify for layout in found):
+            raise next(iter(self._dead.values()), BackendError("nothing could be measured"))
+        return found
 
     @property
-    def drift(self) -> float:
-        steps = [[each.step_s for each in found] for found in self.by_way.values()]
+    def _drift(self) -> float:
+        steps = [[each.step_s for each in visits] for visits in self._visits.values()]
         return max(max(each) / min(each) for each in steps)
 
-    def variant(
-        self, subject: ProfileKey, several: Sequence[KernelPath], target: Layout, seconds: float, tell: Tell
-    ) -> tuple[Variant, list[str]]:
-        """A derived draft on each of its paths, judged by the target's answers so far; and the failures.
+    def hear(self) -> None:
+        """Record answers of the target, judged by the subject's own draft. Raises what the child raises."""
+        seconds, tell = self.budget.piece(ANSWERS)
+        way = self.findings.fastest.way
+        job = MeasureJob(self.subject, way, seconds, (), self.effort.n_tokens, threads=self.threads)
+        self._own = self._run(job, tell)
+        self.answers = self._own.answers
+
+    def draft_job(self, path: Path, kernels: KernelPath, seconds: float, *, judges: bool = True) -> MeasureJob:
+        """Another draft beside the target on its first path."""
+        subject, way = replace(self.subject, draft=path), replace(self._layouts[0].way, draft=kernels)
+        answers = self.answers if judges else ()
+        return MeasureJob(subject, way, seconds, rows=(1,), answers=answers, threads=self.threads)
+
+    def try_draft(self, path: Path, several: Sequence[KernelPath], seconds: float, tell: Tell) -> MeasuredDraft:
+        """Measure another draft on each of its paths, judged once by the target's answers.
 
         Raises the first path's error if none works.
         """
-        assert subject.draft is not None
-        found, recorded, errors = list[Layout](), tuple[Trace, ...](), dict[KernelPath, SpecllamaError]()
-        n_spelled: float | None = None  # its own, not that of its parent
-        for i, path in enumerate(several):
-            way = replace(target.way, draft=path)
-            answers = () if recorded else self.answers
-            job = MeasureJob(subject, way, seconds, 0, answers=answers, rows=(1,), threads=self.threads,
-                             n_spelled=n_spelled)  # fmt: skip
+        found, errors, failures = list[Measured](), list[SpecllamaError](), list[str]()
+        layouts, step_s, end = list[Layout](), self._layouts[0].step_s, self.budget.left - seconds
+        for i, kernels in enumerate(several):
+            left = max(self.budget.left - end, 0.0)
+            if found and not left:
+                break
+            job = self.draft_job(path, kernels, left / (len(several) - i), judges=not found)
             try:
-                measured = steady(self._run, job, _within(tell, i / len(several), 1 / len(several)))
+                found.append(steady(self._run, job, _part(tell, i, len(several))))
             except SpecllamaError as error:
-                errors[path] = error
+                errors.append(error)
+                failures.append(f"{path.stem}, {kernels.name}: {error}")
                 continue
-            recorded, n_spelled = recorded or measured.traces, measured.n_spelled
             # In units of T(1) in the same rounds, so the speed of the machine at that time does not matter.
-            found.append(replace(merged(way, [measured]), step_s=target.step_s, verify=None))
-        if not found and errors:
-            raise next(iter(errors.values()))
-        failures = [f"{subject.draft.stem}, {path.name}: {error}" for path, error in errors.items()]
-        return Variant(subject.draft, tuple(found), recorded), failures
+            layouts.append(replace(merged(job.way, found[-1:]), step_s=step_s, verify=None))
+        if not found:
+            raise errors[0]
+        self._failures += failures
+        draft = MeasuredDraft(path, tuple(layouts), found[0].traces, found[0].n_spelled, found[0].noise)
+        self._others.append(draft)
+        return draft
 
-
-def measure(
-    subject: ProfileKey, paths: Paths, effort: TuneEffort, tell: Tell, run: RunMeasureJob = run_child
-) -> Findings:
-    """Measure the paths of target and draft, then the derived drafts.
-
-    Raises BackendError if no path works.
-    """
-    visits, tell = _Visits(run), _rising(tell)
-    if effort.n_visits == 1:  # --quick
-        paths = replace(paths.head(2), variants=paths.head(1).variants)
-    threads_s = THREADS_SHARE * effort.seconds
-    n_visits = effort.n_visits * len(paths.ways)
-    each_variant = [VARIANT_SHARE * len(several) for _, several in paths.variants]
-    n_all = n_visits + sum(each_variant)
-
-    job = MeasureJob(subject, paths.ways[0], effort.seconds, effort.n_tokens, rows=effort.rows, threads_s=threads_s)
-    visits.tour(paths.ways, effort.n_visits, job, _within(tell, 0.0, n_visits / n_all))
-    layouts = visits.layouts
-    failures = [f"{way.name}: {error}" for way, error in visits.failures.items()]
-    found: list[Variant] = []
-    for i, (path, several) in enumerate(paths.variants):
-        at = _within(tell, (n_visits + sum(each_variant[:i])) / n_all, each_variant[i] / n_all)
-        derived, seconds = replace(subject, draft=path), VARIANT_SHARE * effort.seconds
+    @contextmanager
+    def attempt(self, name: str, weight: float) -> Iterator[bool]:
+        """A block that measures something more. False if no time is left. An error is kept among the failures."""
         try:
-            variant, failed = visits.variant(derived, several, layouts[0], seconds, at)
-            found.append(variant)
-            failures += failed
+            with self.budget.part(weight) as has_time:
+                if not has_time:
+                    self._failures.append(f"{name}: no time was left")
+                yield has_time
         except SpecllamaError as error:
-            failures.append(f"{path.stem}: {error}")
-    return Findings(
-        layouts=tuple(layouts),
-        traces=visits.traces,
-        failures=tuple(failures),
-        drift=visits.drift,
-        variants=tuple(found),
-        threads=visits.threads,
-        strategy=subject.strategy,
-        n_spelled=visits.n_spelled or 1.0,
-    )
+            self._failures.append(f"{name}: {error}")
+
+    @property
+    def findings(self) -> Findings:
+        """What was measured so far."""
+        layouts, judged = tuple(self._layouts), self._own or self._all_visits[0]
+        noise = fmean(each.noise for each in self._all_visits)
+        return Findings(
+            layouts,
+            (MeasuredDraft(None, layouts, judged.traces, judged.n_spelled, noise), *self._others),
+            tuple(self._failures),
+            self._drift,
+            self.threads,
+            self.subject.strategy,
+        )
 
 
-def _costs(target: Layout, draft: Layout) -> CostProfile:
-    assert target.verify is not None
-    points = _scaled(draft.draft, draft.step_s / target.step_s)
-    # Without a draft its costs are never used; a profile needs some.
-    return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
+def _part(tell: Tell, i: int, n: int) -> Tell:
+    """`tell` for part `i` of `n`."""
+    return lambda what, share: tell(what, (i + share) / n)
 
 
 def figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float = 1.0) -> tuple[ClassFigures, ...]:
@@ -296,40 +338,27 @@ def figures(recorded: Sequence[Trace], costs: CostProfile, slowdown: float = 1.0
     return tuple(found)
 
 
-def _cheapest_draft(layouts: Sequence[Layout]) -> Layout:
-    """The draft's path with the cheapest pass, or the first if none is clearly cheaper."""
-    best = layouts[0]
-    for layout in layouts[1:]:
-        if layout.draft and PATH_MARGIN * layout.draft[0][1] * layout.step_s < best.draft[0][1] * best.step_s:
-            best = layout
-    return best
-
-
 def choose(found: Findings, *, quick: bool) -> Profile:
     """The profile with the best draft and kernel paths, by the geometric mean of the classes' predicted speeds.
 
     If the machine was too busy to compare paths, the default ones.
     """
-    layouts = found.layouts if found.comparable else found.layouts[:1]
-    fastest = min(layouts, key=lambda layout: layout.step_s)
-    measured = [layout for layout in layouts if layout.verify is not None]
-    usable = [layout for layout in measured if layout.step_s <= SLOWEST_PLAIN * fastest.step_s] or measured
+    fastest = found.fastest
     best: Profile | None = None
     best_score = 0.0
-    for derived, drafts, recorded in _drafts(found):
-        draft = _cheapest_draft(drafts)
-        for target in usable:
-            costs = _costs(target, draft)
+    for draft in found.drafts:
+        for target in found.usable:
+            costs = found.costs(target, draft)
             profile = Profile(
                 made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 source="quick" if quick else "thorough",
                 target_path=target.way.target,
-                draft_path=draft.way.draft,
+                draft_path=found.layout_of(draft).way.draft,
                 step_s=target.step_s,
                 costs=costs,
-                classes=figures(recorded, costs, target.step_s / fastest.step_s),
+                classes=figures(draft.traces, costs, target.step_s / fastest.step_s),
                 threads=found.threads,
-                derived=derived,
+                derived=draft.path,
                 strategy=found.strategy,
             )
             # Speed over plain decoding on its fastest path.
@@ -339,15 +368,6 @@ def choose(found: Findings, *, quick: bool) -> Profile:
     assert best is not None, "at least one path was measured"
     plain = best.target_path if best.step_s <= PLAIN_TIE * fastest.step_s else fastest.way.target
     return replace(best, plain_path=plain)
-
-
-def _drafts(found: Findings) -> list[tuple[Path | None, Sequence[Layout], Sequence[Trace]]]:
-    """(file, layouts, traces) of every draft, the subject's own first, without a file."""
-    several = [(variant.path, variant.layouts, variant.traces) for variant in found.variants]
-    return [
-        (path, layouts if found.comparable else layouts[:1], recorded)
-        for path, layouts, recorded in [(None, found.layouts, found.traces), *several]
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +386,8 @@ class Judged:
 def judged(found: Findings, profile: Profile) -> list[Judged]:
     """Every draft with the figures that it was judged by, the subject's own first."""
     target = next(layout for layout in found.layouts if layout.way.target == profile.target_path and layout.verify)
-    every = []
-    for path, layouts, recorded in _drafts(found):
-        costs = _costs(target, _cheapest_draft(layouts))
-        every.append(Judged(path, costs.draft_cost(), figures(recorded, costs)))
-    return every
+    several = [(draft, found.costs(target, draft)) for draft in found.drafts]
+    return [Judged(draft.path, costs.draft_cost(), figures(draft.traces, costs)) for draft, costs in several]
 
 
 def mean_speed(classes: Sequence[ClassFigures]) -> float:

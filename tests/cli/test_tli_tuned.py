@@ -33,7 +33,6 @@ def test_tuning_by_text_leaves_a_profile_that_answers_use(specllama: Run, strang
     told = specllama("tune", *strangers.options, "--quick")
     assert told.code == 0, told.err
     assert "tuned for draft-tli: " in told.err
-    assert " of a pass, the translation included." in told.out
     record = record_of(specllama("run", *strangers.options, *ASK, "--json"))
     assert record["profile"]["strategy"] == "draft-tli"
     found = record_of(specllama("tune", *strangers.options, "--quick", "--json", "--spec-type", "draft-tli"))

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from specllama.base import disk as storage
-from specllama.base.errors import SpecllamaError
 from specllama.base.jsonable import from_plain
+from specllama.derive import tuned as derive_tuned
 from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, KernelPath
@@ -26,7 +26,6 @@ from specllama.pairs import derived as drafts
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
-from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
 from tests.cli.conftest import ENDLESS, Pair, Run, Terminal, events_of, record_of
 
@@ -36,9 +35,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
 # `specllama` in a process of its own, see `quick`.
 CALM = """
 import sys
+from specllama.derive import tuned as derive_tuned
 from specllama.tuning import child as tuner_child
 from specllama.cli.app import main
-tuner_child.PLAUSIBLE = 0.0
+tuner_child.PLAUSIBLE = derive_tuned.LEAST_RATE = 0.0
+derive_tuned.recipes_of = lambda *_, **__: []
 sys.exit(main(sys.argv[1:]))
 """
 HINT = "hint: `specllama tune "
@@ -59,9 +60,14 @@ ASK = ("--raw", "abcabcabc", "-n", "40", "--seed", "4", *ENDLESS)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shortest measurement. Its passes of some hundred microseconds are never plausible on a busy machine."""
-    monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=0.1, n_visits=1, n_tokens=4))
+    """The shortest measurement, without new drafts.
+
+    Its passes of some hundred microseconds are never plausible on a busy machine, and no draft can pay.
+    """
+    monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=60.0, n_visits=1, n_tokens=4))
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)
+    monkeypatch.setattr(derive_tuned, "LEAST_RATE", 0.0)
+    monkeypatch.setattr(derive_tuned, "recipes_of", lambda *_, **__: [])
 
 
 @pytest.fixture
@@ -75,12 +81,15 @@ def test_the_next_answer_uses_the_new_profile(specllama: Run, byte_pair: Pair) -
     """Prevents: a profile saved under a key that `run` does not look up; a log that is silent for minutes."""
     told = specllama("tune", *byte_pair.options, "--quick")
     assert told.code == 0, told.err
-    assert [line.split("\t")[:2] for line in told.out.splitlines()[:2]] == [["code", "default"], ["code", "0"]]
-    assert "A pass over one token takes " in told.out
-    assert "Kernel path: rearranged weights for the target, rearranged weights for the draft." in told.out
+    heads, *rows = (line.split("\t") for line in told.out.splitlines()[:-1])
+    assert heads == ["what", "before", "after"]
+    assert [row[0] for row in rows[:3]] == ["target's kernel path", "draft's kernel path", "draft"]
+    assert rows[0][1:] == rows[1][1:] == ["rearranged weights"] * 2
+    assert [row[0] for row in rows[-8:-6]] == ["code", "code, temperature 0"]
+    assert {len(row) for row in rows} == {3}
     assert SAVED in told.err
     shares = [int(share) for share in re.findall(r": (\d+) %$", told.err, re.M)]
-    assert shares == sorted(set(shares)) != []
+    assert shares == sorted(shares) != []
     used = specllama("run", *byte_pair.options, "hi", "-n", "3")
     assert used.err.startswith("tuned 20")
     assert HINT not in used.err
@@ -108,7 +117,7 @@ def test_figures_that_cannot_be_saved_are_still_shown(
     monkeypatch.setattr(profiles, "save", fail)
     told = specllama("tune", "-m", str(byte_pair.target), "-t", "1", "--quick")
     assert told.code == 1
-    assert "A pass over one token takes " in told.out
+    assert "plain decoding\t" in told.out
     assert "the profile cannot be written to " in told.err
     assert SAVED not in told.err
 
@@ -125,7 +134,7 @@ def test_a_state_folder_that_is_a_file_is_found_before_measuring(
     specllama: Run, byte_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: minutes of measuring for a profile that has no place."""
-    monkeypatch.setattr(tuner, "measure", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(derive_tuned, "tune", lambda *_: pytest.fail("something was measured"))
     (tmp_path / "state").touch()
     told = specllama("tune", *byte_pair.options, "--quick")
     assert (told.code, "XDG_STATE_HOME" in told.err) == (1, True)
@@ -135,7 +144,7 @@ def test_a_full_disk_is_found_before_measuring(
     specllama: Run, byte_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: minutes of measuring for a profile that cannot be saved."""
-    monkeypatch.setattr(tuner, "measure", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(derive_tuned, "tune", lambda *_: pytest.fail("something was measured"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     told = specllama("tune", *byte_pair.options, "--quick")
     assert (told.code, told.out) == (1, "")
@@ -146,10 +155,10 @@ def test_a_full_disk_is_found_before_measuring(
 def test_two_tunings_wait_for_each_other(specllama: Run, byte_pair: Pair) -> None:
     """Prevents: two programs that disturb each other's figures."""
     words = ["tune", *byte_pair.options, "--quick"]
-    with storage.only_one("tuning", storage.Silent()):
+    with storage.only_one(drafts.LOCK, storage.Silent()):
         other = subprocess.Popen([sys.executable, "-c", CALM, *words], stderr=subprocess.PIPE, text=True)
         assert other.stderr is not None
-        assert "another specllama is working on tuning: waiting for it\n" in iter(other.stderr.readline, "")
+        assert "another specllama is working on drafts: waiting for it\n" in iter(other.stderr.readline, "")
         assert other.poll() is None
     _, err = other.communicate(timeout=120)
     assert (other.returncode, SAVED in err) == (0, True)
@@ -164,28 +173,6 @@ def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) ->
     assert (record["settings"]["spec_type"], record["settings"]["draft_n_max_auto"]) == ("lookup", True)
 
 
-def test_a_quick_tuning_measures_only_the_smallest_derived_draft(
-    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prevents: --quick that takes minutes because of every derived draft."""
-    derived = []
-    for name, n_bytes in (("coarse", 30), ("tiny", 10), ("fine", 20)):
-        path = tmp_path / f"{name}.gguf"
-        path.write_bytes(b"x" * n_bytes)
-        derived.append(SimpleNamespace(path=path))
-    monkeypatch.setattr(drafts, "children_of", lambda parent: derived if parent == pair.draft else [])
-    asked: list[list[str]] = []
-
-    def worth_measuring(_subject: object, variants: Sequence[Path]) -> object:
-        asked.append([path.stem for path in variants])
-        raise SpecllamaError("seen enough")
-
-    monkeypatch.setattr(tuner_paths, "worth_measuring", worth_measuring)
-    for more in (["--quick"], []):
-        assert specllama("tune", *pair.options, *more).code == 1
-    assert asked == [["tiny"], ["coarse", "tiny", "fine"]]
-
-
 def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
     terminal: Callable[..., Terminal], byte_pair: Pair, tmp_path: Path
 ) -> None:
@@ -198,7 +185,7 @@ def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
     assert not list((tmp_path / "state").rglob("*.json"))
     whole = terminal(command=[sys.executable, "-c", CALM, "tune", *byte_pair.options, "--quick"], rows=40)
     assert whole.finish() == 0
-    assert [word in whole.text for word in ("prompts", "accepted", "measuring")] == [True, True, False]
+    assert [word in whole.text for word in ("before", "after", "measuring passes")] == [True, True, False]
 
 
 def test_an_automatic_length_keeps_the_text_and_records_every_decision(

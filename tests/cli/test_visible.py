@@ -49,6 +49,7 @@ from specllama.cli.screen.visible import Raw, in_one_line, visible
 from specllama.core.events import Finished, Notice, TokenEvent
 from specllama.core.stats import SpecStats
 from specllama.derive.search import SearchOutcome
+from specllama.derive.tuned import Tuned
 from specllama.drafters.controller import CostProfile
 from specllama.files.catalog import Catalog
 from specllama.files.model import CatalogPair, Model
@@ -56,9 +57,11 @@ from specllama.llama.kernel_path import DEFAULT, KernelPath
 from specllama.pairs.checkup import Checkup
 from specllama.pairs.derived import Derived
 from specllama.pairs.find_drafts import FoundDraft
-from specllama.pairs.profile import Profile
+from specllama.pairs.profile import ProfileKey
 from specllama.pairs.report import CompatReport
+from specllama.tuning.child import Way
 from specllama.tuning.forecast import Outlook
+from specllama.tuning.tune import Layout
 from tests import tiny
 from tests.cli.conftest import EVIL, Terminal
 
@@ -186,7 +189,14 @@ def test_a_question_is_one_visible_line(monkeypatch: pytest.MonkeyPatch) -> None
 # Every report with every field filled.
 
 _COSTS = CostProfile(verify=((1, 1.0), (17, 2.6)), draft=((1, 0.1), (2, 0.1)))
-_OWN: dict[Any, Any] = {CostProfile: _COSTS, KernelPath: DEFAULT, Path: Path(EVIL.replace("/", "")), Any: EVIL}
+_LAYOUT = Layout(Way(), 1.0, _COSTS.verify, _COSTS.draft)
+_OWN: dict[Any, Any] = {
+    CostProfile: _COSTS,
+    Layout: _LAYOUT,
+    KernelPath: DEFAULT,
+    Path: Path(EVIL.replace("/", "")),
+    Any: EVIL,
+}
 
 
 def filled(kind: Any) -> Any:
@@ -261,7 +271,7 @@ REPORTS: dict[str, Callable[[Output], None]] = {
     "draft make": lambda output: draft_view.show_search(
         output, filled(SearchOutcome), filled(Derived) if output.out.is_terminal else None
     ),
-    "tune": lambda output: tune.show(output, filled(Profile)),
+    "tune": lambda output: tune.show(output, filled(ProfileKey), filled(Tuned)),
     "bench": lambda output: bench_command._show(filled(BenchReport), output, full=True),
     "bench, csv": lambda output: output.text("\n".join(csv_lines(filled(BenchReport)))),
     "bench compare": lambda output: output.text("\n".join(comparison_lines(filled(ReportComparison), [EVIL, EVIL]))),

@@ -16,10 +16,11 @@ from specllama.derive import make as derive
 from specllama.derive import search as derive_search
 from specllama.derive.search import SearchOutcome, Space
 from specllama.llama import Header, LoadOptions
+from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import derived as drafts
 from specllama.pairs.derived import Recipe
 from specllama.pairs.profile import ProfileKey
-from specllama.tuning.child import Measured, MeasureJob, Way
+from specllama.tuning.child import Measured, MeasureJob
 from specllama.tuning.traces import Trace
 from tests import tiny
 
@@ -52,11 +53,12 @@ def search(parent: Header, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sea
                 raise BackendError("it died")
             cost, accepted = worth[name]
             traces = tuple(Trace("code", greedy, (accepted,) * 50, (accepted,) * 50) for greedy in (True, False))
-            verify = tuple(point for point in CHEAP if point[0] in job.rows)
-            return Measured(0.04, verify, ((1, cost * 0.04), (2, cost * 0.05)), traces)
+            verify = tuple(point for point in CHEAP if job.rows is None or point[0] in job.rows)
+            draft = ((1, cost * 0.04), (2, cost * 0.05)) if verify else ()
+            return Measured(0.04, verify or None, draft, traces, ("said",))  # type: ignore[arg-type]
 
         silent: Tell = lambda _what, _share: None  # noqa: E731
-        return derive_search.search(parent, subject, space, silent, way=Way(), run=child, **options)  # type: ignore[arg-type]
+        return derive_search.search(parent, subject, space, silent, path=KernelPath(), run=child, **options)  # type: ignore[arg-type]
 
     return run
 

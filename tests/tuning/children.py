@@ -9,11 +9,12 @@ from specllama.base.child import Tell
 from specllama.base.errors import BackendError
 from specllama.llama import LoadOptions
 from specllama.pairs.profile import ProfileKey
-from specllama.tuning.child import Measured, MeasureJob
-from specllama.tuning.tune import TuneEffort
+from specllama.tuning.child import Measured, MeasureJob, RunMeasureJob
+from specllama.tuning.kernel_paths import Paths
+from specllama.tuning.tune import Findings, TuneEffort, Tuning
 
 SUBJECT = ProfileKey(Path("target"), LoadOptions(), Path("draft"), LoadOptions())
-EFFORT = TuneEffort(seconds=1.0, n_visits=2, n_tokens=10)
+EFFORT = TuneEffort(seconds=100.0, n_visits=2, n_tokens=10)
 
 
 def silent(_what: str, _share: float) -> None:
@@ -34,3 +35,11 @@ class Children:
         if self._dies(job):
             raise BackendError("it died")
         return self._finds(job)
+
+
+def measured(subject: ProfileKey, paths: Paths, effort: TuneEffort, tell: Tell, run: RunMeasureJob) -> Findings:
+    """The costs on all paths, and the acceptance of the subject's own draft."""
+    tuning = Tuning(subject, effort, tell, run)
+    tuning.compare(paths)
+    tuning.hear()
+    return tuning.findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,14 @@ from specllama.pairs.profile import ProfileKey, Threads
 from specllama.tuning import child as tuner_child
 from specllama.tuning import kernel_paths as tuner_paths
 from specllama.tuning import tune as tuner
-from specllama.tuning.child import Bench, Measured, MeasureJob, Way, by_tokens
-from specllama.tuning.costs import READ_ROWS, VERIFY_ROWS
+from specllama.tuning.child import Bench, Measured, MeasureJob, Way, run_child
+from specllama.tuning.costs import READ_ROWS
 from specllama.tuning.kernel_paths import Paths
 from specllama.tuning.traces import Trace, TracedAnswer
-from specllama.tuning.tune import Findings, Layout, TuneEffort, Variant
+from specllama.tuning.tune import Findings, Layout, MeasuredDraft, TuneEffort, Tuning, by_tokens
 from tests import tiny
 from tests.exact.translating import WatchedDraft
-from tests.tuning.children import EFFORT, SUBJECT, Children, silent
+from tests.tuning.children import EFFORT, SUBJECT, Children, measured, silent
 
 TRACES = (Trace("code", True, (0.9,) * 100, (0.9,) * 100), Trace("code", False, (0.8,) * 100, (0.8,) * 100))
 DRAFT_SECONDS = ((1, 0.008), (2, 0.01))
@@ -39,42 +40,46 @@ ONE = Paths()
 
 
 def _measured(job: MeasureJob, step_s: float = 0.04) -> Measured:
-    verify = None if job.checks else tuple(point for point in SECONDS if point[0] in job.rows)
+    verify = tuple(point for point in SECONDS if job.rows is None or point[0] in job.rows)
     found = TRACES if job.n_tokens or job.answers else ()
-    return Measured(step_s, verify, DRAFT_SECONDS, found, ("said",) if found else ())  # type: ignore[arg-type]
+    said = ("said",) if found else ()
+    return Measured(step_s, verify or None, DRAFT_SECONDS if verify else (), found, said)  # type: ignore[arg-type]
 
 
-def _found(*layouts: Layout) -> Findings:
-    return Findings(layouts, TRACES, (), drift=1.0)
+def _found(*layouts: Layout, drift: float = 1.0) -> Findings:
+    return Findings(layouts, (MeasuredDraft(None, layouts, TRACES),), drift=drift)
 
 
-def test_ways_are_visited_in_turn_and_traces_recorded_once() -> None:
+def test_ways_are_visited_in_turn_and_answers_recorded_once_on_the_fastest_path() -> None:
     """Paths measured minutes apart while the machine warms up; every child generating the same answers."""
     children = Children(lambda job: _measured(job, 0.04 if len(children.jobs) < 3 else 0.06))
-    found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, children)
-    jobs = list(children.jobs)
-    tuner.measure(SUBJECT, ONE, replace(EFFORT, n_visits=1), silent, children)
-    assert [job.checks for job in children.jobs[len(jobs) :]] == [False]
-    assert [(job.way, job.checks) for job in jobs] == [*[(way, False) for way in (ON, OFF, ON, OFF)], (ON, True)]
-    assert [job.n_tokens for job in jobs] == [10, 0, 0, 0, 0]
-    assert (found.traces, found.failures) == (TRACES, ())
+    found = measured(SUBJECT, BOTH, EFFORT, silent, children)
+    *jobs, heard = children.jobs
+    rows = tuple(n for n, _ in SECONDS)
+    assert [(job.way, job.rows) for job in jobs] == [(ON, None), *[(way, rows) for way in (OFF, ON, OFF)], (ON, ())]
+    assert [job.n_tokens for job in jobs] == [0] * 5
+    assert (heard.way, heard.rows, heard.n_tokens) == (ON, (), 10)
+    assert (found.drafts[0].traces, found.failures) == (TRACES, ())
     assert [layout.step_s for layout in found.layouts] == [0.04, 0.04]
     assert found.drift == pytest.approx(1.5)
     assert not found.comparable
     assert jobs[0].most_step_s == math.inf
     assert jobs[1].most_step_s == pytest.approx(0.04 * tuner.SLOWEST_PLAIN)
+    children.jobs.clear()
+    measured(SUBJECT, ONE, replace(EFFORT, n_visits=1), silent, children)
+    assert [job.rows for job in children.jobs] == [None, ()]
 
 
 def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
     """A crash of `tune` itself; a second visit to a path that died."""
     children = Children(_measured, dies=lambda job: job.way == ON)
-    found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, children)
+    found = measured(SUBJECT, BOTH, EFFORT, silent, children)
     assert [layout.way for layout in found.layouts] == [OFF]
-    assert found.traces == TRACES
+    assert found.drafts[0].traces == TRACES
     assert found.failures == ("rearranged weights: it died",)
-    assert len(children.jobs) == 3
+    assert [job.way for job in children.jobs] == [ON, OFF, OFF, OFF]
     with pytest.raises(BackendError, match="it died"):
-        tuner.measure(SUBJECT, BOTH, EFFORT, silent, Children(_measured, dies=lambda job: True))
+        measured(SUBJECT, BOTH, EFFORT, silent, Children(_measured, dies=lambda job: True))
 
 
 def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_kept() -> None:
@@ -89,9 +94,9 @@ def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_ke
 
     children = Children(once)
     with pytest.raises(BackendError, match="too busy"):  # the target's blocks first, then the draft's
-        tuner.measure(SUBJECT, ONE, replace(EFFORT, n_visits=1), silent, children)
+        measured(SUBJECT, ONE, replace(EFFORT, n_visits=1), silent, children)
     assert len(children.jobs) == 2
-    found = tuner.measure(SUBJECT, ONE, EFFORT, silent, children)
+    found = measured(SUBJECT, ONE, EFFORT, silent, children)
     assert found.layouts[0].verify is not None
     assert found.failures == ()
 
@@ -105,17 +110,18 @@ def test_a_default_path_that_was_held_up_is_not_given_up_for_another(n_held_up: 
         nonlocal n_runs
         n_runs += job.way == ON
         held_up = job.way == ON and n_runs <= n_held_up
-        return Measured(0.04, ((1, 0.4), (2, 0.05)) if held_up else SECONDS, DRAFT_SECONDS, TRACES)
+        found = _measured(job)
+        return replace(found, verify=((1, 0.4), (2, 0.05))) if held_up and found.verify else found
 
     if kept:
-        found = tuner.measure(SUBJECT, BOTH, EFFORT, silent, run)
+        found = measured(SUBJECT, BOTH, EFFORT, silent, run)
         assert [layout.way for layout in found.layouts] == [ON, OFF]
         assert tuner.choose(found, quick=False).target_path == DEFAULT
     else:
         for effort in (EFFORT, replace(EFFORT, n_visits=1)):
             n_runs = 0
             with pytest.raises(BackendError, match="too busy"):
-                tuner.measure(SUBJECT, BOTH, effort, silent, run)
+                measured(SUBJECT, BOTH, effort, silent, run)
 
 
 def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
@@ -141,7 +147,7 @@ def test_target_and_draft_get_the_path_that_is_best_for_each() -> None:
 )
 def test_another_path_is_chosen_only_for_a_clear_gain(on: Layout, off: Layout, drift: float, path: KernelPath) -> None:
     """Noise, a busy machine or a path on which a single row is slow, deciding how models are loaded."""
-    profile = tuner.choose(Findings((on, off), TRACES, (), drift), quick=True)
+    profile = tuner.choose(_found(on, off, drift=drift), quick=True)
     assert (profile.target_path, profile.draft_path) == (path, path)
 
 
@@ -158,47 +164,52 @@ def test_the_profile_names_the_path_on_which_plain_decoding_is_fastest() -> None
 DERIVED = Path("draft+q4_0.gguf")
 
 
-@pytest.mark.parametrize(("n_held_up", "n_variants"), [(1, 1), (2, 0)])
-def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out(
-    n_held_up: int, n_variants: int
-) -> None:
+def _tried(paths: Sequence[KernelPath], children: Children) -> Tuning:
+    """A pair and a derived draft, measured."""
+    tuning = Tuning(SUBJECT, EFFORT, silent, children)
+    tuning.compare(ONE)
+    tuning.hear()
+    with tuning.attempt("derived", 1.0):
+        tuning.try_draft(DERIVED, paths, 1.0, silent)
+    return tuning
+
+
+@pytest.mark.parametrize(("n_held_up", "n_found"), [(1, 1), (2, 0)])
+def test_a_derived_draft_whose_passes_were_held_up_is_measured_again_or_left_out(n_held_up: int, n_found: int) -> None:
     """A draft chosen because it seemed to read two tokens in a third of the time of one."""
 
     def child(job: MeasureJob) -> Measured:
         n = sum(each.subject.draft == DERIVED for each in children.jobs)
-        return replace(_measured(job), draft=((1, 0.03), (2, 0.01)) if 0 < n <= n_held_up else DRAFT_SECONDS)
+        found = _measured(job)
+        return replace(found, draft=((1, 0.03), (2, 0.01))) if 0 < n <= n_held_up else found
 
     children = Children(child)
-    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, (DEFAULT,)),)), EFFORT, silent, children)
-    assert len(found.variants) == n_variants
+    found = _tried([DEFAULT], children).findings
+    assert len(found.drafts) == 1 + n_found
     assert [job.subject.draft for job in children.jobs].count(DERIVED) == 2
-    assert [text.partition(":")[0] for text in found.failures] == ["draft+q4_0"] * (1 - n_variants)
+    assert [text.partition(":")[0] for text in found.failures] == ["derived"] * (1 - n_found)
 
 
-def test_derived_drafts_are_judged_by_the_same_answers_and_measured_alone() -> None:
+def test_derived_drafts_are_judged_once_by_the_same_answers_and_measured_alone() -> None:
     """Answers generated again for every draft; the target's curve measured again; other threads."""
     threads = Threads(2, 1, 2)
     children = Children(lambda job: replace(_measured(job), threads=threads))
-    jobs = children.jobs
-    once = replace(EFFORT, n_visits=1)
     paths = (DEFAULT, AS_IN_FILE)
-    tuner.measure(SUBJECT, replace(BOTH, variants=((DERIVED, paths),)), EFFORT, silent, children)
-    assert [job.way for job in jobs if job.subject.draft == DERIVED] == [Way(DEFAULT, path) for path in paths]
-    jobs.clear()
-    found = tuner.measure(SUBJECT, replace(ONE, variants=((DERIVED, paths),)), once, silent, children)
-    assert [job.subject.draft for job in jobs] == [Path("draft"), DERIVED]
-    assert (jobs[0].threads, jobs[0].answers) == (None, ())
-    assert (jobs[1].threads, jobs[1].answers, jobs[1].rows) == (threads, ("said",), (1,))
+    found = _tried(paths, children).findings
+    jobs = [job for job in children.jobs if job.subject.draft == DERIVED]
+    assert [job.way for job in jobs] == [Way(DEFAULT, path) for path in paths]
+    assert [(job.threads, job.answers, job.rows) for job in jobs] == [(threads, ("said",), (1,)), (threads, (), (1,))]
+    assert (children.jobs[0].threads, children.jobs[0].answers) == (None, ())
     assert found.threads == threads
-    (variant,) = found.variants
-    assert (variant.path, variant.traces) == (DERIVED, TRACES)
-    assert variant.layouts[0].draft == ((1, pytest.approx(0.2)), (2, pytest.approx(0.25)))
+    _, draft = found.drafts
+    assert (draft.path, draft.traces) == (DERIVED, TRACES)
+    assert draft.layouts[0].draft == ((1, pytest.approx(0.2)), (2, pytest.approx(0.25)))
 
 
 @pytest.mark.parametrize(
     ("dead", "alive", "failures"),
     [
-        ({DEFAULT, AS_IN_FILE}, [], ("draft+q4_0: it died",)),
+        ({DEFAULT, AS_IN_FILE}, [], ("derived: it died",)),
         ({DEFAULT}, [AS_IN_FILE], ("draft+q4_0, rearranged weights: it died",)),
     ],
 )
@@ -207,18 +218,18 @@ def test_a_derived_draft_that_dies_is_reported_and_nothing_else_is_lost(
 ) -> None:
     """Minutes of tuning lost because a cached file is damaged; a draft given up because one layout crashes."""
     children = Children(_measured, dies=lambda job: job.subject.draft == DERIVED and job.way.draft in dead)
-    variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
-    found = tuner.measure(SUBJECT, replace(ONE, variants=variants), EFFORT, silent, children)
-    assert [layout.way.draft for variant in found.variants for layout in variant.layouts] == alive
-    assert all(variant.traces == TRACES for variant in found.variants)
+    found = _tried((DEFAULT, AS_IN_FILE), children).findings
+    assert [layout.way.draft for draft in found.drafts[1:] for layout in draft.layouts] == alive
+    assert all(draft.traces == TRACES for draft in found.drafts)
     assert found.failures == failures
     assert found.layouts
 
 
 def _with_variant(points: tuple[tuple[int, float], ...]) -> Findings:
     published = Layout(ON, 0.04, CHEAP, SLOW)
-    variant = Variant(DERIVED, (Layout(ON, 0.04, None, points),), TRACES)
-    return replace(_found(published), variants=(variant,), threads=Threads(1, 2, 1))
+    derived = MeasuredDraft(DERIVED, (Layout(ON, 0.04, None, points),), TRACES)
+    found = _found(published)
+    return replace(found, drafts=(*found.drafts, derived), threads=Threads(1, 2, 1))
 
 
 def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> None:
@@ -236,10 +247,11 @@ def test_the_profile_names_the_derived_draft_where_it_is_clearly_faster() -> Non
 def test_on_a_busy_machine_a_derived_draft_is_told_as_it_was_chosen_by() -> None:
     """The figures of a path that is not loaded."""
     busy = replace(_with_variant(SLOW), drift=1.2)
-    two = (*busy.variants[0].layouts, Layout(Way(DEFAULT, AS_IN_FILE), 0.04, None, FAST))
-    busy = replace(busy, variants=(replace(busy.variants[0], layouts=two),))
-    _, derived = tuner.judged(busy, tuner.choose(busy, quick=False))
-    assert derived.cost == pytest.approx(0.75)
+    own, derived = busy.drafts
+    two = (*derived.layouts, Layout(Way(DEFAULT, AS_IN_FILE), 0.04, None, FAST))
+    busy = replace(busy, drafts=(own, replace(derived, layouts=two)))
+    _, told = tuner.judged(busy, tuner.choose(busy, quick=False))
+    assert told.cost == pytest.approx(0.75)
 
 
 def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
@@ -261,18 +273,17 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
         assert sum(len(call.tokens) for call in draft.fake.calls if call.name in ("feed", "eval")) == n_rows
 
 
-def test_spellings_are_counted_once_in_what_the_target_says() -> None:
-    """Visits of one way that differ because one counted in the prompts; one spelling for all derived drafts."""
+def test_each_draft_is_charged_for_its_own_spelling_in_what_the_target_says() -> None:
+    """A spelling counted in the prompts; one spelling for all derived drafts."""
 
     def child(job: MeasureJob) -> Measured:
-        found = _measured(job)
-        return replace(found, n_spelled=job.n_spelled or (1.25 if found.answers else 1.0))
+        n_spelled = 1.5 if job.subject.draft == DERIVED else 1.25
+        return replace(_measured(job), n_spelled=n_spelled if job.n_tokens or job.answers else 1.0)
 
-    children, subject = Children(child), replace(SUBJECT, model_strategy="draft-tli")
-    variants = ((DERIVED, (DEFAULT, AS_IN_FILE)),)
-    found = tuner.measure(subject, replace(BOTH, variants=variants), EFFORT, silent, children)
-    assert [job.n_spelled for job in children.jobs] == [None, 1.25, 1.25, 1.25, 1.25, None, 1.25]
-    assert (found.n_spelled, found.strategy) == (1.25, "draft-tli")
+    found = replace(_tried((DEFAULT, AS_IN_FILE), Children(child)).findings, strategy="draft-tli")
+    assert [draft.n_spelled for draft in found.drafts] == [1.25, 1.5]
+    own, derived = (found.costs(found.layouts[0], draft) for draft in found.drafts)
+    assert (own.draft_cost(), derived.draft_cost()) == (pytest.approx(0.2125), pytest.approx(0.225))
     assert tuner.choose(found, quick=False).strategy == "draft-tli"
     assert tuner.choose(_found(Layout(ON, 0.04, CHEAP, FAST)), quick=False).strategy == "draft-simple"
 
@@ -319,14 +330,13 @@ def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     one_thread = LoadOptions(n_threads=1)
     subject = ProfileKey(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
-    effort = TuneEffort(seconds=0.2, n_visits=1, n_tokens=4)
+    effort = TuneEffort(seconds=60.0, n_visits=1, n_tokens=4)
     monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # any other program disturbs passes this short
-    paths = tuner_paths.worth_measuring(subject, [])
+    paths = tuner_paths.worth_measuring(subject)
     assert (paths.target, paths.draft) == ((DEFAULT,), (DEFAULT,))  # nothing of F32 is rearranged
-    found = tuner.measure(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"))
+    found = measured(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"), run_child)
     assert found.failures == ()
-    assert [n for n, _ in found.layouts[0].verify or ()] == list(VERIFY_ROWS)
     assert [n for n, _ in found.layouts[0].draft] == list(READ_ROWS)
-    assert {trace.name for trace in found.traces} == {"code", "summary", "story", "question"}
+    assert {trace.name for trace in found.drafts[0].traces} == {"code", "summary", "story", "question"}
     assert {"loading True", "measuring passes True", "recording answers True"} <= set(told)
     assert tuner.choose(found, quick=True).step_s > 0

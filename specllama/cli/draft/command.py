@@ -22,6 +22,7 @@ from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import StatusLine, watching
 from specllama.derive import make as derive
 from specllama.derive import search as derive_search
+from specllama.derive.candidates import ready
 from specllama.derive.layers import check_dropped, refuse_undroppable
 from specllama.derive.search import Space
 from specllama.drafters import SIMPLE
@@ -37,14 +38,12 @@ from specllama.pairs.ask import Hardware
 from specllama.pairs.derived import Derived, Recipe
 from specllama.pairs.naming import Wanted, named
 from specllama.pairs.setup import Choice
-from specllama.tuning.child import Way
 
 app = typer.Typer(
     help="Make faster drafts from local models; list and remove them.", no_args_is_help=True, add_completion=False
 )
 
 _N_CTX = 1024  # of the models while they are measured
-_LOCK = "drafts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +180,9 @@ def _made(
     """The draft of one recipe, and whether it is new."""
     recipe = derive.checked(parent, recipe)
     path = destination or drafts.place(parent.path, recipe)
-    with watching(output) as watch, only_one(_LOCK, watch):
+    with watching(output) as watch, only_one(drafts.LOCK, watch):
         drafts.sweep()
-        if destination is None and not force and (known := derive_search.ready(parent, recipe)) is not None:
+        if destination is None and not force and (known := ready(parent, recipe)) is not None:
             return known, False
         with StatusLine(output, logs=True) as status:
             derive.make(parent, recipe, path, status.show)
@@ -212,14 +211,13 @@ def _search(
     setup = pair_setup.prepare(choice, listener)
     pair_setup.require_fit(setup, listener)
     path = KernelPath.of(setup.target_options)
-    with watching(output) as watch, only_one(_LOCK, watch), StatusLine(output, logs=True) as status:
-        drafts.sweep()
+    with watching(output) as watch, only_one(drafts.LOCK, watch), StatusLine(output, logs=True) as status:
         found = derive_search.search(
             parent,
             setup.subject,
             derive_search.everything(parent) if space == Space() else space,
             status.show,
-            way=Way(path, path),
+            path=path,
             effort=derive_search.QUICK if options.quick else derive_search.SEARCH,
             only=only,
         )
