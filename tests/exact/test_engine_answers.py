@@ -214,6 +214,14 @@ def test_no_row_and_no_law_is_computed_behind_an_accepted_end_token(
     assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"] * len(said)
 
 
+def test_a_draft_is_cut_behind_its_first_end_token_only_if_it_is_a_chain() -> None:
+    """A tree whose parents no longer fit its nodes, or a draft without its laws."""
+    laws = tuple(map(Distribution.point, (0, 2, 1, 2)))
+    assert Draft((0, 2, 1, 2), laws).until({2}) == Draft((0, 2), laws[:2])
+    for draft in (Draft((0, 2, 1), None, (-1, 0, 0)), Draft((0, 2), laws[:2]), Draft((0, 1)), Draft()):
+        assert draft.until({2}) == draft
+
+
 def test_what_lies_behind_a_stop_string_is_not_counted() -> None:
     """Drafted tokens that were never judged, counted as rejected or accepted."""
     says = table_of(lambda history: ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))[len(history) % 2 == 0])

@@ -210,6 +210,8 @@ def test_a_flag_set_before_the_start_stops_before_the_prefill() -> None:
         pass
     assert (rig.emitted, rig.finished.reason) == ((), "cancelled")
     assert rig.target.calls == []
+    cancel.clear()
+    assert not cancel.is_set()
 
 
 @pytest.mark.parametrize("seed", range(10))
