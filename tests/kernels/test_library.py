@@ -63,6 +63,8 @@ def test_every_address_is_handed_over_in_its_place(loaded: Callable[..., None], 
     assert given == [*ADDRESSES.values(), 7]
     assert (kernels.isa, kernels.n_packed) == ("avxvnni", packed)
     assert kernels._library.specllama_kernels_packed.restype is ctypes.c_int64
+    entry_of = kernels._library.specllama_kernels_attach
+    assert (entry_of.restype, entry_of.argtypes[1]) == (ctypes.c_char_p, ctypes.c_char_p), "no address is cut"
     kernels.enable(True)
     kernels.enable(False)
     assert switched == [1, 0]

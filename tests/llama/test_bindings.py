@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,3 +209,22 @@ def test_a_flag_that_is_set_stops_llama_cpp(tmp_path: Path) -> None:
     assert not stop(ctypes.addressof(buffer))
     buffer[0] = b"\1"
     assert stop(ctypes.addressof(buffer))
+
+
+def test_the_bindings_are_made_ready_or_named_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a GPU that is not found because no back end was loaded; a traceback without llama-cpp-python."""
+    calls: list[str] = []
+    lib = SimpleNamespace(
+        llama_backend_init=lambda: calls.append("init"),
+        llama_log_set=lambda callback, data: calls.append("log"),
+        llama_log_callback=ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p),
+    )
+    monkeypatch.setattr(room.crash_test, "require_working", lambda: calls.append("tested"))
+    monkeypatch.setattr(room.atexit, "register", lambda function, silent, data: calls.append("at exit"))
+    monkeypatch.setitem(sys.modules, "llama_cpp", lib)
+    assert room.bindings.__wrapped__() is lib
+    assert calls == ["tested", "log", "at exit", "init"]
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(BackendError) as caught:
+        room.bindings.__wrapped__()
+    assert caught.value.hint
