@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from statistics import median
+from statistics import median_low
 from time import perf_counter
 
 from specllama.base import disk
@@ -45,7 +45,7 @@ class FirstCosts:
     noise: float  # how much T(1) changed, as a share
 
 
-def can_pay(c: float, verify: Points = ((1, 1.0),)) -> bool:
+def can_pay(c: float, verify: Sequence[tuple[int, float]] = ((1, 1.0),)) -> bool:
     """False if no length pays at an acceptance of 100 %, whatever was not measured. `verify`: what was."""
 
     def least(n: int) -> float:
@@ -82,11 +82,17 @@ class _Passes:
 
     @property
     def step_s(self) -> float:
-        return median(self._samples[1, False])
+        return median_low(self._samples[1, False])
 
     def cost(self, n_rows: int, *, drafts: bool = False) -> float:
         """In units of T(1)."""
-        return median(self._samples[n_rows, drafts]) / self.step_s
+        return median_low(self._samples[n_rows, drafts]) / self.step_s
+
+    @property
+    def can_pay(self) -> bool:
+        """`can_pay` by the fastest pass of each kind: other programs only make passes slower."""
+        least = {key: min(samples) / self.step_s for key, samples in self._samples.items()}
+        return can_pay(least[1, True], [(n, cost) for (n, drafts), cost in least.items() if not drafts])
 
     def points(self, *, drafts: bool = False) -> Points:
         return tuple((n, self.cost(n, drafts=of)) for n, of in sorted(self._samples) if of == drafts)
@@ -119,18 +125,31 @@ def measuring(
     def found(verify: Points, reads: Points) -> FirstCosts:
         return FirstCosts(CostProfile(verify=verify, draft=reads), passes.step_s, passes.noise)
 
-    for counts in (False, True):  # the first passes after loading take longer
+    def single(*, counts: bool = True) -> Generator[None, None, None]:
         for drafts in (False, True):
             passes.take(1, drafts=drafts, counts=counts)
             yield
-    c = passes.cost(1, drafts=True)
-    if not can_pay(c):
-        return found(UNMEASURED, ((1, c),))
+
+    def ruled_out(n_rows: int) -> Generator[None, None, bool]:
+        """Whether the draft cannot pay, also after its pass and the last one of `n_rows` are repeated."""
+        if passes.can_pay:
+            return False
+        yield from single()
+        if n_rows > 1:
+            passes.take(n_rows)
+            yield
+        return not passes.can_pay
+
+    yield from single(counts=False)  # the first passes after loading take longer
+    yield from single()
+    if (yield from ruled_out(1)):
+        return found(UNMEASURED, passes.points(drafts=True))
     for n_rows in (4,) if hurried else (4, 2):
         passes.take(n_rows)
         yield
-        if not can_pay(c, passes.points()):
-            return found(passes.points(), ((1, c),))
+        if (yield from ruled_out(n_rows)):
+            return found(passes.points(), passes.points(drafts=True))
+    c = passes.cost(1, drafts=True)
     if hurried:
         more = max(passes.cost(4), 1.0) - 1.0
         curve = sorted([(1, 1.0), (4, 1.0 + more), *((n, 1.0 + share * more) for n, share in ASSUMED)])
@@ -145,9 +164,7 @@ def measuring(
     passes.take(N_READ, drafts=True)
     yield
     for _ in range(MOST_ROUNDS):
-        for drafts in (False, True):
-            passes.take(1, drafts=drafts)
-            yield
+        yield from single()
         if passes.noise < AGREE - 1.0 or not passes.affords(sum(map(passes.cost, rows)) + 1.0 + c):
             break
         for n_rows in rows:
@@ -234,7 +251,9 @@ class FirstUse:
             strategy=setup.subject.strategy,
         )
         self.noise = found.noise
+        self.setup = by_profile(setup, profile)
+        if not profile.draft_can_pay and found.noise > AGREE - 1.0:
+            return  # a busy machine: measured again next time, because nothing would correct it
         with suppress(OSError, SpecllamaError):  # a state folder that cannot be written: measured again next time
             files = [setup.target.path, setup.draft.path]
             profiles.save(setup.subject, profile, {path: disk.seen_at_once(path) for path in files})
-        self.setup = by_profile(setup, profile)
