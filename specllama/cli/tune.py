@@ -116,6 +116,8 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         hint = ROOM if error.errno in storage.NO_ROOM else WRITABLE
         where = f"the profile cannot be written to {profiles.path_of(subject)}"
         problem = SpecllamaError(f"{where}: {error.strerror}", hint=hint)
+        if tuned.made is not None:  # no profile uses it
+            drafts.discard(tuned.made)
     try:
         keep_tuned(subject, found, profile)
     except (SpecllamaError, OSError) as error:

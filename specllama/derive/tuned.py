@@ -77,6 +77,7 @@ class Tuned:
     profile: Profile
     before: Profile  # what the first kernel paths and the pair's own draft give
     best_case: float = 0.0  # of the cheapest draft, see `Findings.best_case`
+    made: Path | None = None  # the profile's draft, if it is new
     removed: tuple[str, ...] = ()  # drafts that were made and lost
 
 
@@ -111,8 +112,9 @@ def tune(
                     several.attempt(recipe)
         tuned = _tuned(tuning.findings, best_case, quick=quick)
         several.kept = tuned.profile.derived
+        made = several.kept if several.kept in several.made else None
         removed = tuple(path.stem for path in several.made if path != several.kept and path.is_file())
-    return replace(tuned, removed=removed)
+    return replace(tuned, made=made, removed=removed)
 
 
 def _tuned(found: Findings, best_case: float, *, quick: bool) -> Tuned:

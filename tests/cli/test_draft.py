@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from specllama.derive import search as derive_search
 from specllama.derive import tuned as derive_tuned
 from specllama.llama.kernel_path import DEFAULT
 from specllama.pairs import derived as drafts
+from specllama.pairs import profile as profiles
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
 from specllama.tuning.kernel_paths import Paths
@@ -260,6 +262,22 @@ def test_tuning_makes_a_cheaper_draft_and_keeps_it_if_it_wins(
     assert (facts["profile"]["derived"] is not None, facts["before"]["derived"]) == (bool(kept), None)
     used = record_of(specllama("run", *words.options, "hi", "-n", "3", "--json", "--spec-type", "draft-simple"))
     assert Path(used["models"]["draft"]["path"]).stem == (kept or ["draft"])[0]
+
+
+def test_a_new_draft_goes_with_a_profile_that_cannot_be_saved(
+    specllama: Run, words: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: the last bytes of a full disk taken by a draft that no profile uses."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _in_a_hurry(monkeypatch)
+    monkeypatch.setattr(tuner, "PATH_MARGIN", 0.0)
+    monkeypatch.setattr(profiles, "save", full)
+    tuned = specllama("tune", *words.options, "--quick")
+    assert (tuned.code, _after(tuned.out, "draft").partition(" ")[0]) == (1, "draft+q4_0")
+    assert list(drafts.paths()) == []
 
 
 def test_on_a_terminal_ctrl_c_leaves_nothing(terminal: Callable[..., Terminal], words: Pair) -> None:
