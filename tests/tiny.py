@@ -57,6 +57,7 @@ class Shape:
     n_ctx: int = 512
     sliding_window: int | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
+    n_expert: int = 0  # in each layer; two are used for a token
 
     @property
     def head_dim(self) -> int:
@@ -160,16 +161,18 @@ def write_model(
     sliding_window: int | None = None,
     extra: Mapping[str, object] | None = None,
     kinds: Mapping[str, str] | None = None,
+    n_expert: int = 0,
 ) -> Path:
     """Write one model and return `path`.
 
     `vocabulary` defaults to `letters(n_vocab)`. `noise` mixes weights of another seed into those of `seed`: 0.0 is the
     model itself, 1.0 an unrelated one. `n_ctx` is the context the model claims to be trained for. `extra` adds or
     overrides metadata keys (int, float, bool, str or a list of them). `kinds` quantizes matrices: "Q4_0", "Q8_0" or
-    "IQ4_NL" by the last word of their names, such as "ffn_down"; their rows must be multiples of 32.
+    "IQ4_NL" by the last word of their names, such as "ffn_down"; their rows must be multiples of 32. With `n_expert`
+    (arch "llama"), a layer is a mixture of so many experts, two for a token.
     """
     vocab = vocabulary or letters(n_vocab)
-    shape = Shape(n_layer, n_embd, n_head, n_head_kv, n_ff, n_ctx, sliding_window, extra or {})
+    shape = Shape(n_layer, n_embd, n_head, n_head_kv, n_ff, n_ctx, sliding_window, extra or {}, n_expert)
     writer = GGUFWriter(path, arch)
     _add_sizes(writer, arch, shape, len(vocab.tokens))
     _add_tokenizer(writer, vocab, chat_template)
@@ -178,7 +181,8 @@ def write_model(
     base, other = np.random.default_rng(seed), np.random.default_rng(seed + 1_000_003)
     mix = np.hypot(1.0 - noise, noise)  # keeps the variance of the weights
     for name, rows, columns, deviation in tensors(arch, shape, len(vocab.tokens), scale):
-        size = columns if rows == 0 else (rows, columns)
+        size = (columns,) if rows == 0 else (rows, columns)
+        size = (n_expert, rows // n_expert, columns) if "_exps" in name else size
         values = ((1.0 - noise) * base.standard_normal(size) + noise * other.standard_normal(size)) / mix
         centre = 1.0 if rows == 0 and name.endswith("norm.weight") else 0.0
         weights = (centre + deviation * values).astype(np.float32)
@@ -320,6 +324,9 @@ def _add_sizes(writer: GGUFWriter, arch: str, shape: Shape, n_vocab: int) -> Non
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.head_dim)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(2)
     if shape.sliding_window is not None:
         writer.add_sliding_window(shape.sliding_window)
         writer.add_array(f"{arch}.attention.sliding_window_pattern", [index % 2 == 0 for index in range(shape.n_layer)])
@@ -380,9 +387,12 @@ def _transformer_tensors(arch: str, shape: Shape, n_vocab: int, scale: float) ->
             if arch == "qwen2":
                 yield f"{block}{name}.bias", 0, rows, 0.1
         yield f"{block}attn_output.weight", n_embd, n_embd, inner
-        yield f"{block}ffn_gate.weight", n_ff, n_embd, inner
-        yield f"{block}ffn_up.weight", n_ff, n_embd, inner
-        yield f"{block}ffn_down.weight", n_embd, n_ff, 1.0 / np.sqrt(n_ff)
+        experts, exps = (shape.n_expert, "_exps") if shape.n_expert else (1, "")
+        if shape.n_expert:
+            yield f"{block}ffn_gate_inp.weight", experts, n_embd, inner
+        yield f"{block}ffn_gate{exps}.weight", experts * n_ff, n_embd, inner
+        yield f"{block}ffn_up{exps}.weight", experts * n_ff, n_embd, inner
+        yield f"{block}ffn_down{exps}.weight", experts * n_embd, n_ff, 1.0 / np.sqrt(n_ff)
     yield "output_norm.weight", 0, n_embd, 0.1
     yield "output.weight", n_vocab, n_embd, scale / np.sqrt(n_embd)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import platform
 import re
 import subprocess
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 # llama.cpp's name of a feature -> the operating system's flags; all of them are required.
 _X86: dict[str, tuple[str, ...]] = {
@@ -61,6 +65,23 @@ class Cpu:
     def fingerprint(self) -> str:
         """Equal for two CPUs that can run the same code."""
         return " ".join((self.arch, *self.flags))
+
+
+def usable_cpus() -> int:
+    """Logical CPUs that this process may use: by its affinity, and by the quota of its control group (Linux)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(int(min(count, _quota(_CGROUPS))), 1)
+
+
+def _quota(root: Path) -> float:
+    """CPUs of the control group of a container, as `docker run --cpus` limits it; infinite without a limit."""
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):  # version 2, version 1
+        with contextlib.suppress(OSError, ValueError):
+            words = (root / name).read_text().split()
+            period = words[1] if len(words) > 1 else (root / "cpu/cpu.cfs_period_us").read_text()
+            if (quota := float(words[0])) > 0:  # "max" or -1: no limit
+                return quota / float(period)
+    return math.inf
 
 
 def this_cpu() -> Cpu:

@@ -135,7 +135,7 @@ def _known(cxx: Sequence[str], folder: Path) -> list[str]:
         source = folder / f"{name}.cpp"
         source.write_text(f"#include <immintrin.h>\n{code}\n")
         probes.append([*cxx, *PATHS[name], "-c", str(source), "-o", str(folder / f"{name}.o")])
-    failures = dict(zip(_NEWER, _run_all(probes, folder), strict=True))
+    failures = dict(zip(_NEWER, run_all(probes, folder), strict=True))
     return [name for name in PATHS if not failures.get(name)]
 
 
@@ -143,7 +143,7 @@ def _objects(cxx: Sequence[str], folder: Path) -> list[Path]:
     """The compiled sources."""
     jobs = {name: ("path.cpp", PATHS[name]) for name in _known(cxx, folder)}
     jobs |= {name: (f"{name}.cpp", ()) for name in ("backend", "self_test")}
-    failures = _run_all(
+    failures = run_all(
         [
             [*cxx, *FLAGS, *flags, f"-I{headers()}", "-c", str(SOURCES / source), "-o", str(folder / f"{name}.o")]
             for name, (source, flags) in jobs.items()
@@ -157,29 +157,10 @@ def _objects(cxx: Sequence[str], folder: Path) -> list[Path]:
 
 def _linked(cxx: Sequence[str], objects: Sequence[Path]) -> Path:
     linked = objects[0].with_name(NAME)
-    (failure,) = _run_all([[*cxx, "-shared", *map(str, objects), "-o", str(linked), "-pthread"]], linked.parent)
+    (failure,) = run_all([[*cxx, "-shared", *map(str, objects), "-o", str(linked), "-pthread"]], linked.parent)
     if failure:
         raise BackendError(f"the kernels cannot be linked: {failure}")
     return linked
-
-
-def build_program(folder: Path, isa: str, *flags: str) -> Path:
-    """The self-test of one instruction set as a program in `folder`, with additional flags, such as a sanitizer's."""
-    include = f"-I{headers()}"
-    objects = [folder / f"{name}.o" for name in (isa, "self_test")]
-    sources = [("path.cpp", PATHS[isa]), ("self_test.cpp", ("-DSPECK_MAIN",))]
-    failures = _run_all(
-        [
-            [*compiler(), *FLAGS, *flags, *own, include, "-c", str(SOURCES / source), "-o", str(made)]
-            for made, (source, own) in zip(objects, sources, strict=True)
-        ],
-        folder,
-    )
-    program = folder / "self_test"
-    failures += _run_all([[*compiler(), *flags, *map(str, objects), "-o", str(program)]], folder)
-    if any(failures):
-        raise BackendError("the self-test cannot be compiled: " + " ".join(failures))
-    return program
 
 
 class _Running:
@@ -216,7 +197,7 @@ class _Running:
             self._process.wait()
 
 
-def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> list[str]:
+def run_all(commands: Sequence[Sequence[str]], folder: Path) -> list[str]:
     """Run compilers side by side, with `folder` for their temporary files; see `_Running.failure`."""
     running: list[_Running] = []
     deadline = monotonic() + _TIMEOUT_S

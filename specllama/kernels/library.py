@@ -10,10 +10,13 @@ from typing import Any
 from specllama.base.errors import BackendError
 
 BUFFER_TYPE = "SPECLLAMA"  # the name of the buffer type of packed weights
-
-# The types of weights that are packed, as in src/path.cpp.
-PACKED = frozenset({"f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
-                   "iq4_nl", "iq4_xs"})  # fmt: skip
+# The types of weights that are packed, and their bytes in parts of those in the file: a test compares them with the
+# library's.
+PACKED = {
+    "f32": 1.0, "f16": 1.0, "bf16": 1.0, "q4_0": 1.0, "q4_1": 1.0, "q5_0": 1.0, "q5_1": 1.0, "q8_0": 1.0,
+    "q2_k": 1.1905, "q3_k": 1.0364, "q4_k": 1.0278, "q5_k": 1.0227, "q6_k": 1.0, "iq4_nl": 1.0, "iq4_xs": 1.0147,
+}  # fmt: skip
+ISA_VARIABLE = "SPECLLAMA_ISA"  # an environment variable that names the instruction set; for tests and benchmarks
 
 # The functions of ggml that the kernels call, in the order of `Host` in src/ggml_private.h.
 HOST_FUNCTIONS = (
@@ -39,9 +42,9 @@ class Kernels:
         library.specllama_kernels_packed.restype = ctypes.c_int64
         self.isa = isa  # the instruction set: "avx2", "avxvnni" or "avx512vnni"
 
-    def enable(self, on: bool) -> None:
-        """Whether the weights of models that are loaded from now on are packed."""
-        self._library.specllama_kernels_enable(int(on))
+    def enable(self, n_threads: int) -> None:
+        """Pack the weights of models that are loaded from now on with so many threads; 0: leave them to llama.cpp."""
+        self._library.specllama_kernels_enable(n_threads)
 
     @property
     def n_packed(self) -> int:
@@ -49,11 +52,11 @@ class Kernels:
         return int(self._library.specllama_kernels_packed())
 
 
-def attach(path: Path, functions: Mapping[str, int], cpu: int, isa: str = "") -> Kernels:
+def attach(path: Path, functions: Mapping[str, int], cpu: int) -> Kernels:
     """Load the library and add its buffer type to the CPU's. Before llama.cpp first lists its buffer types.
 
-    `functions` has the addresses of HOST_FUNCTIONS, `cpu` is ggml's handle of the CPU, `isa` the instruction set (the
-    best by default). Raises BackendError if the library cannot be loaded or does not fit.
+    `functions` has the addresses of HOST_FUNCTIONS, `cpu` is ggml's handle of the CPU. The instruction set is the best,
+    or the one in ISA_VARIABLE. Raises BackendError if the library cannot be loaded or does not fit.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -62,16 +65,16 @@ def attach(path: Path, functions: Mapping[str, int], cpu: int, isa: str = "") ->
         raise BackendError(f"the kernels cannot be loaded: {error}") from error
     host = _Host(*(functions[name] for name in HOST_FUNCTIONS), cpu)
     entry.restype = ctypes.c_char_p
-    entry.argtypes = [ctypes.POINTER(_Host), ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)]
+    entry.argtypes = [ctypes.POINTER(_Host), ctypes.POINTER(ctypes.c_char_p)]
     reason = ctypes.c_char_p()
-    found = entry(ctypes.byref(host), isa.encode() or None, ctypes.byref(reason))
+    found = entry(ctypes.byref(host), ctypes.byref(reason))
     if not found:
         raise BackendError(f"the kernels cannot be used: {(reason.value or b'').decode()}")
     return Kernels(library, found.decode())
 
 
 def self_test(path: Path, isa: str = "") -> str:
-    """Compare the library with plain C++, in this process. `isa`: one instruction set, or "all" that the CPU has.
+    """Compare the library with plain C++, in this process. `isa`: as in `attach`, one, or "all" that the CPU has.
 
     Returns what is wrong; empty if nothing is.
     """

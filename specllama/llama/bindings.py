@@ -157,13 +157,13 @@ def own_kernels() -> Kernels | None:
         return None
 
 
-def attach_kernels(path: Path, isa: str = "") -> Kernels:
+def attach_kernels(path: Path) -> Kernels:
     """Attach the library without a test. Raises BackendError."""
     functions = {name: ctypes.cast(symbol(name, None), ctypes.c_void_p).value or 0 for name in HOST_FUNCTIONS}  # type: ignore[arg-type]
     cpu = next((handle for handle in _device_handles() if _device(handle).kind == "cpu"), None)
     if cpu is None:
         raise BackendError("llama.cpp has no CPU back end")
-    return attach(path, functions, cpu, isa)
+    return attach(path, functions, cpu)
 
 
 def extra_buffer_types(*, kernels: bool = True) -> tuple[str, ...]:

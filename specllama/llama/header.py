@@ -22,7 +22,7 @@ _BOUNDS = {
     "rope.freq_base": (1.0, 1e30),
     "rope.freq_base_swa": (1.0, 1e30),
 }
-_PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
+PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
 # Tokenizers whose assertions end the process for a damaged file; no usable model has one.
 _NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
 
@@ -92,14 +92,10 @@ class Header:
         return sum(self.weight_bytes.values())
 
     @property
-    def n_quantized_bytes(self) -> int:
-        return sum(size for kind, size in self.weight_bytes.items() if kind not in _PLAIN_TYPES)
-
-    @property
     def shortest_row(self) -> int:
         """Numbers in the shortest row of a quantized matrix; 0 without any."""
         tensors = [tensor for file in self.files for tensor in file.tensors]
-        quantized = [each for each in tensors if len(each.shape) > 1 and TYPES[each.kind].name not in _PLAIN_TYPES]
+        quantized = [each for each in tensors if len(each.shape) > 1 and TYPES[each.kind].name not in PLAIN_TYPES]
         return min((each.shape[0] for each in quantized), default=0)
 
 

@@ -48,6 +48,8 @@ AS_IN_FILE = KernelPath(extra_bufts=False)
 def candidates(header: Header, extra: Sequence[str]) -> tuple[KernelPath, ...]:
     """The paths to measure for a file on a CPU with the extra buffer types `extra`; by its types, no two are equal."""
     theirs = [name for name in extra if name != BUFFER_TYPE]
-    has_ours = len(theirs) < len(extra) and rearranged_bytes(header, [BUFFER_TYPE]) > 0
+    # F32 alone is not worth a path: ours are no faster there.
+    ours = rearranged_bytes(header, [BUFFER_TYPE]) - header.weight_bytes.get("f32", 0)
+    has_ours = len(theirs) < len(extra) and ours > 0
     as_in_file = [AS_IN_FILE] if rearranged_bytes(header, theirs) else []
     return (*([OWN] if has_ours else []), DEFAULT, *as_in_file)

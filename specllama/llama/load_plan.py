@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import psutil
 
+from specllama.base.cpu import usable_cpus
 from specllama.base.errors import UsageError
 from specllama.files.gguf_header import TYPES
 from specllama.kernels.library import BUFFER_TYPE, PACKED
-from specllama.llama.header import Header
+from specllama.llama.header import PLAIN_TYPES, Header
 from specllama.llama.memory import KV_TYPE_BYTES, MemoryNeed, fit_context, layers_that_fit, need_for, require_memory
 
 _GPU_RESERVE = 512 * 1024 * 1024  # a GPU also needs memory for its runtime and for the screen
@@ -81,13 +81,14 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     """
     check_options(header, options)
     kv = {"type_k": options.type_k, "type_v": options.type_v}
+    n_more = bytes_beyond_file(header, options, extra)
     room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
     n_ctx = options.n_ctx
     if n_ctx == 0:
-        n_ctx = fit_context(header, room, n_ubatch=options.n_ubatch, n_outputs=options.max_block, **kv)
+        n_ctx = fit_context(header, room, n_ubatch=options.n_ubatch, n_outputs=options.max_block, n_more=n_more, **kv)
     n_batch = min(options.n_batch, n_ctx)
     n_ubatch = min(options.n_ubatch, n_batch)
-    need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, **kv)
+    need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, n_more=n_more, **kv)
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
     require_memory(header.path.name, int(need.total * (1.0 - on_gpu)), free, n_ctx)
@@ -114,15 +115,13 @@ def _spoiled_by_amx(header: Header, extra: tuple[str, ...]) -> bool:
 
 def physical_cores() -> int:
     """Physical cores that this process may use; a second thread on a core makes both slower."""
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    return min(cores, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else cores
+    return min(psutil.cpu_count(logical=False) or 1, usable_cpus())
 
 
 def thread_choices() -> tuple[int, ...]:
     """Thread counts to try: the physical cores, half of them, and the logical cores."""
     cores = physical_cores()
-    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or cores
-    return tuple(dict.fromkeys((cores, max(cores // 2, 1), max(logical, 1))))
+    return tuple(dict.fromkeys((cores, max(cores // 2, 1), usable_cpus())))
 
 
 def check_options(header: Header, options: LoadOptions) -> None:
@@ -181,18 +180,38 @@ def _use_mmap(header: Header, options: LoadOptions, extra: tuple[str, ...], n_gp
 
 def rearranged_bytes(header: Header, buffers: Sequence[str]) -> int:
     """Bytes of weights that these extra buffer types can hold, at most."""
-    taken: set[str] = set()
-    for name in buffers:
-        if name == BUFFER_TYPE:
-            taken |= PACKED
-        elif name == "AMX":
-            taken |= _AMX
-        elif name == "CPU_REPACK":
-            taken |= _REPACKED_ANYWHERE
-            taken |= set() if platform.machine().lower() in ("x86_64", "amd64") else _REPACKED_ON_ARM
-        else:
-            return header.n_quantized_bytes
+    taken = _rearranged(header, buffers)
     return sum(size for kind, size in header.weight_bytes.items() if kind.lower() in taken)
+
+
+def bytes_beyond_file(header: Header, options: LoadOptions, extra: Sequence[str]) -> int:
+    """The bytes of weights in memory that the file does not have.
+
+    Packed weights may be larger. An output matrix that is also the token embedding is kept twice if it is rearranged.
+    """
+    taken = _rearranged(header, extra if options.use_extra_bufts else ())
+    weights = [each for file in header.files for each in file.tensors if len(each.shape) > 1]
+    tied = not any(each.name == "output.weight" for each in weights)
+    more = 0.0
+    for each in weights:
+        growth = taken.get(TYPES[each.kind].name.lower())
+        if growth is not None and (each.name != "token_embd.weight" or tied):
+            more += each.n_bytes * (growth if each.name == "token_embd.weight" else growth - 1.0)
+    return round(more)
+
+
+def _rearranged(header: Header, buffers: Sequence[str]) -> Mapping[str, float]:
+    """The types of weights that these extra buffer types may hold, and their bytes in parts of those in the file."""
+    found: set[str] = set()
+    for name in buffers:
+        if name == "AMX":
+            found |= _AMX
+        elif name == "CPU_REPACK":
+            found |= _REPACKED_ANYWHERE
+            found |= set() if platform.machine().lower() in ("x86_64", "amd64") else _REPACKED_ON_ARM
+        elif name != BUFFER_TYPE:
+            found |= {kind.lower() for kind in header.weight_bytes if kind not in PLAIN_TYPES}
+    return {**dict.fromkeys(found, 1.0), **(PACKED if BUFFER_TYPE in buffers else {})}
 
 
 def _warnings(header: Header, options: LoadOptions, gpu: GpuMemory, n_ctx: int) -> tuple[str, ...]:

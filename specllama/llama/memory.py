@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -60,21 +61,31 @@ def memory_free() -> int:
 
 
 def need_for(
-    header: Header, *, n_ctx: int, n_ubatch: int, n_outputs: int, type_k: str = "f16", type_v: str = "f16"
+    header: Header,
+    *,
+    n_ctx: int,
+    n_ubatch: int,
+    n_outputs: int,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    n_more: int = 0,
 ) -> MemoryNeed:
-    """The memory of a model with a context of `n_ctx` tokens."""
+    """The memory of a model with a context of `n_ctx` tokens. `n_more`: bytes of weights beyond the file's."""
     return MemoryNeed(
-        weights=header.n_weight_bytes,
+        weights=header.n_weight_bytes + n_more,
         kv=kv_bytes(header, n_ctx, type_k, type_v),
         compute=compute_bytes(header, n_ctx, n_ubatch, n_outputs),
     )
 
 
-def fit_context(header: Header, free: int, *, n_ubatch: int, n_outputs: int, type_k: str, type_v: str) -> int:
-    """The longest context, up to the model's own, that fits into `free` bytes. Raises MemoryShort if none fits."""
+def fit_context(header: Header, free: int, **options: Any) -> int:
+    """The longest context, up to the model's own, that fits into `free` bytes. `options` are those of `need_for`.
+
+    Raises MemoryShort if none fits.
+    """
 
     def total(n_ctx: int) -> int:
-        return need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=n_outputs, type_k=type_k, type_v=type_v).total
+        return need_for(header, n_ctx=n_ctx, **options).total
 
     return longest_context(header.n_ctx_train or _MIN_FITTED_CTX, total, free, header.path.name)
 

@@ -27,7 +27,15 @@ from specllama.llama import crash_test
 from specllama.llama.bindings import abort_callback, attach_kernels, bindings, devices, extra_buffer_types, log
 from specllama.llama.crash_test import Use
 from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
-from specllama.llama.load_plan import GpuMemory, LoadOptions, LoadPlan, check_options, physical_cores, plan_load
+from specllama.llama.load_plan import (
+    GpuMemory,
+    LoadOptions,
+    LoadPlan,
+    bytes_beyond_file,
+    check_options,
+    physical_cores,
+    plan_load,
+)
 from specllama.llama.log import LogSink
 from specllama.llama.memory import MemoryNeed, memory_free, need_for
 from specllama.llama.open import (
@@ -80,6 +88,7 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
         n_outputs=wish.max_block,
         type_k=wish.type_k,
         type_v=wish.type_v,
+        n_more=bytes_beyond_file(model, wish, extra_buffer_types(kernels=wish.kernels)),
     )
 
 

@@ -78,7 +78,7 @@ def load_model(about: Header, plan: LoadPlan, progress: LoadProgress | None, *, 
     with _loading:  # whether weights are packed is a setting of the process
         kernels = own_kernels()
         if kernels is not None:
-            kernels.enable(plan.kernels)
+            kernels.enable(plan.n_threads if plan.kernels else 0)
         return _load(about, params, progress)
 
 

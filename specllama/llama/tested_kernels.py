@@ -15,6 +15,7 @@ from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import SpecllamaError
 from specllama.kernels import build
+from specllama.kernels.library import ISA_VARIABLE
 from specllama.llama import crash_test, library_hash
 
 NOT_BUILT = "they are not compiled"
@@ -71,4 +72,9 @@ def _is_ours(library: Path) -> bool:
 
 def _circumstances() -> str:
     folder = crash_test.library_folder()
-    return f"{_VERSION} {library_hash.of(folder) if folder else ''} {this_cpu().fingerprint}"
+    return f"{_VERSION} {wanted_isa()} {library_hash.of(folder) if folder else ''} {this_cpu().fingerprint}"
+
+
+def wanted_isa() -> str:
+    """The instruction set that the user asks for; empty = the best."""
+    return os.environ.get(ISA_VARIABLE, "")

@@ -204,7 +204,7 @@ def _circumstances() -> dict[str, str]:
     cpu, kernels = this_cpu(), tested_kernels.usable()
     return {
         "the installed llama.cpp": build_info().fingerprint,
-        "the set of specllama's kernels": "" if kernels is None else kernels.parent.name,
+        "the set of specllama's kernels": "" if kernels is None else kernels.parent.name + tested_kernels.wanted_isa(),
         "the CPU": f"{cpu.model} {cpu.fingerprint} {physical_cores()}",
     }
 

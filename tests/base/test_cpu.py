@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +79,23 @@ def test_unknown_facts_are_left_empty(system: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "run", refuse)
     found = cpu.this_cpu()
     assert (found.model, found.flags) == ("unknown CPU", ())
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "max 100000\n"}, math.inf),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"cpu.max": "many\n"}, math.inf),
+        ({}, math.inf),
+    ],
+)
+def test_a_containers_quota_is_read(files: dict[str, str], expected: float, tmp_path: Path) -> None:
+    """Prevents: 16 threads that wait for each other on the two CPUs that a container is given."""
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert cpu._quota(tmp_path) == expected
+    assert cpu.usable_cpus() >= 1

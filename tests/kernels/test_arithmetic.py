@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from specllama.base.cpu import this_cpu
 from specllama.kernels import build
-from specllama.kernels.library import self_test
+from specllama.kernels.library import ISA_VARIABLE, self_test
 
 pytestmark = pytest.mark.skipif(bool(build.unsupported() or not build.compiler()), reason="no kernels on this machine")
 
@@ -24,15 +26,56 @@ def test_every_type_and_instruction_set_equals_plain_code(library: Path) -> None
     assert self_test(library, "all") == ""
 
 
+def test_every_instruction_set_of_the_cpu_is_compiled(library: Path) -> None:
+    """Prevents: a set that does not compile and is left out in silence, as if the compiler did not know it."""
+    lacks = self_test(library, "avx10")
+    sets = {"avx2": ["avx2"], "avxvnni": ["avx_vnni"], "avx512vnni": ["avx512f", "avx512bw", "avx512vl", "avx512_vnni"]}
+    there = [name for name, flags in sets.items() if set(flags) <= set(this_cpu().flags)]
+    assert [name for name in sets if self_test(library, name) != lacks] == there
+
+
 def test_an_instruction_set_that_the_cpu_lacks_is_refused(library: Path) -> None:
     """Prevents: an illegal instruction."""
     assert self_test(library, "avx10") != ""
 
 
+# One build covers the arithmetic and the attention of both (the self-test) and the buffer type inside ggml's CPU back
+# end (backend.cpp). avxvnni has two instructions of its own. Two of the six widths of a tile: the others repeat them.
+# Compiling path.cpp takes 25 s each; with every check of `undefined` it would take 50.
+SANITIZED = ("avx2", "avx512vnni")
+SANITIZERS = ("-O1", "-g1", "-DSPECK_TWO_WIDTHS", "-fno-sanitize-recover=all", "-w")
+CHECKS = dict.fromkeys(SANITIZED, "-fsanitize=address,alignment,bounds,shift,signed-integer-overflow")
+CHECKS["backend_test"] = "-fsanitize=address,undefined"
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """backend_test.cpp with sanitizers, linked with ggml."""
+    folder = tmp_path_factory.mktemp("sanitized")
+    ggml = build.headers().parent / "llama_cpp" / "lib"
+    places = (f"-I{build.headers()}", f"-I{build.SOURCES}")
+    sources = {name: (build.SOURCES / "path.cpp", *build.PATHS[name]) for name in SANITIZED}
+    sources["backend_test"] = (Path(__file__).with_name("backend_test.cpp"),)
+    objects = [str(folder / f"{name}.o") for name in sources]
+    commands = [
+        [*build.compiler(), *build.FLAGS, *SANITIZERS, CHECKS[name], *places, "-c", *map(str, source), "-o", made]
+        for made, (name, source) in zip(objects, sources.items(), strict=True)
+    ]
+    link = [*build.compiler(), CHECKS["backend_test"], *objects, f"-L{ggml}", f"-Wl,-rpath,{ggml}", "-pthread"]
+    assert build.run_all(commands, folder) == [""] * len(commands)
+    assert build.run_all([[*link, "-lggml-base", "-lggml-cpu", "-o", str(folder / "backend_test")]], folder) == [""]
+    return folder / "backend_test"
+
+
 @pytest.mark.slow
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """Prevents: a read or write outside of an array, an unaligned or overflowing operation."""
-    flags = ("-O1", "-g1", "-DSPECK_TWO_WIDTHS", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    program = build.build_program(tmp_path, "avx2", *flags)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
+@pytest.mark.parametrize("isa", SANITIZED)
+def test_sanitizers_find_nothing(library: Path, sanitized: Path, isa: str) -> None:
+    """Prevents: a read or write outside of an array, an unaligned or overflowing operation; a wrong number, whatever
+    the rows, columns, heads and threads, also where the work is left to llama.cpp.
+    """
+    if self_test(library, isa) == self_test(library, "avx10"):
+        pytest.skip(f"the CPU lacks {isa}")
+    done = subprocess.run(
+        [sanitized], env={**os.environ, ISA_VARIABLE: isa}, capture_output=True, text=True, timeout=600, check=False
+    )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr[-2000:]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from specllama.base.errors import MemoryShort, UsageError
-from specllama.llama import LoadOptions, memory_free, memory_needed
+from specllama.kernels.library import BUFFER_TYPE
+from specllama.llama import LoadOptions, load_plan, memory_free, memory_needed, read_header
 from specllama.llama.header import Header
 from specllama.llama.load_plan import GpuMemory, LoadPlan, physical_cores, plan_load
 from specllama.llama.memory import fit_context, kv_bytes, layers_that_fit, need_for
+from tests import tiny
 from tests.headers import QWEN
 
 GB = 1_000_000_000
@@ -120,6 +123,29 @@ def test_a_file_is_mapped_unless_many_weights_are_rearranged() -> None:
     assert not plan(LoadOptions(use_mmap=False), extra=()).use_mmap
     mostly_plain = dataclasses.replace(QWEN, weight_bytes={"q4_K": 28_000_000, "q5_0": 300_000_000, "f16": 9})
     assert plan(header=mostly_plain).use_mmap
+
+
+def test_what_is_kept_twice_or_padded_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: an estimate that lacks the packed copy of an output matrix that is also the embedding: a sixth."""
+    kinds = {"ffn_up": "Q4_0", "token_embd": "Q8_0"}
+    path = tiny.write_model(tmp_path / "untied.gguf", n_layer=1, n_embd=64, n_ff=96, kinds=kinds)
+    untied = read_header(path)
+    tensors = [each for each in untied.gguf.tensors if each.name != "output.weight"]
+    tied = dataclasses.replace(untied, files=(dataclasses.replace(untied.gguf, tensors=tuple(tensors)),))
+    embedding = next(each.n_bytes for each in tensors if each.name == "token_embd.weight")
+    matrix = 64 * 96 // 32 * 18
+
+    def more(header: Header, options: LoadOptions | None = None, *extra: str) -> int:
+        return plan(options, header=header, extra=extra).need.weights - header.n_weight_bytes
+
+    monkeypatch.setitem(load_plan.PACKED, "q8_0", 1.5)
+    monkeypatch.setitem(load_plan.PACKED, "q4_0", 1.25)
+    assert more(untied) == more(tied) == 0
+    assert more(untied, None, "AMX") == 0
+    assert more(tied, None, "AMX") == embedding
+    assert more(untied, None, BUFFER_TYPE) == matrix // 4
+    assert more(tied, None, BUFFER_TYPE, "AMX") == 1.5 * embedding + matrix // 4
+    assert more(tied, LoadOptions(use_extra_bufts=False), BUFFER_TYPE) == 0
 
 
 def test_batches_never_exceed_the_context_nor_blocks_the_batch() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 from specllama import llama
 from specllama.core.arrays import FloatArray
 from specllama.kernels import build
-from specllama.kernels.library import BUFFER_TYPE
+from specllama.kernels.library import BUFFER_TYPE, ISA_VARIABLE, PACKED
 from specllama.llama import LlamaModel, tested_kernels
 from tests import tiny
 
@@ -20,6 +24,10 @@ pytestmark = pytest.mark.skipif(bool(build.unsupported() or not build.compiler()
 TOKENS = [5 + (7 * i) % 90 for i in range(48)]
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
 ROUNDING = 0.05  # see `_distance`: two ways to round activations to eight bits
+MATRICES = (
+    *("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_gate", "ffn_down", "output"),
+    *("ffn_up_exps", "ffn_gate_exps", "ffn_down_exps"),
+)
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k_s", "q4_k_s", "q5_k_s", "q6_k", "iq4_xs")
 
 
@@ -44,8 +52,12 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=KINDS)
 def quantized(request: pytest.FixtureRequest, wide: Path) -> Path:
     """The model in one quantization."""
-    path = wide.with_name(f"{request.param}.gguf")
-    llama.requantize(wide, path, request.param)
+    return _in_kind(wide, request.param)
+
+
+def _in_kind(model: Path, kind: str) -> Path:
+    path = model.with_name(f"{kind}.gguf")
+    llama.requantize(model, path, kind)
     return path
 
 
@@ -104,6 +116,43 @@ def test_attention_is_the_same_at_every_width_in_a_long_context(tmp_path: Path, 
     assert all(np.array_equal(each, found[0]) for each in found)
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_a_mixture_of_experts_is_the_same_at_every_width(tmp_path: Path, kind: str) -> None:
+    """Prevents: another expert, or other bits, for a token that is verified beside others: the router is F32."""
+    path = tmp_path / "experts.gguf"
+    tiny.write_model(path, vocabulary=tiny.ascii_level(), n_embd=64, kinds=dict.fromkeys(MATRICES, kind), n_expert=5)
+    with tiny.load(path, kernels=False) as model:
+        expected = _rows(model, 16, TOKENS)
+    for threads in (1, 2):
+        with tiny.load(path, kernels=True, n_threads=threads) as model:
+            one = _rows(model, 1, TOKENS)
+            assert 0 < _distance(one, expected) < ROUNDING
+            for width in (2, 4, 33):
+                assert np.array_equal(_rows(model, width, TOKENS), one), width
+
+
+def test_the_instruction_set_of_the_environment_is_used(wide: Path, tmp_path: Path) -> None:
+    """Prevents: a measurement or test of AVX2 that computes with the best set; an unknown set that goes unnoticed."""
+    quantized = _in_kind(wide, "q4_k_s")
+    program = f"""
+import numpy as np
+from pathlib import Path
+from specllama import llama
+from specllama.llama import tested_kernels
+from tests.llama import test_own_kernels as here
+print(bool(tested_kernels.problem()), llama.own_kernels() and llama.own_kernels().isa)
+with here.tiny.load(Path({str(quantized)!r})) as model:
+    np.save({str(tmp_path / "rows.npy")!r}, here._rows(model, 4, here.TOKENS))
+"""
+    with tiny.load(quantized, kernels=True) as model:
+        expected = _rows(model, 4, TOKENS)
+    for isa, said in (("avx2", "False avx2"), ("neon", "True None")):
+        env = {**os.environ, ISA_VARIABLE: isa}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == said
+        assert _distance(np.load(tmp_path / "rows.npy"), expected) < ROUNDING
+
+
 def test_models_with_and_without_our_kernels_live_side_by_side(quantized: Path) -> None:
     """Prevents: a model that computes with packed weights as if they were not, or the other way round."""
     with tiny.load(quantized, kernels=False) as plain:
@@ -114,11 +163,13 @@ def test_models_with_and_without_our_kernels_live_side_by_side(quantized: Path) 
         assert np.array_equal(_rows(ours, 1, TOKENS), packed)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_floating_point_weights_are_taken(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("n_expert", [0, 5])
+def test_floating_point_weights_and_experts_are_taken(tmp_path: Path, kind: str, n_expert: int) -> None:
     """Prevents: a type that is packed and not computed, or computed from the wrong bits."""
-    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_gate", "ffn_down", "output")
-    path = tiny.write_model(tmp_path / "float.gguf", vocabulary=tiny.ascii_level(), kinds=dict.fromkeys(matrices, kind))
+    kinds = {} if kind == "F32" else dict.fromkeys(MATRICES, kind)
+    path = tmp_path / "float.gguf"
+    tiny.write_model(path, vocabulary=tiny.ascii_level(), kinds=kinds, n_expert=n_expert)
     with tiny.load(path, kernels=False) as model:
         expected = _rows(model, 16, TOKENS)
     with tiny.load(path, kernels=True) as model:
@@ -155,3 +206,12 @@ def test_weights_are_in_our_buffer_and_in_no_other(quantized: Path) -> None:
         llama.set_log(None)
     sizes = [line for line in "".join(heard).splitlines() if "buffer size" in line and BUFFER_TYPE in line]
     assert sizes
+
+
+def test_the_types_and_their_sizes_are_those_of_the_library() -> None:
+    """Prevents: an estimate of memory, or a choice of kernel paths, for types that the library does not take."""
+    kernels = llama.own_kernels()
+    assert kernels is not None
+    kernels._library.specllama_kernels_types.restype = ctypes.c_char_p
+    words = kernels._library.specllama_kernels_types().decode().lower().split()
+    assert dict(zip(words[::2], map(float, words[1::2]), strict=True)) == PACKED

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 
 #include "ggml_private.h"
@@ -17,7 +18,7 @@ namespace speck {
 namespace {
 
 constexpr size_t alignment = 64;
-bool enabled = true;  // new weights are packed; set before a model is loaded, one model at a time
+int pack_threads = 1;  // 0: new weights are not packed; set before a model is loaded, one model at a time
 std::atomic<bool> attends{false};  // attention is ours, from the first packed weight on
 std::atomic<int64_t> n_packed{0};  // weights, so far
 constexpr int columns_at_once = 64;  // their activations stay in the second-level cache
@@ -34,16 +35,17 @@ size_t rounded(size_t size) { return (size + alignment - 1) / alignment * alignm
 const Type* packable(const ggml_tensor* weight) {
     const Type* type = (unsigned)weight->type < GGML_TYPE_COUNT ? type_of[weight->type] : nullptr;
     const bool fits = type && weight->ne[0] > 0 && weight->ne[0] % type->block == 0 && weight->ne[1] > 0 &&
-                      weight->ne[2] == 1 && weight->ne[3] == 1 &&
-                      weight->nb[1] == type->file_bytes * (weight->ne[0] / type->block);
+                      weight->ne[2] > 0 && weight->ne[3] == 1 &&
+                      weight->nb[1] == type->file_bytes * (weight->ne[0] / type->block) &&
+                      weight->nb[2] == weight->nb[1] * weight->ne[1];
     return fits ? type : nullptr;
 }
 
-// Groups of rows that are packed side by side; the last may be filled up with rows of zeros.
+// Groups of rows of one matrix that are packed side by side; the last may be filled up with rows of zeros.
 int64_t groups_of(const ggml_tensor* weight) { return (weight->ne[1] + path->rows - 1) / path->rows; }
 
 size_t packed_size(const Type& type, const ggml_tensor* weight) {
-    return type.packed_bytes * (weight->ne[0] / type.block) * groups_of(weight);
+    return type.packed_bytes * (weight->ne[0] / type.block) * groups_of(weight) * weight->ne[2];
 }
 
 // ---- the buffer
@@ -60,18 +62,19 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
         memcpy((char*)tensor->data + offset, data, size);
         return;
     }
-    if (offset != 0 || size != tensor->nb[1] * tensor->ne[1]) {
+    if (offset != 0 || size != tensor->nb[2] * tensor->ne[2]) {
         fprintf(stderr, "specllama: %s is set in parts, which packed weights cannot be\n", tensor->name);
         abort();
     }
     const int blocks = (int)(tensor->ne[0] / type->block);
     const size_t row_bytes = tensor->nb[1];
-    const int64_t groups = groups_of(tensor);
+    const int64_t groups = groups_of(tensor) * tensor->ne[2];
     const auto pack = [&](int64_t first, int64_t last) {
         for (int64_t g = first; g < last; g++) {
-            const char* rows = (const char*)data + g * path->rows * row_bytes;
+            const int64_t matrix = g / groups_of(tensor), row = g % groups_of(tensor) * path->rows;
+            const char* rows = (const char*)data + matrix * tensor->nb[2] + row * row_bytes;
             std::vector<char> filled;
-            if (const int64_t n = tensor->ne[1] - g * path->rows; n < path->rows) {
+            if (const int64_t n = tensor->ne[1] - row; n < path->rows) {
                 filled.resize(row_bytes * path->rows);
                 memcpy(filled.data(), rows, n * row_bytes);
                 rows = filled.data();
@@ -79,7 +82,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
             type->pack(rows, row_bytes, blocks, (char*)tensor->data + g * blocks * type->packed_bytes);
         }
     };
-    const int threads = size < single_thread_bytes ? 1 : std::clamp((int)std::thread::hardware_concurrency(), 1, 8);
+    const int threads = size < single_thread_bytes ? 1 : std::max(pack_threads, 1);
     std::vector<std::thread> others;
     for (int i = 1; i < threads; i++) {
         try {
@@ -112,62 +115,99 @@ size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
 
 // ---- the product
 
-int column_count(const ggml_tensor* op) { return (int)(op->src[1]->ne[1] * op->src[1]->ne[2] * op->src[1]->ne[3]); }
+// The columns of a product in the order in which they are computed: those of one expert side by side (MUL_MAT_ID), or all
+// as they are (MUL_MAT).
+struct Columns {
+    const ggml_tensor* op;
+    int count;
+    int matrices;  // experts, or one
+    int32_t* start = nullptr;  // of the columns of each expert, and their end
+    int32_t* from = nullptr;   // where a column lies in input and output: token * slots + slot
 
-bool contiguous(const ggml_tensor* t) {
-    return t->nb[0] == sizeof(float) && t->nb[1] == t->nb[0] * t->ne[0] && t->nb[2] == t->nb[1] * t->ne[1] &&
-           t->nb[3] == t->nb[2] * t->ne[2];
-}
+    static size_t bytes(const ggml_tensor* op) {
+        return op->op == GGML_OP_MUL_MAT_ID ? (op->src[0]->ne[2] + 2 + of(op)) * sizeof(int32_t) : 0;
+    }
+    static int of(const ggml_tensor* op) { return (int)(op->ne[1] * op->ne[2] * op->ne[3]); }
+
+    // `room`: `bytes` of memory.
+    Columns(const ggml_tensor* op, void* room) : op(op), count(of(op)), matrices((int)op->src[0]->ne[2]) {
+        if (op->op != GGML_OP_MUL_MAT_ID) return;
+        start = (int32_t*)room;
+        from = start + matrices + 2;
+        memset(start, 0, (matrices + 2) * sizeof *start);
+        for (int c = 0; c < count; c++) start[expert(c) + 2]++;
+        for (int m = 2; m < matrices + 2; m++) start[m] += start[m - 1];
+        for (int c = 0; c < count; c++) from[start[expert(c) + 1]++] = c;
+    }
+
+    int expert(int c) const {
+        const ggml_tensor* ids = op->src[2];
+        return *(const int32_t*)((const char*)ids->data + c % ids->ne[0] * ids->nb[0] + c / ids->ne[0] * ids->nb[1]);
+    }
+    const float* input(int i) const {
+        const ggml_tensor* t = op->src[1];
+        const int64_t c = from ? from[i] : i, slots = op->ne[1], plane = c / slots;
+        return (const float*)((const char*)t->data + c % slots % t->ne[1] * t->nb[1] + plane % t->ne[2] * t->nb[2] +
+                              plane / t->ne[2] * t->nb[3]);
+    }
+    float* output(int i) const { return (float*)((char*)op->data + (from ? from[i] : i) * op->nb[1]); }
+    int first(int matrix) const { return start ? start[matrix] : 0; }
+    int last(int matrix) const { return start ? start[matrix + 1] : count; }
+};
 
 struct Product : ggml::cpu::tensor_traits {
-    bool work_size(int, const ggml_tensor* op, size_t& size) override {
+    bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
         const Type& type = *packable(op->src[0]);
-        size = type.column_bytes * (op->src[0]->ne[0] / type.block) * column_count(op) + alignment;
+        size = rounded(type.column_bytes * (op->src[0]->ne[0] / type.block) * Columns::of(op)) +
+               rounded(Columns::bytes(op)) * n_threads + alignment;
         return true;
     }
 
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
-        const ggml_tensor *weight = op->src[0], *input = op->src[1];
+        const ggml_tensor* weight = op->src[0];
         const Type& type = *packable(weight);
-        const int64_t k = weight->ne[0], groups = groups_of(weight);
-        const int blocks = (int)(k / type.block), columns = column_count(op);
-        char* y = (char*)rounded((size_t)params->wdata);
+        const int64_t groups = groups_of(weight);
+        const int blocks = (int)(weight->ne[0] / type.block);
+        char* room = (char*)rounded((size_t)params->wdata);
+        const Columns columns(op, room + rounded(Columns::bytes(op)) * params->ith);
+        char* y = room + rounded(Columns::bytes(op)) * params->nth;
 
         // Blocks of all columns, shared out evenly.
-        const int64_t all = (int64_t)blocks * columns;
+        const int64_t all = (int64_t)blocks * columns.count;
         int64_t at = all * params->ith / params->nth;
         const int64_t end = all * (params->ith + 1) / params->nth;
         while (at < end) {
             const int64_t c = at / blocks;
             const int first = (int)(at % blocks), last = (int)std::min<int64_t>(blocks, first + end - at);
-            type.quantize((const float*)input->data + c * k, first, last, y + c * blocks * type.column_bytes);
+            type.quantize(columns.input((int)c), first, last, y + c * blocks * type.column_bytes);
             at += last - first;
         }
         if (params->ith == 0) host.chunk_set(params->threadpool, params->nth);
         host.barrier(params->threadpool);
 
+        int used = 0;
+        for (int m = 0; m < columns.matrices; m++) used += columns.first(m) < columns.last(m);
         const size_t group_bytes = type.packed_bytes * blocks;
-        const int64_t fair = std::max<int64_t>(groups / (params->nth * 4), 1);
-        const int64_t chunk = std::clamp<int64_t>(chunk_bytes / group_bytes, 1, fair);
-        const size_t out_stride = op->nb[1] / sizeof(float);
-        for (int64_t first = chunk * params->ith; first < groups;
-             first = chunk * host.chunk_add(params->threadpool, 1)) {
-            const int64_t last = std::min(first + chunk, groups);
-            for (int c = 0; c < columns; c += columns_at_once)
-                for (int64_t g = first; g < last; g++) {
-                    const char* rows = (const char*)weight->data + g * group_bytes;
-                    const char* column = y + (size_t)c * blocks * type.column_bytes;
-                    float* out = (float*)op->data + c * out_stride + g * path->rows;
-                    const int n = std::min(columns_at_once, columns - c);
-                    const int64_t used = weight->ne[1] - g * path->rows;
-                    if (used >= path->rows) {
-                        type.tiles(rows, blocks, n, column, blocks, out, out_stride);
-                        continue;
+        const int64_t fair = std::max<int64_t>(groups * used / (params->nth * 4), 1);
+        const int64_t chunk = std::clamp<int64_t>(chunk_bytes / group_bytes, 1, std::min(fair, groups));
+        const int64_t chunks = (groups + chunk - 1) / chunk;  // of a matrix
+        int64_t next = params->ith;
+        for (int m = 0, before = 0; m < columns.matrices; m++) {
+            if (columns.first(m) == columns.last(m)) continue;
+            for (; next < before + chunks; next = host.chunk_add(params->threadpool, 1)) {
+                const int64_t first = (next - before) * chunk, last = std::min(first + chunk, groups);
+                for (int c = columns.first(m); c < columns.last(m); c += columns_at_once)
+                    for (int64_t g = first; g < last; g++) {
+                        const int n = std::min(columns_at_once, columns.last(m) - c);
+                        const size_t rows = std::min<int64_t>(path->rows, weight->ne[1] - g * path->rows);
+                        float out[columns_at_once * most_rows];  // the last group is filled up
+                        type.tiles((const char*)weight->data + (m * groups + g) * group_bytes, blocks, n,
+                                   y + (size_t)c * blocks * type.column_bytes, blocks, out, path->rows);
+                        for (int i = 0; i < n; i++)
+                            memcpy(columns.output(c + i) + g * path->rows, out + i * path->rows, rows * sizeof(float));
                     }
-                    float whole[columns_at_once * most_rows];  // the last group is filled up
-                    type.tiles(rows, blocks, n, column, blocks, whole, path->rows);
-                    for (int i = 0; i < n; i++) memcpy(out + i * out_stride, whole + i * path->rows, used * sizeof(float));
-                }
+            }
+            before += chunks;
         }
         return true;
     }
@@ -278,21 +318,28 @@ struct Packed : ggml::cpu::extra_buffer_type {
     Product product;
     Attend attend;
 
+    static bool is_ours(const ggml_tensor* op) {
+        return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && op->src[0]->buffer &&
+               op->src[0]->buffer->buft == buffer_type();
+    }
+
     bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
-        if (op->op != GGML_OP_MUL_MAT || !op->src[0]->buffer || op->src[0]->buffer->buft != buffer_type()) return false;
+        if (!is_ours(op)) return false;
         // While a model is loaded, llama.cpp asks with an empty buffer.
-        if (!enabled && op->src[0]->buffer->size == 0) return false;
+        if (!pack_threads && op->src[0]->buffer->size == 0) return false;
         const ggml_tensor* input = op->src[1];
         if (op->src[0]->view_src) return false;  // a part of a weight lies elsewhere once it is packed
         if (input->buffer && !host.buft_is_host(input->buffer->buft)) return false;
-        return packable(op->src[0]) && input->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32 && contiguous(input) &&
-               contiguous(op);
+        const ggml_tensor* ids = op->op == GGML_OP_MUL_MAT_ID ? op->src[2] : nullptr;
+        if (ids ? ids->type != GGML_TYPE_I32 || (ids->buffer && !host.buft_is_host(ids->buffer->buft)) : op->src[0]->ne[2] != 1)
+            return false;
+        return packable(op->src[0]) && input->type == GGML_TYPE_F32 && input->nb[0] == sizeof(float) &&
+               op->type == GGML_TYPE_F32;
     }
 
     ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) return attends ? &attend : nullptr;
-        if (op->op != GGML_OP_MUL_MAT || !op->src[0]->buffer || op->src[0]->buffer->buft != buffer_type()) return nullptr;
-        return &product;
+        return is_ours(op) && packable(op->src[0]) ? &product : nullptr;  // what is not packed is stored as in the file
     }
 };
 
@@ -313,9 +360,8 @@ ggml_backend_buffer_type* buffer_type() {
 
 using namespace speck;
 
-// Adds the buffer type to ggml-cpu's list, in front. `isa` chooses an instruction set; null takes the best.
-// Returns the name of the instruction set, or null with `*reason` set.
-SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char* isa, const char** reason) {
+// Adds the buffer type to ggml-cpu's list, in front. Returns the name of the instruction set, or null with `*reason` set.
+SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char** reason) {
     *reason = nullptr;
     if (path) return path->name;
     host = *from;
@@ -330,9 +376,9 @@ SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char* 
         *reason = "llama.cpp is of another version than the headers the kernels were compiled with";
         return nullptr;
     }
-    const Path* chosen = path_of_this_cpu(isa);
+    const Path* chosen = path_of_this_cpu(nullptr);
     if (!chosen) {
-        *reason = "the CPU lacks AVX2";
+        *reason = missing_instructions;
         return nullptr;
     }
     for (int t = 0; t < GGML_TYPE_COUNT; t++)
@@ -349,8 +395,21 @@ SPECK_EXPORT const char* specllama_kernels_attach(const Host* from, const char* 
     return path->name;
 }
 
-// Whether weights that are loaded from now on are packed.
-SPECK_EXPORT void specllama_kernels_enable(int on) { enabled = on != 0; }
+// The weights of models that are loaded from now on are packed by so many threads; 0: they are not packed.
+SPECK_EXPORT void specllama_kernels_enable(int threads) { pack_threads = threads; }
+
+// The types that are packed, each with its packed bytes as a share of the file's: "f16 1.0000 q4_K 1.0278 ...".
+SPECK_EXPORT const char* specllama_kernels_types() {
+    static std::string text;
+    text.clear();
+    for (const Type* type : type_of) {
+        if (!type) continue;
+        char share[16];
+        snprintf(share, sizeof share, " %.4f ", (double)type->packed_bytes / (double)(path->rows * type->file_bytes));
+        text += type->name + std::string(share);
+    }
+    return text.c_str();
+}
 
 // How many weights were packed so far.
 SPECK_EXPORT int64_t specllama_kernels_packed() { return n_packed; }

@@ -8,6 +8,7 @@ namespace speck {
 
 using half = uint16_t;
 
+struct BlockF32 { float w[32]; };
 struct BlockF16 { half w[32]; };
 struct BlockBF16 { uint16_t w[32]; };  // the upper halves of binary32
 struct BlockQ4_0 { half d; uint8_t qs[16]; };

@@ -14,7 +14,7 @@ template <class T> constexpr Type type(const char* name) {
 }
 
 static const Type types[] = {
-    type<F16>("f16"),       type<BF16>("bf16"),
+    type<F32>("f32"),       type<F16>("f16"),   type<BF16>("bf16"),
     type<Q4_0>("q4_0"),     type<Q4_1>("q4_1"), type<Q5_0>("q5_0"), type<Q5_1>("q5_1"),
     type<Q8_0>("q8_0"),     type<Q2_K>("q2_K"), type<Q3_K>("q3_K"), type<Q4_K>("q4_K"),
     type<Q5_K>("q5_K"),     type<Q6_K>("q6_K"), type<IQ4_NL>("iq4_nl"), type<IQ4_XS>("iq4_xs"),

@@ -49,7 +49,10 @@ struct Path {
 
 #define SPECK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The best instruction set of this CPU, or the one that is named; null if the CPU lacks it.
+constexpr char missing_instructions[] = "the CPU lacks AVX2, or the instruction set in SPECLLAMA_ISA";
+
+// The instruction set that is named, or the one in the environment variable SPECLLAMA_ISA, or else the best of this CPU;
+// null if the CPU lacks it.
 const Path* path_of_this_cpu(const char* name);
 
 // Weak: a program may be linked with some of them only.

@@ -28,6 +28,7 @@ struct Simd {
     static constexpr int rows = 16;
     static constexpr int tile = 8;  // columns at once: 32 registers
     static constexpr bool biased = true;  // signed weights are stored with 128 added
+    static constexpr bool scales_integers = false;  // else the sum of each group is scaled as a float
 
     using Int = __m512i;
     using Float = __m512;
@@ -67,17 +68,14 @@ struct Simd {
 
     SPECK_INLINE Float zero_float() { return _mm512_setzero_ps(); }
     SPECK_INLINE Float all(float v) { return _mm512_set1_ps(v); }
+    SPECK_INLINE Float floats(const float* p) { return _mm512_loadu_ps(p); }
     SPECK_INLINE Float halfs(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
     SPECK_INLINE Float upper_halfs(const uint16_t* p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
     }
     SPECK_INLINE Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
-    SPECK_INLINE Float unsigned_bytes(const uint8_t* p) {
-        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
-    }
-    SPECK_INLINE Float signed_bytes(const int8_t* p) {
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-    }
+    SPECK_INLINE Int widened(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+    SPECK_INLINE Int widened(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
     SPECK_INLINE Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
     SPECK_INLINE Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     SPECK_INLINE Float fms(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }
@@ -108,6 +106,7 @@ struct Simd {
 
 #if defined(__AVXVNNI__)
     static constexpr bool biased = true;
+    static constexpr bool scales_integers = false;
     struct Sum { __m256i v; };
 
     SPECK_INLINE Sum start(int32_t v) { return {_mm256_set1_epi32(v)}; }
@@ -124,11 +123,14 @@ struct Simd {
     }
 #else
     static constexpr bool biased = false;
+    static constexpr bool scales_integers = true;
     struct Sum { __m256i v, narrow; };  // narrow: 16-bit sums of pairs that are not in v yet
 
     SPECK_INLINE Sum start(int32_t v) { return {_mm256_set1_epi32(v), _mm256_setzero_si256()}; }
     // The t-th addition to a sum. `room` of them fit into 16 bits: 2 * 127 * (largest weight) * room < 32768.
-    template <int room, bool is_signed, int t> SPECK_INLINE void add(Sum& sum, Int weights, const int8_t* q) {
+    // `by`: pairs of 16-bit numbers that the sums of pairs are multiplied with.
+    template <int room, bool is_signed, int t>
+    SPECK_INLINE void add(Sum& sum, Int weights, const int8_t* q, Int by = _mm256_set1_epi16(1)) {
         int32_t four;
         memcpy(&four, q, 4);
         const __m256i y = _mm256_set1_epi32(four);
@@ -136,7 +138,7 @@ struct Simd {
                                           : _mm256_maddubs_epi16(weights, y);
         sum.narrow = t % room ? _mm256_add_epi16(sum.narrow, product) : product;
         if constexpr (t % room == room - 1)
-            sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(sum.narrow, _mm256_set1_epi16(1)));
+            sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(sum.narrow, by));
     }
     SPECK_INLINE Float total(const Sum& sum) { return _mm256_cvtepi32_ps(sum.v); }
     SPECK_INLINE Int add_pairs(Int sum, Int weights, const int16_t* q) {
@@ -144,6 +146,9 @@ struct Simd {
         memcpy(&two, q, 4);
         return _mm256_add_epi32(sum, _mm256_madd_epi16(weights, _mm256_set1_epi32(two)));
     }
+    // The lower halves of two 32-bit numbers, side by side.
+    SPECK_INLINE Int pair(Int a, Int b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
+    SPECK_INLINE Int times(Int pairs, int16_t by) { return _mm256_mullo_epi16(pairs, _mm256_set1_epi16(by)); }
 #endif
     SPECK_INLINE Int pairs(const uint8_t* p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)); }
     SPECK_INLINE Int zero() { return _mm256_setzero_si256(); }
@@ -151,17 +156,14 @@ struct Simd {
 
     SPECK_INLINE Float zero_float() { return _mm256_setzero_ps(); }
     SPECK_INLINE Float all(float v) { return _mm256_set1_ps(v); }
+    SPECK_INLINE Float floats(const float* p) { return _mm256_loadu_ps(p); }
     SPECK_INLINE Float halfs(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
     SPECK_INLINE Float upper_halfs(const uint16_t* p) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
     }
     SPECK_INLINE Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
-    SPECK_INLINE Float unsigned_bytes(const uint8_t* p) {
-        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-    }
-    SPECK_INLINE Float signed_bytes(const int8_t* p) {
-        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-    }
+    SPECK_INLINE Int widened(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+    SPECK_INLINE Int widened(const int8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
     SPECK_INLINE Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
     SPECK_INLINE Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     SPECK_INLINE Float fms(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }

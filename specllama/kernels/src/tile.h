@@ -109,7 +109,7 @@ struct Q4_K : Super<32> {
         p.dmin[r] = u.dmin;
     }
     template <int e> SPECK_INLINE Int quad(const Packed& p) { return Plane4::get<e>(p.q); }
-    SPECK_INLINE Float scale(const Packed& p, int g) { return Simd::unsigned_bytes(p.scale[g]); }
+    SPECK_INLINE Int scale(const Packed& p, int g) { return Simd::widened(p.scale[g]); }
 };
 
 struct Q5_K : Super<32> {
@@ -132,7 +132,7 @@ struct Q5_K : Super<32> {
     template <int e> SPECK_INLINE Int quad(const Packed& p) {
         return Simd::either(Plane4::get<e>(p.q), Plane1::get<e, 4>(p.high));
     }
-    SPECK_INLINE Float scale(const Packed& p, int g) { return Simd::unsigned_bytes(p.scale[g]); }
+    SPECK_INLINE Int scale(const Packed& p, int g) { return Simd::widened(p.scale[g]); }
 };
 
 struct Q2_K : Super<16> {
@@ -150,7 +150,7 @@ struct Q2_K : Super<16> {
         p.dmin[r] = u.dmin;
     }
     template <int e> SPECK_INLINE Int quad(const Packed& p) { return Plane2::get<e, 0>(p.q); }
-    SPECK_INLINE Float scale(const Packed& p, int g) { return Simd::unsigned_bytes(p.scale[g]); }
+    SPECK_INLINE Int scale(const Packed& p, int g) { return Simd::widened(p.scale[g]); }
 };
 
 struct Q3_K : Super<16> {
@@ -169,7 +169,7 @@ struct Q3_K : Super<16> {
     template <int e> SPECK_INLINE Int quad(const Packed& p) {
         return Simd::either(Plane2::get<e, 0>(p.q), Plane1::get<e, 2>(p.high));
     }
-    SPECK_INLINE Float scale(const Packed& p, int g) { return Simd::signed_bytes(p.scale[g]); }
+    SPECK_INLINE Int scale(const Packed& p, int g) { return Simd::widened(p.scale[g]); }
 };
 
 struct Q6_K : Super<16> {
@@ -188,7 +188,7 @@ struct Q6_K : Super<16> {
     template <int e> SPECK_INLINE Int quad(const Packed& p) {
         return Simd::either(Plane4::get<e>(p.q), Plane2::get<e, 4>(p.high));
     }
-    SPECK_INLINE Float scale(const Packed& p, int g) { return Simd::signed_bytes(p.scale[g]); }
+    SPECK_INLINE Int scale(const Packed& p, int g) { return Simd::widened(p.scale[g]); }
 };
 
 // The values of IQ4_NL and IQ4_XS, with 128 added where weights are stored so.
@@ -211,7 +211,7 @@ struct IQ4_XS : Super<32> {
     template <int e> SPECK_INLINE Int quad(const Packed& p) {
         return Simd::look_up(iq4_stored[Simd::biased], Plane4::get<e>(p.q));
     }
-    SPECK_INLINE Float scale(const Packed& p, int g) { return Simd::signed_bytes(p.scale[g]); }
+    SPECK_INLINE Int scale(const Packed& p, int g) { return Simd::widened(p.scale[g]); }
 };
 
 // ---- types with blocks of 32 weights; weight = d * (q - offset) + min
@@ -312,15 +312,16 @@ struct IQ4_NL : Small {
 
 // ---- floating-point weights, 32 at once
 
-template <class File_, Float (*widen)(const uint16_t*)> struct Floating {
+template <class File_, class Weight, Float (*widen)(const Weight*)> struct Floating {
     using File = File_;
     using Column = ColumnFloat;
     static constexpr int block = 32;
-    struct Packed { uint16_t w[32][L]; };
+    struct Packed { Weight w[32][L]; };
     SPECK_INLINE Float get(const Packed& p, int k) { return widen(p.w[k]); }
 };
-using F16 = Floating<BlockF16, Simd::halfs>;
-using BF16 = Floating<BlockBF16, Simd::upper_halfs>;
+using F32 = Floating<BlockF32, float, Simd::floats>;
+using F16 = Floating<BlockF16, half, Simd::halfs>;
+using BF16 = Floating<BlockBF16, uint16_t, Simd::upper_halfs>;
 
 template <class T, int N> SPECK_INLINE void floating_block(const typename T::Packed& x, const ColumnFloat* y, size_t stride,
                                                            Float (&acc)[N]) {
@@ -335,34 +336,51 @@ template <class T, int N> SPECK_INLINE void floating_block(const typename T::Pac
 
 // ---- one tile: L rows, N columns
 
-template <class T, int N> SPECK_INLINE void superblock(const typename T::Packed& x, const Column256* y, size_t stride,
-                                                       Float (&acc)[N]) {
+// The sums of each 32 or 16 activations, as the groups of T have them.
+template <class T> SPECK_INLINE const int16_t* sums_of(const Column256& y) { return T::group == 32 ? y.sum32 : y.sum16; }
+
+// S is Simd: a parameter, so that only the instruction sets that have its operations compile the first branch.
+template <class T, int N, class S = Simd>
+SPECK_INLINE void superblock(const typename T::Packed& x, const Column256* y, size_t stride, Float (&acc)[N]) {
     Float sum[N];
-    for (int c = 0; c < N; c++) sum[c] = Simd::zero_float();
-    each<T::groups>([&](auto g) __attribute__((always_inline)) {
-        Simd::Sum part[N];
-        for (int c = 0; c < N; c++) {
-            const Column256& column = y[c * stride];
-            part[c] = Simd::start(T::offset ? -T::offset * (T::group == 32 ? column.sum32[g] : column.sum16[g]) : 0);
-        }
-        each<T::group / 4>([&](auto t) __attribute__((always_inline)) {
-            const Int w = T::template quad<g * T::group + 4 * t>(x);
-            for (int c = 0; c < N; c++)
-                Simd::add<T::room, T::is_signed, t>(part[c], w, y[c * stride].q + g * T::group + 4 * t);
+    if constexpr (S::scales_integers) {
+        Simd::Sum all[N];
+        for (int c = 0; c < N; c++) all[c] = Simd::start(0);
+        each<T::groups>([&](auto g) __attribute__((always_inline)) {
+            const Int scale = S::pair(T::scale(x, g), T::scale(x, g));
+            each<T::group / 4>([&](auto t) __attribute__((always_inline)) {
+                const Int w = T::template quad<g * T::group + 4 * t>(x);
+                for (int c = 0; c < N; c++)
+                    Simd::add<T::room, T::is_signed, t>(all[c], w, y[c * stride].q + g * T::group + 4 * t, scale);
+            });
         });
-        const Float scale = T::scale(x, g);
-        for (int c = 0; c < N; c++) sum[c] = Simd::fma(Simd::total(part[c]), scale, sum[c]);
-    });
+        each<T::offset ? T::groups / 2 : 0>([&](auto i) __attribute__((always_inline)) {
+            const Int offsets = S::times(S::pair(T::scale(x, 2 * i), T::scale(x, 2 * i + 1)), -T::offset);
+            for (int c = 0; c < N; c++) all[c].v = Simd::add_pairs(all[c].v, offsets, sums_of<T>(y[c * stride]) + 2 * i);
+        });
+        for (int c = 0; c < N; c++) sum[c] = Simd::total(all[c]);
+    } else {
+        for (int c = 0; c < N; c++) sum[c] = Simd::zero_float();
+        each<T::groups>([&](auto g) __attribute__((always_inline)) {
+            Simd::Sum part[N];
+            for (int c = 0; c < N; c++)
+                part[c] = Simd::start(T::offset ? -T::offset * sums_of<T>(y[c * stride])[g] : 0);
+            each<T::group / 4>([&](auto t) __attribute__((always_inline)) {
+                const Int w = T::template quad<g * T::group + 4 * t>(x);
+                for (int c = 0; c < N; c++)
+                    Simd::add<T::room, T::is_signed, t>(part[c], w, y[c * stride].q + g * T::group + 4 * t);
+            });
+            const Float scale = Simd::to_float(T::scale(x, g));
+            for (int c = 0; c < N; c++) sum[c] = Simd::fma(Simd::total(part[c]), scale, sum[c]);
+        });
+    }
     const Float d = Simd::halfs(x.d);
     if constexpr (T::has_min) {
         Int low[N];
         for (int c = 0; c < N; c++) low[c] = Simd::zero();
         each<T::groups / 2>([&](auto i) __attribute__((always_inline)) {
             const Int pair = Simd::pairs(&x.min.pair[i][0][0]);
-            for (int c = 0; c < N; c++) {
-                const Column256& column = y[c * stride];
-                low[c] = Simd::add_pairs(low[c], pair, (T::group == 32 ? column.sum32 : column.sum16) + 2 * i);
-            }
+            for (int c = 0; c < N; c++) low[c] = Simd::add_pairs(low[c], pair, sums_of<T>(y[c * stride]) + 2 * i);
         });
         const Float dmin = Simd::halfs(x.dmin);
         for (int c = 0; c < N; c++)
