@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import specllama as specllama_module
+from specllama.cli.chat.answering import ChatState
+from specllama.core.types import Cancel
 from specllama.pairs import learning
 from specllama.pairs.profile import Profile
 from specllama.tuning import first_use
@@ -168,3 +171,43 @@ def test_a_chat_measures_while_its_user_types(terminal: Callable[..., Terminal],
     chat.child.send("/exit\r")
     assert chat.finish() == 0
     assert json.loads(kept(tmp_path)[0].read_text())["profile"]["source"] == "use"
+
+
+class Slow:
+    """A measurement of three passes; each waits to be let go."""
+
+    def __init__(self) -> None:
+        self.done, self.n_begun, self.go = False, 0, threading.Semaphore(0)
+        self._steps = self._passes()
+
+    def __iter__(self) -> Iterator[float]:
+        return self._steps
+
+    def _passes(self) -> Iterator[float]:
+        for _ in range(3):
+            self.n_begun += 1
+            self.go.acquire()
+            yield 0.5
+        self.done = True
+
+
+def test_a_wait_that_ends_stops_the_measurement_after_one_pass_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents: two threads in one KV cache; a measurement that Ctrl-C or a quick line loses or starts anew."""
+    adopted = list[int]()
+    monkeypatch.setattr(ChatState, "use_measured", lambda self: adopted.append(self.first_use.n_begun))
+    talk, work = object.__new__(ChatState), Slow()
+    talk.__dict__ |= {"first_use": work, "cancel": Cancel(), "_measuring": None, "_ended": threading.Event()}
+    talk.cancel.set()
+    with pytest.raises(KeyboardInterrupt), talk.meanwhile():
+        assert not talk.cancel.is_set()
+        work.go.release()
+        raise KeyboardInterrupt
+    assert (talk._measuring, work.done, adopted) == (None, False, [])
+    work.go.release(3)
+    while not work.done:
+        with talk.meanwhile():
+            pass
+    assert work.n_begun == 3
+    assert adopted[-1] == 3

@@ -144,6 +144,8 @@ class ChatState:
     edits_last: bool = False  # the next message replaces the last one
     _told: set[str] = field(default_factory=set)
     _decides: Profile | None = None  # the profile that the record names last
+    _measuring: threading.Thread | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)  # the wait in which it measures
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self, settings: Settings, system: str) -> None:
@@ -184,25 +186,29 @@ class ChatState:
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:
         """Measures a pair without a profile in a second thread while the block waits for a line."""
-        if self.first_use.done:
-            yield
-            return
-        ended = threading.Event()
-
-        def work() -> None:
-            for _ in self.first_use:
-                if ended.is_set():
-                    return
-
-        thread = threading.Thread(target=work, name="measuring", daemon=True)
-        self.cancel.clear()  # a last Ctrl-C was for an answer
-        thread.start()
+        self._stop_measuring()  # of a line whose wait was interrupted twice
+        if not self.first_use.done:
+            self.cancel.clear()  # a last Ctrl-C was for an answer
+            self._ended.clear()
+            self._measuring = threading.Thread(target=self._measure, name="measuring", daemon=True)
+            self._measuring.start()
         try:
             yield
         finally:
-            ended.set()
-            thread.join()  # for one pass at most
+            self._stop_measuring()
         self.use_measured()
+
+    def _measure(self) -> None:
+        for _ in self.first_use:
+            if self._ended.is_set():
+                return
+
+    def _stop_measuring(self) -> None:
+        """Wait for one pass at most: the thread must not compute while an answer does."""
+        if self._measuring is not None:
+            self._ended.set()
+            self._measuring.join()
+            self._measuring = None
 
     def measure(self) -> None:
         """Measure a pair without a profile now, where no person types."""
