@@ -67,8 +67,21 @@ def test_kernels_are_tested_once_and_used_if_nothing_is_wrong(world: World, find
     assert tested_kernels.usable() is None, "not tested yet"
     for _ in range(2):
         assert tested_kernels.problem() == finds
+        tested_kernels._found.clear()  # as in another process
     assert world.tested == [world.library]
     assert tested_kernels.usable() == (None if finds else world.library)
+
+
+def test_a_library_of_another_user_is_used_only_if_that_is_the_administrator(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: code of another user in this process; no kernels where root has compiled them for all."""
+    owner = world.library.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert (tested_kernels.problem() == "") == (owner == 0)
+    monkeypatch.setattr(crash_test, "library_folder", lambda: None)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert tested_kernels.problem() == "", "without llama.cpp as well"
 
 
 @pytest.mark.parametrize("change", [{"llama_cpp": "another build"}, {"cpu": "another CPU"}])
