@@ -107,6 +107,7 @@ class ModelDrafter:
         self._line, self._n_readable = object(), 0
         self._kv.rewind(tokens, self._line)
         self._said.clear()
+        self._undrawn = None
         self._fresh = True
         self._barred = False
         self._noticed.clear()
@@ -170,7 +171,6 @@ class ModelDrafter:
         """Begin a step: what to draft after `tokens`. May probe the model. `offer`: see `Planner.plan`."""
         self._decisions.clear()
         self._notice = ""
-        self._undrawn = None
         limit = min(limit, self.n_max)
         lag = self._lag(tokens) if limit > 0 else None
         if self._planner is None:
@@ -279,17 +279,24 @@ class ModelDrafter:
     def observe(self, seen: Observation) -> None:
         self._kv.rewind(seen.tokens, self._line)
         self.policy.observe(seen)
+        undrawn, self._undrawn = self._undrawn, None  # the last step of an answer may have no proposal
         if self._planner is not None and seen.laws is not None and seen.draft.parents is None:
-            self._remember(self._planner, seen, seen.laws)
+            self._remember(self._planner, seen, seen.laws, undrawn)
 
-    def _remember(self, planner: Planner, seen: Observation, laws: Sequence[Distribution]) -> None:
+    def _remember(
+        self,
+        planner: Planner,
+        seen: Observation,
+        laws: Sequence[Distribution],
+        undrawn: tuple[float, Distribution] | None,
+    ) -> None:
         """Keep p of the new tokens for the next probe; learn from a token that was reached but not drawn."""
         n_accepted = len(seen.verdict.path)
         block = (*seen.draft.tokens[:n_accepted], seen.verdict.next_token)
         self._said.extend(laws[row].prob(token) for row, token in enumerate(block))
         del self._said[: -self.model.caps.max_block]
-        if self._undrawn is not None and n_accepted == len(seen.draft.tokens):
-            confidence, q = self._undrawn
+        if undrawn is not None and n_accepted == len(seen.draft.tokens):
+            confidence, q = undrawn
             planner.learn(confidence, laws[n_accepted].overlap(q))
 
     def close(self) -> None:

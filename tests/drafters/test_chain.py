@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,12 @@ from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Draft, DraftPlan, Observation, Verdict
+from specllama.core.types import Caps, Draft, DraftPlan, Observation, Verdict
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
+from tests.exact.reference import token_law
 from tests.fakes import FakeModel, RandomTable, always, table_of
 
 N_VOCAB = 12
@@ -238,23 +240,49 @@ def test_the_mean_of_a_probe_is_the_acceptance_of_a_draft() -> None:
     assert mean == pytest.approx(sum(min(each) for each in zip(p, q, strict=True)), abs=1e-6)
 
 
-def test_a_token_that_was_evaluated_and_not_drawn_still_teaches() -> None:
-    """A planner that never learns about confidences below those that it draws."""
+@pytest.mark.parametrize(("n_said", "max_block", "n_judged"), [(2, 32, 2), (7, 32, 7), (20, 4, 4), (40, 32, 32)])
+def test_a_probe_judges_the_last_tokens_by_the_laws_at_their_places(n_said: int, max_block: int, n_judged: int) -> None:
+    """A token compared with the row of its neighbour, or with a law without penalties."""
+    params = replace(SAMPLED, repeat_penalty=1.5, repeat_last_n=4)
+    planner = Scripted(*[DraftPlan()] * n_said, DraftPlan(probe=99))
+    target, model = (
+        FakeModel(RandomTable(N_VOCAB, seed), N_VOCAB, 200, caps=Caps(max_block=max_block)) for seed in (1, 2)
+    )
+    events = Engine(target, ModelDrafter(model, policy=planner)).generate(
+        TOKENS, params, RandomChooser(3), max_tokens=n_said + 2
+    )
+    text = (*TOKENS, *(event.token for event in events if isinstance(event, TokenEvent)))[: len(TOKENS) + n_said]
+    expected = []
+    for n in range(len(text) - n_judged, len(text)):
+        p, q = (token_law(each.table(text[:n]).tolist(), text[:n], params) for each in (target, model))
+        expected.append((max(q.values()), min(1.0, q[text[n]] / p[text[n]])))
+    assert planner.learned == [pytest.approx(each) for each in expected]
+
+
+@pytest.mark.parametrize(("confidence", "n_given"), [(0.69, 0), (0.7, 1), (1.0, 1)])
+def test_without_a_planner_an_offer_is_taken_from_a_fair_chance_on(confidence: float, n_given: int) -> None:
+    """An unlikely guess before a model that would have been right."""
+    drafter = chain_of(None).model
+    assert drafter.plan(TOKENS, 4, SAMPLED, [confidence, 1.0, 0.1]) == DraftPlan(2 * n_given, 4 - 2 * n_given)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_token_that_was_evaluated_and_not_drawn_still_teaches(seed: int) -> None:
+    """A planner that never learns about confidences below those that it draws, or learns from another step."""
 
     class Careful(Scripted):
         def go_on(self, depth: int, confidence: float) -> bool:
             return depth < 1
 
     planner = Careful(*(DraftPlan(n_drawn=4) for _ in range(40)))
-    model, target = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB)
-    engine = Engine(target, ModelDrafter(model, policy=planner))
-    steps = [
-        event
-        for event in engine.generate(TOKENS, SAMPLED, RandomChooser(0), max_tokens=20)
-        if isinstance(event, StepEvent) and event.drafted
-    ]
-    assert len(planner.learned) >= len(steps) - 1
-    assert all(acceptance == pytest.approx(1.0) for _, acceptance in planner.learned), "target and draft are one"
+    model, target = FakeModel(RandomTable(N_VOCAB, seed), N_VOCAB), FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB)
+    events = Engine(target, ModelDrafter(model, policy=planner)).generate(
+        TOKENS, SAMPLED, RandomChooser(0), max_tokens=20
+    )
+    steps = [event for event in events if isinstance(event, StepEvent) and event.drafted]
+    taught = [step for step in steps if step.accepted == len(step.drafted) and not step.decisions[-1].go_on]
+    assert len(planner.learned) == len(taught) > 0
+    assert all((acceptance > 0.999) == (seed == 1) for _, acceptance in planner.learned), "target and draft are one"
 
 
 def test_greedy_confidence_is_the_largest_mass_at_temperature_1() -> None:

@@ -12,7 +12,7 @@ from specllama.core import sampling
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, DraftPlan, Observation, Verdict
-from specllama.drafters.model import ModelDrafter
+from specllama.drafters.model import FIRST_TOKEN_FIRST, PREFILL_AT_ONCE, ModelDrafter
 from tests.enumeration import as_dict
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import History, token_law
@@ -162,6 +162,17 @@ def test_beginning_an_answer_costs_no_pass_over_the_draft() -> None:
     assert first == Draft(), "the first step after a long prompt goes without a draft"
     assert fake.calls == []
     assert len(drafter.propose((*prompt, 1), 4, GREEDY, RandomChooser(0)).tokens) == 4
+
+
+@pytest.mark.parametrize("n_at_once", [PREFILL_AT_ONCE, FIRST_TOKEN_FIRST, 5])
+def test_the_first_token_waits_for_a_few_tokens_at_most(n_at_once: int) -> None:
+    """A first step that reads a prompt of the draft, or that has no draft although there is little to read."""
+    assert (PREFILL_AT_ONCE, FIRST_TOKEN_FIRST) == (12, 0)
+    for n in range(1, 16):
+        drafter = ModelDrafter(model(), n_max=4, n_at_once=n_at_once)
+        drafter.begin((1,) * n)
+        draft = drafter.propose((1,) * n, 4, GREEDY, RandomChooser(0))
+        assert bool(draft.tokens) == (n - 1 < n_at_once), "the pending token is no part of the prompt"
 
 
 def test_the_cache_follows_what_was_committed() -> None:
