@@ -210,6 +210,7 @@ int main(int, char** argv) {
     printf("read %.2f\n", read_rate() / 1e9);
     printf("multiply %.1f\n", multiply_rate() / 1e9);
     printf("fma %.1f\n", fma_rate() / 1e9);
+    ggml_log_set([](ggml_log_level, const char*, void*) {}, nullptr);  // a line for each weight
     cpu = ggml_backend_cpu_init();
     auto params = ggml_threadpool_params_default(n_threads);
     ggml_backend_cpu_set_threadpool(cpu, ggml_threadpool_new(&params));
