@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -69,11 +70,13 @@ def auto(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a home without caches, models and settings; only the compiled kernels are there."""
-    kernels = user_cache_path("specllama") / "kernels"
-    (tmp_path / "cache" / "specllama").mkdir(parents=True)
-    if kernels.is_dir():
-        (tmp_path / "cache" / "specllama" / "kernels").symlink_to(kernels)
+    """A home without caches, models and settings; compiled kernels are there, and which tiny models are sound."""
+    kept, ours = user_cache_path("specllama"), tmp_path / "cache" / "specllama"
+    ours.mkdir(parents=True)
+    if (kept / "kernels").is_dir():
+        (ours / "kernels").symlink_to(kept / "kernels")
+    if (kept / probe.SOUND).is_dir():  # without it each test starts a child for each model
+        shutil.copytree(kept / probe.SOUND, ours / probe.SOUND)
     for name in ("CACHE", "CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

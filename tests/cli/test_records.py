@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path
 
 from specllama import llama
 from specllama.files import gguf_check
-from specllama.llama import LoadOptions, library_hash
+from specllama.llama import LoadOptions, crash_test, library_hash
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ProfileKey
 from tests import tiny
@@ -43,6 +45,7 @@ def test_no_damaged_record_changes_an_answer(specllama: Run, tmp_path: Path, mon
     monkeypatch.setattr(library_hash, "of", library_hash.of.__wrapped__)  # as if each command were a process
     monkeypatch.setattr(gguf_check, "_LONG_HEADER", 0)  # records of short headers as well
     monkeypatch.setattr(llama, "memory_free", lambda: 1 << 40)  # a row of the report
+    shutil.rmtree(user_cache_path("specllama") / crash_test.SOUND, ignore_errors=True)  # of other tests
     target, draft = tiny.write_pair(tmp_path, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=512)
     other = tiny.write_model(tmp_path / "other.gguf", vocabulary=tiny.sentencepiece(), n_ctx=512)
     options = LoadOptions(n_threads=1)

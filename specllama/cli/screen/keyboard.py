@@ -101,9 +101,9 @@ class Keyboard:
             with contextlib.suppress(termios.error, OSError):
                 now = termios.tcgetattr(self._fd)
                 self.restore()
-        signal.signal(number, signal.SIG_DFL)
+        ours = signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-        signal.signal(number, self.stop)  # the process continues here
+        signal.signal(number, ours)  # the process continues here
         if now is not None:
             self._set(now, PASTE_AS_ONE)
 
