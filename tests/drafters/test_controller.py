@@ -119,6 +119,7 @@ def test_estimates_are_those_of_the_definition(seed: int) -> None:
     chance = random.Random(seed)
     prior = Prior(chance.random(), 0.6 * chance.random(), chance.random())
     calibration, samples = Calibration(prior), list[tuple[float, float, float]]()  # weight, acceptance, expected
+    judged = list[tuple[float, float]]()
     for _ in range(chance.randrange(30)):
         if chance.random() < 0.1:
             n_tokens = chance.randrange(50)
@@ -128,6 +129,10 @@ def test_estimates_are_those_of_the_definition(seed: int) -> None:
         calibration.learn(confidence, acceptance)
         samples = [(0.99 * weight, *rest) for weight, *rest in samples]
         samples.append((1.0, acceptance, prior.base + prior.slope * confidence))
+        judged.append((confidence, acceptance))
+    assert calibration.judged.n == len(judged)
+    assert calibration.judged.confidence == pytest.approx(sum(confidence for confidence, _ in judged))
+    assert calibration.judged.accepted == pytest.approx(sum(acceptance for _, acceptance in judged))
     n = 3.0 + sum(weight for weight, _, _ in samples)
     accepted = sum(weight * acceptance for weight, acceptance, _ in samples)
     surplus = sum(weight * (acceptance - expected) for weight, acceptance, expected in samples) / n

@@ -91,10 +91,12 @@ def test_a_library_that_does_not_fit_is_told_with_its_reason(loaded: Callable[..
 @pytest.mark.parametrize(("isa", "passed"), [("", None), ("all", b"all")])
 @pytest.mark.parametrize(("finds", "told"), [(None, ""), (b"", ""), (b"a wrong product", "a wrong product")])
 def test_the_self_tests_words_are_passed_on(
-    loaded: Callable[..., None], isa: str, passed: bytes | None, finds: bytes | None, told: str
+    monkeypatch: pytest.MonkeyPatch, isa: str, passed: bytes | None, finds: bytes | None, told: str
 ) -> None:
     """Prevents: a failed test that counts as passed."""
     asked: list[bytes | None] = []
-    loaded(self_test=lambda wanted: asked.append(wanted) or finds)
+    test = Function(lambda wanted: asked.append(wanted) or finds)
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: SimpleNamespace(specllama_kernels_self_test=test))
     assert self_test(PATH, isa) == told
+    assert (test.restype, test.argtypes) == (ctypes.c_char_p, [ctypes.c_char_p]), "no address is cut"
     assert asked == [passed]

@@ -20,12 +20,20 @@ TYPES = {1: 1, 2: 0, 3: 99, 4: 2, 5: 3, 6: 4}
 
 
 class FakeBuild:
-    """A build with six devices. The CPU has `n_buffers` extra buffer types, numbered from 11."""
+    """A build with six devices. The CPU has `n_buffers` extra buffer types, numbered from 11; the iGPU has one."""
 
     def __init__(self, n_buffers: int | None = 2) -> None:
         array = (ctypes.c_void_p * ((n_buffers or 0) + 1))(*range(11, 11 + (n_buffers or 0)), None)
+        other = (ctypes.c_void_p * 2)(99, None)
         callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-        self._kept = [array, callback(lambda device: ctypes.addressof(array) if n_buffers is not None else None)]
+
+        def types_of(device: int) -> int | None:
+            return (
+                ctypes.addressof(other) if device != 2 else ctypes.addressof(array) if n_buffers is not None else None
+            )
+
+        self.ready = False  # our kernels are attached, if there are any
+        self._kept = [array, callback(types_of), other]
         self._list_types = ctypes.cast(self._kept[1], ctypes.c_void_p).value  # type: ignore[arg-type]
 
     def symbol(self, name: str, restype: object, *argtypes: object) -> Callable[..., object]:
@@ -53,6 +61,7 @@ class FakeBuild:
         return 1000 + handle
 
     def ggml_backend_reg_get_proc_address(self, registry: int, name: bytes) -> int | None:
+        assert self.ready, "llama.cpp lists its buffer types once"
         return self._list_types if registry in (1002, 1004) and name == b"ggml_backend_dev_get_extra_bufts" else None
 
     def ggml_backend_buft_name(self, handle: int) -> bytes:
@@ -62,8 +71,9 @@ class FakeBuild:
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(n_buffers: int | None = 2) -> None:
-        monkeypatch.setattr(room, "symbol", FakeBuild(n_buffers).symbol)
-        monkeypatch.setattr(room, "own_kernels", lambda: None)
+        made = FakeBuild(n_buffers)
+        monkeypatch.setattr(room, "symbol", made.symbol)
+        monkeypatch.setattr(room, "own_kernels", lambda: setattr(made, "ready", True))
 
     return install
 
@@ -98,15 +108,19 @@ def test_the_extra_buffer_types_are_those_of_the_cpu_in_their_order(
 
 def test_the_kernels_get_the_addresses_of_ggml_and_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a null pointer, or the handle of another device, that the kernels call."""
-    given: list[tuple[Path, dict[str, int], int, str]] = []
+    given: list[tuple[Path, dict[str, int], int]] = []
     monkeypatch.setattr(room, "attach", lambda *args: given.append(args))
-    room.attach_kernels(Path("kernels.so"), "avx2")
-    ((path, functions, cpu, isa),) = given
-    assert (path, isa) == (Path("kernels.so"), "avx2")
+    room.attach_kernels(Path("kernels.so"))
+    ((path, functions, cpu),) = given
+    assert path == Path("kernels.so")
     assert tuple(functions) == HOST_FUNCTIONS
     assert all(functions.values())
     assert len(set(functions.values())) == len(HOST_FUNCTIONS)
     assert [handle for handle in room._device_handles() if room._device(handle).kind == "cpu"] == [cpu]
+    monkeypatch.setattr(room, "_device", lambda handle: SimpleNamespace(kind=("gpu", "cpu", "cpu")[handle]))
+    monkeypatch.setattr(room, "_device_handles", lambda: iter(range(3)))
+    room.attach_kernels(Path("kernels.so"))
+    assert given[-1][2] == 1
     monkeypatch.setattr(room, "_device_handles", lambda: iter(()))
     with pytest.raises(BackendError, match="no CPU"):
         room.attach_kernels(Path("kernels.so"))
@@ -222,9 +236,20 @@ def test_the_bindings_are_made_ready_or_named_as_missing(monkeypatch: pytest.Mon
     monkeypatch.setattr(room.crash_test, "require_working", lambda: calls.append("tested"))
     monkeypatch.setattr(room.atexit, "register", lambda function, silent, data: calls.append("at exit"))
     monkeypatch.setitem(sys.modules, "llama_cpp", lib)
+    n_kept = len(room._keep_alive)
     assert room.bindings.__wrapped__() is lib
     assert calls == ["tested", "log", "at exit", "init"]
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(BackendError) as caught:
-        room.bindings.__wrapped__()
-    assert caught.value.hint
+    assert len(room._keep_alive) == n_kept + 2, "llama.cpp may call them until the end"
+    for error in (ImportError, OSError, RuntimeError, AttributeError):
+
+        class Broken:
+            @staticmethod
+            def find_spec(name: str, path: object, target: object = None, error: type[Exception] = error) -> None:
+                if name == "llama_cpp":
+                    raise error("cannot be loaded")
+
+        monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])
+        with pytest.raises(BackendError) as caught:
+            room.bindings.__wrapped__()
+        assert caught.value.hint
