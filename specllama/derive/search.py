@@ -35,6 +35,7 @@ from specllama.tuning.tune import (
     ANSWERS,
     DRAFT,
     PATH_MARGIN,
+    VISIT,
     Findings,
     Judged,
     MeasuredDraft,
@@ -51,8 +52,9 @@ _LARGE_VOCAB = 64_000  # a smaller vocabulary is not cut
 _SHARES_DROPPED = (1 / 8, 1 / 4, 3 / 8)  # of the layers
 _N_RANKED = 24  # tokens of each answer that rank the layers
 
-SEARCH = TuneEffort(seconds=240.0, n_visits=1, n_tokens=48)
-QUICK = TuneEffort(seconds=60.0, n_visits=1, n_tokens=16)
+# The seconds are for a piece of weight 1: a search takes as long as its recipes need.
+SEARCH = TuneEffort(seconds=20.0, n_visits=1, n_tokens=48)
+QUICK = TuneEffort(seconds=5.0, n_visits=1, n_tokens=16)
 LAYERS = 3.0  # weight of ranking the layers in the time
 
 
@@ -222,8 +224,9 @@ def search(
         space = Space()
     n_recipes = len(space.quants) + bool(space.n_vocab) + bool(space.dropped) + bool(only)
     n_recipes += len(_SHARES_DROPPED) * space.finds_layers
-    tuning = Tuning(subject, effort, tell, run)
-    tuning.budget.plan(ANSWERS + n_recipes * (MAKING + DRAFT) + LAYERS * space.finds_layers)
+    weight = ANSWERS + n_recipes * (MAKING + DRAFT) + LAYERS * space.finds_layers
+    tuning = Tuning(subject, replace(effort, seconds=effort.seconds * (VISIT + weight)), tell, run)
+    tuning.budget.plan(weight)
     tuning.compare(Paths((path,), (path,)))
     tuning.hear()
     with candidates(parent, tuning, lambda _path: [path]) as several:
