@@ -26,13 +26,14 @@ class Taking:
     def __init__(self, n: int = 99) -> None:
         self.n = n
         self.asked: list[tuple[int, float]] = []
+        self.seen: list[Observation] = []
 
     def go_on(self, depth: int, confidence: float) -> bool:
         self.asked.append((depth, confidence))
         return depth < self.n
 
     def observe(self, seen: Observation) -> None:
-        pass
+        self.seen.append(seen)
 
 
 def propose(drafter: LookupDrafter, tokens: Sequence[int], limit: int = 8) -> tuple[int, ...]:
@@ -97,6 +98,10 @@ def test_the_policy_is_asked_before_every_token_with_the_chance_that_it_is_right
     assert [(each.depth, each.confidence, each.go_on) for each in decisions] == [
         (depth, confidence, depth < 2) for depth, confidence in policy.asked
     ]
+    assert propose(drafter, tokens) == (4, 5)
+    assert drafter.report().decisions == decisions, "of the last proposal only"
+    said(drafter, tokens, 4, 5)
+    assert [seen.tokens[-1] for seen in policy.seen] == [5, 5], "the list of tokens grows"
 
 
 def test_without_a_policy_short_matches_are_left_alone() -> None:
