@@ -408,14 +408,14 @@ class Pair:
 
     def _reading(self, events: Iterator[Event], begin_lesson: Callable[[], Lesson]) -> Events:
         self._require_open()
-        self._cancel.clear()
-        lesson = begin_lesson()
+        with self._kept.lease():  # raises ModelBusy before anything of the running answer changes
+            self._cancel.clear()
+            lesson = begin_lesson()
         with closing(cast("Events", events)):
             for event in events:
                 lesson.take(event)
                 if isinstance(event, Finished):
                     self._setup = lesson.learned()
-                if isinstance(event, Finished):
                     self._stats = event.stats
                 elif isinstance(event, Notice):
                     self._on_note(event.text)

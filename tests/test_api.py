@@ -25,6 +25,7 @@ from specllama import (
     StepEvent,
     TokenEvent,
     UsageError,
+    api,
     llama,
 )
 from specllama.api import SamplingKeywords
@@ -33,6 +34,7 @@ from specllama.cli.loading import ask_of
 from specllama.files.catalog import user_file
 from specllama.llama import LlamaModel, crash_test
 from specllama.pairs.ask import Ask
+from specllama.pairs.learning import Lesson
 from tests import tiny
 from tests.hubserver import HubServer
 
@@ -135,6 +137,28 @@ def test_an_answer_that_was_left_changes_no_later_one(files: tuple[Path, Path], 
         assert ask(fresh, "three").tokens == expected[2]
         other.close()
         assert ask(fresh, "one").tokens == expected[0]
+
+
+def test_a_refused_answer_changes_nothing_of_the_running_one(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a second answer that undoes the first one's `cancel`, or counts in what the first one teaches."""
+    lessons = list[object]()
+
+    def begun(*args: Any, **options: Any) -> Lesson:
+        lessons.append(args)
+        return Lesson(*args, **options)
+
+    monkeypatch.setattr(api, "Lesson", begun)
+    with opened(files) as fresh:
+        running = fresh.events("one", temperature=0, logit_bias=ENDLESS)
+        next(running)
+        fresh.cancel()
+        for refused in (fresh.events("two"), fresh.chat().events("two")):
+            with pytest.raises(ModelBusy):
+                next(refused)
+        assert len(lessons) == 1
+        assert list(running)[-1].reason == "cancelled"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
