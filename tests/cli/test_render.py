@@ -78,6 +78,19 @@ def test_now_looks_at_the_last_seconds_only() -> None:
     assert figures.stats.decode_tok_s < 3
 
 
+def test_the_gain_of_a_long_answer_is_not_calculated_at_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a tenth of a core for the live lines, taken from the engine."""
+    found = list[int]()
+    monkeypatch.setattr(SpecStats, "gain", property(lambda stats: found.append(len(stats.passes))))
+    figures = _figures([])
+    for step in range(1000):
+        figures.take(StepEvent(step, (1,), 1, "draft-simple", (), 0.0, 0.1, 0.0, 0.0, 0.1, 0.0, n_rows=2, cost=1.1))
+        strip(figures, 100, _palette())
+    assert found[0] == 1
+    assert found[-1] > 960
+    assert len(found) < 170
+
+
 def test_the_gain_stands_before_the_acceptance_and_only_if_it_is_known() -> None:
     """Acceptance taken for gain; a gain guessed without any measured cost."""
     steps = [(4, 4)] * 8
