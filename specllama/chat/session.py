@@ -116,6 +116,14 @@ class ChatSession:
         self.n_dropped = 0
         self.reuse = None
 
+    def use(self, draft: LanguageModel | None, settings: Settings) -> None:
+        """Continue with another draft and settings, and the same target. Raises UsageError; then nothing changes."""
+        self._require(settings, self._target, draft)
+        if draft is not self._draft:
+            self._forget_drafter()
+            self._draft = draft
+        self.settings = settings
+
     @property
     def settings(self) -> Settings:
         """The settings of the next answer."""

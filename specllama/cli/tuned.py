@@ -10,7 +10,7 @@ from specllama.cli.screen.status import StatusLine
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.controller import CostProfile
 from specllama.pairs.ask import Names
-from specllama.pairs.profile import Profile
+from specllama.pairs.profile import LOOKUP_ALONE, Profile
 from specllama.pairs.setup import Models, Setup
 from specllama.tuning import forecast
 from specllama.tuning.first_use import AGREE, FirstUse
@@ -21,6 +21,8 @@ GOOD = 0.9  # acceptance of a good draft for code
 def expectation(profile: Profile) -> str:
     """The speed that the profile promises, in a few words."""
     by = f" with {TRANSLATED}" if profile.strategy == TRANSLATED else ""
+    if profile.strategy == LOOKUP_ALONE:
+        return "without a draft model, only lookups draft"
     if not profile.draft_can_pay:
         return "the draft costs more than it can save here, so only lookups draft"
     if not profile.classes:
@@ -48,10 +50,16 @@ def _break_even(costs: CostProfile) -> str:
 def measured(setup: Setup, models: Models, output: Output, *, hurried: bool = False) -> Setup:
     """`setup` with a profile, if it has to be made; shows that. `hurried`: an answer waits."""
     work = FirstUse(setup, models, hurried=hurried)
-    with StatusLine(output) as status:
-        setup = work.finish(lambda share: status.show("measuring this pair, once", share))
+    measure(work, output)
     say_measured(work, output)
-    return setup
+    return work.finish()
+
+
+def measure(work: FirstUse, output: Output) -> None:
+    """Do what is left of a measurement; shows that."""
+    with StatusLine(output) as status:
+        for share in work:
+            status.show("measuring this pair, once", share)
 
 
 def say_measured(work: FirstUse, output: Output) -> None:

@@ -107,7 +107,8 @@ class Profile:
     @property
     def origin(self) -> str:
         """How and when it was made, such as "tuned 2026-11-30"."""
-        return f"{'measured' if self.source == 'use' else 'tuned'} {self.made[:10]}"
+        how = "tuned" if self.source != "use" else "learned" if self.strategy == LOOKUP_ALONE else "measured"
+        return f"{how} {self.made[:10]}"
 
     @property
     def assumes(self) -> bool:

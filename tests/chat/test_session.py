@@ -170,6 +170,21 @@ def test_an_abandoned_answer_counts_as_far_as_it_was_read(chat) -> None:
     assert session.turns[0].answer == text != ""
 
 
+def test_a_draft_that_leaves_takes_nothing_of_the_conversation_along(chat, pair) -> None:
+    """Prevents: turns that were dropped and return; a KV cache that is read again; drafts of a freed model."""
+    session = chat()
+    for text in ("one", "two", "three"):
+        said(session.ask(text))
+    session.n_dropped, reuse = 1, session.reuse
+    settings = replace(session.settings, strategy="lookup")
+    session.use(None, settings)
+    assert (session.n_dropped, session.reuse, session.settings, session.draft_kv) == (1, reuse, settings, None)
+    with pytest.raises(UsageError):
+        session.settings = replace(settings, strategy="draft-simple")
+    said(session.ask("four"))
+    assert session.n_dropped == 1
+
+
 def test_regen_takes_another_seed_and_replaces_the_turn(chat) -> None:
     """An answer that is repeated word by word, or that is added to the one it should replace."""
     session = chat(params=SamplingParams(temperature=1.0), seed=7)

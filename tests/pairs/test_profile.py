@@ -227,7 +227,9 @@ def test_a_draft_that_cannot_pay_is_known_by_the_costs() -> None:
     """Prevents: half a gigabyte loaded for a draft that never drafts."""
     assert PROFILE.draft_can_pay
     assert not replace(PROFILE, costs=DEAR).draft_can_pay
-    assert not replace(PROFILE, strategy="lookup").draft_can_pay
+    alone = replace(PROFILE, strategy="lookup")
+    assert not alone.draft_can_pay
+    assert replace(alone, source="use").origin == "learned 2026-01-02"
 
 
 def test_the_prior_is_what_the_draft_was_worth_at_that_temperature() -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from rich.style import Style
 
-from specllama.base.errors import SpecllamaError
+from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat.session import ChatSession
@@ -29,7 +29,7 @@ from specllama.cli.screen.render import Figures, codes_of
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.view import EventView, View
 from specllama.cli.screen.worker import Worker
-from specllama.cli.tuned import say_measured
+from specllama.cli.tuned import measure, say_measured
 from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
 from specllama.drafters import REGISTRY
@@ -79,7 +79,8 @@ def fitted(settings: Settings, opened: Opened) -> Settings:
     setup = opened.setup
     longest = setup.length.longest if setup.strategy != "none" and setup.length.longest else UNTUNED
     length = DraftLength(longest, is_auto=setup.length.is_auto)
-    drafting = replace(settings.drafting, length=length, policy=None)
+    p_min = 0.0 if length.is_auto else settings.drafting.p_min
+    drafting = replace(settings.drafting, length=length, p_min=p_min, policy=None)
     return steered(replace(settings, strategy=setup.strategy, drafting=drafting), opened)
 
 
@@ -155,6 +156,8 @@ class ChatState:
 
     def close(self) -> None:
         """Free the models."""
+        self.cancel.set()  # ends a pass that two Ctrl-C left running
+        self._stop_measuring()
         self._stack.close()
 
     def say(self, text: str) -> None:
@@ -199,9 +202,10 @@ class ChatState:
         self.use_measured()
 
     def _measure(self) -> None:
-        for _ in self.first_use:
-            if self._ended.is_set():
-                return
+        with contextlib.suppress(Interrupted):  # by a signal that ends the chat
+            for _ in self.first_use:
+                if self._ended.is_set():
+                    return
 
     def _stop_measuring(self) -> None:
         """Wait for one pass at most: the thread must not compute while an answer does."""
@@ -211,25 +215,32 @@ class ChatState:
             self._measuring = None
 
     def measure(self) -> None:
-        """Measure a pair without a profile now, where no person types."""
-        for _ in self.first_use:
-            pass
+        """Measure a pair without a profile now, where no person types and an answer waits."""
+        self.first_use = FirstUse(self.opened.setup, self.opened.models, hurried=True)
+        measure(self.first_use, self.output)
         self.use_measured()
 
     def use_measured(self) -> None:
         """Decide by a profile that was just made, unless a setting decides meanwhile."""
         setup, settings = self.first_use.setup, self.session.settings
-        if setup.profile is None or self.opened.setup.profile is not None:
+        opened, profile = self.opened, self.first_use.setup.profile
+        if profile is None or opened.setup.profile is not None or opened.setup.measured is not None:
             return
-        opened = self.opened
-        if settings.drafting.length.is_auto and settings.strategy == opened.setup.strategy:
-            if setup.draft is None:
-                opened.models.drop_draft()
-            self.opened = replace(opened, setup=setup)
-            self.session.attach(opened.models.target, opened.models.draft, fitted(settings, self.opened))
+        if not settings.drafting.length.is_auto:
+            self.opened = replace(opened, setup=replace(opened.setup, measured=profile))
+        elif settings.strategy == opened.setup.strategy:
+            self._adopt(setup)
         else:
-            self.opened = replace(opened, setup=replace(opened.setup, profile=setup.profile, measures=False))
+            self.opened = replace(opened, setup=replace(opened.setup, profile=profile, measures=False))
         say_measured(self.first_use, self.output)
+
+    def _adopt(self, setup: Setup) -> None:
+        """Draft as `setup` says, with the loaded models."""
+        models = self.opened.models
+        self.opened = replace(self.opened, setup=setup)
+        self.session.use(models.draft if setup.draft else None, fitted(self.session.settings, self.opened))
+        if setup.draft is None:
+            models.drop_draft()
 
     def message(self, text: str) -> None:
         """Ask `text`, after the attached files; replaces the last message if `edits_last`."""
@@ -253,7 +264,8 @@ class ChatState:
         record = Record(self.header())
         self._tell_profile()
         settings = session.settings
-        lesson = Lesson(self.opened.setup, settings.drafting.policy, greedy=settings.params.greedy)
+        greedy, seeded = settings.params.greedy, settings.seed >= 0
+        lesson = Lesson(self.opened.setup, settings.drafting.policy, greedy=greedy, seeded=seeded)
         finished: Finished | None = None
         keyboard = self.keyboard
         with silent_keyboard(output.out) as restore, stoppable(self.cancel, keyboard.restore if keyboard else restore):
@@ -308,14 +320,18 @@ class ChatState:
         else:
             self.output.note(turn_summary(finished, reuse, 1000))
 
+    def start_record(self) -> None:
+        """Write the header of all answers."""
+        self._decides = self.opened.setup.profile
+        self.output.data({"event": "start", **self.header()})
+
     def _tell_profile(self) -> None:
         """Name the profile in the record again, if what decides in it has changed since."""
-        last, now = self._decides, self.opened.setup.profile
-        self._decides = now
-        if self.output.format != "jsonl" or last is None or now is None:
-            return
-        if (last.costs, last.habits) != (now.costs, now.habits):
-            self.output.data({"event": "profile", **now.to_json()})
+        last, now = ((each and (each.costs, each.habits)) for each in (self._decides, self.opened.setup.profile))
+        self._decides = self.opened.setup.profile
+        if self.output.format == "jsonl" and last != now:
+            told = {"source": None} if self._decides is None else self._decides.to_json()
+            self.output.data({"event": "profile", **told})
 
     def header(self) -> Mapping[str, object]:
         """The beginning of every answer's record."""
@@ -338,16 +354,22 @@ class ChatState:
             self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # also for the next pair
 
     def _decide_by_profile(self) -> None:
-        """Set the draft length to auto. Reloads models without a profile: theirs may need another kernel path."""
+        """Set the draft length to auto.
+
+        Models that were loaded for a number are loaded again: their profile may need another kernel path.
+        """
         opened, settings = self.opened, self.session.settings
         asked = opened.ask.drafting
         strategies = AUTO if asked.spec_type == "none" else asked.spec_type
         ask = replace(opened.ask, drafting=replace(asked, length=AUTO_LENGTH, p_min=0.0, spec_type=strategies))
         choice = choose(ask, Said(self.output))
-        if opened.setup.profile is None:
+        if opened.setup.profile is None and not opened.setup.measures:
             self._reopen(ask)
             return
         self.opened = replace(opened, ask=ask, choice=choice)
+        if opened.setup.profile is None:
+            self._adopt(self.first_use.setup)
+            return
         drafting = replace(settings.drafting, length=AUTO_LENGTH, p_min=0.0)
         self.session.settings = steered(replace(settings, drafting=drafting), self.opened)
 
@@ -380,10 +402,10 @@ class ChatState:
             self.measure()
 
 
-def greeting(opened: Opened, settings: Settings) -> list[str]:
+def greeting(opened: Opened, settings: Settings, *, measuring: bool) -> list[str]:
     """The first lines of a chat for a person."""
     lines = [f"target: {opened.names['target']}"]
-    if opened.setup.measures:
+    if measuring:
         lines.append(f"draft: {opened.names['draft']}, measured while you type")
     elif settings.drafter == "none":
         lines.append("draft: none (plain decoding)")

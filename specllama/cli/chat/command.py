@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
         params=sampling.params,
         drafting=DraftSettings(p_min=drafting.p_min, temperature=drafting.temperature),
         rule=drafting.rule,
-        seed=sampling.seed if sampling.seed >= 0 else secrets.randbits(32),
+        seed=sampling.seed,
         n_predict=sampling.predict,
         stops=tuple(sampling.stop or ()),
     )
@@ -137,9 +136,9 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
     out = talk.output
     piped = not sys.stdin.isatty()
     if out.format == "jsonl":
-        out.data({"event": "start", **talk.header()})
+        talk.start_record()
     elif not piped:
-        for words in greeting(talk.opened, talk.session.settings):
+        for words in greeting(talk.opened, talk.session.settings, measuring=not talk.first_use.done):
             out.note(words)
         tell_of_kept(out)
     while True:
