@@ -18,6 +18,8 @@ import pytest
 
 from specllama.base import disk as storage
 from specllama.base.jsonable import from_plain
+from specllama.cli import tune
+from specllama.cli.screen.output import open_output
 from specllama.derive import tuned as derive_tuned
 from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, CostProfile
 from specllama.llama import LoadOptions
@@ -27,6 +29,8 @@ from specllama.pairs import profile as profiles
 from specllama.pairs.profile import ClassFigures, Profile, ProfileKey
 from specllama.tuning import child as tuner_child
 from specllama.tuning import tune as tuner
+from specllama.tuning.child import Way
+from specllama.tuning.tune import Findings, Layout, MeasuredDraft
 from tests.cli.conftest import ENDLESS, Pair, Run, Terminal, events_of, record_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("auto")]
@@ -104,6 +108,20 @@ def test_the_json_of_tuning_is_the_profile(specllama: Run, byte_pair: Pair) -> N
     assert from_plain(Profile, facts["profile"]) == from_plain(Profile, kept["profile"])
     assert facts["failures"] == []
     assert [path["target"]["name"] for path in facts["kernel_paths"]] == ["rearranged weights"]  # F32 has only one
+
+
+def test_a_tuning_that_ends_early_says_why_in_numbers(pair: Pair, capfd: pytest.CaptureFixture[str]) -> None:
+    """Prevents: "too slow" without a figure; figures of classes that were not measured."""
+    dear = ((1, 1.0), (2, 1.9), (4, 3.8), (8, 7.5))
+    layouts = (Layout(Way(), 0.05, dear, ((1, 0.9), (2, 1.0))),)
+    found = Findings(layouts, (MeasuredDraft(None, layouts),))
+    profile, best_case, wish = tuner.choose(found, quick=False), found.best_case(0.5), LoadOptions()
+    tuned = derive_tuned.Tuned(found, profile, profile, best_case)
+    tune.show(open_output(color="never"), ProfileKey(pair.target, wish, pair.draft, wish), tuned)
+    *rows, why = capfd.readouterr().out.splitlines()
+    assert rows[-2:] == ["drafted token\t0.90 of that\t0.90 of that", "plain decoding\t20.0 tok/s\t20.0 tok/s"]
+    assert re.findall(r"\d\.\d\d", why) == ["0.90", f"{found.best_case():.2f}", f"{best_case:.2f}"]
+    assert found.best_case() < best_case < 1.0
 
 
 def test_figures_that_cannot_be_saved_are_still_shown(
