@@ -58,9 +58,8 @@ def _choose_by_token(draft: Draft, siblings: list[int], p: Distribution, choose:
     """
     for i, node in enumerate(siblings):
         q = _law_of(draft, node)
-        if draft.probs is not None:
-            for earlier in siblings[:i]:
-                q = q.without(draft.tokens[earlier])
+        for earlier in siblings[:i]:
+            q = q.without(draft.tokens[earlier])
         if choose.flip(min(1.0, _ratio(p, q, draft.tokens[node]))):
             return node, -1
         p = p.residual(q)
