@@ -254,10 +254,8 @@ def measure(args: argparse.Namespace) -> None:
                         with ProcessPoolExecutor(1, get_context("spawn")) as child:
                             found = child.submit(costs_of, path, drafts[draft], kernels, args.seconds).result()
                         append(args.costs, "costs", {"size": size, "draft": draft, "kernels": kernels, **found})
-                        print(
-                            f"{size}, draft {draft}, {_kernels(kernels)}: T(1) = {1e3 * found['step_s']:.0f} ms",
-                            flush=True,
-                        )
+                        shown = f"T(1) = {1e3 * found['step_s']:.0f} ms, spread {found['noise']:.0%}"
+                        print(f"{size}, draft {draft}, {_kernels(kernels)}: {shown}", flush=True)
             except SystemExit as no_room:
                 print(no_room, flush=True)
 
