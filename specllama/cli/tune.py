@@ -25,6 +25,7 @@ from specllama.derive import tuned as derive_tuned
 from specllama.derive.search import keep_tuned
 from specllama.derive.tuned import Others, Tuned
 from specllama.drafters import TRANSLATED
+from specllama.drafters.controller import LEAST_RATE
 from specllama.drafters.length import DraftLength
 from specllama.files.inventory import files_of
 from specllama.llama import tested_kernels
@@ -136,7 +137,7 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
 
 def _announcement(others: Others | None, *, quick: bool) -> str:
     """The time and the space that tuning takes."""
-    time = f"measuring for up to {'a minute' if quick else 'five minutes'}"
+    time = f"measuring for up to about {'a minute' if quick else 'five minutes'}"
     if others is None or not others.recipes:
         return time
     size = storage.size_text(others.most_bytes)
@@ -264,6 +265,8 @@ def expected(tuned: Tuned) -> str:
     if profile.strategy == LOOKUP_ALONE:
         return "Only lookups draft, with blocks as long as pay at these costs."
     paid = f"a drafted token costs {costs.draft_cost():.2f} of a pass"
+    if not profile.classes and tuned.best_case > LEAST_RATE:
+        return f"The acceptance is not known yet: no answers were recorded; {paid}."
     if not profile.classes:
         own, cheapest = tuned.findings.best_case(), tuned.best_case
         derived = f", the cheapest one derived from it {cheapest:.2f}" if cheapest > own else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specllama import llama
 from specllama.base.child import Tell
+from specllama.base.errors import SpecllamaError
 from specllama.derive import make as derive
 from specllama.derive.candidates import FASTEST_TYPE, MAKING, candidates, least_cost, pass_bytes
 from specllama.derive.search import cut_vocabulary
@@ -100,7 +101,11 @@ def tune(
     best_case = 0.0 if others is None else tuning.findings.best_case(others.least_cost)
     if others is None or best_case <= LEAST_RATE:
         return _tuned(tuning.findings, best_case, quick=quick)
-    tuning.hear()
+    try:
+        tuning.hear()
+    except SpecllamaError as error:  # the costs stay; without answers no draft can be judged
+        tuning.failures.append(f"answers: {error}")
+        return _tuned(tuning.findings, best_case, quick=quick)
     with candidates(others.own, tuning, partial(of_draft, subject)) as several:
         for path in others.known:
             with tuning.attempt(path.stem, DRAFT) as has_time:

@@ -38,6 +38,7 @@ PLAIN_TIE = 1.01
 
 # Weights of the pieces in the time: a visit, a last look at the default, the answers, a draft.
 VISIT, CHECK, ANSWERS, DRAFT = 3.0, 0.7, 4.0, 2.0
+NO_TIME = "no time was left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ class Tuning:
         self._visits: dict[Way, list[Measured]] = {}
         self._dead: dict[Way, SpecllamaError] = {}
         self._rows: tuple[int, ...] | None = None  # of the first visit, so that all have the same
-        self._failures: list[str] = []
+        self.failures: list[str] = []
         self._own: Measured | None = None  # the subject's own draft, judged by the answers
         self._others: list[MeasuredDraft] = []
 
@@ -189,7 +190,7 @@ class Tuning:
         n_ways = len(paths.ways)
         self.budget.plan(self.effort.n_visits * n_ways * VISIT + CHECK * (n_ways > 1))
         self._tour(paths.ways)
-        self._failures += [f"{way.name}: {error}" for way, error in self._dead.items()]
+        self.failures += [f"{way.name}: {error}" for way, error in self._dead.items()]
 
     def _tour(self, ways: Sequence[Way]) -> None:
         """Visit every way in turn, the default first and once more at the end, as a check."""
@@ -203,6 +204,8 @@ class Tuning:
             nothing_to_check = weight == CHECK and way not in self._visits
             too_late = self._visits and self.budget.left <= 0.0
             if way in self._dead or way in divided or nothing_to_check or too_late:
+                if way not in self._dead and way not in divided:
+                    held_up.setdefault(way, BackendError(NO_TIME))
                 self.budget.plan(-weight)
                 continue
             self._visit(way, weight, held_up)
@@ -279,6 +282,7 @@ class Tuning:
         for i, kernels in enumerate(several):
             left = max(self.budget.left - end, 0.0)
             if found and not left:
+                failures += [f"{path.stem}, {each.name}: {NO_TIME}" for each in several[i:]]
                 break
             job = self.draft_job(path, kernels, left / (len(several) - i), judges=not found)
             try:
@@ -291,7 +295,7 @@ class Tuning:
             layouts.append(replace(merged(job.way, found[-1:]), step_s=step_s, verify=None))
         if not found:
             raise errors[0]
-        self._failures += failures
+        self.failures += failures
         draft = MeasuredDraft(path, tuple(layouts), found[0].traces, found[0].n_spelled, found[0].noise)
         self._others.append(draft)
         return draft
@@ -302,10 +306,10 @@ class Tuning:
         try:
             with self.budget.part(weight) as has_time:
                 if not has_time:
-                    self._failures.append(f"{name}: no time was left")
+                    self.failures.append(f"{name}: {NO_TIME}")
                 yield has_time
         except SpecllamaError as error:
-            self._failures.append(f"{name}: {error}")
+            self.failures.append(f"{name}: {error}")
 
     @property
     def findings(self) -> Findings:
@@ -315,7 +319,7 @@ class Tuning:
         return Findings(
             layouts,
             (MeasuredDraft(None, layouts, judged.traces, judged.n_spelled, noise), *self._others),
-            tuple(self._failures),
+            tuple(self.failures),
             self._drift,
             self.threads,
             self.subject.strategy,

@@ -10,6 +10,7 @@ import pytest
 from specllama import llama
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, DiskFull
+from specllama.cli.tune import expected
 from specllama.derive import make as derive
 from specllama.derive import tuned as derive_tuned
 from specllama.derive.candidates import least_cost, pass_bytes
@@ -59,12 +60,14 @@ def tune(subject: ProfileKey, monkeypatch: pytest.MonkeyPatch) -> Tune:
 
     monkeypatch.setattr(derive, "make", make)
 
-    def run(worth: dict[str, tuple[float, float]], verify: object = CHEAP, effort: TuneEffort = EFFORT) -> Tuned:
+    def run(
+        worth: dict[str, tuple[float, float]], verify: object = CHEAP, effort: TuneEffort = EFFORT, deaf: bool = False
+    ) -> Tuned:
         def child(job: MeasureJob, _tell: Tell) -> Measured:
             assert job.subject.draft is not None
             name = "" if job.subject.draft == subject.draft else job.subject.draft.read_text()
             jobs.append(name)
-            if name not in worth:
+            if name not in worth or (deaf and job.n_tokens):
                 raise BackendError("it died")
             cost, accepted = worth[name]
             traces = tuple(Trace("code", greedy, (accepted,) * 50, (accepted,) * 50) for greedy in (True, False))
@@ -116,6 +119,16 @@ def test_tuning_ends_early_when_no_draft_can_pay(tune: Tune) -> None:
     assert tune.jobs == ["", ""]  # type: ignore[attr-defined]  # two visits, no answers
     assert 0.0 < tuned.findings.best_case() < tuned.best_case <= 1.02
     assert (tuned.profile.classes, tuned.profile.draft_can_pay) == ((), False)
+
+
+def test_costs_are_kept_if_the_child_that_records_answers_dies(tune: Tune) -> None:
+    """Prevents: minutes of measurement lost; a report that says that no draft can pay."""
+    tuned = tune({"": (0.2, 0.9)}, deaf=True)
+    assert tune.jobs == ["", "", ""]  # type: ignore[attr-defined]
+    assert tuned.findings.failures == ("answers: it died",)
+    assert (tuned.profile.classes, tuned.profile.draft_can_pay) == ((), True)
+    assert tuned.profile.costs.draft_cost() == pytest.approx(0.2)
+    assert "No draft can pay" not in expected(tuned)
 
 
 def test_a_draft_that_cannot_be_made_is_reported_and_the_rest_is_there(

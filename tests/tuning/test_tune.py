@@ -82,6 +82,15 @@ def test_a_path_that_kills_its_child_is_left_out_and_told() -> None:
         measured(SUBJECT, BOTH, EFFORT, silent, Children(_measured, dies=lambda job: True))
 
 
+def test_paths_without_time_are_reported() -> None:
+    """Prevents: a slow machine where nothing says that only the default path was measured."""
+    found = measured(SUBJECT, BOTH, replace(EFFORT, seconds=0.0), silent, Children(_measured))
+    assert [layout.way for layout in found.layouts] == [ON]
+    assert [failure.partition(": ")[2] for failure in found.failures] == [tuner.NO_TIME]
+    tried = _tried((DEFAULT, AS_IN_FILE), Children(_measured), seconds=0.0).findings
+    assert [failure.partition(": ")[2] for failure in tried.failures] == [tuner.NO_TIME]
+
+
 def test_blocks_that_took_less_time_than_one_row_are_measured_again_and_never_kept() -> None:
     """A busy machine on which four rows seemed to cost a ninth of one: a profile that promised 23 times the speed."""
     held_up = ((1, 0.4), (2, 0.05), (4, 0.05))
@@ -164,13 +173,13 @@ def test_the_profile_names_the_path_on_which_plain_decoding_is_fastest() -> None
 DERIVED = Path("draft+q4_0.gguf")
 
 
-def _tried(paths: Sequence[KernelPath], children: Children) -> Tuning:
+def _tried(paths: Sequence[KernelPath], children: Children, seconds: float = 1.0) -> Tuning:
     """A pair and a derived draft, measured."""
     tuning = Tuning(SUBJECT, EFFORT, silent, children)
     tuning.compare(ONE)
     tuning.hear()
     with tuning.attempt("derived", 1.0):
-        tuning.try_draft(DERIVED, paths, 1.0, silent)
+        tuning.try_draft(DERIVED, paths, seconds, silent)
     return tuning
 
 
