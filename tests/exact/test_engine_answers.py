@@ -15,6 +15,7 @@ from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, Notice, PromptProgress, StepEvent, TokenEvent
+from specllama.core.row_laws import RowLaws
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Caps, Draft, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
@@ -212,6 +213,12 @@ def test_no_row_and_no_law_is_computed_behind_an_accepted_end_token(
     assert [(step.drafted, step.accepted) for step in rig.steps] == [((*said, 2), len(said) + 1)]
     assert target.tokens == (*PROMPT, *said)[:-1]
     assert [event.origin for event in rig.events if isinstance(event, TokenEvent)] == ["draft"] * len(said)
+
+
+def test_a_row_that_is_asked_for_again_is_not_sampled_again() -> None:
+    """A second pass over 152k logits for each reader of a law: the block rule, the drafter's observation."""
+    laws = RowLaws(np.zeros((2, 3)), PROMPT, Draft((1,)), PLAIN)
+    assert all(laws[row] is laws[row] for row in range(2))
 
 
 def test_a_draft_is_cut_behind_its_first_end_token_only_if_it_is_a_chain() -> None:
