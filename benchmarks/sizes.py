@@ -50,6 +50,7 @@ from specllama.base.cpu import this_cpu
 from specllama.base.disk import size_text
 from specllama.base.jsonable import from_plain, to_plain
 from specllama.derive import make as derive
+from specllama.derive.candidates import pass_tensors
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.drafters.length import TUNED
 from specllama.files.gguf_header import TOKENS, TYPES
@@ -348,7 +349,8 @@ def on_paper(_args: argparse.Namespace) -> None:
     print("|---|---|" + "---|" * (4 + len(ALPHAS)))
     draft = published_draft().draft
     assert draft is not None
-    small = Work(draft.header.n_weight_bytes, draft.header.n_params)
+    used = pass_tensors(draft.header)
+    small = Work(sum(each.n_bytes for each in used), sum(each.n_elements for each in used))
     for paper in PAPER:
         for size, shape in SHAPES.items():
             plain = [1 / paper.pass_s(shape.work, 1, at_once) for at_once in (False, True)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specllama.base.errors import ConfigError
 from specllama.derive import make as derive
+from specllama.files.gguf_header import TensorInfo
 from specllama.llama.header import Header
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.quantize import QUANTS
@@ -24,18 +25,22 @@ FASTEST_TYPE = 0.65
 _HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
+def pass_tensors(model: Header) -> list[TensorInfo]:
+    """The tensors that a pass multiplies by. A token embedding that is not tied is looked up."""
+    tensors = [tensor for file in model.files for tensor in file.tensors]
+    is_tied = all(tensor.name != _HEAD for tensor in tensors)
+    return [tensor for tensor in tensors if is_tied or tensor.name != _EMBEDDING]
+
+
 def pass_bytes(parent: Header, recipe: Recipe | None = None) -> float:
     """Bytes of weights that a pass over one token reads, about, in the draft that the recipe makes."""
     recipe = recipe or Recipe()
-    tensors = [tensor for file in parent.files for tensor in file.tensors]
-    is_tied = all(tensor.name != _HEAD for tensor in tensors)
     kept = recipe.n_vocab / parent.n_vocab if recipe.n_vocab else 1.0
     bits = QUANTS[recipe.quant].bits if recipe.quant else 0.0
     return sum(
         (prod(tensor.shape) * bits / 8 if bits else tensor.n_bytes)
         * (kept if tensor.name in (_HEAD, _EMBEDDING) else 1.0)
-        for tensor in tensors
-        if is_tied or tensor.name != _EMBEDDING
+        for tensor in pass_tensors(parent)
     )
 
 
