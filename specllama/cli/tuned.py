@@ -88,7 +88,7 @@ def length_text(setup: Setup) -> str:
 
 
 def hint_at_tuning(setup: Setup, names: Names, output: Output) -> None:
-    """One line after an answer in text form, if nothing tells how fast this pair can be. `setup`: as prepared."""
+    """One line after an answer in text form, if the pair was not tuned. `setup`: as prepared."""
     if output.format != "human" or output.quiet:
         return
     if setup.stale:

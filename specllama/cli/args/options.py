@@ -67,7 +67,7 @@ DRAFT_TEMP = Option(
 )
 MEASURE = Option(
     "--measure WHEN",
-    "auto measures a pair that was not tuned once, in about a second; never: only lookups draft until it is tuned.",
+    "auto: measure an untuned pair at its first use. never: draft with lookups only, until it is tuned.",
     word("auto", "never"),
 )
 VERIFY_RULE = _setting("rule", "--verify-rule RULE", ": token, block or match. All are exact.")
