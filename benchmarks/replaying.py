@@ -130,7 +130,7 @@ def accepted(recorded: Recorded, round_: int) -> list[bool]:
 
 def replay(
     recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings,
-    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None), cost: Cost = None,
+    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None), cost: Cost | None = None,
 ) -> Passes:  # fmt: skip
     """The passes of the answer, generated again with a strategy.
 

@@ -385,7 +385,7 @@ def confirm(args: argparse.Namespace) -> None:
             for _ in range(args.rounds):
                 both = (target, draft)
                 plain, fast = (
-                    replay(each, right, strategy, here.settings(), both, here.costs.verify_cost)
+                    replay(each, right, strategy, here.settings(), both, here.costs.measured_cost)
                     for strategy in ("none", here.auto)
                 )
                 calculated = n_decoded / (fast.cost(here.costs) - 1.0)

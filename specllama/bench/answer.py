@@ -111,7 +111,7 @@ class Answerer:
         *,
         seed: int,
         n_predict: int,
-        cost: Cost = None,
+        cost: Cost | None = None,
     ) -> Generator[float, None, TimedAnswer]:
         """One answer; yields the share that is done from time to time. Raises Interrupted.
 

@@ -75,7 +75,7 @@ class _Bench:
         # The same for all arms; different for every prompt and repetition.
         seed = self.job.seed + 1000 * repetition + prompt
         measured = (each.profile for each in self._costs if each.load == plan.arms[arm].load)
-        cost = next((profile.verify_cost for profile in measured), None)
+        cost = next((profile.measured_cost for profile in measured), None)
         answer = yield from following(
             self._answerer.answering(
                 loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict, cost=cost

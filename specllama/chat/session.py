@@ -97,7 +97,7 @@ class ChatSession:
         self.stats = SpecStats()  # of all answers
         self.answers: list[SpecStats] = []  # one each
         self.reuse: Reuse | None = None  # of the last answer
-        self.cost: Cost = None  # of the target's passes, for the gain of the next answer
+        self.cost: Cost | None = None  # of the target's passes, for the gain of the next answer
         self._drafter: Drafter | None = None
         self._settings = settings or Settings()
         self.attach(target, draft)

@@ -29,7 +29,7 @@ class _Request:
     drafter: Drafter
     report: Callable[[], DraftReport]  # of the drafter
     busy_s: Callable[[], float]  # seconds spent so far inside the models' own calls
-    cost: Cost
+    cost: Cost | None
     rule: Rule
     params: SamplingParams
     choose: Chooser
@@ -48,7 +48,12 @@ class Engine:
     _verify = staticmethod(verify)  # the audit's self-test replaces it by broken ones
 
     def __init__(
-        self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN, cost: Cost = None
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None = None,
+        *,
+        rule: Rule = Rule.TOKEN,
+        cost: Cost | None = None,
     ) -> None:
         if not target.caps.rollback:
             raise UnsupportedModel(
@@ -159,7 +164,7 @@ class Engine:
             report = request.report()
         if len(draft.tokens) > limit:
             raise ValueError(f"{drafter.name} drafted {len(draft.tokens)} tokens, at most {limit} were asked for")
-        drafted = perf_counter()
+        drafted, n_context = perf_counter(), self.target.length
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
         laws = RowLaws(rows, tokens, draft, request.params, self.target.end_tokens)
@@ -193,7 +198,7 @@ class Engine:
             step_s=done - started,
             loop_s=max(done - started - (request.busy_s() - busy_s), 0.0),
             n_rows=len(rows),
-            cost=request.cost and request.cost(len(rows)),
+            cost=request.cost and request.cost(len(rows), n_context),
         )
         stats.take(event, rejected)
         origin: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"

@@ -8,7 +8,8 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import TypeAlias
 
-Cost: TypeAlias = Callable[[int], float] | None  # T(n)/T(1) of the target by a profile; None = unknown
+# T(n)/T(1) of the target for (rows, tokens of context), by a profile; None = not measured.
+Cost: TypeAlias = Callable[[int, int], float | None]
 
 LEAST_PASSES = 5  # fewer say nothing about the spread
 LEAST_PAIRS = 16  # so many neighbours correct the profile; the median of fewer is less certain than the profile

@@ -38,6 +38,11 @@ Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascendin
 UNMEASURED: Points = ((1, 1.0), (2, 2.0), (4, 3.0), (8, 7.0), (17, 9.5))
 
 
+def rows_of(points: Points) -> tuple[int, ...]:
+    """The rows of the points after T(1)."""
+    return tuple(n for n, _ in points if n > 1)
+
+
 def cost_at(points: Points, n: float) -> float:
     """The cost of n rows: linear between the measured points, with the last slope after the last point."""
     if len(points) == 1:
@@ -68,6 +73,7 @@ class CostProfile:
     verify: Points
     draft: Points
     attention: float = 0.0  # what a token of context adds to each row of the target; the points hold near its beginning
+    assumed: tuple[int, ...] = ()  # rows of `verify` that were not measured
 
     def __post_init__(self) -> None:
         _require_points(self.verify, "verify")
@@ -79,6 +85,12 @@ class CostProfile:
         """T(n)/T(1) after `depth` tokens: rows share the reading of the weights, but not the attention."""
         more = self.attention * depth
         return (cost_at(self.verify, n) + n * more) / (1.0 + more)
+
+    def measured_cost(self, n: int, n_context: int = 0) -> float | None:
+        """`verify_cost`; None if a point that it depends on was not measured."""
+        rows = [row for row, _ in self.verify]
+        beside = [n] if n in rows else [*[row for row in rows if row < n][-1:], *[row for row in rows if row > n][:1]]
+        return None if set(beside) & set(self.assumed) else self.verify_cost(n, n_context)
 
     def draft_cost(self, n: int = 1) -> float:
         """The draft's pass over n rows; over one row it is the c of the cost model."""

@@ -30,7 +30,7 @@ from specllama.pairs.setup import Setup
 # Weights in answers. The measured value counts as much as FIRST_WEIGHT answers; no past counts more than MOST_WEIGHT,
 # so a value follows a change of the machine by a fifth with every answer.
 FIRST_WEIGHT = {"use": 1.0, "quick": 2.0, "thorough": 5.0}
-ASSUMED_WEIGHT = 0.2  # of the costs of a target without a draft: nothing was measured
+ASSUMED_WEIGHT = 0.2  # of a T(n) that was not measured
 MOST_WEIGHT = 5.0
 # Evidence is taken over if a cost differs by more than this share, or an acceptance by this difference. The median of
 # an answer's passes varies by a few percent.
@@ -123,9 +123,7 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     medians = passes.medians()
     if passes.n_steps < LEAST_STEPS or not medians:
         return profile
-    is_assumed = profile.source == "use" and profile.strategy == LOOKUP_ALONE
-    first = ASSUMED_WEIGHT if is_assumed else FIRST_WEIGHT[profile.source]
-    costs, evidence = profile.costs, profile.evidence
+    first, costs, evidence = FIRST_WEIGHT[profile.source], profile.costs, profile.evidence
     unit_s = _unit(medians, costs, passes.depth)
     known = {each.n_rows: each for each in evidence.verify}
     attention = evidence.attention
@@ -134,7 +132,8 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
         attention = _attention(attention or RowCost(1, costs.attention, first), ratios, passes, costs)
     elif passes.depth < DEEP:
         for n, seen in ratios.items():
-            known[n] = _row_cost(known.get(n), n, costs.verify_cost(n), first, seen, len(passes.eval_s[n]))
+            weight = first if costs.measured_cost(n) else ASSUMED_WEIGHT
+            known[n] = _row_cost(known.get(n), n, costs.verify_cost(n), weight, seen, len(passes.eval_s[n]))
     draft = evidence.draft
     if len(passes.draft_s) >= LEAST_PASSES and costs.draft_cost() > 0.0:
         seen = _draft_cost(passes, costs, unit_s)
@@ -173,7 +172,10 @@ def _habit(old: Habit | None, judged: Tally, first: float, *, greedy: bool) -> H
 
 def _taken_over(profile: Profile) -> Profile:
     """`profile` with the values of its evidence in force, if one of them differs clearly."""
-    costs, evidence = profile.costs, profile.evidence
+    evidence = profile.evidence
+    seen_rows = {each.n_rows for each in evidence.verify}
+    costs = replace(profile.costs, assumed=tuple(n for n in profile.costs.assumed if n not in seen_rows))
+    profile = replace(profile, costs=costs)
     drift = {
         each.n_rows: math.log(max(each.cost, LEAST_COST) / costs.verify_cost(each.n_rows)) for each in evidence.verify
     }

@@ -19,7 +19,7 @@ from specllama.base.disk import Seen, Silent
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
-from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile
+from specllama.drafters.controller import LEAST_RATE, CostProfile
 from specllama.files.inventory import files_of
 from specllama.llama import LoadOptions, build_info, tested_kernels
 from specllama.llama.kernel_path import KernelPath
@@ -109,11 +109,6 @@ class Profile:
         """How and when it was made, such as "tuned 2026-11-30"."""
         how = "tuned" if self.source != "use" else "learned" if self.strategy == LOOKUP_ALONE else "measured"
         return f"{how} {self.made[:10]}"
-
-    @property
-    def assumes(self) -> bool:
-        """True if T(n) was never measured: the target has no draft, or the draft was too slow to go on."""
-        return self.source == "use" and (self.strategy == LOOKUP_ALONE or self.costs.verify == UNMEASURED)
 
     @property
     def draft_can_pay(self) -> bool:

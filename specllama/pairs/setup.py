@@ -19,7 +19,7 @@ from specllama.core.gain import Cost
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.calibration import Calibration
-from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, Controller, CostProfile
+from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, Controller, CostProfile, rows_of
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
 from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
@@ -241,15 +241,15 @@ class Setup:
     def assumed_costs(self) -> CostProfile:
         """Costs that are not measured: the steepest curve known, and a draft in proportion to its size."""
         share = 1.0 if self.draft is None else self.draft.header.n_file_bytes / self.target.header.n_file_bytes
-        return CostProfile(verify=UNMEASURED, draft=tuple((n, share * cost) for n, cost in UNMEASURED))
+        return CostProfile(
+            verify=UNMEASURED, draft=tuple((n, share * cost) for n, cost in UNMEASURED), assumed=rows_of(UNMEASURED)
+        )
 
     @property
-    def cost(self) -> Cost:
-        """T(n)/T(1) of the target, to tell the gain; None if it was not measured on this kernel path."""
+    def cost(self) -> Cost | None:
+        """Measured T(n)/T(1) of the target, for the gain; None without a profile of this kernel path."""
         profile = self.profile or self.measured
-        if profile is None or profile.assumes:
-            return None
-        return profile.costs.verify_cost
+        return None if profile is None else profile.costs.measured_cost
 
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""

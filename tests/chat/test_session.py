@@ -344,11 +344,12 @@ def test_the_gain_is_that_of_the_profile_of_each_answer(chat) -> None:
     session = chat()
     said(session.ask("hello"))
     assert all(each.cost is None for each in session.stats.passes)
-    session.cost = float
+    session.cost = lambda n_rows, n_context: n_rows + n_context / 1024
     said(session.ask("and"))
-    assert [each.cost for each in session.answers[1].passes] == [
-        float(each.n_rows) for each in session.answers[1].passes
-    ]
+    passes = session.answers[1].passes
+    contexts = [(each.cost - each.n_rows) * 1024 for each in passes if each.cost is not None]
+    assert contexts == [contexts[0] + sum(each.n_tokens for each in passes[:i]) for i in range(len(passes))]
+    assert contexts[0] > 0
     assert session.stats.passes == [*session.answers[0].passes, *session.answers[1].passes]
 
 

@@ -468,3 +468,10 @@ def test_equal_histories_lead_to_equal_decisions() -> None:
         return found
 
     assert decisions() == decisions()
+
+
+def test_a_cost_between_assumed_points_is_not_measured() -> None:
+    """Prevents: a gain that is computed from a curve that was only assumed."""
+    costs = CostProfile(verify=((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0)), draft=((1, 0.2),), assumed=(2, 8))
+    assert [n for n in range(1, 12) if costs.measured_cost(n) is not None] == [1, 4]
+    assert costs.measured_cost(4, 1000) == costs.verify_cost(4, 1000)

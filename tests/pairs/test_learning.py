@@ -195,3 +195,13 @@ def test_two_processes_teach_one_profile(subject: ProfileKey) -> None:
     path.write_text("[]")
     assert profiles.update(subject, newer, lambda kept: kept) is None
     assert json.loads(path.read_text()) == []
+
+
+def test_a_width_that_answers_show_is_no_longer_assumed() -> None:
+    """Prevents: an assumed cost that outweighs an answer; a gain that stays unknown."""
+    assumed = replace(PROFILE, costs=replace(COSTS, assumed=(2, 8)))
+    same = learned(assumed, answer([0, 1] * 20, VERIFY, 0.2), NONE, greedy=True)
+    assert same.costs == replace(COSTS, assumed=(8,))
+    lower = ((1, 1.0), (2, 1.1), (4, 2.0), (8, 3.0))
+    known, guessed = (learned(each, answer([0, 1] * 20, lower, 0.2), NONE, greedy=True) for each in (PROFILE, assumed))
+    assert guessed.costs.verify_cost(2) < known.costs.verify_cost(2)
