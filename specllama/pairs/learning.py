@@ -130,12 +130,14 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     ratios = {n: seconds / unit_s for n, seconds in medians.items() if 1 < n <= costs.verify[-1][0]}
     if passes.depth >= DEEP and 1 in medians:
         attention = _attention(attention or RowCost(1, costs.attention, first), ratios, passes, costs)
-    elif passes.depth < DEEP:
-        for n, seen in ratios.items():
+    elif passes.depth < DEEP and 1 in medians:  # by an expected T(1), an error would confirm itself
+        more = costs.attention * passes.depth
+        for n, ratio in ratios.items():
+            seen = ratio * (1.0 + more) - n * more
             weight = first if costs.measured_cost(n) else ASSUMED_WEIGHT
             known[n] = _row_cost(known.get(n), n, costs.verify_cost(n), weight, seen, len(passes.eval_s[n]))
     draft = evidence.draft
-    if len(passes.draft_s) >= LEAST_PASSES and costs.draft_cost() > 0.0:
+    if passes.depth < DEEP and len(passes.draft_s) >= LEAST_PASSES and costs.draft_cost() > 0.0:
         seen = _draft_cost(passes, costs, unit_s)
         draft = _row_cost(draft, 1, costs.draft_cost(), first, seen, len(passes.draft_s))
     habits = {each.greedy: each for each in evidence.habits}
@@ -220,7 +222,7 @@ class Lesson:
         self._setup = setup
         self._controller = policy if isinstance(policy, Controller) else None
         self._greedy = greedy
-        self._teaches = greedy or not seeded
+        self._teaches = not seeded
         self._passes = Passes()
         if self._controller is not None:
             self._controller.calibration.judged = Tally()
@@ -260,9 +262,10 @@ class Lesson:
         profile = learn(before)
         if profile == before or profile.evidence == Evidence():
             return setup
-        with suppress(OSError, SpecllamaError):
+        with suppress(OSError, SpecllamaError):  # another process may have changed it meanwhile
             if setup.profile is None:
-                profiles.save(setup.subject, profile, {setup.target.path: disk.seen_at_once(setup.target.path)})
-            else:  # another process may have taught it meanwhile
+                seen = {setup.target.path: disk.seen_at_once(setup.target.path)}
+                profile = profiles.begin(setup.subject, before, learn, seen)
+            else:
                 profile = profiles.update(setup.subject, before, learn) or profile
         return replace(setup, profile=profile)

@@ -207,7 +207,22 @@ def _circumstances() -> dict[str, str]:
 
 def save(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen] | None = None) -> Path:
     """Replace the profile. Returns its path. `seen`: the files when they were measured; others are looked at now."""
-    path, seen = path_of(subject, profile.source), seen or {}
+    with _writing(subject):
+        return _write(subject, profile, seen or {})
+
+
+def begin(
+    subject: ProfileKey, first: Profile, change: Callable[[Profile], Profile], seen: Mapping[Path, Seen]
+) -> Profile:
+    """Change the kept profile, or `first` if none is kept; returns it. `seen`, and raises: see `save` and `update`."""
+    with _writing(subject):
+        changed = change(_read(subject, path_of(subject, first.source)).profile or first)
+        _write(subject, changed, seen)
+        return changed
+
+
+def _write(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen]) -> Path:
+    path = path_of(subject, profile.source)
     files = {name: seen.get(file) or disk.seen(file) for name, file in _files(subject, profile.derived).items()}
     record = {
         "version": VERSION,
@@ -215,8 +230,7 @@ def save(subject: ProfileKey, profile: Profile, seen: Mapping[Path, Seen] | None
         "circumstances": _circumstances(),
         "profile": profile.to_json(),
     }
-    with _writing(subject):
-        disk.write_own(path, json.dumps(record, indent=1).encode("utf-8"))
+    disk.write_own(path, json.dumps(record, indent=1).encode("utf-8"))
     return path
 
 

@@ -155,6 +155,28 @@ def test_a_long_context_teaches_the_attention_and_not_the_weights() -> None:
     assert again.costs == profile.costs
 
 
+@pytest.mark.parametrize("lengths", [[3], [0, 3]])
+def test_a_known_attention_is_not_learned_as_the_cost_of_rows(lengths: list[int]) -> None:
+    """Prevents: a T(n) that grows with every answer, because its own error or the attention feeds it."""
+    flat, a = ((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8)), 1e-4
+    profile = replace(PROFILE, costs=replace(COSTS, verify=flat, attention=a))
+    for _ in range(20):
+        profile = learned(profile, answer(lengths * 20, flat, 0.2, depth=1000, attention=a), NONE, greedy=True)
+    assert profile.costs.verify == flat
+
+
+def test_rows_are_not_learned_without_a_pass_of_one_row() -> None:
+    """Prevents: a wrong T(4) that is confirmed by a T(1) computed from it."""
+    slower = ((1, 1.0), (2, 1.5), (4, 3.0), (8, 3.0))
+    assert learned(PROFILE, answer([3, 7] * 20, slower, 0.2), NONE, greedy=True).costs.verify == VERIFY
+
+
+def test_a_long_context_does_not_teach_the_draft() -> None:
+    """Prevents: the draft's attention over 3,500 tokens taken for its cost in a short chat."""
+    said = answer([0, 3, 3] * 20, VERIFY, 0.4, depth=3500, attention=1e-4)
+    assert learned(PROFILE, said, NONE, greedy=True).costs.draft == COSTS.draft
+
+
 def test_the_acceptance_of_a_pair_is_learned_by_temperature() -> None:
     """Prevents: greedy answers that begin with the acceptance of sampling; one strange answer that decides."""
     said = answer([0, 1, 3] * 8, VERIFY, 0.2)
@@ -192,6 +214,11 @@ def test_two_processes_teach_one_profile(subject: ProfileKey) -> None:
     newer = replace(PROFILE, made="2026-02-02T03:04:05+00:00")
     path = profiles.save(subject, newer)
     assert profiles.update(subject, PROFILE, lambda kept: slower[1]) is None
+    first = replace(PROFILE, strategy="lookup", step_s=0.0)
+    alone = ProfileKey(subject.target, LoadOptions())
+    for _ in range(2):
+        profiles.begin(alone, first, lambda kept: replace(kept, step_s=kept.step_s + 1.0), {})
+    assert profiles.find(alone).profile == replace(first, step_s=2.0)
     path.write_text("[]")
     assert profiles.update(subject, newer, lambda kept: kept) is None
     assert json.loads(path.read_text()) == []
