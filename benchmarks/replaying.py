@@ -21,7 +21,7 @@ import numpy as np
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished
-from specllama.core.gain import Cost
+from specllama.core.gain import Cost, unmeasured
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Caps, LanguageModel
@@ -130,7 +130,7 @@ def accepted(recorded: Recorded, round_: int) -> list[bool]:
 
 def replay(
     recorded: Recorded, right: Sequence[bool], strategy: str, settings: DraftSettings,
-    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None), cost: Cost | None = None,
+    real: tuple[LanguageModel | None, LanguageModel | None] = (None, None), cost: Cost = unmeasured,
 ) -> Passes:  # fmt: skip
     """The passes of the answer, generated again with a strategy.
 

@@ -16,7 +16,7 @@ from specllama.bench.report import Arm, Condition
 from specllama.bench.synthetic import SyntheticChooser
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
-from specllama.core.gain import Cost
+from specllama.core.gain import Cost, unmeasured
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Drafter, Rule
@@ -111,7 +111,7 @@ class Answerer:
         *,
         seed: int,
         n_predict: int,
-        cost: Cost | None = None,
+        cost: Cost = unmeasured,
     ) -> Generator[float, None, TimedAnswer]:
         """One answer; yields the share that is done from time to time. Raises Interrupted.
 

@@ -21,6 +21,7 @@ from specllama.bench.job import BenchEvent, BenchJob, BenchProgress, Loaded, Ope
 from specllama.bench.plan import ArmSpeed
 from specllama.bench.report import Arm, BenchPlan, BenchReport, BenchRun, Condition, Insight, PairCosts, Spent
 from specllama.bench.stats import Sizes
+from specllama.core.gain import unmeasured
 from specllama.core.types import Cancel, LanguageModel, room_after
 from specllama.prompts.load import BenchPrompt
 from specllama.tuning.costs import measuring_costs
@@ -75,7 +76,7 @@ class _Bench:
         # The same for all arms; different for every prompt and repetition.
         seed = self.job.seed + 1000 * repetition + prompt
         measured = (each.profile for each in self._costs if each.load == plan.arms[arm].load)
-        cost = next((profile.measured_cost for profile in measured), None)
+        cost = next((profile.measured_cost for profile in measured), unmeasured)
         answer = yield from following(
             self._answerer.answering(
                 loaded, plan.arms[arm], wanted, question, seed=seed, n_predict=wanted.n_predict, cost=cost

@@ -20,7 +20,7 @@ from specllama.chat.settings import MAX_SEED, Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, TokenEvent
-from specllama.core.gain import Cost
+from specllama.core.gain import Cost, unmeasured
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats
@@ -97,7 +97,7 @@ class ChatSession:
         self.stats = SpecStats()  # of all answers
         self.answers: list[SpecStats] = []  # one each
         self.reuse: Reuse | None = None  # of the last answer
-        self.cost: Cost | None = None  # of the target's passes, for the gain of the next answer
+        self.cost: Cost = unmeasured  # of the target's passes, for the gain of the next answer
         self._drafter: Drafter | None = None
         self._settings = settings or Settings()
         self.attach(target, draft)

@@ -9,7 +9,7 @@ from time import perf_counter
 from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.base.text import counted
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent
-from specllama.core.gain import Cost
+from specllama.core.gain import Cost, unmeasured
 from specllama.core.kept_prefix import KeptPrefix, kv_owners, leased
 from specllama.core.no_drafter import NoDrafter
 from specllama.core.optional import clock_of, models_of, report_of
@@ -29,7 +29,7 @@ class _Request:
     drafter: Drafter
     report: Callable[[], DraftReport]  # of the drafter
     busy_s: Callable[[], float]  # seconds spent so far inside the models' own calls
-    cost: Cost | None
+    cost: Cost
     rule: Rule
     params: SamplingParams
     choose: Chooser
@@ -48,12 +48,7 @@ class Engine:
     _verify = staticmethod(verify)  # the audit's self-test replaces it by broken ones
 
     def __init__(
-        self,
-        target: LanguageModel,
-        drafter: Drafter | None = None,
-        *,
-        rule: Rule = Rule.TOKEN,
-        cost: Cost | None = None,
+        self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN, cost: Cost = unmeasured
     ) -> None:
         if not target.caps.rollback:
             raise UnsupportedModel(
@@ -198,7 +193,7 @@ class Engine:
             step_s=done - started,
             loop_s=max(done - started - (request.busy_s() - busy_s), 0.0),
             n_rows=len(rows),
-            cost=request.cost and request.cost(len(rows), n_context),
+            cost=request.cost(len(rows), n_context),
         )
         stats.take(event, rejected)
         origin: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"

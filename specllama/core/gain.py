@@ -11,6 +11,11 @@ from typing import TypeAlias
 # T(n)/T(1) of the target for (rows, tokens of context), by a profile; None = not measured.
 Cost: TypeAlias = Callable[[int, int], float | None]
 
+
+def unmeasured(n_rows: int, n_context: int) -> None:
+    """The `Cost` without a profile."""
+
+
 LEAST_PASSES = 5  # fewer say nothing about the spread
 LEAST_PAIRS = 16  # so many neighbours correct the profile; the median of fewer is less certain than the profile
 

@@ -131,9 +131,9 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     if passes.depth >= DEEP and 1 in medians:
         attention = _attention(attention or RowCost(1, costs.attention, first), ratios, passes, costs)
     elif passes.depth < DEEP and 1 in medians:  # by an expected T(1), an error would confirm itself
-        more = costs.attention * passes.depth
+        extra = costs.attention * passes.depth
         for n, ratio in ratios.items():
-            seen = ratio * (1.0 + more) - n * more
+            seen = ratio * (1.0 + extra) - n * extra
             weight = first if costs.measured_cost(n) else ASSUMED_WEIGHT
             known[n] = _row_cost(known.get(n), n, costs.verify_cost(n), weight, seen, len(passes.eval_s[n]))
     draft = evidence.draft

@@ -15,7 +15,7 @@ from specllama.base.errors import BackendError, ConfigError, Interrupted, UsageE
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat import template
-from specllama.core.gain import Cost
+from specllama.core.gain import Cost, unmeasured
 from specllama.core.types import Cancel, Drafter, DraftPolicy
 from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
 from specllama.drafters.calibration import Calibration
@@ -246,10 +246,10 @@ class Setup:
         )
 
     @property
-    def cost(self) -> Cost | None:
-        """Measured T(n)/T(1) of the target, for the gain; None without a profile of this kernel path."""
+    def cost(self) -> Cost:
+        """Measured T(n)/T(1) of the target, for the gain; `unmeasured` without a profile of this kernel path."""
         profile = self.profile or self.measured
-        return None if profile is None else profile.costs.measured_cost
+        return unmeasured if profile is None else profile.costs.measured_cost
 
     def settings(self, drafting: Drafting, *, greedy: bool) -> DraftSettings:
         """How the strategy drafts in one answer or chat."""
