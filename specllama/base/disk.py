@@ -322,6 +322,8 @@ def is_same(path: Path, sha256: str, stamp: Stamp | None, *, at_once: bool = Fal
         return True
     if stamp is not None and (now.n_bytes, now.sample) != (stamp.n_bytes, stamp.sample):
         return False
+    if not (sha256 or at_once):  # see `seen_at_once`
+        return False
     return (known_checksum(path) if at_once else checksum(path)) in (None, sha256)
 
 

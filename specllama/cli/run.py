@@ -38,6 +38,7 @@ from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Drafting
 from specllama.pairs.learning import Lesson
 from specllama.pairs.setup import Setup
+from specllama.tuning.first_use import FirstUse
 
 
 @with_options
@@ -133,7 +134,7 @@ def _answer(
             view = kind(out, answer, figures, live=live)
         lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=sampling.seed >= 0)
         finished = _show(events, view, [record.take, lesson.take, view.take], cancel)
-        lesson.learned()
+        setup = lesson.learned()
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
@@ -146,6 +147,9 @@ def _answer(
                     else f"because {full} (--ctx-size)"
                 )
                 out.note(f"note: the answer was cut {why}")
+        if finished.reason != "cancelled":
+            for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
+                pass
 
 
 def _show(events: Iterator[Event], view: View, takers: Sequence[Callable[[Event], None]], cancel: Cancel) -> Finished:

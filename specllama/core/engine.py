@@ -195,6 +195,6 @@ class Engine:
             n_rows=len(rows),
             cost=request.cost(len(rows), n_context),
         )
-        stats.take(event, rejected)
+        stats.take(event, rejected, drafts=drafter.name != NoDrafter.name)
         origin: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"
         return event, origin, report.notice, ended

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from specllama.base.text import counted
 from specllama.core.gain import Gain, TimedPass, gain
-from specllama.core.no_drafter import NoDrafter
 
 if TYPE_CHECKING:
     from specllama.core.events import StepEvent
@@ -97,8 +96,11 @@ class SpecStats:
             _add(self.accepted_at, [1] * n_accepted)
             _add(self.accepted_lengths, [0] * n_accepted + [1])
 
-    def take(self, event: StepEvent, rejected: bool) -> None:
-        """Count a step and its times; the first pass counts as prompt, whose last token it reads."""
+    def take(self, event: StepEvent, rejected: bool, *, drafts: bool = True) -> None:
+        """Count a step and its times; the first pass counts as prompt, whose last token it reads.
+
+        `drafts`: False in plain decoding, which has no gain.
+        """
         self.record(len(event.drafted), event.accepted, rejected)
         self.loop_s += event.loop_s
         whole_s = event.draft_s + event.eval_s + event.sample_s + event.kv_s
@@ -110,7 +112,7 @@ class SpecStats:
         self.sample_s += event.sample_s
         self.kv_s += event.kv_s
         self.decode_s += whole_s
-        if event.drafter != NoDrafter.name:
+        if drafts:
             n_tokens = event.accepted + 1
             self.passes.append(TimedPass(event.n_rows, n_tokens, event.cost, event.eval_s, event.sample_s, whole_s))
 

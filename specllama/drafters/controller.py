@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from specllama.drafters.length import TUNED
 
 # A plan with the model needs this rate over the best plan without it: less is within the error of the estimates.
 LEAST_RATE = 1.02
+LEAST_COST = 0.9  # T(n): a block takes at least the time of one row; less is an error of measurement
 
 # A model that does not pay is probed: it reads the end of the text, and its predictions are compared with the text. The
 # first probe comes after FIRST_GAP tokens if the model is expected to pay, else after DOUBTFUL_GAP. Each bad probe adds
@@ -36,6 +37,11 @@ Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascendin
 # T(n)/T(1) until it is measured: the steepest curve of the machines in benchmarks/README.md. With it only lookups that
 # are nearly certain are drafted.
 UNMEASURED: Points = ((1, 1.0), (2, 2.0), (4, 3.0), (8, 7.0), (17, 9.5))
+
+
+def best_case(c: float, verify: Callable[[int], float], n_rows: int) -> float:
+    """The speed over plain decoding with the best draft length, if every token is accepted. `verify`: up to n_rows."""
+    return max(((k + 1) / (k * c + verify(k + 1)) for k in range(1, n_rows)), default=0.0)
 
 
 def rows_of(points: Points) -> tuple[int, ...]:
@@ -99,8 +105,7 @@ class CostProfile:
     @property
     def best_case(self) -> float:
         """The speed over plain decoding with the best draft length, if every token is accepted."""
-        lengths = range(1, self.verify[-1][0])
-        return max(((k + 1) / (k * self.draft_cost() + self.verify_cost(k + 1)) for k in lengths), default=0.0)
+        return best_case(self.draft_cost(), self.verify_cost, self.verify[-1][0])
 
 
 @dataclass(slots=True)

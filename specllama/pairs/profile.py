@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -20,6 +20,7 @@ from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, ty
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import LEAST_RATE, CostProfile
+from specllama.drafters.length import TUNED
 from specllama.files.inventory import files_of
 from specllama.llama import LoadOptions, build_info, tested_kernels
 from specllama.llama.kernel_path import KernelPath
@@ -103,6 +104,7 @@ class Profile:
     plain_path: KernelPath | None = None  # the fastest for plain decoding; None in older profiles
     habits: tuple[Habit, ...] = ()  # learned from answers; they replace those of the classes
     evidence: Evidence = Evidence()
+    doubted: bool = False  # measured once on a busy machine that the draft cannot pay: not used
 
     @property
     def origin(self) -> str:
@@ -114,6 +116,11 @@ class Profile:
     def draft_can_pay(self) -> bool:
         """True if some draft length pays when every token is accepted. Else the draft is not loaded."""
         return self.strategy != LOOKUP_ALONE and self.costs.best_case > LEAST_RATE
+
+    @property
+    def is_partial(self) -> bool:
+        """True if an answer waited for the measurement, so that T(n) of some short blocks was assumed."""
+        return self.draft_can_pay and any(n <= TUNED for n in self.costs.assumed)
 
     def habit(self, *, greedy: bool) -> Habit | None:
         """The acceptance at that temperature: learned, else the mean of the classes; None if it is not known."""
@@ -266,7 +273,16 @@ def find(subject: ProfileKey) -> FoundProfile:
     A damaged file raises nothing.
     """
     tuned = _read(subject, path_of(subject))
-    return tuned if tuned.profile else replace(_read(subject, path_of(subject, "use")), stale=tuned.stale)
+    if tuned.profile is not None:
+        return tuned
+    used = _read(subject, path_of(subject, "use")).profile
+    return FoundProfile(None if used is None or used.doubted else used, tuned.stale)
+
+
+def is_doubted(subject: ProfileKey) -> bool:
+    """True if the first use of the pair gave a `doubted` profile that still holds."""
+    used = _read(subject, path_of(subject, "use")).profile
+    return used is not None and used.doubted
 
 
 def _read(subject: ProfileKey, path: Path) -> FoundProfile:

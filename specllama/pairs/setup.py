@@ -216,6 +216,7 @@ class Setup:
     model_strategy: str = SIMPLE  # see `Choice`
     any_strategy: bool = False  # see `Choice`
     measures: bool = False  # there is no profile, and one is to be made once the models are loaded
+    completes: bool = False  # the profile `is_partial`, and the rest is to be measured when no answer waits
     untuned: ProfileKey | None = None  # `subject` before a profile changed the draft and the options
 
     @property
@@ -331,6 +332,8 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         setup = tuned(setup, any_strategy=choice.any_strategy)
         if setup.profile is None:
             setup = _unmeasured(setup, listener, measure=choice.measure)
+        elif setup.draft is not None:
+            setup = replace(setup, completes=choice.measure and setup.profile.is_partial)
     elif (known := profiles.find(setup.subject).profile) and known.target_path == KernelPath.of(options):
         setup = replace(setup, measured=known)
     if choice.n_ctx == 0:

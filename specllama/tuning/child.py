@@ -15,7 +15,7 @@ from specllama.base import child as children
 from specllama.base.child import Tell, TellShare
 from specllama.base.errors import BackendError
 from specllama.chat.conversation import fitting_prompts
-from specllama.drafters.controller import Points
+from specllama.drafters.controller import LEAST_COST, Points
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel, LoadOptions
 from specllama.llama.kernel_path import DEFAULT, KernelPath
@@ -31,6 +31,8 @@ from specllama.tuning.costs import (
     affordable,
     finished,
     interleaving,
+    known,
+    n_cells,
     reading,
     spread,
     verifying,
@@ -40,8 +42,6 @@ from specllama.tuning.traces import Trace, TracedAnswer
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
 
-# A block takes at least the time of one row. If it seems faster by more than noise, another program interrupted.
-PLAUSIBLE = 0.9
 THREAD_MARGIN = 1.03  # another number of threads must be faster than the default by this factor
 # Share of a child's work that is done after loading and after trying threads.
 LOADED, TRIED = 0.2, 0.3
@@ -96,17 +96,6 @@ class Measured:
 
 def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> Points:
     return tuple((n, median(each)) for n, each in zip(rows, samples, strict=True))
-
-
-def n_cells(draft: LlamaModel | TranslatedModel, tokens: Sequence[int]) -> int:
-    """The number of draft tokens that spell `tokens`."""
-    return draft.n_cells(tokens) if isinstance(draft, TranslatedModel) else len(tokens)
-
-
-def known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[int]:
-    """As many tokens as `text` has, each a single token of the draft, as drafted tokens are."""
-    known = [token for token in text if n_cells(draft, (token,)) == 1] or list(text)
-    return (known * -(-len(text) // len(known)))[: len(text)]
 
 
 class Bench:
@@ -311,7 +300,7 @@ def run_child(job: MeasureJob, tell: Tell) -> Measured:
 def _plausible(found: Measured) -> bool:
     """True if every block takes about as long as one row, or longer."""
     measured = [points for points in (found.verify, found.draft) if points]
-    return all(cost >= PLAUSIBLE * points[0][1] for points in measured for _, cost in points)
+    return all(cost >= LEAST_COST * points[0][1] for points in measured for _, cost in points)
 
 
 class HeldUp(BackendError):

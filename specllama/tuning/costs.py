@@ -17,6 +17,8 @@ from specllama.core.stats import SpecStats
 from specllama.core.types import LanguageModel
 from specllama.drafters.controller import CostProfile
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.translated import TranslatedModel
+from specllama.llama import LlamaModel
 
 T = TypeVar("T")
 
@@ -141,6 +143,17 @@ def reading(model: LanguageModel, n_before: int, block: Sequence[int]) -> Pass:
         model.truncate(n_before)
 
     return run
+
+
+def n_cells(draft: LlamaModel | TranslatedModel, tokens: Sequence[int]) -> int:
+    """The number of draft tokens that spell `tokens`."""
+    return draft.n_cells(tokens) if isinstance(draft, TranslatedModel) else len(tokens)
+
+
+def known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[int]:
+    """As many tokens as `text` has, each a single token of the draft, as drafted tokens are."""
+    known = [token for token in text if n_cells(draft, (token,)) == 1] or list(text)
+    return (known * -(-len(text) // len(known)))[: len(text)]
 
 
 def measure_acceptance(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import pairwise
 from statistics import median_low
 from time import perf_counter
 
@@ -14,15 +16,15 @@ from specllama.base import disk
 from specllama.base.child import TellShare
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.core.types import LanguageModel
-from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, Points
+from specllama.drafters.controller import LEAST_COST, LEAST_RATE, UNMEASURED, CostProfile, Points, best_case, rows_of
+from specllama.drafters.length import TUNED
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import Profile
 from specllama.pairs.setup import Models, Setup, by_profile
 from specllama.prompts.load import sample_text
-from specllama.tuning.child import PLAUSIBLE, known, n_cells
-from specllama.tuning.costs import reading, verifying
+from specllama.tuning.costs import known, n_cells, reading, verifying
 
 # At most so many seconds, or the time of so many tokens, whichever is longer.
 MOST_S, MOST_TOKENS = 2.0, 20.0
@@ -32,9 +34,10 @@ MOST_ROUNDS = 3
 AGREE = 1.1  # if two medians of one pass differ by more, another round follows
 N_PASSES = 11  # of one round, for the progress
 # Where an answer waits, T(4) alone is measured. The others are assumed, as T(n) - 1 in units of T(4) - 1: on the
-# machines of benchmarks/README.md it is 0.3 to 1.2 for 2 rows and 1.5 to 3.1 for 8. These values lose the least over
-# their curves; answers then teach the real ones.
+# machines of benchmarks/README.md it is 0.14 to 1.0 for 2 rows and 1.5 to 3.6 for 8. These values lose the least over
+# their curves. The real ones are measured when no answer waits.
 ASSUMED = ((2, 0.6), (8, 2.0))
+MOST_ROWS = TUNED + 1  # the curve is continued up to here, with its steepest slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,23 @@ class FirstCosts:
 
 def can_pay(c: float, verify: Sequence[tuple[int, float]] = ((1, 1.0),)) -> bool:
     """False if no length pays at an acceptance of 100 %, whatever was not measured. `verify`: what was."""
+    least = partial(_at_least, verify)
+    return best_case(c, least, LONGEST) > LEAST_RATE
 
-    def least(n: int) -> float:
-        return max(1.0, *(PLAUSIBLE * cost for rows, cost in verify if rows <= n))
 
-    return any((n + 1) / (n * c + least(n + 1)) > LEAST_RATE for n in range(1, LONGEST))
+def _at_least(verify: Sequence[tuple[int, float]], n: int) -> float:
+    return max(1.0, *(LEAST_COST * cost for rows, cost in verify if rows <= n))
+
+
+def _curve(measured: Points, assumed: Mapping[int, float], draft: Points) -> CostProfile:
+    """The measured points of T(n), with assumed ones between and after them, up to MOST_ROWS."""
+    between = {n: cost for n, cost in assumed.items() if n not in dict(measured)}
+    # A block takes at least the time of one row; below that, another program interrupted.
+    seen = sorted((n, max(cost, LEAST_COST) if n > 1 else 1.0) for n, cost in (*measured, *between.items()))
+    slope = max((high - low) / (m - n) for (n, low), (m, high) in pairwise(seen))
+    n, last = seen[-1]
+    verify = (*seen, (MOST_ROWS, last + max(slope, 0.0) * (MOST_ROWS - n)))
+    return CostProfile(verify=verify, draft=draft, assumed=(*between, MOST_ROWS))
 
 
 class _Passes:
@@ -119,12 +134,22 @@ def measuring(
     """Costs of the target's blocks and of the draft. Yields after every pass, and may wait there.
 
     `tokens`: at least N_READ, known to both. Ends early once the draft cannot pay, and after the first round if T(1) is
-    steady. `hurried`: an answer waits, so the time of about five tokens must do.
+    steady and the draft can pay. `hurried`: an answer waits, so the time of about five tokens must do, unless the draft
+    seems not to pay.
     """
     passes = _Passes(target, draft, tokens, clock)
 
-    def found(verify: Points, reads: Points) -> FirstCosts:
-        return FirstCosts(CostProfile(verify=verify, draft=reads), passes.step_s, passes.noise)
+    def found(costs: CostProfile) -> FirstCosts:
+        return FirstCosts(costs, passes.step_s, passes.noise)
+
+    def measured() -> CostProfile:
+        return _curve(passes.points(), {}, passes.points(drafts=True))
+
+    def hurriedly() -> CostProfile:
+        more = max(passes.cost(4), 1.0) - 1.0
+        costs = _curve(passes.points(), {n: 1.0 + share * more for n, share in ASSUMED}, ((1, 1.0),))
+        # The draft runs on the same kernels, so its curve has the shape of the target's.
+        return replace(costs, draft=tuple((n, passes.cost(1, drafts=True) * cost) for n, cost in costs.verify))
 
     def single(*, counts: bool = True) -> Generator[None, None, None]:
         for drafts in (False, True):
@@ -144,18 +169,20 @@ def measuring(
     yield from single(counts=False)  # the first passes after loading take longer
     yield from single()
     if (yield from ruled_out(1)):
-        return found(UNMEASURED, passes.points(drafts=True))
+        return found(CostProfile(verify=UNMEASURED, draft=passes.points(drafts=True), assumed=rows_of(UNMEASURED)))
     for n_rows in (4,) if hurried else (4, 2):
         passes.take(n_rows)
         yield
         if (yield from ruled_out(n_rows)):
-            return found(passes.points(), passes.points(drafts=True))
+            return found(measured())
     c = passes.cost(1, drafts=True)
     if hurried:
-        more = max(passes.cost(4), 1.0) - 1.0
-        curve = sorted([(1, 1.0), (4, 1.0 + more), *((n, 1.0 + share * more) for n, share in ASSUMED)])
-        # The draft runs on the same kernels, so its curve has the shape of the target's.
-        return found(tuple(curve), tuple((n, c * cost) for n, cost in curve))
+        if hurriedly().best_case <= LEAST_RATE:  # what one pass or an assumed cost says would hold for good
+            yield from single()
+            for n_rows in (4, 2):
+                passes.take(n_rows)
+                yield
+        return found(hurriedly())
     rows = [2, 4]
     # T(8) is at least this if T goes on as it began; the draft's block costs less than its rows one by one.
     if passes.affords(2.0 * passes.cost(4) + 1.0 + N_READ / 2 * c):
@@ -166,18 +193,19 @@ def measuring(
     yield
     for _ in range(MOST_ROUNDS):
         yield from single()
-        if passes.noise < AGREE - 1.0 or not passes.affords(sum(map(passes.cost, rows)) + 1.0 + c):
+        steady = passes.noise < AGREE - 1.0 and measured().best_case > LEAST_RATE
+        if steady or not passes.affords(sum(map(passes.cost, rows)) + 1.0 + c):
             break
         for n_rows in rows:
             passes.take(n_rows)
             yield
-    # A block takes at least the time of one row; below that, another program interrupted.
-    verify = tuple((n, max(cost, PLAUSIBLE)) if n > 1 else (1, 1.0) for n, cost in passes.points())
-    return found(verify, passes.points(drafts=True))
+    return found(measured())
 
 
 class FirstUse:
-    """The measurement of a loaded pair without a profile. Iterating does one pass at a time and yields the share done.
+    """The measurement of a loaded pair without a profile, or with one of assumed costs.
+
+    Iterating does one pass at a time and yields the share done.
 
     The iteration may stop after any pass and go on later, with other texts in the KV caches. At its end `setup` is that
     of the new profile, which is saved; a draft that cannot pay is not in it. If measuring fails, `setup` stays without
@@ -187,10 +215,10 @@ class FirstUse:
     def __init__(
         self, setup: Setup, models: Models, *, hurried: bool = False, clock: Callable[[], float] = perf_counter
     ) -> None:
-        """`hurried`: see `measuring`."""
+        """`hurried`: see `measuring`; completes no profile."""
         self.setup = setup
         self.noise: float | None = None  # see `FirstCosts`; None = nothing was measured
-        self.done = not setup.measures
+        self.done = not (setup.measures or (setup.completes and not hurried))
         self._models = models
         self._hurried, self._clock = hurried, clock
         self._steps = self._measure()
@@ -248,13 +276,25 @@ class FirstUse:
             target_path=KernelPath.of(setup.target_options),
             draft_path=KernelPath.of(setup.draft_options(self._models.target.n_ctx)),
             step_s=found.step_s,
-            costs=CostProfile(verify=costs.verify, draft=reads),
+            costs=replace(costs, draft=reads),
             strategy=setup.subject.strategy,
         )
         self.noise = found.noise
-        self.setup = by_profile(setup, profile)
-        if not profile.draft_can_pay and found.noise > AGREE - 1.0:
-            return  # a busy machine: measured again next time, because nothing would correct it
+        # On a busy machine measured again next time, because nothing would correct it; the second time it holds.
+        doubted = not profile.draft_can_pay and found.noise > AGREE - 1.0 and not profiles.is_doubted(setup.subject)
+        profile = replace(profile, doubted=doubted)
+
+        def completed(kept: Profile) -> Profile:
+            """`kept` with the measured costs, and what answers taught of all else."""
+            new = replace(profile.costs, attention=kept.costs.attention)
+            rest = replace(kept.evidence, verify=(), draft=None)
+            return replace(kept, step_s=profile.step_s, costs=new, evidence=rest, doubted=doubted)
+
         with suppress(OSError, SpecllamaError):  # a state folder that cannot be written: measured again next time
-            files = [setup.target.path, setup.draft.path]
-            profiles.save(setup.subject, profile, {path: disk.seen_at_once(path) for path in files})
+            if setup.profile is not None:
+                profile = profiles.update(setup.subject, setup.profile, completed) or completed(setup.profile)
+            else:
+                files = [setup.target.path, setup.draft.path]
+                profiles.save(setup.subject, profile, {path: disk.seen_at_once(path) for path in files})
+        setup = by_profile(setup, replace(profile, doubted=False))
+        self.setup = replace(setup, completes=self._hurried and profile.is_partial)

@@ -180,7 +180,7 @@ def test_a_draft_that_cannot_be_moved_is_in_the_cache_and_in_the_report(
 ) -> None:
     """Prevents: minutes of measuring without a report because the disk of -o is full."""
     monkeypatch.setattr(derive_search, "QUICK", tuner.TuneEffort(seconds=0.2, n_visits=1, n_tokens=4))
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)
+    monkeypatch.setattr(tuner_child, "LEAST_COST", 0.0)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -236,7 +236,7 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     effort = tuner.TuneEffort(seconds=60.0, n_visits=1, n_tokens=4)
     monkeypatch.setattr(derive_search, "QUICK", effort)
     monkeypatch.setattr(tuner, "QUICK", effort)
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)
+    monkeypatch.setattr(tuner_child, "LEAST_COST", 0.0)
     monkeypatch.setattr(derive_tuned, "LEAST_RATE", 0.0)
     monkeypatch.setattr(derive_tuned, "worth_measuring", lambda _subject: Paths())
     monkeypatch.setattr(derive_tuned, "of_draft", lambda _subject, _draft: (DEFAULT,))

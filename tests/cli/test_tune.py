@@ -42,7 +42,7 @@ import sys
 from specllama.derive import tuned as derive_tuned
 from specllama.tuning import child as tuner_child
 from specllama.cli.app import main
-tuner_child.PLAUSIBLE = derive_tuned.LEAST_RATE = 0.0
+tuner_child.LEAST_COST = derive_tuned.LEAST_RATE = 0.0
 derive_tuned.recipes_of = lambda *_, **__: []
 sys.exit(main(sys.argv[1:]))
 """
@@ -69,7 +69,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     Its passes of some hundred microseconds are never plausible on a busy machine, and no draft can pay.
     """
     monkeypatch.setattr(tuner, "QUICK", tuner.TuneEffort(seconds=60.0, n_visits=1, n_tokens=4))
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)
+    monkeypatch.setattr(tuner_child, "LEAST_COST", 0.0)
     monkeypatch.setattr(derive_tuned, "LEAST_RATE", 0.0)
     monkeypatch.setattr(derive_tuned, "recipes_of", lambda *_, **__: [])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 from specllama.base.errors import ContextFull
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps
-from specllama.drafters.controller import UNMEASURED, cost_at
+from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, cost_at, rows_of
 from specllama.drafters.length import DraftLength
 from specllama.llama import crash_test
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
+from specllama.pairs.profile import Habit
 from specllama.pairs.setup import Listener, Setup, choose, load_models, prepare
+from specllama.tuning import first_use
 from specllama.tuning.first_use import AGREE, MOST_S, MOST_TOKENS, FirstCosts, FirstUse, can_pay, measuring
 from tests import tiny
 
@@ -31,6 +34,14 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
+        return self.now
+
+
+class Ticks(Clock):
+    """Every pass takes as long as the others, so drafts pay."""
+
+    def __call__(self) -> float:
+        self.now += STEP_S
         return self.now
 
 
@@ -89,7 +100,8 @@ def measured(
 def test_a_steady_machine_is_measured_in_the_time_of_a_dozen_tokens() -> None:
     """Prevents: a first answer that waits; costs that are rounded or mixed up."""
     found, target, spent_s = measured(FLAT, 0.3)
-    assert dict(found.costs.verify) == pytest.approx({1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8})
+    assert dict(found.costs.verify) == pytest.approx({1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 17: 1.8 + 9 * 0.125})
+    assert found.costs.assumed == (17,)
     assert dict(found.costs.draft) == pytest.approx({1: 0.3, 16: 0.9})
     assert (found.step_s, found.noise) == pytest.approx((STEP_S, 0.0))
     assert spent_s < 12 * STEP_S
@@ -103,7 +115,8 @@ def test_an_answer_that_waits_does_so_for_the_time_of_five_tokens() -> None:
         assert target.passes == [1, 1, 4]
         assert spent_s < 6 * STEP_S
         assert found.costs.verify_cost(4) == pytest.approx(dict(verify)[4])
-        assert [n for n, _ in found.costs.verify] == [1, 2, 4, 8]
+        assert [n for n, _ in found.costs.verify] == [1, 2, 4, 8, 17]
+        assert found.costs.assumed == (2, 8, 17)
         assert found.costs.draft_cost() == pytest.approx(0.3)
         # The steepest curve instead would keep a draft that pays from reading a prompt.
         assert found.costs.draft_cost(4) == pytest.approx(0.3 * dict(verify)[4])
@@ -116,15 +129,19 @@ def test_a_draft_that_cannot_pay_ends_it_at_once(c: float, verify: Sequence[tupl
     assert len(target.passes) == n_passes
     assert spent_s < 14 * STEP_S
     assert dict(found.costs.draft) == pytest.approx({1: c})
-    assert dict(found.costs.verify) == pytest.approx(dict(UNMEASURED) if c == 1.0 else {1: 1.0, 2: 2.0, 4: 3.0})
+    assert dict(found.costs.verify) == pytest.approx(
+        dict(UNMEASURED) if c == 1.0 else {1: 1.0, 2: 2.0, 4: 3.0, 17: 16.0}
+    )
 
 
-def test_another_program_during_one_pass_does_not_rule_out_a_draft() -> None:
+@pytest.mark.parametrize("hurried", [False, True])
+@pytest.mark.parametrize("factor", [3.0, 8.0])
+def test_another_program_during_one_pass_does_not_rule_out_a_draft(hurried: bool, factor: float) -> None:
     """Prevents: a draft that is never loaded again, because the machine was busy for a moment."""
     for spoiled in range(2, 8):
         at = iter(range(100))
-        found, _, _ = measured(FLAT, 0.3, lambda at=at, spoiled=spoiled: 8.0 if next(at) == spoiled else 1.0)
-        assert can_pay(found.costs.draft_cost(), found.costs.verify)
+        slow = lambda at=at, spoiled=spoiled: factor if next(at) == spoiled else 1.0  # noqa: E731
+        assert measured(FLAT, 0.3, slow, hurried=hurried)[0].costs.best_case > LEAST_RATE
 
 
 def test_what_is_not_measured_never_rules_out_a_draft_that_could_pay() -> None:
@@ -188,6 +205,40 @@ def test_a_loaded_pair_is_measured_once_with_pauses_and_keeps_what_it_holds(setu
     again = ask_again(setup)
     assert (again.profile, again.measures) == (profile, False)
     assert (again.draft is not None) == profile.draft_can_pay
+
+
+def test_a_hurried_profile_is_completed_and_keeps_what_answers_taught(setup: Setup) -> None:
+    """Prevents: an assumed T(2) or T(8) that holds for good, because no draft is as long as the wrong one."""
+    habit = Habit(greedy=True, acceptance=0.7, confidence=0.6, weight=2.0)
+    with load_models(setup, Listener(), Cancel()) as models:
+        first = FirstUse(setup, models, hurried=True, clock=Ticks()).finish()
+        assert first.profile is not None
+        assert (first.completes, first.profile.costs.assumed) == (True, (2, 8, 17))
+        assert list(FirstUse(first, models, hurried=True)) == []
+        profiles.update(setup.subject, first.profile, lambda kept: replace(kept, habits=(habit,)))
+        done = FirstUse(first, models, clock=Ticks()).finish()
+    assert done.profile is not None
+    assert (done.completes, done.profile.costs.assumed, done.profile.habits) == (False, (17,), (habit,))
+    assert profiles.find(setup.subject).profile == done.profile
+    assert not ask_again(setup).completes
+
+
+def test_a_busy_machine_that_finds_the_same_twice_is_believed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a hopeless draft that is loaded and measured at every start, on a machine that is always busy."""
+
+    def hopeless(*_args: object, **_options: object) -> Generator[None, None, FirstCosts]:
+        yield
+        costs = CostProfile(verify=UNMEASURED, draft=((1, 2.0),), assumed=rows_of(UNMEASURED))
+        return FirstCosts(costs, STEP_S, 0.5)
+
+    monkeypatch.setattr(first_use, "measuring", hopeless)
+    for n_found in range(2):
+        assert ask_again(setup).measures
+        with load_models(setup, Listener(), Cancel()) as models:
+            assert FirstUse(setup, models).finish().draft is None
+        kept = profiles.find(setup.subject).profile
+        assert (kept is not None) == (n_found == 1)
+    assert ask_again(setup).draft is None
 
 
 def test_an_explicit_length_or_never_needs_no_measurement(setup: Setup) -> None:

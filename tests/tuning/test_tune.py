@@ -340,7 +340,7 @@ def test_real_children_measure_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     subject = ProfileKey(target, one_thread, draft, replace(one_thread, max_block=1))
     told: list[str] = []
     effort = TuneEffort(seconds=60.0, n_visits=1, n_tokens=4)
-    monkeypatch.setattr(tuner_child, "PLAUSIBLE", 0.0)  # any other program disturbs passes this short
+    monkeypatch.setattr(tuner_child, "LEAST_COST", 0.0)  # any other program disturbs passes this short
     paths = tuner_paths.worth_measuring(subject)
     assert (paths.target, paths.draft) == ((DEFAULT,), (DEFAULT,))  # nothing of F32 is rearranged
     found = measured(subject, paths, effort, lambda what, share: told.append(f"{what} {share <= 1.0}"), run_child)
