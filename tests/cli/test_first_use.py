@@ -74,6 +74,24 @@ def test_the_record_of_the_first_answer_names_the_profile_it_measured(specllama:
     assert start["profile"]["source"] == "use"
 
 
+def test_what_the_first_answer_assumed_is_measured_after_it(
+    specllama: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: costs that were only assumed and hold for good; a measurement after every answer."""
+    hurries = list[bool]()
+
+    def measuring(*_args: object, hurried: bool, **_options: object) -> Iterator[None]:
+        hurries.append(hurried)
+        yield
+        return FirstCosts(replace(PROFILE.costs, assumed=(2,) if hurried else ()), 0.1, 0.0)  # type: ignore[return-value]
+
+    monkeypatch.setattr(first_use, "measuring", measuring)
+    record = record_of(specllama("run", *pair.options, *ASK, "--json"))
+    assert (record["profile"]["costs"]["assumed"], hurries) == ([2], [True, False])
+    record = record_of(specllama("run", *pair.options, *ASK, "--json"))
+    assert (record["profile"]["costs"]["assumed"], hurries) == ([], [True, False])
+
+
 def test_never_measures_nothing_and_loads_no_draft(specllama: Run, pair: Pair, tmp_path: Path) -> None:
     """Prevents: drafts of a length that nobody measured; a draft in memory that nothing uses."""
     record = record_of(specllama("run", *pair.options, *ASK, "--measure", "never", "--json"))

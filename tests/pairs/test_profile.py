@@ -72,6 +72,19 @@ def test_a_file_that_was_copied_is_the_measured_one(subject: ProfileKey) -> None
     assert profiles.find(subject).stale == "the target's file changed since"
 
 
+def test_a_file_whose_checksum_was_never_known_is_not_read_as_a_whole(
+    subject: ProfileKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a start that hashes gigabytes after `touch`, and compares them with nothing."""
+    monkeypatch.setattr(disk, "checksum", lambda path: pytest.fail(f"{path} was read"))
+    assert subject.draft is not None
+    used = replace(PROFILE, source="use")
+    profiles.save(subject, used, {path: disk.seen_at_once(path) for path in (subject.target, subject.draft)})
+    assert profiles.find(subject).profile == used
+    os.utime(subject.target, ns=(1, 1))
+    assert profiles.find(subject).profile is None
+
+
 def test_a_state_folder_that_is_a_file_or_cannot_be_read_is_no_damaged_profile(subject: ProfileKey, home: Path) -> None:
     """Prevents: a damaged profile where HOME is /dev/null and no profile was ever made."""
     (home / "state").write_bytes(b"")

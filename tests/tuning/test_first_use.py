@@ -37,14 +37,6 @@ class Clock:
         return self.now
 
 
-class Ticks(Clock):
-    """Every pass takes as long as the others, so drafts pay."""
-
-    def __call__(self) -> float:
-        self.now += STEP_S
-        return self.now
-
-
 class Timed:
     """A model whose passes take made-up time."""
 
@@ -207,16 +199,25 @@ def test_a_loaded_pair_is_measured_once_with_pauses_and_keeps_what_it_holds(setu
     assert (again.draft is not None) == profile.draft_can_pay
 
 
-def test_a_hurried_profile_is_completed_and_keeps_what_answers_taught(setup: Setup) -> None:
+def test_a_hurried_profile_is_completed_and_keeps_what_answers_taught(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prevents: an assumed T(2) or T(8) that holds for good, because no draft is as long as the wrong one."""
+
+    def flat(*_args: object, hurried: bool, **_options: object) -> Generator[None, None, FirstCosts]:
+        yield
+        costs = CostProfile(verify=FLAT, draft=((1, 0.2),), assumed=(2, 8, 17) if hurried else (17,))
+        return FirstCosts(costs, STEP_S, 0.0)
+
+    monkeypatch.setattr(first_use, "measuring", flat)
     habit = Habit(greedy=True, acceptance=0.7, confidence=0.6, weight=2.0)
     with load_models(setup, Listener(), Cancel()) as models:
-        first = FirstUse(setup, models, hurried=True, clock=Ticks()).finish()
+        first = FirstUse(setup, models, hurried=True).finish()
         assert first.profile is not None
         assert (first.completes, first.profile.costs.assumed) == (True, (2, 8, 17))
         assert list(FirstUse(first, models, hurried=True)) == []
         profiles.update(setup.subject, first.profile, lambda kept: replace(kept, habits=(habit,)))
-        done = FirstUse(first, models, clock=Ticks()).finish()
+        done = FirstUse(first, models).finish()
     assert done.profile is not None
     assert (done.completes, done.profile.costs.assumed, done.profile.habits) == (False, (17,), (habit,))
     assert profiles.find(setup.subject).profile == done.profile
