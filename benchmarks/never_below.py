@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -181,18 +182,22 @@ def _mean(ratios: Sequence[float]) -> float:
 
 
 def report(path: Path) -> None:
-    """Print a table with the bars."""
+    """Print a table with the bars, one row for each class of prompts."""
     rows = [Row(**row["run"]) for row in rows_of(path) if row["kind"] == "run"]
-    print("| pair | temperature | answers | decode | median | worst | whole | worst | first answer, whole | bars |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for kind, temperature in dict.fromkeys((row.kind, row.temperature) for row in rows):
-        seen = [row for row in rows if (row.kind, row.temperature) == (kind, temperature)]
+    classes = {prompt.id: prompt.category for prompt in built_in()}
+    heads = ("pair", "class", "temperature", "answers", "decode", "median", "worst", "whole", "worst")
+    print(f"| {' | '.join(heads)} | first answer, whole | bars |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    groups = defaultdict[tuple[str, str, float], list[Row]](list)
+    for row in rows:
+        groups[row.kind, classes[row.prompt], row.temperature].append(row)
+    for (kind, class_, temperature), seen in groups.items():
         long = [row for row in seen if row.n_tokens >= WORST_FROM]
         decode, whole = [row.decode for row in seen], [row.whole for row in seen]
         worst = min((min(row.decode, row.whole) for row in long), default=1.0)
         holds = "yes" if min(_mean(decode), _mean(whole)) >= BAR and worst >= WORST else "no"
         first = ", ".join(f"{row.whole:.2f} ({row.measure_s:.2f} s)" for row in seen if row.first) or "-"
-        print(f"| {kind} | {temperature:g} | {len(seen)} | {_mean(decode):.3f} | {median(decode):.2f} "
+        print(f"| {kind} | {class_} | {temperature:g} | {len(seen)} | {_mean(decode):.3f} | {median(decode):.2f} "
               f"| {min(decode):.2f} | {_mean(whole):.3f} | {min(whole):.2f} | {first} | {holds} |")  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Profiles learn: what every answer shows of costs and acceptance, taken over between answers (docs/controller.md).
 
 An answer decides by the profile that its record names. Evidence is kept beside the values in force and replaces them
-once it differs by more than noise, so most answers change nothing, and a seed keeps its text.
+once it differs by more than noise, so most answers change nothing. An answer with a fixed seed teaches nothing.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ VERSION = 5  # of the file; other versions are not read
 
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 
-# "use": measured within a second when the pair was first used; "quick" and "thorough": by `specllama tune`.
+# "use": measured when the pair was first used; "quick" and "thorough": by `specllama tune`.
 ProfileSource: TypeAlias = Literal["use", "quick", "thorough"]
 
 # The load options that change the cost of a pass. The kernel path is missing: tuning chooses it.

@@ -1,4 +1,4 @@
-"""Measure a loaded pair within about a second, so that its first answer drafts as far as it pays."""
+"""Measure a loaded pair in the time of a dozen tokens, so that its first answer drafts as far as it pays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_S, MOST_TOKENS = 2.0, 20.0
 LONGEST = 8  # rows of the target's longest block
 N_READ = 16  # rows of the draft's block: the slope up to here is the cost of catching up
 MOST_ROUNDS = 3
-AGREE = 1.1  # if two medians of one pass differ by more, another round follows
+AGREE = 1.1  # if the slowest and the fastest pass over one row differ by more, another round follows
 N_PASSES = 11  # of one round, for the progress
 # Where an answer waits, T(4) alone is measured. The others are assumed, as T(n) - 1 in units of T(4) - 1: on the
 # machines of benchmarks/README.md it is 0.14 to 1.0 for 2 rows and 1.5 to 3.6 for 8. These values lose the least over
