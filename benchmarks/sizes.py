@@ -50,7 +50,6 @@ from specllama.base.cpu import this_cpu
 from specllama.base.disk import size_text
 from specllama.base.jsonable import from_plain, to_plain
 from specllama.derive import make as derive
-from specllama.derive.candidates import pass_tensors
 from specllama.drafters.controller import PROBE_TOKENS, CostProfile
 from specllama.drafters.length import TUNED
 from specllama.files.gguf_header import TOKENS, TYPES
@@ -349,7 +348,7 @@ def on_paper(_args: argparse.Namespace) -> None:
     print("|---|---|" + "---|" * (4 + len(ALPHAS)))
     draft = published_draft().draft
     assert draft is not None
-    used = pass_tensors(draft.header)
+    used = draft.header.pass_tensors
     small = Work(sum(each.n_bytes for each in used), sum(each.n_elements for each in used))
     for paper in PAPER:
         for size, shape in SHAPES.items():

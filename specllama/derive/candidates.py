@@ -9,8 +9,7 @@ from pathlib import Path
 
 from specllama.base.errors import ConfigError
 from specllama.derive import make as derive
-from specllama.files.gguf_header import TensorInfo
-from specllama.llama.header import Header
+from specllama.llama.header import EMBEDDING, HEAD, Header
 from specllama.llama.kernel_path import KernelPath
 from specllama.llama.quantize import QUANTS
 from specllama.pairs import derived as drafts
@@ -22,14 +21,6 @@ PathsOf = Callable[[Path], Sequence[KernelPath]]
 MAKING = 1.0  # weight of making a draft in the time
 # The least time for a byte of weights in another type: Q4_0 against the mixture Q4_K_M (AMX; 0.8 on other CPUs).
 FASTEST_TYPE = 0.65
-_HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
-
-
-def pass_tensors(model: Header) -> list[TensorInfo]:
-    """The tensors that a pass multiplies by. A token embedding that is not tied is looked up."""
-    tensors = [tensor for file in model.files for tensor in file.tensors]
-    is_tied = all(tensor.name != _HEAD for tensor in tensors)
-    return [tensor for tensor in tensors if is_tied or tensor.name != _EMBEDDING]
 
 
 def pass_bytes(parent: Header, recipe: Recipe | None = None) -> float:
@@ -39,8 +30,8 @@ def pass_bytes(parent: Header, recipe: Recipe | None = None) -> float:
     bits = QUANTS[recipe.quant].bits if recipe.quant else 0.0
     return sum(
         (prod(tensor.shape) * bits / 8 if bits else tensor.n_bytes)
-        * (kept if tensor.name in (_HEAD, _EMBEDDING) else 1.0)
-        for tensor in pass_tensors(parent)
+        * (kept if tensor.name in (HEAD, EMBEDDING) else 1.0)
+        for tensor in parent.pass_tensors
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specllama.base.errors import ModelFileError, UnsupportedModel
 from specllama.base.text import counted, figure
-from specllama.files.gguf_header import MAX_INTEGER, TOKENIZER, TOKENS, TYPES, GgufHeader, damaged
+from specllama.files.gguf_header import MAX_INTEGER, TOKENIZER, TOKENS, TYPES, GgufHeader, TensorInfo, damaged
 
 # llama.cpp asserts these limits, and a failed assertion ends the process.
 _MAX_LAYERS = 512
@@ -23,6 +23,7 @@ _BOUNDS = {
     "rope.freq_base_swa": (1.0, 1e30),
 }
 PLAIN_TYPES = ("f32", "f16", "bf16", "f64", "i8", "i16", "i32", "i64")
+HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 # Tokenizers whose assertions end the process for a damaged file; no usable model has one.
 _NO_TOKENIZERS = ("rwkv", "none", "no_vocab", "test")
 
@@ -90,6 +91,17 @@ class Header:
     @property
     def n_weight_bytes(self) -> int:
         return sum(self.weight_bytes.values())
+
+    @property
+    def pass_tensors(self) -> list[TensorInfo]:
+        """The tensors that a pass multiplies by. A token embedding that is not tied is looked up."""
+        tensors = [tensor for file in self.files for tensor in file.tensors]
+        is_tied = all(tensor.name != HEAD for tensor in tensors)
+        return [tensor for tensor in tensors if is_tied or tensor.name != EMBEDDING]
+
+    @property
+    def n_pass_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.pass_tensors)
 
     @property
     def shortest_row(self) -> int:

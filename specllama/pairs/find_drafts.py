@@ -50,7 +50,7 @@ class FoundDraft:
     fits: bool
     reason: str  # empty = no failure and no warning
     n_bytes: int | None = None  # of its weights
-    ratio: float | None = None  # to the target's weights
+    ratio: float | None = None  # to the target, of the bytes that a pass reads
     n_warnings: int = 0
     profile: Profile | None = None  # of the pair on this machine
     gain: float | None = None  # predicted speed over plain decoding
@@ -71,7 +71,7 @@ def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory
     try:
         with look() as path:
             header = llama.read_header(path)
-            ratio = header.n_weight_bytes / max(target.header.n_weight_bytes, 1)
+            ratio = header.n_pass_bytes / max(target.header.n_pass_bytes, 1)
             if target.header.n_weight_bytes and ratio >= 1:
                 return FoundDraft(name, False, "it is no smaller than the target", header.n_weight_bytes, ratio)
             report = check_pair(target, lambda: Candidate(header, _DRAFT), machine)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from specllama.core.stats import expected_speedup
+from specllama.derive.candidates import pass_bytes
 from specllama.drafters.controller import CostProfile
-from specllama.llama import LoadOptions
+from specllama.llama import LoadOptions, read_header
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.find_drafts import FoundDraft, size_in_name
@@ -88,6 +89,9 @@ def test_measured_costs_decide_the_order(specllama: Run, target: Path, folder: P
     assert by_name["small.gguf"]["profile"] == "2026-01-02"
     # T(n) of the measured pairs also holds for other drafts of this target.
     large = by_name["large.gguf"]
+    assert large["ratio"] == pytest.approx(
+        pass_bytes(read_header(folder / "large.gguf")) / pass_bytes(read_header(target))
+    )
     assert large["profile"] is None
     assert large["gain"] == pytest.approx(max(expected_speedup(0.8, k, large["ratio"], 1 + k / 8) for k in range(1, 5)))
 
