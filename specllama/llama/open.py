@@ -139,12 +139,12 @@ def describe(native: Native) -> str:
 
 
 def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
-    """The result of `call()`, made in another thread; meanwhile `look` is called many times a second.
+    """The result of `call()`, made in another thread; `look` is called many times a second, and once after its end.
 
     Python runs signal handlers in the main thread only, so none runs while llama.cpp calls back in the other thread.
     An exception of a handler or of `look` sets `stop` and is raised after the call. A second one is raised at once.
     """
-    task, outcome, ended = [call], list[tuple[T | None, BaseException | None]](), SimpleQueue[None]()
+    task, outcome, done = [call], list[tuple[T | None, BaseException | None]](), SimpleQueue[None]()
 
     def work() -> None:
         _running[id(task)] = stop
@@ -153,16 +153,18 @@ def apart(call: Callable[[], T], look: Callable[[], None], stop: Cancel) -> T:
         except BaseException as error:
             outcome.append((None, error))
         del _running[id(task)]
-        ended.put(None)
+        done.put(None)
 
     def wait() -> None:
         with contextlib.suppress(Empty):
-            ended.get(timeout=_LOOK_S)
+            done.get(timeout=_LOOK_S)
 
     try:
         start_new_thread(work, ())  # not a Thread: an exception in the middle of its `start` leaves it half started
-        while not outcome:
+        ended = False
+        while not ended:
             wait()
+            ended = bool(outcome)  # before `look`, which therefore sees the end of the fastest call
             look()
     except BaseException:
         stop.set()

@@ -26,6 +26,7 @@ from specllama.core.types import Cancel
 from specllama.llama import LlamaModel, LoadOptions, build_info, load, set_log
 from specllama.llama.bindings import bindings
 from specllama.llama.memory import KV_TYPE_BYTES
+from specllama.llama.open import apart
 from tests import tiny
 
 PROMPT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 2, 4, 6, 8]
@@ -487,6 +488,14 @@ def test_loading_reports_its_progress_and_can_be_stopped(path: Path) -> None:
     assert seen[-1] == 1.0
     with pytest.raises(Interrupted):
         load(path, LoadOptions(n_threads=1), progress=lambda share: False)
+
+
+def test_the_end_of_the_fastest_call_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a load that ended before the first look, whose last progress is not told and which cannot be stopped."""
+    monkeypatch.setattr("specllama.llama.open.start_new_thread", lambda work, _: work())
+    looks: list[None] = []
+    assert apart(lambda: 7, lambda: looks.append(None), Cancel()) == 7
+    assert len(looks) == 1
 
 
 def test_an_error_in_the_progress_callback_is_raised_again(path: Path) -> None:
