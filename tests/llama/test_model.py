@@ -491,7 +491,7 @@ def test_loading_reports_its_progress_and_can_be_stopped(path: Path) -> None:
 
 
 def test_the_end_of_the_fastest_call_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevents: a load that ended before the first look, whose last progress is not told and which cannot be stopped."""
+    """Prevents: a fast load whose last progress is not told and which cannot be stopped."""
     monkeypatch.setattr("specllama.llama.open.start_new_thread", lambda work, _: work())
     looks: list[None] = []
     assert apart(lambda: 7, lambda: looks.append(None), Cancel()) == 7
