@@ -37,7 +37,9 @@ N_PASSES = 11  # of one round, for the progress
 # machines of benchmarks/README.md it is 0.14 to 1.0 for 2 rows and 1.5 to 3.6 for 8. These values lose the least over
 # their curves. The real ones are measured when no answer waits.
 ASSUMED = ((2, 0.6), (8, 2.0))
-MOST_ROWS = TUNED + 1  # the curve is continued up to here, with its steepest slope
+# Up to MOST_ROWS the curve is continued with CAUTION times its steepest slope. On those machines, the slope from 8 to
+# 16 rows is no steeper.
+MOST_ROWS, CAUTION = TUNED + 1, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def _curve(measured: Points, assumed: Mapping[int, float], draft: Points) -> Cos
     seen = sorted((n, max(cost, LEAST_COST) if n > 1 else 1.0) for n, cost in (*measured, *between.items()))
     slope = max((high - low) / (m - n) for (n, low), (m, high) in pairwise(seen))
     n, last = seen[-1]
-    verify = (*seen, (MOST_ROWS, last + max(slope, 0.0) * (MOST_ROWS - n)))
+    slope = min(max(CAUTION * slope, 0.0), 1.0)  # rows one by one cost no more
+    verify = (*seen, (MOST_ROWS, last + slope * (MOST_ROWS - n)))
     return CostProfile(verify=verify, draft=draft, assumed=(*between, MOST_ROWS))
 
 

@@ -92,7 +92,7 @@ def measured(
 def test_a_steady_machine_is_measured_in_the_time_of_a_dozen_tokens() -> None:
     """Prevents: a first answer that waits; costs that are rounded or mixed up."""
     found, target, spent_s = measured(FLAT, 0.3)
-    assert dict(found.costs.verify) == pytest.approx({1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 17: 1.8 + 9 * 0.125})
+    assert dict(found.costs.verify) == pytest.approx({1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 17: 1.8 + 9 * 1.5 * 0.125})
     assert found.costs.assumed == (17,)
     assert dict(found.costs.draft) == pytest.approx({1: 0.3, 16: 0.9})
     assert (found.step_s, found.noise) == pytest.approx((STEP_S, 0.0))
