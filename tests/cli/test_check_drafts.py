@@ -96,6 +96,22 @@ def test_measured_costs_decide_the_order(specllama: Run, target: Path, folder: P
     assert large["gain"] == pytest.approx(max(expected_speedup(0.8, k, large["ratio"], 1 + k / 8) for k in range(1, 5)))
 
 
+def test_assumed_costs_promise_nothing(specllama: Run, target: Path, folder: Path, plain_environment: None) -> None:
+    """Prevents: a gain shown as measured that rests on costs nothing measured; a mixed list without its note."""
+    costs = CostProfile(verify=((1, 1.0), (4, 3.0), (8, 3.1)), draft=((1, 0.05), (2, 0.05)), assumed=(8,))
+    paths = {"target_path": KernelPath(), "draft_path": KernelPath()}
+    profile = Profile(made="2026-01-02", step_s=0.1, costs=costs, habits=(Habit(True, 1.0, 1.0),), **paths)
+    profiles.save(ProfileKey(target, LoadOptions(), folder / "good.gguf", LoadOptions()), profile)
+    result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
+    assert len(result.err.splitlines()) == 2
+    gains = {
+        each["name"]: each["gain"]
+        for each in found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))
+    }
+    assert gains["good.gguf"] == pytest.approx(4 / (3 * 0.05 + 3.0))
+    assert gains["large.gguf"] < 1.1
+
+
 def test_without_a_place_the_models_of_this_machine_are_searched(specllama: Run, target: Path, own_home: Path) -> None:
     """Prevents: a user who has to know the cache folders."""
     assert specllama("check", "--draft-for", str(target)).code == 1

@@ -26,6 +26,7 @@ from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folder
 from specllama.pairs.naming import named
 from specllama.tuning.forecast import speedup
 
+ONE_ROW: Points = ((1, 1.0),)
 FLAT: Points = ((1, 1.0), (TUNED + 1, 1.0))  # a pass over several rows costs as much as over one
 
 
@@ -54,11 +55,11 @@ def find_drafts(
 def ranked(found: Sequence[FoundDraft]) -> list[FoundDraft]:
     """The candidates with their predicted gains, best first.
 
-    Costs come from the profile of the pair. Without one, c is the share of the target's bytes, because both models are
-    limited by the memory, and T(n) that of another pair with this target; if there is none, T(n) = T(1), the best case.
+    Costs come from the profile of the pair, as far as they were measured. Without one, c is the share of the target's
+    bytes, because both models are limited by the memory, and T(n) that of another pair with this target; if that was
+    not measured, T(n) = T(1), the best case.
     """
-    known = next((each.profile for each in found if each.profile is not None), None)
-    verify = FLAT if known is None else known.costs.verify
+    verify = _measured(found) or FLAT
 
     def gain(each: FoundDraft) -> float | None:
         if not each.fits or each.ratio is None:
@@ -66,10 +67,18 @@ def ranked(found: Sequence[FoundDraft]) -> list[FoundDraft]:
         costs, alpha = CostProfile(verify=verify, draft=((1, each.ratio), (2, each.ratio))), Prior().typical
         if each.profile is not None:
             habits = [habit.acceptance for greedy in (True, False) if (habit := each.profile.habit(greedy=greedy))]
-            costs, alpha = each.profile.costs, fmean(habits) if habits else alpha
+            costs = replace(each.profile.costs, verify=_measured([each]) or ONE_ROW, assumed=())
+            alpha = fmean(habits) if habits else alpha
         return max(speedup(costs, alpha, k) for k in range(costs.verify[-1][0]))
 
     return sorted((replace(each, gain=gain(each)) for each in found), key=lambda each: each.order)
+
+
+def _measured(found: Sequence[FoundDraft]) -> Points:
+    """T(n) of the first profile that has it, without what is assumed; empty if T(1) alone was measured."""
+    several = (each.profile.costs for each in found if each.profile is not None)
+    curves = (tuple(point for point in costs.verify if point[0] not in costs.assumed) for costs in several)
+    return next((curve for curve in curves if curve != ONE_ROW), ())
 
 
 def _facts(each: FoundDraft) -> dict[str, object]:
@@ -110,10 +119,9 @@ def _show(output: Output, target: Header, found: list[FoundDraft]) -> None:
             output.row(*row)
     n_in = sum(each.fits for each in found)
     output.note(f"{n_in} of {len(found)} fit {in_one_line(target.path.name)}" if found else "no models found")
-    if n_in and not any(each.profile for each in found):
-        output.note(
-            f"gains are upper bounds: from sizes, at an acceptance of {Prior().typical:.0%}, with free verification"
-        )
+    if any(each.fits and each.profile is None for each in found):
+        bound = "" if _measured(found) else ", with free verification: upper bounds"
+        output.note(f"gains with `about` are from sizes, at an acceptance of {Prior().typical:.0%}{bound}")
 
 
 def _columns(each: FoundDraft) -> tuple[str, str, str, str, str]:
