@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 
@@ -277,18 +277,20 @@ def test_closing_a_chat_ends_a_pass_that_two_ctrl_c_left_running(monkeypatch: py
 
 
 class Typed:
-    """Lines of a person; before the line after None, the measurement ends."""
+    """Lines of a person; None = the measurement ends before the next line."""
 
     edits = True
 
-    def __init__(self, lines: list[str | None], folder: Path) -> None:
-        self._lines, self._folder = lines, folder
+    def __init__(self, lines: list[str | None], ended: Callable[[], object]) -> None:
+        self._lines, self._ended = lines, ended
 
     def read(self, _start: str = "") -> str:
         if not self._lines:
             raise EOFError
         if (line := self._lines.pop(0)) is None:
-            while not kept(self._folder):
+            end = monotonic() + 60.0
+            while not self._ended():
+                assert monotonic() < end
                 sleep(0.01)
             line = self._lines.pop(0)
         assert line is not None
@@ -309,10 +311,32 @@ def test_a_number_set_while_a_chat_measures_gives_way_to_the_measured_setup(
     if dear:
         monkeypatch.setattr("tests.cli.test_first_use.PROFILE", replace(PROFILE, costs=DEAR))
     lines = ["/set draft-n-max 4", None, "hello", "/set draft-n-max auto", "and then", "/set drafter"]
-    monkeypatch.setattr(command, "_source", lambda *_args: Typed(lines, tmp_path))
+    monkeypatch.setattr(command, "_source", lambda *_args: Typed(lines, lambda: kept(tmp_path)))
     events = events_of(specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl"))
     assert len(loaded) == 2
     first, second = (event for event in events if event["event"] == "turn")
     assert second["cached"]["target"] > first["prompt_tokens"]
     assert [event["source"] for event in events if event["event"] == "profile"] == ["use"]
     assert events[-1]["text"].startswith(f"drafter is {strategy}:")
+
+
+def test_a_chat_decides_by_the_profile_that_it_completed(
+    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a chat that measures what was assumed, and goes on with what was assumed."""
+
+    def assumed() -> object:
+        return json.loads(kept(tmp_path)[0].read_text())["profile"]["costs"]["assumed"]
+
+    args = ["chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl"]
+    whole, rows = PROFILE, (PROFILE.costs.verify[1][0],)
+    partial = replace(PROFILE, costs=replace(PROFILE.costs, assumed=rows))
+    monkeypatch.setattr("tests.cli.test_first_use.PROFILE", partial)
+    specllama(*args, stdin=b'"hello"\n')
+    assert assumed() == [*rows]
+    monkeypatch.setattr("tests.cli.test_first_use.PROFILE", whole)
+    lines = ["hello", None, "and then", "and then"]
+    monkeypatch.setattr(command, "_source", lambda *_args: Typed(lines, lambda: not assumed()))
+    events = events_of(specllama(*args))
+    assert [event["costs"]["assumed"] for event in events if event["event"] == "profile"] == [[]]
+    assert sum(event["event"] == "turn" for event in events) == 3

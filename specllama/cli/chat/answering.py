@@ -146,6 +146,7 @@ class ChatState:
     _told: set[str] = field(default_factory=set)
     _decides: Profile | None = None  # the profile that the record names last
     _measuring: threading.Thread | None = None
+    _used: FirstUse | None = None  # whose result was taken over
     _ended: threading.Event = field(default_factory=threading.Event)  # the wait in which it measures
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -221,18 +222,22 @@ class ChatState:
         self.use_measured()
 
     def use_measured(self) -> None:
-        """Decide by a profile that was just made, unless a setting decides meanwhile."""
-        setup, settings = self.first_use.setup, self.session.settings
-        opened, profile = self.opened, self.first_use.setup.profile
-        if profile is None or opened.setup.profile is not None or opened.setup.measured is not None:
+        """Decide by a profile that was just made or completed, unless a setting decides meanwhile."""
+        work, opened, settings = self.first_use, self.opened, self.session.settings
+        if work.noise is None or work is self._used:
             return
-        if not settings.drafting.length.is_auto:
-            self.opened = replace(opened, setup=replace(opened.setup, measured=profile))
-        elif settings.strategy == opened.setup.strategy:
-            self._adopt(setup)
+        self._used = work
+        before, new = opened.setup, work.setup
+        is_auto = settings.drafting.length.is_auto
+        if is_auto and settings.strategy == before.strategy and (before.profile is None or new.draft is None):
+            self._adopt(new)
+        elif is_auto or before.profile is not None:
+            setup = replace(before, profile=new.profile, measures=False, completes=False)
+            self.opened = replace(opened, setup=setup)
         else:
-            self.opened = replace(opened, setup=replace(opened.setup, profile=profile, measures=False))
-        say_measured(self.first_use, self.output)
+            self.opened = replace(opened, setup=replace(before, measured=new.profile))
+        if before.profile is None:
+            say_measured(work, self.output)
 
     def _adopt(self, setup: Setup) -> None:
         """Draft as `setup` says, with the loaded models."""
