@@ -25,6 +25,11 @@ TellShare = Callable[[float], None]  # the share alone
 _PARENTS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
 
+# What this process has found out and its children need not find out again; goes to them with each job.
+known: dict[tuple[str, ...], str] = {}
+is_child = False  # of another specllama, which has tested llama.cpp
+
+
 @dataclass(frozen=True, slots=True)
 class _Progress:
     what: str
@@ -38,12 +43,15 @@ class _Done:
 
 def main() -> None:
     """Entry point of the child: does the work that comes on stdin. Ignores the signals that also reach the parent."""
+    global is_child
+    is_child = True
     for number in _PARENTS:
         signal.signal(number, signal.SIG_IGN)
     try:
-        work = pickle.load(sys.stdin.buffer)
+        handed, work = pickle.load(sys.stdin.buffer)
     except EOFError:
         return  # the parent is gone
+    known.update(handed)
     with_parent.watch()
     parent = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what llama.cpp prints is no message
@@ -115,7 +123,7 @@ def run(work: Callable[[Tell], T], tell: Tell) -> T:
     Raises the error that `work` raises, and BackendError if the child dies.
     """
     code = "from specllama.base import child; child.main()"
-    with started(code, job=pickle.dumps(work)) as process:
+    with started(code, job=pickle.dumps((known, work))) as process:
         assert process.stdout is not None
         try:
             while True:

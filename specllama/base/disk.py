@@ -360,7 +360,7 @@ class FileRecord:
     def keep(self, value: object) -> None:
         """Store plain data or dataclasses. Does nothing if the cache cannot be written.
 
-        Sparse files, which `hub_headers` makes of files on the Hub, are skipped.
+        Sparse models, which `hub_headers` makes of files on the Hub, are skipped.
         """
         with suppress(OSError):
             if self._stamps is None or any(map(_is_hollow, self._paths)):
@@ -372,6 +372,9 @@ class FileRecord:
 
 
 def _is_hollow(path: Path) -> bool:
+    """True for a sparse model. Other files, such as libraries, take as little room where the disk compresses them."""
+    if path.suffix != ".gguf":
+        return False
     status = os.stat(path)
     n_blocks = getattr(status, "st_blocks", None)  # of 512 bytes; missing on Windows
     return n_blocks is not None and n_blocks * 512 < status.st_size // 2

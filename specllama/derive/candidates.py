@@ -72,7 +72,8 @@ class Candidates:
         derived = ready(self._parent, recipe)
         if derived is None:
             path = drafts.place(self._parent.path, recipe)
-            self.made.append(path)
+            if not path.exists():  # else it was there before, and stays
+                self.made.append(path)
             _, tell = self._tuning.budget.piece(MAKING)
             derive.make(self._parent, recipe, path, lambda what, share: tell(f"{recipe.name}: {what}", share))
             derived = drafts.record(path, recipe, self._parent.path)

@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import json
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -28,9 +27,9 @@ from pathlib import Path
 
 import platformdirs
 
+from specllama.base import child as children
 from specllama.base import disk as storage
 from specllama.base import errors, with_parent
-from specllama.base.child import started
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import BackendError, ModelFileError, SpecllamaError
 from specllama.base.jsonable import UNREADABLE, from_plain, parsed, to_plain, typed
@@ -53,9 +52,6 @@ _CHILD = "from specllama.llama import crash_test; crash_test.child()"
 
 # With these flags GCC keeps the stores that fill the AMX tile configuration (see scripts/toolchain.py).
 GCC_FLAGS = "-fno-tree-dse -fno-dse"
-
-
-_is_child = False
 
 
 class State(Enum):
@@ -128,7 +124,7 @@ def installed() -> ProbeResult:
 
 def require_working() -> None:
     """Raise BackendError if llama.cpp would end this process. The parent of a child process has asked already."""
-    if not _is_child and multiprocessing.parent_process() is None:
+    if not children.is_child:
         installed().require()
 
 
@@ -238,8 +234,7 @@ def _require_survival(model: Header, process: subprocess.Popen[bytes], timeout_s
 
 def child() -> None:
     """Entry point of the child: use the model, and print the error as one line of JSON. The parent handles Ctrl-C."""
-    global _is_child
-    _is_child = True
+    children.is_child = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with_parent.watch()
     use = from_plain(Use, json.loads(sys.argv[1]))
@@ -282,7 +277,7 @@ def kernels_problem(library: Path) -> str:
 
 
 def _started(use: Use) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    return started(
+    return children.started(
         _CHILD,
         json.dumps(to_plain(use)),
         stderr=subprocess.PIPE,

@@ -115,7 +115,8 @@ def _spoiled_by_amx(header: Header, extra: tuple[str, ...]) -> bool:
 
 def physical_cores() -> int:
     """Physical cores that this process may use; a second thread on a core makes both slower."""
-    return min(psutil.cpu_count(logical=False) or 1, usable_cpus())
+    usable = usable_cpus()
+    return min(psutil.cpu_count(logical=False) or usable, usable)  # some containers and boards do not say
 
 
 def thread_choices() -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import stat
 import sys
 from pathlib import Path
 
+from specllama.base import child
 from specllama.base import disk as storage
 from specllama.base.cpu import this_cpu
 from specllama.base.errors import SpecllamaError
@@ -21,7 +22,6 @@ from specllama.llama import crash_test, library_hash
 NOT_BUILT = "they are not compiled"
 _VERSION = 1  # increase it when the test changes: old results are then ignored
 _TESTED = "kernels/tested"  # the kind of record about a library: what is wrong, by llama.cpp build and CPU
-_found: dict[tuple[Path, str], str] = {}  # by this process; there may be no cache to keep it in
 
 
 def usable() -> Path | None:
@@ -39,16 +39,17 @@ def problem() -> str:
     if known is None:
         record, here = storage.FileRecord(_TESTED, library), _circumstances()
         try:
-            known = _found[library, here] = crash_test.kernels_problem(library)
+            known = crash_test.kernels_problem(library)
         except SpecllamaError as error:
             return str(error)  # not kept: the next command tries again
+        child.known[_key(library, here)] = known  # there may be no cache to keep it in
         record.keep({**(record.value(dict[str, str]) or {}), here: known})
     return known
 
 
 def renew() -> None:
     """Compile the library again; as another file, it is tested again. Raises BackendError."""
-    _found.clear()
+    child.known.clear()
     build.build(again=True)
 
 
@@ -59,7 +60,7 @@ def _known(library: Path) -> str | None:
     if not _is_ours(Path(os.path.realpath(library))):
         return f"other users can change {library}"
     here, results = _circumstances(), storage.FileRecord(_TESTED, library).value(dict[str, str]) or {}
-    return results.get(here, _found.get((library, here)))
+    return results.get(here, child.known.get(_key(library, here)))
 
 
 def _is_ours(library: Path) -> bool:
@@ -68,6 +69,10 @@ def _is_ours(library: Path) -> bool:
         return True
     found = [path.stat() for path in (library, library.parent)]
     return all(each.st_uid in (0, os.geteuid()) and not each.st_mode & stat.S_IWOTH for each in found)
+
+
+def _key(library: Path, here: str) -> tuple[str, ...]:
+    return _TESTED, str(library), here
 
 
 def _circumstances() -> str:

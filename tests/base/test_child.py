@@ -42,6 +42,10 @@ def _sleep(tell: Tell) -> None:
     os.write(1, b"left over")
 
 
+def _handed(_tell: Tell) -> tuple[bool, dict[tuple[str, ...], str]]:
+    return child.is_child, child.known
+
+
 class BrokenPipe:
     """The child's end of a pipe whose parent is gone."""
 
@@ -65,6 +69,13 @@ def test_a_child_that_dies_is_an_error_with_its_code() -> None:
     """Prevents: a parent that waits for a dead child."""
     with pytest.raises(BackendError, match="ended with code 5"):
         child.run(_die, lambda _what, _share: None)
+
+
+def test_a_child_knows_what_its_parent_has_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: other kernels in the child than in its parent where no cache can be written."""
+    assert not child.is_child
+    monkeypatch.setattr(child, "known", {("a", "b"): "fact"})
+    assert child.run(_handed, lambda _what, _share: None) == (True, {("a", "b"): "fact"})
 
 
 def test_an_error_keeps_its_class_and_its_hint() -> None:

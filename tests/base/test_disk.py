@@ -284,6 +284,16 @@ def test_a_copy_is_the_same_file_and_read_once(home: Path, tmp_path: Path, watch
     assert watch.n_checked == 1, "the sum is known again"
 
 
+@pytest.mark.parametrize(("name", "kept"), [("model.gguf", None), ("library.so", 1)])
+def test_only_a_model_may_not_be_hollow(home: Path, tmp_path: Path, name: str, kept: int | None) -> None:
+    """Prevents: a library that is tested at every start, because the disk compresses it to less than half."""
+    file = tmp_path / name
+    file.touch()
+    os.truncate(file, 1 << 20)
+    disk.FileRecord("things", file).keep(1)
+    assert disk.FileRecord("things", file).value(int) == kept
+
+
 def test_tests_have_a_cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Prevents: test records in the user's cache, and a user's profile that decides a test."""
     ours = tmp_path_factory.getbasetemp()

@@ -134,6 +134,26 @@ def test_what_was_there_before_is_used_and_stays(search: Callable[..., SearchOut
     assert _kept() == ["draft+q2_k", "draft+q4_0"]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stale_draft_is_made_again_and_stays(
+    search: Callable[..., SearchOutcome], parent: Header, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Prevents: a draft of the user removed because it is stale and slow, or cannot be made again."""
+
+    def fail(*_args: object) -> None:
+        raise BackendError("it died")
+
+    mine = drafts.place(parent.path, Recipe(quant="Q2_K"))
+    mine.parent.mkdir(parents=True)
+    mine.write_text("q2_k")
+    drafts.record(mine, Recipe(quant="Q2_K"), parent.path)
+    mine.write_text("changed")
+    if fails:
+        monkeypatch.setattr(derive, "make", fail)
+    search(Space(("Q2_K",)), {"": (0.4, 0.9), "q2_k": (0.9, 0.1)})
+    assert mine.read_text() == ("changed" if fails else "q2_k")
+
+
 def test_ctrl_c_leaves_nothing_of_what_was_made(
     search: Callable[..., SearchOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

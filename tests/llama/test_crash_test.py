@@ -11,6 +11,8 @@ from pathlib import Path
 import gguf
 import pytest
 
+from specllama.base import child
+from specllama.base.child import Tell
 from specllama.base.cpu import Cpu
 from specllama.base.errors import BackendError
 from specllama.files import gguf_tiny
@@ -125,6 +127,16 @@ def test_a_build_that_ends_the_process_is_an_error_of_every_command(
     )
     assert done.returncode == (2 if command == "check" else 1), done.stderr
     assert "SIGBUS" in done.stdout + done.stderr
+
+
+def _without_a_test(_tell: Tell) -> None:
+    probe.installed = lambda: pytest.fail("tested again")
+    probe.require_working()
+
+
+def test_a_child_does_not_test_the_build_again() -> None:
+    """Prevents: two decodes of a second in each child where no cache can be written."""
+    child.run(_without_a_test, lambda _what, _share: None)
 
 
 def test_a_good_build_is_tested_once(build: FakeBuild) -> None:

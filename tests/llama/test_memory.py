@@ -162,6 +162,13 @@ def test_threads_default_to_the_physical_cores() -> None:
     assert plan(LoadOptions(n_threads=3, n_threads_batch=5)).n_threads_batch == 5
 
 
+def test_without_a_count_of_cores_every_usable_cpu_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: one thread in gVisor, some containers and on boards that do not tell cores from threads."""
+    monkeypatch.setattr(load_plan.psutil, "cpu_count", lambda **_which: None)
+    monkeypatch.setattr(load_plan, "usable_cpus", lambda: 6)
+    assert plan().n_threads == 6
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy.linalg
 import pytest
 
-from specllama.base import disk
+from specllama.base import child, disk
 from specllama.base.errors import BackendError
 from specllama.kernels import build
 from specllama.llama import crash_test, library_hash, tested_kernels
@@ -48,7 +48,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "kernels" / build.NAME)
     made.library.parent.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tested_kernels, "_found", {})
+    monkeypatch.setattr(child, "known", {})
     made.library.touch()
     monkeypatch.setattr(build, "library", lambda: made.library)
     monkeypatch.setattr(build, "unsupported", lambda: made.unsupported)
@@ -67,7 +67,7 @@ def test_kernels_are_tested_once_and_used_if_nothing_is_wrong(world: World, find
     assert tested_kernels.usable() is None, "not tested yet"
     for _ in range(2):
         assert tested_kernels.problem() == finds
-        tested_kernels._found.clear()  # as in another process
+        child.known.clear()  # as in another process
     assert world.tested == [world.library]
     assert tested_kernels.usable() == (None if finds else world.library)
 
@@ -126,6 +126,7 @@ def test_a_verdict_that_cannot_be_kept_is_given(world: World) -> None:
     """Prevents: a traceback where the cache cannot be written, or `--kernels on` that computes with llama.cpp's."""
     disk._record_of(tested_kernels._TESTED, [world.library]).mkdir(parents=True)
     assert tested_kernels.problem() == ""
+    assert list(child.known.values()) == [""], "for children"
     assert len(world.tested) == 1
     assert tested_kernels.usable() == world.library
 
@@ -161,7 +162,7 @@ def test_a_library_that_changes_after_its_test_is_tested_again(world: World) -> 
     before = world.library.stat()
     world.library.write_bytes(b"CODE")
     os.utime(world.library, ns=(before.st_atime_ns, before.st_mtime_ns))
-    tested_kernels._found.clear()  # another process
+    child.known.clear()  # another process
     assert tested_kernels.usable() is None
     assert tested_kernels.problem() == ""
     assert len(world.tested) == 2
