@@ -29,6 +29,7 @@ _BLOCK, _N_BLOCKS = 4096, 16  # of a sample: a few seeks on a slow disk, 0.1 ms 
 _HEAD = 8 << 20  # the header of a model with a large vocabulary
 _SUMS = "sums"
 _LOCKED_WITHIN_S = 1.0  # a new file
+_ABANDONED_S = 86400.0  # a file that was not written for so long, where a file system has no locks
 MOST_RECORDS = 512  # of a kind: more than a user has models; a few kB each, a token map 1 MB
 MOST_BYTES = 256 << 20  # of a file that is read as a whole: reports, conversations, prompts
 # A file system that cannot hold files of this length (FAT) answers EFBIG; for the user that is a full disk.
@@ -124,7 +125,7 @@ def new_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     temporary = path.with_name(f".{secrets.token_hex(8)}.new")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            _try_lock(file)
+            _lock(file)
             yield file
         os.replace(temporary, path)
     finally:
@@ -134,10 +135,17 @@ def new_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 def _sweep(folder: Path) -> None:
     """Remove the files of `new_file` that killed processes left: they are not locked."""
     for path in folder.glob(f".{16 * '[0-9a-f]'}.new"):
-        with suppress(OSError), path.open("rb") as file:
-            is_fresh = time.time() - os.fstat(file.fileno()).st_mtime < _LOCKED_WITHIN_S
-            if not is_fresh and _try_lock(file):
+        # NFS locks only what is open for writing. A pipe would wait for a writer, a link may point anywhere.
+        with suppress(OSError), open(path, "r+b", buffering=0, opener=_at_once) as file:
+            status, is_free = os.fstat(file.fileno()), _lock(file)
+            least_s = _ABANDONED_S if is_free is None else _LOCKED_WITHIN_S
+            if stat.S_ISREG(status.st_mode) and is_free is not False and time.time() - status.st_mtime > least_s:
                 path.unlink()
+
+
+def _at_once(name: str, flags: int) -> int:
+    """An opener that waits for no other process and follows no link."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))  # missing on Windows
 
 
 def write_own(path: Path, data: bytes) -> None:
@@ -222,8 +230,8 @@ def tells_of_no_room(text: str) -> bool:
     return any(f"[Errno {number}]" in text or f"(os error {number})" in text for number in NO_ROOM)
 
 
-def _try_lock(file: IO[bytes]) -> bool:
-    """Take the lock if it is free. The system frees it when the process ends."""
+def _lock(file: IO[bytes]) -> bool | None:
+    """Take the lock if it is free; None if this file system has no locks. The system frees it when the process ends."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -234,8 +242,7 @@ def _try_lock(file: IO[bytes]) -> bool:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Any other error means that this file system has no locks: go on without.
-        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+        return False if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK) else None
     return True
 
 
@@ -252,9 +259,9 @@ def only_one(name: str, watch: FetchWatch, folder: Path | None = None) -> Iterat
             f"{folder} cannot be written: {error.strerror}", hint="make it writable, or set XDG_CACHE_HOME"
         ) from None
     with lock as file:
-        if not _try_lock(file):
+        if _lock(file) is False:
             watch.note(f"another specllama is working on {name}: waiting for it")
-            while not _try_lock(file):
+            while _lock(file) is False:
                 time.sleep(0.2)
         yield
 

@@ -13,6 +13,7 @@ import platform
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections import deque
@@ -45,6 +46,7 @@ _NEWER = {
     "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
     "avxvnni": "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
 }
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TIMEOUT_S = 1200.0  # a minute on two quiet cores
 _N_KEPT = 8  # libraries, of 1 MB each: for other versions of llama.cpp and of specllama
 
@@ -110,6 +112,8 @@ def build(*, again: bool = False) -> Path:
                 with work_folder(place / "building") as folder:
                     linked = _linked(cxx, _objects(cxx, folder))
                     made.parent.mkdir(exist_ok=True)
+                    for path in (place, made.parent, linked):  # their code runs in this process
+                        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
                     os.replace(linked, made)
                 _forget_old(place)
     except OSError as error:

@@ -113,13 +113,13 @@ def layers_that_fit(header: Header, need: MemoryNeed, free: int) -> int:
     return max(0, min(n_units, int((free - need.compute) // per_unit)))
 
 
-def require_memory(what: str, needed: int, free: int, n_ctx: int) -> None:
-    """Raise MemoryShort if a model, or several, do not fit into memory."""
+def require_memory(what: str, needed: int, free: int, n_ctx: int, fewer: str = "smaller models") -> None:
+    """Raise MemoryShort if a model, or several, do not fit into memory. `fewer`: what to use instead, for the hint."""
     if needed > free:
         raise MemoryShort(
             f"{size_text(needed)} are needed for {what} with a context of {n_ctx} tokens, "
             f"but only {size_text(free)} are free",
-            hint="use a shorter context (--ctx-size), smaller models, or close other programs",
+            hint=f"use a shorter context (--ctx-size), {fewer}, or close other programs",
         )
 
 

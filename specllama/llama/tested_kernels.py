@@ -7,7 +7,6 @@ the tokens beside them. If anything is wrong, llama.cpp's own kernels compute.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from pathlib import Path
 
@@ -64,11 +63,11 @@ def _known(library: Path) -> str | None:
 
 
 def _is_ours(library: Path) -> bool:
-    """True if only this user and the administrator can change the file: its code runs in this process."""
+    """True if only this user and the administrator can change the file or replace it: its code runs in this process."""
     if sys.platform == "win32":
         return True
-    found = [path.stat() for path in (library, library.parent)]
-    return all(each.st_uid in (0, os.geteuid()) and not each.st_mode & stat.S_IWOTH for each in found)
+    found = [path.stat() for path in (library, *library.parents[:2])]
+    return all(each.st_uid in (0, os.geteuid()) and not each.st_mode & build.OTHERS_WRITE for each in found)
 
 
 def _key(library: Path, here: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -104,6 +105,47 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
         process.kill()
     disk.write_own(theirs[0], b"whole")
     assert set(tmp_path.iterdir()) == set(theirs)
+
+
+def test_without_locks_only_a_file_of_yesterday_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: the unfinished file of a living process removed on a file system without locks."""
+
+    def no_locks(*_args: object) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    ages = {f".{n:016x}.new": age_s for n, age_s in enumerate((60, 3600, 2 * 86400))}
+    for name, age_s in ages.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    disk.write_own(tmp_path / "ours", b"whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"ours", *list(ages)[:2]}
+
+
+def test_only_what_is_open_for_writing_is_asked_for_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a lock that NFS refuses, which then looks like a file system without locks."""
+    left = tmp_path / f".{0:016x}.new"
+    left.touch()
+    os.utime(left, (1, 1))
+    modes: list[bool] = []
+    lock = disk._lock
+    monkeypatch.setattr(disk, "_lock", lambda file: (modes.append(file.writable()), lock(file))[1])
+    disk.write_own(tmp_path / "ours", b"whole")
+    assert (modes, left.exists()) == ([True, True], False)
+
+
+def test_a_pipe_and_a_link_with_the_name_of_an_unfinished_file_stay(tmp_path: Path) -> None:
+    """Prevents: a write that waits for ever for the writer of a pipe; another file opened for writing."""
+    pipe, link = (tmp_path / f".{n:016x}.new" for n in range(2))
+    os.mkfifo(pipe)
+    os.utime(pipe, (1, 1))
+    link.symlink_to("nowhere")
+    writer = threading.Thread(target=disk.write_own, args=(tmp_path / "ours", b"whole"), daemon=True)
+    writer.start()
+    writer.join(10)
+    assert not writer.is_alive()
+    assert pipe.is_fifo()
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize("number", sorted(disk.NO_ROOM))

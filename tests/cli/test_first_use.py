@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -190,6 +191,25 @@ def test_bench_measures_a_pair_that_nothing_is_known_of(specllama: Run, talker: 
     assert found.code == 0, found.err
     assert {arm["spec_type"] for arm in json.loads(found.out)["plan"]["arms"]} == {"none", "chain"}
     assert len(kept(tmp_path)) == 1
+
+
+def test_ctrl_c_ends_the_measurement_of_a_benchmark_within_a_pass(
+    specllama: Run, talker: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a benchmark that computes on after Ctrl-C, until llama.cpp returns."""
+    measuring, n_heard = first_use.measuring, 0
+
+    def interrupted(*args: object, **options: object):  # type: ignore[no-untyped-def]
+        nonlocal n_heard
+        signal.raise_signal(signal.SIGINT)
+        n_heard += 1
+        found = yield from measuring(*args, **options)  # type: ignore[arg-type]
+        n_heard += 1
+        return found
+
+    monkeypatch.setattr(first_use, "measuring", interrupted)
+    assert specllama("bench", *talker.options, "-n", "8", "--spec-draft-n-max", "0,auto").code == 130
+    assert (n_heard, kept(tmp_path)) == (1, [])
 
 
 @pytest.mark.slow

@@ -60,6 +60,17 @@ def test_the_library_is_compiled_once(place: Path) -> None:
     assert len(calls(place)) == 2 * n_calls
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_others_can_change_no_library(place: Path, umask: int) -> None:
+    """Prevents: kernels that are compiled and never used, since other users could change them."""
+    before = os.umask(umask)
+    try:
+        made = build.build()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 & (0o022 | umask) for path in (made, *made.parents[:2])] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "given"),
     [("a b", "{}/a b"), ("cxx", "{}/cxx -DX -DY='1 2'"), ("c++", None), ("c++", ""), ("open'", "{}/open'")],

@@ -46,10 +46,10 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "kernels" / build.NAME)
-    made.library.parent.mkdir()
+    made.library.parent.mkdir(mode=0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(child, "known", {})
-    made.library.touch()
+    made.library.touch(mode=0o644)
     monkeypatch.setattr(build, "library", lambda: made.library)
     monkeypatch.setattr(build, "unsupported", lambda: made.unsupported)
     monkeypatch.setattr(build, "build", lambda again: made.library.write_text(f"build {len(made.tested)}"))
@@ -169,15 +169,16 @@ def test_a_library_that_changes_after_its_test_is_tested_again(world: World) -> 
     assert tested_kernels.usable() == world.library
 
 
-@pytest.mark.parametrize("part", ["file", "folder"])
-def test_a_library_that_others_can_change_is_not_loaded(world: World, part: str) -> None:
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+@pytest.mark.parametrize("n_above", [0, 1, 2])
+def test_a_library_that_others_can_change_is_not_loaded(world: World, n_above: int, mode: int) -> None:
     """Prevents: code of another user in this process, by a cache in a folder for all."""
     assert tested_kernels.problem() == ""
-    path = world.library if part == "file" else world.library.parent
-    path.chmod(path.stat().st_mode | 0o002)
+    path = (world.library, *world.library.parents)[n_above]
+    path.chmod(path.stat().st_mode | mode)
     assert "other users" in tested_kernels.problem()
     assert tested_kernels.usable() is None
-    path.chmod(path.stat().st_mode & ~0o002)
+    path.chmod(path.stat().st_mode & ~mode)
     assert tested_kernels.problem() == ""
     assert tested_kernels.usable() == world.library
     if os.geteuid() == 0:

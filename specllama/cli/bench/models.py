@@ -18,7 +18,9 @@ from specllama.chat.settings import require_known
 from specllama.cli.bench.options import BenchDrafting, BenchHardware, BenchModels, BenchRuns, BenchSampling
 from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.record import describe_model
+from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.worker import interruptible
 from specllama.cli.tuned import measured, tune_command
 from specllama.core.types import Cancel, LanguageModel
 from specllama.drafters import REGISTRY, TRANSLATED
@@ -116,7 +118,9 @@ def prepare(
     runs: BenchRuns,
     output: Output,
 ) -> BenchSubject:
-    """Everything that is known before weights are loaded. Raises the errors of `pairs.setup`."""
+    """The setups of all drafts; measures a pair without a profile. Raises the errors of `pairs.setup`, and SystemExit
+    after a signal while it measures.
+    """
     extra = models.model_draft or []
     one = replace(names_of(models), draft=extra[0] if extra else None)
     listener = Said(output)
@@ -172,7 +176,13 @@ def _measured(setup: Setup, output: Output) -> Setup:
         return setup
     pair_setup.require_fit(setup, Listener())
     setup = replace(setup, target_options=replace(setup.target_options, max_block=_LEAST_BLOCK), measures=True)
-    with pair_setup.load_models(setup, Said(output), Cancel()) as models:
+    cancel = Cancel()
+    with (
+        silent_keyboard(output.out) as restore,
+        interruptible(cancel, restore),
+        pair_setup.load_models(setup, Said(output), cancel) as models,
+    ):
+        models.watch(cancel)
         return measured(setup, models, output)
 
 
@@ -192,7 +202,7 @@ def _require_memory(subject: BenchSubject) -> None:
         if setup.draft is not None:
             needed += llama.memory_needed(setup.draft.header, setup.draft_options(n_ctx)).total
     what = f"the target and {counted(len(subject.drafts), 'draft')}"
-    memory.require_memory(what, needed, llama.memory_free(), n_ctx)
+    memory.require_memory(what, needed, llama.memory_free(), n_ctx, "fewer drafts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]
     """SIGINT, SIGTERM and SIGHUP set `cancel`, and the end of the block raises SystemExit(128 + signal).
 
     An `Interrupted` that leaves the block is taken as the effect of the signal. Any other exception goes first: an
-    error, or the exit code 1 of an audit that found a fault. A second signal ends the process at once, after `restore`.
+    error, or the exit code 1 of an audit that found a fault. A second signal, unless it is SIGHUP, ends the process at
+    once, after `restore`.
     """
     received = 0
 
