@@ -47,6 +47,8 @@ def main() -> None:
     is_child = True
     for number in _PARENTS:
         signal.signal(number, signal.SIG_IGN)
+    if sys.stderr is None:  # it is closed, and the next file would get its number
+        os.open(os.devnull, os.O_WRONLY)
     try:
         handed, work = pickle.load(sys.stdin.buffer)
     except EOFError:

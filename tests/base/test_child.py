@@ -65,6 +65,17 @@ def test_what_the_work_prints_is_no_message() -> None:
     assert child.run(_print, lambda _what, _share: None) == 8
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+def test_closed_streams_cost_no_result(closed: str) -> None:
+    """Prevents: a lost result in a service without stdin and stderr, because a pipe gets the number of one of them."""
+    source = "from specllama.base import child\nfrom tests.base.test_child import _print\n"
+    source += "print(child.run(_print, lambda what, share: None))"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, source]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "8\n")
+
+
 def test_a_child_that_dies_is_an_error_with_its_code() -> None:
     """Prevents: a parent that waits for a dead child."""
     with pytest.raises(BackendError, match="ended with code 5"):

@@ -154,10 +154,10 @@ def test_many_parts_and_long_numbers_cost_nothing(specllama: Run) -> None:
         (f'[models.m]\nsources = [{{ wheel = "a", version = "1", member = "m", parts = 0x{"f" * 300} }}]', "parts"),
     ):
         Path("models.toml").write_text(text)
-        start = time.monotonic()
+        start_s = time.process_time()  # the command runs in this process
         run = specllama("models", "list")
         assert (run.code, "internal" in run.err, named in run.err, len(run.err) < 1000) == (1, False, True, True), named
-        assert time.monotonic() - start < 2
+        assert time.process_time() - start_s < 2
     Path("models.toml").unlink()
     pins_file().parent.mkdir(parents=True)
     for text in (f"[x]\nsha256 = 'a'\nsize = 0x{'f' * 100_000}", f"x = {'9' * 100_000}", "x = 1"):

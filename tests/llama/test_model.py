@@ -101,6 +101,15 @@ def test_the_view_agrees_with_llama_cpps_own_row_lookup(model: LlamaModel) -> No
         np.testing.assert_array_equal(np.ctypeslib.as_array(pointer, (12,)), logits[index])
 
 
+def test_a_pair_of_tiny_files_agrees_often_and_not_always(tmp_path: Path) -> None:
+    """Prevents: a test pair that never accepts, or never rejects."""
+    target_path, draft_path = tiny.write_pair(tmp_path)
+    with tiny.load(target_path) as target, tiny.load(draft_path) as draft:
+        block = PROMPT + PROMPT
+        same = target.eval(block).argmax(axis=1) == draft.eval(block).argmax(axis=1)
+    assert 0.3 < same.mean() < 1.0
+
+
 def test_the_slices_in_which_a_prompt_is_fed_do_not_matter(model: LlamaModel, path: Path) -> None:
     """Prevents: logits that depend on how the engine divides the prompt for its progress events."""
     for size in (1, 3, 5, 8, 14):

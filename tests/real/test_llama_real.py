@@ -115,7 +115,7 @@ print(json.dumps([psutil.Process().memory_info().rss - before, need]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     grown, need = json.loads(done.stdout)
-    assert grown == pytest.approx(need, rel=0.03)
+    assert 0.9 * need <= grown <= 1.03 * need  # a busy system takes pages of a mapped file away
     assert done.stderr == ""
 
 

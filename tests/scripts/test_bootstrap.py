@@ -204,6 +204,18 @@ def test_an_interrupted_build_leaves_no_half_wheel(plan: Plan, tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == [f"{plan.key}.log"]
 
 
+def test_the_build_takes_no_ready_made_wheel(plan: Plan, tmp_path: Path) -> None:
+    """Prevents: pip using a wheel that it built with other flags."""
+    command = wheelhouse.pip_wheel(Path("python"), plan, tmp_path)
+    assert command[command.index("--no-binary") + 1] == "llama-cpp-python"
+    assert "--no-cache-dir" in command
+    users_env = {"CMAKE_ARGS": "-DOLD", "PIP_INDEX_URL": "x", "TMPDIR": "/small"}
+    env = wheelhouse.build_env(replace(plan, flags=("-DA=b c", "-DD")), users_env, tmp_path)
+    assert env["CMAKE_ARGS"] == "'-DA=b c' -DD"
+    assert (env["PIP_INDEX_URL"], env["TMPDIR"]) == ("x", str(tmp_path))
+    assert (env["CC"], env["CXX"]) == ("cc", "c++")
+
+
 @pytest.mark.parametrize(
     ("line", "stage"),
     [
@@ -288,6 +300,26 @@ def test_a_commands_whole_output_goes_to_the_log(tmp_path: Path) -> None:
     assert log.read_text() == "one\ntwo\nthree"
     assert stages == ["one", "two"]
     assert progress.tail(log, n_lines=2) == "    two\n    three"
+
+
+def test_a_killed_set_up_takes_its_compilers_with_it(tmp_path: Path) -> None:
+    """Prevents: minutes of compiling on all cores after `kill -9` of make."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "compiling.py").write_text(
+        f"import subprocess; subprocess.run(['sh', '-c', 'exec >{pipe}; echo on; sleep 60; echo left over'])"
+    )
+    source = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
+        "from pathlib import Path; import progress; from toolchain import WITH_PARENT\n"
+        f"command = [sys.executable, WITH_PARENT, 'compiling']; log = Path({str(tmp_path / 'log')!r})\n"
+        "progress.run_logged(command, log=log, ticker=progress.Ticker('x'), stage_of=lambda line: None)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", source], env=env) as set_up, pipe.open() as said:
+        assert said.readline() == "on\n"
+        set_up.kill()
+        assert said.read() == ""  # returns when no compiler has the pipe any more
 
 
 def test_stopping_the_set_up_stops_the_compilers(tmp_path: Path) -> None:
