@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Terminal
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,20 @@ def test_the_answer_streams_with_figures_below_and_ends_in_the_summary(terminal:
     assert not any("accepted" in line or "verify" in line or "loading" in line or "reading" in line for line in lines)
     for code in (b"\x1b[36m", b"\x1b[1;4;33m", b"\x1b[4;35m"):
         assert code in shown.raw
+
+
+def test_no_color_a_dumb_terminal_and_an_escape_byte_of_the_model(terminal: Start, byte_pair: Pair) -> None:
+    """NO_COLOR ignored, escape sequences in an editor's shell window, or a model that moves the cursor."""
+    escape = tiny.token_id(tiny.byte_level(), "ě")  # how GPT-2 vocabularies spell byte 0x1b
+    args = ["run", *byte_pair.options, "hi", "-n", "5", "--logit-bias", f"{escape}=100", "--temp", "0"]
+    environments = ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {})
+    usual = []
+    for shown in [terminal(*args, env=env) for env in environments]:
+        assert shown.finish() == 0
+        assert "\\x1b" * 5 in shown.text
+        codes = {code for found in re.findall(rb"\x1b\[([\d;]*)m", shown.raw) for code in found.split(b";")}
+        usual.append((b"\x1b" in shown.raw, bool(codes & {b"1", b"4"}), codes <= {b"", b"0", b"1", b"2", b"4"}))
+    assert usual == [(True, True, True), (False, False, True), (True, True, False)]
 
 
 def test_without_live_figures_the_answer_just_streams(terminal: Start, pair: Pair) -> None:
