@@ -17,19 +17,32 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reas
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# `specllama ARGS`, with a signal at the n-th import, after a time, or in Python's own end.
+# `specllama ARGS`, with a signal at the n-th import, in Python's own end, or the first time that llama.cpp reads a
+# model, that a model computes, or that a child process sends something.
 PROGRAM = """
-import atexit, importlib.abc, os, signal, sys, threading, time
+import atexit, importlib.abc, os, pickle, signal, sys
 import specllama.__main__ as program
 
-number, moment, value = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+number, moment, value = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 del sys.argv[1:4]
 
 def send():
     os.kill(os.getpid(), number)
 
+sent = []
+
+def after_signal(call):
+
+    def patched(*args, **options):
+        if not sent:
+            sent.append(True)
+            send()
+        return call(*args, **options)
+
+    return patched
+
 class AtImport(importlib.abc.MetaPathFinder):
-    n_left = int(value)
+    n_left = value
 
     def find_spec(self, name, path=None, target=None):
         self.n_left -= 1
@@ -41,27 +54,29 @@ if moment == "import":
 elif moment == "count":
     sys.meta_path.insert(0, AtImport())
     atexit.register(lambda: print(-sys.meta_path[0].n_left, file=sys.stderr))
-elif moment == "time":
+elif moment == "load":
+    from specllama.llama import open as opening
 
-    def later():
-        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # on a busy machine
-            time.sleep(0.001)
-        time.sleep(value)
-        send()
+    apart = opening.apart
+    opening.apart = lambda call, *rest: apart(after_signal(call), *rest)  # sent by the thread that reads
+elif moment == "pass":
+    from specllama.llama import LlamaModel
 
-    threading.Thread(target=later, daemon=True).start()
+    LlamaModel.eval = after_signal(LlamaModel.eval)
+elif moment == "child":
+    pickle.load = after_signal(pickle.load)
 else:
     atexit.register(send)
 sys.exit(program.main())
 """
 
 
-def ended(number: int, moment: str, value: float, *args: str) -> tuple[int, str]:
+def ended(number: int, moment: str, value: int, *args: str) -> tuple[int, str]:
     """Exit code and stderr of a command that gets a signal."""
     command = [sys.executable, "-c", PROGRAM, str(int(number)), moment, str(value), *args]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=environment, check=False
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, env=environment, check=False
     )
     return done.returncode, done.stderr
 
@@ -83,15 +98,20 @@ def test_a_signal_in_the_end_of_python_ends_the_process_silently(number: signal.
     assert ended(number, "exit", 0, "--version") == (128 + number, "")
 
 
-@pytest.mark.parametrize("command", [("run", "--raw", "abc"), ("bench", "-n", "100000"), ("audit",), ("tune",)])
-def test_a_signal_at_any_time_ends_a_command_silently(short_pair: Pair, pair: Pair, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("moment", "command", "number"),
+    [
+        *(("load", command, number) for command in ("run", "audit", "bench") for number in SIGNALS),
+        *(("pass", command, number) for command, number in zip(("run", "audit", "bench"), SIGNALS, strict=True)),
+        *(("child", "tune", number) for number in SIGNALS),
+    ],
+)
+def test_a_signal_while_models_are_read_or_compute_ends_a_command_silently(
+    short_pair: Pair, moment: str, command: str, number: signal.Signals
+) -> None:
     """A signal that is lost while llama.cpp reads a model, or with the code of another one."""
-    draw = random.Random(command[0])
-    files = (pair if command[0] == "run" else short_pair).options
-    more = ["-q", *(["-n", "-1", "-c", "190000", *ENDLESS] if command[0] == "run" else [])]
-    for number in SIGNALS:
-        after_s = draw.uniform(0.01, 0.8)
-        assert ended(number, "time", after_s, *command, *files, *more) == (128 + number, ""), after_s
+    more = {"run": ["--raw", "abc"], "bench": ["-n", "8"], "tune": ["--kernels", "off"]}.get(command, [])
+    assert ended(number, moment, 0, command, *short_pair.options, "-q", *more) == (128 + number, "")
 
 
 @pytest.mark.parametrize(
