@@ -47,7 +47,9 @@ def main() -> None:
     is_child = True
     for number in _PARENTS:
         signal.signal(number, signal.SIG_IGN)
-    if sys.stderr is None:  # it is closed, and the next file would get its number
+    try:
+        os.fstat(2)
+    except OSError:  # stderr is closed, and the next file would get its number
         os.open(os.devnull, os.O_WRONLY)
     try:
         handed, work = pickle.load(sys.stdin.buffer)
