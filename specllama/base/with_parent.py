@@ -4,8 +4,8 @@
     python with_parent.py -- COMMAND ARGUMENT...
 
 stdin is a pipe from the parent, which writes nothing to it; the system closes it. If the process leads its own group,
-the processes that it started end with it. This file runs as a script, also before anything is installed, so it imports
-nothing of ours.
+the processes that it started end with it; those of a command end with the command. A command that signal n ended gives
+exit code 128 + n. This file runs as a script, also before anything is installed, so it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ def _run() -> None:
     watch()
     if sys.argv[1] == "--":
         try:
-            sys.exit(subprocess.call(sys.argv[2:]))
+            code = subprocess.call(sys.argv[2:])
         except OSError as error:
             sys.exit(f"{sys.argv[2]}: {error.strerror}")
+        if sys.platform != "win32" and os.getpgrp() == os.getpid():  # what the command left in the background
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(0, signal.SIGTERM)
+        if code < 0:
+            os.write(2, os.fsencode(f"{sys.argv[2]} ended with signal {-code} ({signal.strsignal(-code)})\n"))
+        sys.exit(code if code >= 0 else 128 - code)
     here = os.path.realpath(os.path.dirname(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]  # Python adds it for a script
     del sys.argv[0]

@@ -37,6 +37,11 @@ _PNG_DPI = 160
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v")
 _GREY = "#666666"
+# DejaVu has no Chinese or Japanese characters; the usual fonts of Linux, macOS and Windows that have them.
+_CJK_FONTS = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans JP", "Hiragino Sans", "Yu Gothic", "Meiryo", "PingFang SC",
+    "Microsoft YaHei", "IPAexGothic", "IPAGothic", "WenQuanYi Zen Hei",
+)  # fmt: skip
 _STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -254,10 +259,13 @@ def _reporting(path: Path) -> Iterator[None]:
 def write(report: BenchReport, folder: Path) -> WrittenPlots:
     """Writes every plot that the report has data for; replaces existing files. Raises the errors of `prepare`."""
     prepare(folder)
-    from matplotlib import rc_context
+    from matplotlib import font_manager, rc_context
 
+    there = set(font_manager.get_font_names())
+    fonts = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in there)]
+    style: Any = {**_STYLE, "font.sans-serif": fonts}  # rc_context is typed with a Literal of all keys
     paths, missing = [], []
-    with rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]  # a Literal of all keys
+    with rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         for name in PLOTS:
             figure = draw(report, name)

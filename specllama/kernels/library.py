@@ -48,7 +48,11 @@ class Kernels:
 
     @property
     def n_packed(self) -> int:
-        """Weights that were packed so far. From the first one on, attention is ours as well, in every model."""
+        """Weights that were packed so far. From the first one on, attention is ours as well, in every model.
+
+        Not from `attach` on, which also precedes `--kernels off`: that is llama.cpp's own path. So no other thread may
+        compute with a model while the first one with our kernels is loaded.
+        """
         return int(self._library.specllama_kernels_packed())
 
 

@@ -35,6 +35,15 @@ def test_a_killed_parent_takes_the_module_and_its_children_with_it(tmp_path: Pat
         assert parent.stdout.read() == ""  # returns when no process has the pipe any more
 
 
+def test_a_command_that_a_signal_ends_is_told_as_a_shell_does(tmp_path: Path) -> None:
+    """Prevents: exit code 247, and no word why a compiler ended."""
+    command = [sys.executable, with_parent.__file__, "--", "sh", "-c", "kill -9 $$"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.wait(60) == 128 + 9
+        assert process.stderr is not None
+        assert "signal 9" in process.stderr.read()
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_module_runs_as_if_python_had_started_it(tmp_path: Path, code: int) -> None:
     """Prevents: lost arguments or exit codes; a module of ours or of the working directory."""

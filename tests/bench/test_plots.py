@@ -224,3 +224,15 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         plots.prepare(place)
     with pytest.raises(ReportError, match="cannot be written"):
         plots.prepare(place / "deeper")
+
+
+def test_chinese_and_japanese_names_get_a_font_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: boxes in place of a file's name where the system has a font for it."""
+    import matplotlib as mpl
+    from matplotlib import font_manager
+
+    seen: list[list[str]] = []
+    monkeypatch.setattr(font_manager, "get_font_names", lambda: ["Arial", "Meiryo"])
+    monkeypatch.setattr(plots, "draw", lambda *_args: seen.append(mpl.rcParams["font.sans-serif"]))
+    plots.write(report(temperatures=(0.0,)), tmp_path)
+    assert seen[0] == ["DejaVu Sans", "Meiryo"]

@@ -162,6 +162,19 @@ def test_a_signal_ends_the_compilers_and_keeps_nothing(place: Path, number: sign
     assert not (build.library().parent.parent / "building").exists()
 
 
+def test_what_a_compiler_leaves_in_the_background_ends_with_it(place: Path) -> None:
+    """Prevents: processes of a compiler's wrapper that outlive it."""
+    compiler(place / "cxx", 'exec 3> "$PLACE/alive"; (sleep 60; echo left over >&3) &', MAKES)
+    os.mkfifo(place / "alive")
+    alive = os.open(place / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        build.build()
+        os.set_blocking(alive, True)
+        assert os.read(alive, 1) == b""  # returns when no process has it open
+    finally:
+        os.close(alive)
+
+
 def test_two_processes_compile_once(place: Path) -> None:
     """Prevents: half a library of one process that the other links; twice the work."""
     build.build()
