@@ -13,6 +13,8 @@ from specllama.base import child
 from specllama.base.child import Tell
 from specllama.base.errors import BackendError, DiskFull
 
+pytestmark = pytest.mark.slow  # starts programs
+
 
 def _count(tell: Tell) -> int:
     tell("counting", 0.5)

@@ -15,7 +15,10 @@ import pytest
 from specllama.base.errors import BackendError, SpecllamaError
 from specllama.kernels import build
 
-pytestmark = pytest.mark.skipif(bool(build.unsupported()), reason="no kernels on this machine")
+pytestmark = [
+    pytest.mark.slow,  # starts compilers
+    pytest.mark.skipif(bool(build.unsupported()), reason="no kernels on this machine"),
+]
 
 MAKES = 'n=; for word; do [ "$n" = -o ] && echo made > "$word"; n=$word; done'
 HANGS = 'exec 3> "$PLACE/alive"; (sleep 60; echo left over >&3)'

@@ -22,6 +22,8 @@ from specllama.llama.crash_test import State
 from tests import tiny
 from tests.homes import file_size_limit
 
+pytestmark = pytest.mark.slow  # starts programs
+
 # The real bindings, except that {on_import} and {on_decode} can fail, and that logits can have another value.
 FAKE_BINDINGS = """
 import importlib.util, os, signal, sys, time

@@ -14,6 +14,8 @@ from specllama.llama import LoadOptions
 from specllama.llama.log import LogBook
 from tests import tiny
 
+pytestmark = pytest.mark.slow  # starts programs
+
 ROOT = Path(__file__).resolve().parents[2]
 timers = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no timer signals")
 

@@ -18,6 +18,8 @@ from specllama.llama import model as model_module
 from specllama.llama.crash_test import Use
 from tests import tiny
 
+pytestmark = pytest.mark.slow  # starts programs
+
 
 @pytest.fixture(autouse=True)
 def untried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
