@@ -15,10 +15,17 @@ from specllama.base import disk
 from specllama.base.errors import BackendError, ModelFileError, SpecllamaError
 from specllama.llama import crash_test, library_hash
 from specllama.llama import model as model_module
+from specllama.llama.bindings import bindings
 from specllama.llama.crash_test import Use
 from tests import tiny
 
 pytestmark = pytest.mark.slow  # starts programs
+
+
+@pytest.fixture(autouse=True)
+def tested_build() -> None:
+    """The first use of llama.cpp asks a child as well, which must not get the end that a test makes up."""
+    bindings()
 
 
 @pytest.fixture(autouse=True)
