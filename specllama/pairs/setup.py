@@ -373,7 +373,7 @@ def _translated_if_tuned(setup: Setup) -> Setup:
 
 
 def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
-    """`setup` as its profile says; with its reason in `stale` if there is none that can be used."""
+    """`setup` as its profile says; without a usable profile, `stale` gives the reason."""
     setup = replace(setup, untuned=setup.subject, any_strategy=any_strategy)
     found = profiles.find(setup.subject)
     if found.profile is None:

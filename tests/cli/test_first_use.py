@@ -94,7 +94,7 @@ def test_what_the_first_answer_assumed_is_measured_after_it(
 
 
 def test_never_measures_nothing_and_loads_no_draft(specllama: Run, pair: Pair, tmp_path: Path) -> None:
-    """Prevents: drafts of a length that nobody measured; a draft in memory that nothing uses."""
+    """Prevents: drafts of a length that was not measured; an unused draft in memory."""
     record = record_of(specllama("run", *pair.options, *ASK, "--measure", "never", "--json"))
     assert (record["profile"], record["models"]["draft"], record["settings"]["spec_type"]) == (None, None, "lookup")
     assert kept(tmp_path) == []
@@ -183,7 +183,7 @@ def test_a_profile_that_learned_within_a_chat_is_told(
 
 
 def test_bench_measures_a_pair_that_nothing_is_known_of(specllama: Run, talker: Pair, tmp_path: Path) -> None:
-    """Prevents: a benchmark without the controller, because nobody tuned."""
+    """Prevents: a benchmark of an untuned pair without the controller."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"category": "code", "turns": ["hello"]}\n' * 2)
     bench = ["bench", *talker.options, "--prompts", str(prompts), "-n", "8", "--spec-draft-n-max", "0,auto"]
