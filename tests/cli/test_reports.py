@@ -153,7 +153,7 @@ def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
     """Prevents: the same where the progress is drawn first, by EIO alone or with the SIGHUP of a session's terminal."""
     theirs, ours = os.openpty()
     with subprocess.Popen(
-        [*place.program("bench"), "--format", form, "-n", "64", "-r", "50"],
+        [*place.program("bench"), "--format", form, "-n", "64", "-r", "5000"],
         stdin=ours,
         stdout=ours,
         stderr=ours,
