@@ -76,7 +76,8 @@ def _headers_of_ggml() -> list[Path]:
 def library() -> Path:
     """Where the library of these sources and headers lies once it is built."""
     digest = hashlib.sha256(repr((FLAGS, PATHS, sys.platform)).encode())
-    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), *_headers_of_ggml()]):
+    files = [*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), *_headers_of_ggml()]
+    for path in sorted(files, key=lambda path: path.name):  # the same wherever the folders lie
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return user_cache_path("specllama") / "kernels" / digest.hexdigest()[:20] / NAME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,3 +232,18 @@ def test_few_old_libraries_are_kept(place: Path) -> None:
     made = build.build()
     newest = [f"{n:020x}" for n in range(20 - build._N_KEPT + 1, 20)]
     assert {path.name for path in kernels.iterdir() if path.is_dir()} == {*newest, made.parent.name, "other"}
+
+
+def test_a_repository_that_moves_keeps_its_library(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: kernels compiled again and profiles lost because a folder has another name."""
+    for name in ("a", "z"):
+        shutil.copytree(build.SOURCES, place / name)
+    monkeypatch.setattr(build, "headers", lambda: place / "m")
+    shutil.copytree(build.SOURCES, place / "m")
+    for name in ("ggml.h", "ggml-backend.h"):
+        (place / "m" / name).write_text(name)
+    found = set()
+    for name in ("a", "z"):
+        monkeypatch.setattr(build, "SOURCES", place / name)
+        found.add(build.library())
+    assert len(found) == 1
