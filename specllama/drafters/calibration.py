@@ -20,6 +20,7 @@ class Prior:
     typical: float = 0.8  # acceptance at unknown confidence
     base: float = 0.3  # acceptance at confidence 0
     slope: float = 0.65  # its gain up to confidence 1
+    known: bool = False  # it is this pair's own, measured or learned
 
     def at(self, confidence: float) -> float:
         return self.base + self.slope * confidence
@@ -65,6 +66,11 @@ class Calibration:
     def empty(self) -> bool:
         """True before the first sample."""
         return not self._n
+
+    @property
+    def blind(self) -> bool:
+        """True before the first sample if the prior says nothing of this pair."""
+        return self.empty and not self._prior.known
 
     @property
     def typical(self) -> float:

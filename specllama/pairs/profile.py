@@ -137,7 +137,8 @@ class Profile:
         habit = self.habit(greedy=greedy)
         if habit is None:
             return Prior()
-        return Prior(typical=habit.acceptance, base=habit.acceptance - Prior().slope * habit.confidence)
+        base = habit.acceptance - Prior().slope * habit.confidence
+        return Prior(typical=habit.acceptance, base=base, known=True)
 
     def to_json(self) -> dict[str, object]:
         """Plain data for `from_plain`, with the names of the kernel paths."""

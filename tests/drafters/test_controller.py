@@ -431,6 +431,15 @@ def test_a_long_prompt_is_not_read_before_the_first_probe() -> None:
     assert Controller(profile).plan(8, lag=20).n_drawn == 8, "a short prompt is read at once"
 
 
+@pytest.mark.parametrize(("acceptance", "is_read"), [(0.9, True), (0.05, False)])
+def test_what_is_known_of_a_pair_decides_whether_its_draft_reads_the_prompt(acceptance: float, is_read: bool) -> None:
+    """Prevents: eight plain tokens at the start of every answer, although `tune` found that drafts pay."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 20.0)))
+    for is_known in (False, True):
+        controller = Controller(profile, calibration=Calibration(Prior(acceptance, 0.3, 0.65, known=is_known)))
+        assert bool(controller.plan(8, lag=80).n_drawn) == (is_read and is_known)
+
+
 def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:
     """A long prompt that is never read although the answer is long, or read for an answer of ten tokens."""
     profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 40.0)))

@@ -251,6 +251,7 @@ def test_the_prior_is_what_the_draft_was_worth_at_that_temperature() -> None:
     assert (greedy.typical, sampled.typical) == (0.9, 0.6)
     assert greedy.at(0.8) == pytest.approx(0.9)
     assert sampled.at(0.5) == pytest.approx(0.6)
+    assert PROFILE.prior(greedy=True).known
     assert replace(PROFILE, classes=()).prior(greedy=True) == Prior()
     learned = replace(PROFILE, habits=(Habit(True, 0.5, 0.4, 1.0),))
     assert (learned.prior(greedy=True).typical, learned.prior(greedy=False).typical) == (0.5, 0.6)
