@@ -4,6 +4,7 @@
     python benchmarks/never_below.py --report FILE.jsonl
 
 Every kind of pair begins without a profile: its first answer measures it, as in `specllama run`, and that time counts.
+What `run` measures behind its first answer does not count: nothing waits.
 Each prompt is answered plainly and with the default settings, in turn, from empty KV caches, with the same number of
 tokens; end tokens are forbidden. Plain decoding uses its fastest kernel path, if `specllama tune` found one. A ratio is
 the time of plain decoding over that of the default: of decoding, and of the whole answer with prompt and measuring.
@@ -111,10 +112,10 @@ class Kind:
     def plainly(self, tokens: Sequence[int], temperature: float, n: int, seed: int) -> tuple[float, Finished]:
         return self.answer(self.plain, NoDrafter(), tokens, temperature, n, seed)
 
-    def measure(self) -> float:
-        """Seconds of measuring the pair, if it is due."""
+    def measure(self, *, hurried: bool) -> float:
+        """Seconds of measuring the pair, or what is left of it, if it is due."""
         began = time.perf_counter()
-        self.setup = FirstUse(self.setup, self.models, hurried=True).finish()
+        self.setup = FirstUse(self.setup, self.models, hurried=hurried).finish()
         took = time.perf_counter() - began
         say(f"measured in {took:.2f} s: {self.setup.profile and self.setup.profile.costs}")
         return took
@@ -158,8 +159,10 @@ def run(kind: str, prompts: Sequence[BenchPrompt], args: argparse.Namespace) -> 
                 if plain_first:
                     plain = here.plainly(tokens, temperature, args.predict, seed)
                 if first:
-                    measure_s = here.measure()
+                    measure_s = here.measure(hurried=True)
                 ours = here.by_default(tokens, temperature, args.predict, seed)
+                if first:
+                    here.measure(hurried=False)
                 if not plain_first:
                     plain = here.plainly(tokens, temperature, args.predict, seed)
                 (took_s, event), (plain_s, other) = ours, plain

@@ -32,6 +32,7 @@ LONGEST = 8  # rows of the target's longest block
 N_READ = 16  # rows of the draft's block: the slope up to here is the cost of catching up
 MOST_ROUNDS = 3
 AGREE = 1.1  # if the slowest and the fastest pass over one row differ by more, another round follows
+MOST_REPEATED = 3  # further passes over one row while an answer waits, until the two fastest agree
 N_PASSES = 11  # of one round, for the progress
 # Where an answer waits, T(4) alone is measured. The others are assumed, as T(n) - 1 in units of T(4) - 1: on the
 # machines of benchmarks/README.md it is 0.14 to 1.0 for 2 rows and 1.5 to 3.6 for 8. These values lose the least over
@@ -82,6 +83,7 @@ class _Passes:
         self._models = {False: target, True: draft}
         self._tokens, self._clock = tokens, clock
         self._samples: dict[tuple[int, bool], list[float]] = defaultdict(list)
+        self._every: dict[tuple[int, bool], list[float]] = defaultdict(list)  # with those that do not count
         self.spent_s = 0.0
 
     def take(self, n_rows: int, *, drafts: bool = False, counts: bool = True) -> None:
@@ -96,6 +98,7 @@ class _Passes:
                 model.truncate(n_before)
         took = self._clock() - began
         self.spent_s += took
+        self._every[n_rows, drafts].append(took)
         if counts:
             self._samples[n_rows, drafts].append(took)
 
@@ -107,11 +110,21 @@ class _Passes:
         """In units of T(1)."""
         return median_low(self._samples[n_rows, drafts]) / self.step_s
 
+    def least(self, *, drafts: bool = False) -> Points:
+        """The fastest pass of each kind in units of the fastest T(1): other programs only make passes slower."""
+        unit_s = min(self._every[1, False])
+        return tuple((n, min(self._every[n, of]) / unit_s) for n, of in sorted(self._every) if of == drafts)
+
     @property
     def can_pay(self) -> bool:
-        """`can_pay` by the fastest pass of each kind: other programs only make passes slower."""
-        least = {key: min(samples) / self.step_s for key, samples in self._samples.items()}
-        return can_pay(least[1, True], [(n, cost) for (n, drafts), cost in least.items() if not drafts])
+        """`can_pay` by the fastest passes."""
+        return can_pay(dict(self.least(drafts=True))[1], self.least())
+
+    @property
+    def unsure(self) -> bool:
+        """True if the two fastest passes over one row differ, of the target or of the draft."""
+        two = [sorted(self._every[1, drafts])[:2] for drafts in (False, True)]
+        return any(second > AGREE * first for first, second in two)
 
     def points(self, *, drafts: bool = False) -> Points:
         return tuple((n, self.cost(n, drafts=of)) for n, of in sorted(self._samples) if of == drafts)
@@ -138,7 +151,7 @@ def measuring(
 
     `tokens`: at least N_READ, known to both. Ends early once the draft cannot pay, and after the first round if T(1) is
     steady and the draft can pay. `hurried`: an answer waits, so the time of about five tokens must do, unless the draft
-    seems not to pay.
+    seems not to pay or passes vary. So few samples have no median: the fastest of each kind counts.
     """
     passes = _Passes(target, draft, tokens, clock)
 
@@ -149,10 +162,11 @@ def measuring(
         return _curve(passes.points(), {}, passes.points(drafts=True))
 
     def hurriedly() -> CostProfile:
-        more = max(passes.cost(4), 1.0) - 1.0
-        costs = _curve(passes.points(), {n: 1.0 + share * more for n, share in ASSUMED}, ((1, 1.0),))
+        verify, ((_, c), *_) = passes.least(), passes.least(drafts=True)
+        more = max(dict(verify)[4], 1.0) - 1.0
+        costs = _curve(verify, {n: 1.0 + share * more for n, share in ASSUMED}, ((1, 1.0),))
         # The draft runs on the same kernels, so its curve has the shape of the target's.
-        return replace(costs, draft=tuple((n, passes.cost(1, drafts=True) * cost) for n, cost in costs.verify))
+        return replace(costs, draft=tuple((n, c * cost) for n, cost in costs.verify))
 
     def single(*, counts: bool = True) -> Generator[None, None, None]:
         for drafts in (False, True):
@@ -171,7 +185,11 @@ def measuring(
 
     yield from single(counts=False)  # the first passes after loading take longer
     yield from single()
-    if (yield from ruled_out(1)):
+    for _ in range(MOST_REPEATED if hurried else 0):
+        if passes.unsure:
+            yield from single()
+    twice = hurried and not passes.unsure  # each pass was seen twice
+    if (twice and not passes.can_pay) or (not twice and (yield from ruled_out(1))):
         return found(CostProfile(verify=UNMEASURED, draft=passes.points(drafts=True), assumed=rows_of(UNMEASURED)))
     for n_rows in (4,) if hurried else (4, 2):
         passes.take(n_rows)

@@ -136,6 +136,16 @@ def test_another_program_during_one_pass_does_not_rule_out_a_draft(hurried: bool
         assert measured(FLAT, 0.3, slow, hurried=hurried)[0].costs.best_case > LEAST_RATE
 
 
+def test_a_busy_machine_does_not_make_a_draft_pay_that_is_as_slow_as_its_target() -> None:
+    """Prevents: one slow pass of the target, after which every draft seems cheap: 22 % of the runs, now 2 %."""
+    n_runs, n_pays = 200, 0
+    for seed in range(n_runs):
+        rng = random.Random(seed)
+        noise = lambda rng=rng: 1.0 + (rng.expovariate(0.67) if rng.random() < 0.3 else 0.0)  # noqa: E731
+        n_pays += measured(FLAT, 1.0, noise, hurried=True)[0].costs.best_case > LEAST_RATE
+    assert n_pays <= 0.05 * n_runs
+
+
 def test_what_is_not_measured_never_rules_out_a_draft_that_could_pay() -> None:
     """Prevents: an early end that is wrong: with blocks that cost nothing more, this draft would pay."""
     assert can_pay(0.5, ((1, 1.0), (4, 3.0)))
@@ -152,7 +162,7 @@ def test_a_busy_machine_is_measured_longer_but_never_too_long() -> None:
         assert spent_s < max(MOST_S, MOST_TOKENS * 1.6 * STEP_S) + 3 * STEP_S
         assert (found.noise < AGREE - 1.0) == (len(target.passes) == 6) or len(target.passes) > 6
     found, target, spent_s = measured(FLAT, 0.3, random.Random(1).random, step_s=0.001)
-    assert len(target.passes) <= 18
+    assert len(target.passes) <= 22
     assert all(cost >= 0.9 for _, cost in found.costs.verify)
 
 
