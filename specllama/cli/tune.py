@@ -292,6 +292,8 @@ def _show_details(output: Output, tuned: Tuned) -> None:
     found, profile = tuned.findings, tuned.profile
     for name, points in (("checking", profile.costs.verify), ("draft", profile.costs.draft)):
         output.line(f"{name}: " + ", ".join(f"{cost:.2f} ({n})" for n, cost in points) + "  of one pass (rows)")
+    if profile.costs.attention:
+        output.line(f"1,000 tokens of context: {1000 * profile.costs.attention:.2f} of one pass more for each row")
     for layout in found.layouts:
         cost_of = dict(layout.verify or ())
         costs = "".join(f", {counted(n, 'token')} {cost_of[n]:.2f} times that" for n in (4, 8) if n in cost_of)

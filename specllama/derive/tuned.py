@@ -20,7 +20,7 @@ from specllama.pairs.derived import Recipe
 from specllama.pairs.profile import Profile, ProfileKey
 from specllama.tuning.child import RunMeasureJob, run_child
 from specllama.tuning.kernel_paths import of_draft, worth_measuring
-from specllama.tuning.tune import ANSWERS, DRAFT, Findings, TuneEffort, Tuning, choose, scaled
+from specllama.tuning.tune import ANSWERS, DRAFT, LONG_CONTEXT, Findings, TuneEffort, Tuning, choose, scaled
 
 QUANT = "Q4_0"  # the type with the fastest kernels
 
@@ -97,7 +97,12 @@ def tune(
     tuning, quick = Tuning(subject, effort, tell, run), effort.n_visits == 1
     if others is not None:
         tuning.budget.plan(ANSWERS + DRAFT * len(others.known) + (MAKING + DRAFT) * len(others.recipes))
+    tuning.budget.plan(0.0 if quick else LONG_CONTEXT)
     tuning.compare(worth_measuring(subject))
+    if not quick:
+        with tuning.attempt("passes in a long context", LONG_CONTEXT) as has_time:
+            if has_time:
+                tuning.deepen()
     best_case = 0.0 if others is None else tuning.findings.best_case(others.least_cost)
     if others is None or best_case <= LEAST_RATE:
         return _tuned(tuning.findings, best_case, quick=quick)

@@ -16,6 +16,7 @@ from specllama.drafters.length import TUNED
 # A plan with the model needs this rate over the best plan without it: less is within the error of the estimates.
 LEAST_RATE = 1.02
 LEAST_COST = 0.9  # T(n): a block takes at least the time of one row; less is an error of measurement
+MOST_ATTENTION = 1e-3  # of one row and one token, in T(1); more is an error of measurement
 
 # A model that does not pay is probed: it reads the end of the text, and its predictions are compared with the text. The
 # first probe comes after FIRST_GAP tokens if the model is expected to pay, else after DOUBTFUL_GAP. Each bad probe adds

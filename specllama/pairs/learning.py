@@ -21,7 +21,7 @@ from specllama.base.errors import SpecllamaError
 from specllama.core.events import Event, PromptProgress, StepEvent, TokenEvent
 from specllama.core.types import DraftPolicy
 from specllama.drafters.calibration import Tally
-from specllama.drafters.controller import LEAST_COST, Controller, CostProfile
+from specllama.drafters.controller import LEAST_COST, MOST_ATTENTION, Controller, CostProfile
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
 from specllama.pairs.profile import LOOKUP_ALONE, Evidence, Habit, Profile, RowCost
@@ -41,7 +41,6 @@ HALF = 8.0  # samples with which an answer has half of its weight
 HALF_JUDGED = 30.0
 # After so many tokens another T(n)/T(1) is that of attention; before, it is that of the weights.
 DEEP = 1024
-MOST_ATTENTION = 1e-3  # of one row and one token, in T(1); more is an error of measurement
 MOST_CHANGE = 1.5  # factor of a cost that one answer can show: the machine may have been busy with something else
 
 

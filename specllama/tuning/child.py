@@ -27,8 +27,10 @@ from specllama.tuning import traces
 from specllama.tuning.costs import (
     READ_ROWS,
     VERIFY_ROWS,
+    Curve,
     Pass,
     affordable,
+    attention,
     finished,
     interleaving,
     known,
@@ -41,6 +43,9 @@ from specllama.tuning.traces import Trace, TracedAnswer
 
 N_CTX = 1024  # of the children
 N_BEFORE = 128  # tokens in the KV while passes are measured
+# Attention: the same passes after up to DEEP tokens, or after as many as half of the time allows. With fewer than
+# LEAST_DEEP the difference is within the noise.
+DEEP, LEAST_DEEP, DEEP_ROWS = 2048, 1024, (1, 4, 8)
 
 THREAD_MARGIN = 1.03  # another number of threads must be faster than the default by this factor
 # Share of a child's work that is done after loading and after trying threads.
@@ -78,6 +83,7 @@ class MeasureJob:
     answers: tuple[TracedAnswer, ...] = ()  # of another child, for judging the draft
     threads: Threads | None = None  # of another child; None = find them, unless the user fixed them
     most_step_s: float = math.inf  # if T(1) is longer, only T(1) is measured
+    deep: bool = False  # measure T(1) and the target's attention, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class Measured:
     threads: Threads | None = None  # used here; None = those of the subject
     noise: float = 0.0  # `costs.spread`, the median over the passes
     n_spelled: float = 1.0  # draft tokens for one target token, in the answers, or without answers in the prompts
+    attention: float | None = None  # see `costs.attention`; None = not asked for, or no time for a long context
 
 
 def _median_points(rows: Sequence[int], samples: Sequence[Sequence[float]]) -> Points:
@@ -226,6 +233,8 @@ def _measure(bench: Bench, tell: Tell, left: Callable[[], float]) -> Measured:
         bench.use(threads)
     tell("measuring passes", TRIED)
     step_s = median(finished(interleaving([bench.verifying(1)], seconds=STEP_SHARE * left()))[0])
+    if job.deep:
+        return Measured(step_s, threads=threads, attention=_attention(bench, tell, left))
     rows = _rows(job, step_s, left(), bench.target.caps.max_block)
     read = READ_ROWS if bench.draft is not None and job.rows != () else ()
     samples = list[list[float]]()
@@ -243,6 +252,24 @@ def _measure(bench: Bench, tell: Tell, left: Callable[[], float]) -> Measured:
         noise=median(map(spread, samples)) if samples else 0.0,
         n_spelled=bench.n_spelled(answers),
     )
+
+
+def _attention(bench: Bench, tell: Tell, left: Callable[[], float]) -> float | None:
+    """See `costs.attention`; None if half of the time is too short for LEAST_DEEP tokens."""
+    target, half_s = bench.target, left() / 2
+    most = min(DEEP, target.n_ctx - max(DEEP_ROWS))
+
+    def curve(seconds: float) -> Curve:
+        n_before = target.length
+        passes = [verifying(target, n_before, bench.rest[:n]) for n in DEEP_ROWS]
+        one_s, *others = map(median, finished(interleaving(passes, seconds=seconds)))
+        return Curve(n_before, {n: each / one_s for n, each in zip(DEEP_ROWS[1:], others, strict=True)})
+
+    shallow = curve(half_s / 4)
+    while target.length + len(bench.before) <= most and left() > half_s:
+        target.feed(bench.before)
+        tell("measuring passes in a long context", TRIED + (1.0 - TRIED) * target.length / DEEP)
+    return attention(shallow, curve(left())) if target.length >= LEAST_DEEP else None
 
 
 def _rows(job: MeasureJob, step_s: float, seconds: float, most: int) -> tuple[int, ...]:
@@ -265,8 +292,8 @@ def _hear(bench: Bench, step_s: float, tell: Tell, left: Callable[[], float]) ->
     return tuple(found)
 
 
-def _open(path: Path, options: LoadOptions, kernels: KernelPath) -> LlamaModel:
-    return llama.load(path, replace(kernels.applied(options), n_ctx=N_CTX, max_block=max(VERIFY_ROWS)))
+def _open(path: Path, options: LoadOptions, kernels: KernelPath, n_ctx: int = N_CTX) -> LlamaModel:
+    return llama.load(path, replace(kernels.applied(options), n_ctx=n_ctx, max_block=max(VERIFY_ROWS)))
 
 
 def open_draft(job: MeasureJob, path: Path) -> LlamaModel:
@@ -278,7 +305,8 @@ def open_draft(job: MeasureJob, path: Path) -> LlamaModel:
 def load(job: MeasureJob) -> Bench:
     """Load the job's models. Raises what `llama.load` raises."""
     subject = job.subject
-    target = _open(subject.target, subject.target_options, job.way.target)
+    n_ctx = DEEP + max(DEEP_ROWS) if job.deep else N_CTX
+    target = _open(subject.target, subject.target_options, job.way.target, n_ctx)
     return Bench(job, target, None if subject.draft is None else open_draft(job, subject.draft))
 
 

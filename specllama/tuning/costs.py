@@ -15,7 +15,7 @@ from specllama.core.events import Finished
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import LanguageModel
-from specllama.drafters.controller import CostProfile
+from specllama.drafters.controller import MOST_ATTENTION, CostProfile
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama import LlamaModel
@@ -109,6 +109,29 @@ def measuring_costs(
               for drafts in most}  # fmt: skip
     profile = CostProfile(verify=points[False], draft=points[True] or ((1, 1.0),))
     return Costs(profile, step_s, median(map(spread, samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """T(n)/T(1) of some n, after `depth` tokens."""
+
+    depth: int
+    ratios: Mapping[int, float]
+
+
+def attention(shallow: Curve, deep: Curve) -> float:
+    """What a token of context adds to each row, in T(1) without context (`CostProfile.attention`).
+
+    With T(n) + n a d at depth d, the ratio of a wide pass rises with d. Ratios of the same rounds are compared, so a
+    drift of the machine between the two depths does not matter.
+    """
+    found = []
+    for n, low in shallow.ratios.items():
+        high = deep.ratios[n]
+        # low (1 + a d0) - n a d0 = high (1 + a d1) - n a d1, solved for a
+        more = n * (deep.depth - shallow.depth) - high * deep.depth + low * shallow.depth
+        found.append((high - low) / more if more > 0.0 else 0.0)
+    return min(max(median(found), 0.0), MOST_ATTENTION)
 
 
 def spread(samples: Sequence[float]) -> float:

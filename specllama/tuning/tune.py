@@ -36,8 +36,8 @@ PATH_MARGIN = 1.03  # another path must be faster than the default by this facto
 # load the target in another way only for a reason.
 PLAIN_TIE = 1.01
 
-# Weights of the pieces in the time: a visit, a last look at the default, the answers, a draft.
-VISIT, CHECK, ANSWERS, DRAFT = 3.0, 0.7, 4.0, 2.0
+# Weights of the pieces in the time: a visit, a last look at the default, a long context, the answers, a draft.
+VISIT, CHECK, LONG_CONTEXT, ANSWERS, DRAFT = 3.0, 0.7, 3.0, 4.0, 2.0
 NO_TIME = "no time was left"
 
 
@@ -89,6 +89,7 @@ class Findings:
     drift: float = 1.0  # largest ratio of two visits of the same path
     threads: Threads | None = None  # used for all measurements; None = those of the options
     strategy: str = SIMPLE  # of the draft model, see `ProfileKey`
+    attention_s: float = 0.0  # what a token of context adds to each row of the target; 0 = not measured
 
     @property
     def comparable(self) -> bool:
@@ -125,7 +126,8 @@ class Findings:
         layout = self.layout_of(draft)
         points = by_tokens(scaled(layout.draft, layout.step_s / target.step_s), draft.n_spelled)
         # Without a draft its costs are never used; a profile needs some.
-        return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),))
+        attention = self.attention_s / target.step_s
+        return CostProfile(verify=((1, 1.0), *target.verify[1:]), draft=points or ((1, 1.0),), attention=attention)
 
     def best_case(self, factor: float = 1.0) -> float:
         """The speed over plain decoding if every token of the own draft is accepted and costs `factor` of its time."""
@@ -179,6 +181,7 @@ class Tuning:
         self._rows: tuple[int, ...] | None = None  # of the first visit, so that all have the same
         self.failures: list[str] = []
         self._own: Measured | None = None  # the subject's own draft, judged by the answers
+        self._attention_s = 0.0
         self._others: list[MeasuredDraft] = []
 
     def compare(self, paths: Paths) -> None:
@@ -258,6 +261,13 @@ class Tuning:
         steps = [[each.step_s for each in visits] for visits in self._visits.values()]
         return max(max(each) / min(each) for each in steps)
 
+    def deepen(self) -> None:
+        """Measure what a long context adds to a pass. Raises what the child raises."""
+        seconds, tell = self.budget.piece(LONG_CONTEXT)
+        fastest, target = self.findings.fastest, replace(self.subject, draft=None, draft_options=None)
+        found = self._run(MeasureJob(target, fastest.way, seconds, threads=self.threads, deep=True), tell)
+        self._attention_s = (found.attention or 0.0) * fastest.step_s
+
     def hear(self) -> None:
         """Record answers of the target, judged by the subject's own draft. Raises what the child raises."""
         seconds, tell = self.budget.piece(ANSWERS)
@@ -323,6 +333,7 @@ class Tuning:
             self._drift,
             self.threads,
             self.subject.strategy,
+            self._attention_s,
         )
 
 

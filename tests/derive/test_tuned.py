@@ -32,6 +32,7 @@ N_CUT = 640
 CHEAP = ((1, 0.040), (2, 0.042), (4, 0.044), (8, 0.050))
 DEAR = ((1, 0.040), (2, 0.080), (4, 0.160), (8, 0.320))
 Q4, CUT, BOTH = "q4_0", f"v{N_CUT}", f"q4_0+v{N_CUT}"
+ATTENTION = 1e-4
 EFFORT = TuneEffort(seconds=100.0, n_visits=2, n_tokens=10)
 
 
@@ -64,6 +65,8 @@ def tune(subject: ProfileKey, monkeypatch: pytest.MonkeyPatch) -> Tune:
         worth: dict[str, tuple[float, float]], verify: object = CHEAP, effort: TuneEffort = EFFORT, deaf: bool = False
     ) -> Tuned:
         def child(job: MeasureJob, _tell: Tell) -> Measured:
+            if job.deep:
+                return Measured(0.04, attention=ATTENTION)
             assert job.subject.draft is not None
             name = "" if job.subject.draft == subject.draft else job.subject.draft.read_text()
             jobs.append(name)
@@ -178,6 +181,15 @@ def test_drafts_from_before_are_measured_and_stay(tune: Tune, subject: ProfileKe
     assert (len(quick.known), quick.recipes) == (1, ())
     assert [path.stem for path in whole.known] == ["draft+q4_0", "draft+q8_0"]
     assert whole.recipes == (Recipe(quant="Q4_0", n_vocab=N_CUT), Recipe(n_vocab=N_CUT))
+
+
+def test_a_thorough_tuning_measures_what_a_long_context_costs(tune: Tune) -> None:
+    """Prevents: drafts of the length that pays in a short context, in a long one where each row costs more."""
+    worth = {"": (0.2, 0.9), Q4: (0.2, 0.9), BOTH: (0.2, 0.9), CUT: (0.2, 0.9)}
+    costs = tune(worth).profile.costs
+    assert costs.attention == pytest.approx(ATTENTION)
+    assert costs.verify_cost(8, 4000) > costs.verify_cost(8)
+    assert tune(worth, effort=TuneEffort(seconds=50.0, n_visits=1, n_tokens=10)).profile.costs.attention == 0.0
 
 
 def test_a_target_alone_has_no_drafts(subject: ProfileKey) -> None:

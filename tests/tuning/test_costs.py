@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from specllama.core.sampling import SamplingParams
+from specllama.tuning import costs
 from specllama.tuning.costs import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
+    Curve,
     finished,
     interleaving,
     measure_acceptance,
@@ -57,6 +59,18 @@ def test_acceptance_is_counted_for_each_class(tmp_path: Path) -> None:
         assert stats.n_emitted == 30
         assert stats.n_accepted + stats.n_rejected > 10
         assert (stats.n_accepted, stats.n_rejected) == (again[name].n_accepted, again[name].n_rejected)
+
+
+@pytest.mark.parametrize("attention", [0.0, 5e-5, 4e-4])
+def test_the_attention_follows_from_the_curves_at_two_depths(attention: float) -> None:
+    """Prevents: a factor of T(1), of the rows or of the first depth; a negative cost."""
+
+    def curve(depth: int, drift: float = 1.0) -> Curve:
+        more = depth * attention
+        return Curve(depth, {n: drift * (cost + n * more) / (1.0 + more) for n, cost in ((4, 1.25), (8, 1.6))})
+
+    assert costs.attention(curve(128), curve(2048)) == pytest.approx(attention)
+    assert costs.attention(curve(128, 1.2), curve(2048)) >= 0.0
 
 
 def test_noise_is_the_spread_of_the_middle_half() -> None:
