@@ -213,11 +213,15 @@ class _Bench:
         return bench_plan.fit(self.wishes, self._fitting, speeds, self._left_s() - insight_s)
 
     def _progress(self, plan: BenchPlan, arm: Arm, prompt: int, of_run: float = 0.0) -> BenchProgress:
-        """The time left follows from the plan until every arm has run once, then from the runs; at most the budget."""
+        """The time left follows from the plan until every arm has run once, then from the runs.
+
+        At most the budget, or what the prompt in hand still takes: all arms finish it.
+        """
         share, spent_s = (len(self._runs) + of_run) / plan.n_runs, self._clock() - self._runs_began
         block = len(plan.arms) * len(plan.conditions)
         whole_s = spent_s / share if len(self._runs) >= block else plan.expected_s
-        left_s = min((1.0 - share) * whole_s, max(self._left_s(), 0.0))
+        in_hand_s = (block - len(self._runs) % block - of_run) / plan.n_runs * whole_s
+        left_s = min((1.0 - share) * whole_s, max(self._left_s(), in_hand_s))
         what = f"prompt {prompt + 1} of {len(plan.prompts)} ({plan.prompts[prompt].category}), {arm.name}"
         return BenchProgress(what, share, left_s if math.isfinite(left_s) else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -98,6 +99,20 @@ def test_the_time_that_is_left_is_no_more_than_the_budget() -> None:
     assert left
     assert max(left) <= 30.0
     assert min(left) >= 0.0
+
+
+def test_time_is_left_as_long_as_a_prompt_is_in_hand() -> None:
+    """Prevents: "0 s left" for minutes, on a machine that is slower than planned: all arms finish their prompt."""
+    stage = Stage(eval_s=0.05)
+
+    def slow() -> None:
+        stage.now += 3.0 * (stage.now > 14.3)  # from the first arm of a prompt on
+
+    stage.on_eval = slow
+    events = stage.events(stage.job(asked(8), budget_s=20.0))
+    begun = [event for before, event in pairwise(events) if isinstance(before, BenchRun)]
+    left = [event.left_s for event in begun if isinstance(event, BenchProgress) and event.what.startswith("prompt ")]
+    assert all(each is not None and each > 0.0 for each in left)
 
 
 def test_fewer_than_three_prompts_give_a_ratio_and_no_interval() -> None:
