@@ -132,7 +132,14 @@ def test_list_on_a_pipe_is_one_name_a_line(specllama: Run) -> None:
 def test_show_tells_everything_about_a_pair_or_a_model(specllama: Run) -> None:
     """Prevents: a checksum, licence or source that only models.toml shows."""
     text = specllama("models", "show", "tiny").out
-    facts = ["summary: for tests", "memory: 8 GB", "--spec-draft-n-max 3", f"Hub {REPO}", "licence: MIT", "unpinned"]
+    facts = [
+        "summary: for tests",
+        "memory: 8 GB",
+        "n-max auto; 3 with",
+        f"Hub {REPO}",
+        "licence: MIT",
+        "unpinned",
+    ]
     assert [fact for fact in (*facts, "specllama models pull") if fact not in text] == []
     data = json.loads(specllama("models", "show", "qwen2.5-7b", "--json").out)
     assert [len(model["files"]) for model in data["models"]] == [2, 1]

@@ -11,6 +11,7 @@ from specllama.files import hub
 from specllama.files.catalog import Catalog
 from specllama.files.model import CatalogPair, HubSource, Model, Source
 from specllama.files.models_toml import source_table
+from specllama.pairs.setup import N_CTX
 
 
 def model_json(model: Model) -> dict[str, object]:
@@ -134,8 +135,9 @@ def show_pair(output: Output, pair: CatalogPair) -> None:
     output.line(f"pair: {pair.name}")
     output.prose(f"summary: {pair.summary or '-'}")
     output.line(f"memory: {f'{pair.memory_gb} GB' if pair.memory_gb else '-'}")
-    for option, value in (("--spec-draft-n-max", pair.defaults.n_max), ("--ctx-size", pair.defaults.n_ctx)):
-        output.line(f"default: {option} {value or 'not set'}")
+    fixed = f"; {pair.defaults.n_max} with --spec-draft-p-min" if pair.defaults.n_max else ""
+    output.line(f"default: --spec-draft-n-max auto{fixed}")
+    output.line(f"default: --ctx-size {pair.defaults.n_ctx or N_CTX}")
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         output.line(f"{role}:")
         show_model(output, model, "  ")
