@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +24,7 @@ from specllama.cli.screen.status import StatusLine, watching
 from specllama.cli.screen.tables import draw_table
 from specllama.derive import tuned as derive_tuned
 from specllama.derive.search import keep_tuned
-from specllama.derive.tuned import Others, Tuned
+from specllama.derive.tuned import Tuned
 from specllama.drafters import TRANSLATED
 from specllama.drafters.controller import LEAST_RATE
 from specllama.drafters.length import DraftLength
@@ -73,12 +74,13 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     if it is faster than the pair's own, the others are removed. It ends early if no draft can pay.
 
     `run` and `chat` then use this profile if the longest draft is `auto` and the models and hardware options are the
-    same. It is valid until the files, llama.cpp or the CPU change. Run it while the machine is idle. Ctrl-C changes
-    nothing.
+    same. It is valid until the files, llama.cpp or the CPU change. Run it while the machine is idle. Ctrl-C keeps
+    nothing of it: no profile and no draft.
     """
     output = open_output(
         color=options.color, format="json" if options.json else "human", quiet=options.quiet, verbose=options.verbose
     )
+    output.note(f"measuring for up to about {'a minute' if options.quick else 'five minutes'}")
     # Measure what `auto` loads without a profile.
     listener, drafting = Said(output), Drafting(spec_type=options.spec_type)
     ask = Ask(names=names_of(models), drafting=drafting, hardware=hardware_of(hardware))
@@ -96,8 +98,15 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
     with watching(output) as watch:  # before they are measured, so that a later change shows
         paths = [path for path in (subject.target, subject.draft, *known) if path is not None]
         measured = {file: storage.seen(file, watch) for path in paths for file in files_of(path)}
-    output.note(_announcement(others, quick=options.quick))
-    with watching(output) as watch, storage.only_one(drafts.LOCK, watch), StatusLine(output, logs=True) as status:
+    if others is not None and others.recipes:
+        size = storage.size_text(others.most_bytes)
+        output.note(f"drafts are made in {drafts.folder()} (up to {size} each) and kept only if they are faster")
+    with (
+        _told_if_stopped(output, subject),
+        watching(output) as watch,
+        storage.only_one(drafts.LOCK, watch),
+        StatusLine(output, logs=True) as status,
+    ):
         status.show("asking for kernel paths", 0.0)
         tuned = derive_tuned.tune(subject, others, effort, status.show)
     found, profile = tuned.findings, tuned.profile
@@ -135,13 +144,16 @@ def tune(models: PairOptions, hardware: HardwareOptions, options: TuneOptions) -
         raise problem
 
 
-def _announcement(others: Others | None, *, quick: bool) -> str:
-    """The time and the space that tuning takes."""
-    time = f"measuring for up to about {'a minute' if quick else 'five minutes'}"
-    if others is None or not others.recipes:
-        return time
-    size = storage.size_text(others.most_bytes)
-    return f"{time}; drafts are made in {drafts.folder()} (up to {size} each) and kept only if they are faster"
+@contextmanager
+def _told_if_stopped(output: Output, subject: ProfileKey) -> Iterator[None]:
+    """After Ctrl-C, say what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = profiles.find(subject).profile
+        stays = "the pair has no profile, as before" if kept is None else f"the pair stays as {kept.origin}"
+        output.note(f"stopped: no profile and no draft of this tuning is kept; {stays}")
+        raise
 
 
 def _facts(tuned: Tuned, place: Path | None) -> dict[str, object]:

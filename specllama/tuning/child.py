@@ -48,8 +48,8 @@ N_BEFORE = 128  # tokens in the KV while passes are measured
 DEEP, LEAST_DEEP, DEEP_ROWS = 2048, 1024, (1, 4, 8)
 
 THREAD_MARGIN = 1.03  # another number of threads must be faster than the default by this factor
-# Share of a child's work that is done after loading and after trying threads.
-LOADED, TRIED = 0.2, 0.3
+# Share of a child's work that is done after loading, after trying threads, and after T(1) alone.
+LOADED, TRIED, STEPPED = 0.2, 0.3, 0.35
 THREADS_SHARE, STEP_SHARE = 0.15, 0.1  # of a child's time: for trying threads, and for T(1) alone
 JUDGED_SHARE = 0.2  # of the time for answers, for the draft's reading of them
 LEAST_TOKENS = 16  # of an answer, on a machine too slow for more
@@ -231,8 +231,8 @@ def _measure(bench: Bench, tell: Tell, left: Callable[[], float]) -> Measured:
             part = _part(tell, "trying numbers of threads", LOADED, TRIED)
             threads = find_threads(bench, THREADS_SHARE * left(), part)
         bench.use(threads)
-    tell("measuring passes", TRIED)
-    step_s = median(finished(interleaving([bench.verifying(1)], seconds=STEP_SHARE * left()))[0])
+    part = _part(tell, "measuring passes", TRIED, STEPPED)
+    step_s = median(finished(interleaving([bench.verifying(1)], seconds=STEP_SHARE * left()), part)[0])
     if job.deep:
         return Measured(step_s, threads=threads, attention=_attention(bench, tell, left))
     rows = _rows(job, step_s, left(), bench.target.caps.max_block)
@@ -240,7 +240,7 @@ def _measure(bench: Bench, tell: Tell, left: Callable[[], float]) -> Measured:
     samples = list[list[float]]()
     if passes := [*map(bench.verifying, rows), *map(bench.reading, read)]:
         seconds = left() * (1.0 - JUDGED_SHARE) if job.answers else left()
-        samples = finished(interleaving(passes, seconds=seconds), _part(tell, "measuring passes", TRIED, 1.0))
+        samples = finished(interleaving(passes, seconds=seconds), _part(tell, "measuring passes", STEPPED, 1.0))
     answers = job.answers or _hear(bench, step_s, tell, left)
     return Measured(
         step_s,
@@ -268,7 +268,7 @@ def _attention(bench: Bench, tell: Tell, left: Callable[[], float]) -> float | N
     shallow = curve(half_s / 4)
     while target.length + len(bench.before) <= most and left() > half_s:
         target.feed(bench.before)
-        tell("measuring passes in a long context", TRIED + (1.0 - TRIED) * target.length / DEEP)
+        tell("measuring passes in a long context", STEPPED + (1.0 - STEPPED) * target.length / DEEP)
     return attention(shallow, curve(left())) if target.length >= LEAST_DEEP else None
 
 
@@ -285,36 +285,45 @@ def _hear(bench: Bench, step_s: float, tell: Tell, left: Callable[[], float]) ->
     """New answers, as long as there is time for; empty if the job asks for none."""
     found, n_prompts = list[TracedAnswer](), len(bench.prompts) if bench.job.n_tokens else 0
     for i, (name, tokens) in enumerate(list(bench.prompts.items())[:n_prompts]):
-        part = _part(tell, "recording answers", *(TRIED + (1.0 - TRIED) * n / n_prompts for n in (i, i + 1)))
+        part = _part(tell, "recording answers", *(STEPPED + (1.0 - STEPPED) * n / n_prompts for n in (i, i + 1)))
         seconds = (1.0 - JUDGED_SHARE) * left() / (n_prompts - i)
         n_tokens = min(bench.job.n_tokens, max(int(seconds / step_s), LEAST_TOKENS))
         found.append(traces.answer(bench.target, name, tokens, n_tokens=n_tokens, progress=part))
     return tuple(found)
 
 
-def _open(path: Path, options: LoadOptions, kernels: KernelPath, n_ctx: int = N_CTX) -> LlamaModel:
-    return llama.load(path, replace(kernels.applied(options), n_ctx=n_ctx, max_block=max(VERIFY_ROWS)))
+def _open(path: Path, options: LoadOptions, kernels: KernelPath, n_ctx: int, progress: TellShare) -> LlamaModel:
+    def goes_on(share: float) -> bool:
+        progress(share)
+        return True
+
+    wish = replace(kernels.applied(options), n_ctx=n_ctx, max_block=max(VERIFY_ROWS))
+    return llama.load(path, wish, progress=goes_on)
 
 
-def open_draft(job: MeasureJob, path: Path) -> LlamaModel:
+def open_draft(job: MeasureJob, path: Path, progress: TellShare = lambda share: None) -> LlamaModel:
     """Load a draft with the job's options and kernel path. Raises what `llama.load` raises."""
     assert job.subject.draft_options is not None
-    return _open(path, job.subject.draft_options, job.way.draft)
+    return _open(path, job.subject.draft_options, job.way.draft, N_CTX, progress)
 
 
-def load(job: MeasureJob) -> Bench:
+def load(job: MeasureJob, tell: Tell = lambda what, share: None) -> Bench:
     """Load the job's models. Raises what `llama.load` raises."""
-    subject = job.subject
-    n_ctx = DEEP + max(DEEP_ROWS) if job.deep else N_CTX
-    target = _open(subject.target, subject.target_options, job.way.target, n_ctx)
-    return Bench(job, target, None if subject.draft is None else open_draft(job, subject.draft))
+    subject, n_ctx = job.subject, DEEP + max(DEEP_ROWS) if job.deep else N_CTX
+    both = LOADED if subject.draft is None else LOADED / 2
+    progress = _part(tell, "loading", 0.0, both)
+    target = _open(subject.target, subject.target_options, job.way.target, n_ctx, progress)
+    draft = None
+    if subject.draft is not None:
+        draft = open_draft(job, subject.draft, _part(tell, "loading", both, LOADED))
+    return Bench(job, target, draft)
 
 
 def child(job: MeasureJob, tell: Tell) -> Measured:
     """Entry point of the child process."""
     end = perf_counter() + job.seconds
     tell("loading", 0.0)
-    return _measure(load(job), tell, lambda: end - perf_counter())
+    return _measure(load(job, _seldom(tell)), tell, lambda: end - perf_counter())
 
 
 RunMeasureJob = Callable[[MeasureJob, Tell], Measured]

@@ -194,12 +194,13 @@ def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) ->
 def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
     terminal: Callable[..., Terminal], byte_pair: Pair, tmp_path: Path
 ) -> None:
-    """Prevents: half a profile; a child that continues to measure; a traceback."""
+    """Prevents: half a profile; a child that continues to measure; a traceback; no word on what is kept."""
     stopped = terminal("tune", *byte_pair.options)
     stopped.wait_for(lambda t: "%" in t.text)  # of any step: a fast machine can finish one between two drawings
     stopped.interrupt()
     assert stopped.finish() == 130
     assert "Traceback" not in stopped.text
+    assert "no profile and no draft" in stopped.text
     assert not list((tmp_path / "state").rglob("*.json"))
     whole = terminal(command=[sys.executable, "-c", CALM, "tune", *byte_pair.options, "--quick"], rows=40)
     assert whole.finish() == 0
