@@ -429,10 +429,8 @@ template <class T>
 void tiles(const void* x, int blocks, int columns, const void* y, size_t stride, float* out, size_t out_stride) {
     const auto* weights = (const typename T::Packed*)x;
     const auto* column = (const typename T::Column*)y;
-    // Widths 5 and 7 are left out: they would take their share of the compiler's time for little.
     while (columns > 0) {
         int n = columns >= 2 * Simd::tile ? Simd::tile : columns > Simd::tile ? (columns + 1) / 2 : columns;
-        if (n == 5 || n == 7) n = 4;
 #ifdef SPECK_TWO_WIDTHS  // the others repeat them; sanitizers make compilers slow
         n = n < 2 ? n : 2;
 #endif
@@ -448,7 +446,9 @@ void tiles(const void* x, int blocks, int columns, const void* y, size_t stride,
             case 2: multiply(std::integral_constant<int, 2>{}); break;
             case 3: multiply(std::integral_constant<int, 3>{}); break;
             case 4: multiply(std::integral_constant<int, 4>{}); break;
+            case 5: multiply(std::integral_constant<int, 5>{}); break;
             case 6: multiply(std::integral_constant<int, 6>{}); break;
+            case 7: multiply(std::integral_constant<int, 7>{}); break;
             default: multiply(std::integral_constant<int, 8>{});
         }
         columns -= n;
