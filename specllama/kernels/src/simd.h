@@ -26,7 +26,7 @@ namespace speck::SPECK_ISA {
 
 struct Simd {
     static constexpr int rows = 16;
-    static constexpr int tile = 8;  // columns at once: 32 registers
+    static constexpr int tile = 12;  // columns at once: 32 registers
     static constexpr bool biased = true;  // signed weights are stored with 128 added
     static constexpr bool scales_integers = false;  // else the sum of each group is scaled as a float
 
