@@ -107,19 +107,20 @@ def _root(
 _TyperUsageError: Any = typer.BadParameter.__bases__[0]
 
 
-def _reader_gone() -> int:
-    """Drop the rest of stdout, so that the interpreter's last flush does not fail."""
-    forget_stdout()
-    return READER_GONE
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code, see `codes`."""
-    words = list(sys.argv[1:] if args is None else args) or ["--help"]
+    code = _run(list(sys.argv[1:] if args is None else args) or ["--help"])
+    if code >= HUNG_UP:  # a signal ended it, maybe in the middle of a write
+        forget_stdout()
+    return code
+
+
+def _run(words: list[str]) -> int:
     try:
         prepare_streams()
         code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
-        sys.stdout.flush()
+        if code != INTERRUPTED:  # typer's return value after Ctrl-C, maybe in the middle of a write that blocks
+            sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except _TyperUsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the message is the group's help
@@ -134,12 +135,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except SystemExit as leaving:  # from shell completion, or from typer after a BrokenPipeError
         if isinstance(leaving.__context__, BrokenPipeError):
-            return _reader_gone()
+            return READER_GONE
         return leaving.code if isinstance(leaving.code, int) else FAILED
     except TerminalGone:
         return HUNG_UP
     except BrokenPipeError:
-        return _reader_gone()
+        return READER_GONE
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EIO and is_hung_up(0):  # while reading stdin
             return HUNG_UP

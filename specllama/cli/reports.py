@@ -1,4 +1,4 @@
-"""Reports that took minutes to make: neither a full disk nor a closed pipe loses one."""
+"""Reports that took minutes to make: no full disk, closed pipe or Ctrl-C loses one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tempfile import NamedTemporaryFile
 from platformdirs import user_state_path
 
 from specllama.base.disk import meant, write_text
-from specllama.base.errors import ReportError, SpecllamaError, UsageError
+from specllama.base.errors import Interrupted, ReportError, SpecllamaError, UsageError
+from specllama.cli.screen.ending import breakable, endings, handling
 from specllama.cli.screen.output import Output
 
 
@@ -35,9 +36,10 @@ def writable(option: str, name: str) -> Path:
 def write_report(path: Path, text: str, output: Output) -> None:
     """Write the full report. Raises ReportError after writing it to another place or printing it."""
     try:
-        write_text(path, text + "\n")
+        with breakable():
+            write_text(path, text + "\n")
     except OSError as error:
-        place = _rescued(text, path.suffix)
+        place = _rescued(lambda: text, path.suffix)
         if place is None:
             output.text(text)
         hint = f"the full report is {'above' if place is None else f'in {place}'}"
@@ -51,31 +53,32 @@ def not_lost(output: Output, suffix: str, text: Callable[[], str], place: Path |
     try:
         yield
     except BaseException as error:  # Ctrl-C included
-        place = place or _rescued(text(), suffix)
+        place = place or _rescued(text, suffix)
         if place is None:
             raise
         hint = f"what was measured is in {place}"
-        if isinstance(error, SpecllamaError):
+        if isinstance(error, SpecllamaError) and not isinstance(error, Interrupted):
             error.hint = "; ".join(filter(None, (error.hint, hint)))
-        else:  # a closed pipe or terminal, which is no error
+        else:  # a signal, or a closed pipe or terminal: no error
             replace(output, quiet=False).warn("the report was not printed", hint)
         raise
 
 
-def _rescued(text: str, suffix: str) -> Path | None:
-    """`text` in a new file, in the folder for temporary files or that of our state; None if neither has room."""
-    for folder in (None, user_state_path("specllama")):
-        path = None
-        try:
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(
-                "w", encoding="utf-8", prefix="specllama-", suffix=suffix, dir=folder, delete=False
-            ) as file:
-                path = Path(file.name)
-                file.write(text + "\n")
-            return path
-        except OSError:
-            if path is not None:
-                path.unlink(missing_ok=True)
-    return None
+def _rescued(text: Callable[[], str], suffix: str) -> Path | None:
+    """`text()` in a new file, in the folder for temporary files or that of our state; None if neither has room."""
+    with handling(endings(), lambda *_: None):  # the next Ctrl-C must not lose it
+        for folder in (None, user_state_path("specllama")):
+            path = None
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                with NamedTemporaryFile(
+                    "w", encoding="utf-8", prefix="specllama-", suffix=suffix, dir=folder, delete=False
+                ) as file:
+                    path = Path(file.name)
+                    file.write(text() + "\n")
+                return path
+            except OSError:
+                if path is not None:
+                    path.unlink(missing_ok=True)
+        return None

@@ -7,9 +7,11 @@ import fcntl
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ import pytest
 
 from specllama.base.errors import SpecllamaError
 from specllama.cli import reports
-from specllama.cli.screen.output import open_output
+from specllama.cli.screen.output import open_output, prepare_streams
+from specllama.cli.screen.worker import interruptible
+from specllama.core.types import Cancel
 from tests.cli.conftest import Pair
 from tests.cli.test_tune import CALM
 
@@ -76,6 +80,24 @@ def read_until(terminal: int, sign: bytes, n: int) -> None:
         seen += os.read(terminal, 1 << 16)
 
 
+def full_pipe() -> tuple[int, int]:
+    """Both ends of a pipe that holds all it can; a write does not block."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(ours, bytes(1 << 12)):
+            pass
+    return theirs, ours
+
+
+def until_blocked(pid: int) -> None:
+    """Wait until the main thread of a process waits in a write to a pipe."""
+    deadline = time.monotonic() + 240
+    while "pipe_write" not in Path(f"/proc/{pid}/wchan").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.fixture
 def place(short_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
@@ -106,11 +128,7 @@ def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(
 ) -> None:
     """Prevents: the same where another program made the pipe non-blocking and reads nothing."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    theirs, ours = os.pipe()
-    os.set_blocking(ours, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(ours, bytes(1 << 12)):
-            pass
+    theirs, ours = full_pipe()
     with subprocess.Popen(place.program("audit"), stdout=ours, stderr=subprocess.PIPE, text=True) as child:
         try:
             _, err = child.communicate(timeout=240)
@@ -120,6 +138,30 @@ def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(
             os.close(ours)
     assert child.returncode == 1
     assert place.saved("audit", err.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize(("command", "n_signals"), [("bench lines", 2), ("audit", 2), ("check", 1)])
+def test_ctrl_c_behind_a_pipe_that_nobody_reads_loses_no_report(place: Place, command: str, n_signals: int) -> None:
+    """Prevents: minutes of measuring lost to the only way out of a write that blocks."""
+    is_lines = command == "bench lines"  # they fill the pipe after some runs
+    theirs, ours = os.pipe() if is_lines else full_pipe()
+    os.set_blocking(ours, True)
+    program = [*place.program(command), *(["-r", "5000"] if is_lines else [])]
+    with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=ours, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            for _ in range(n_signals):
+                until_blocked(child.pid)
+                child.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+            _, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
+            os.close(theirs)
+            os.close(ours)
+    assert child.returncode == 130, err
+    assert all(isinstance(line, dict) for line in place.saved(command, err.splitlines()[-1]))
 
 
 @pytest.mark.slow
@@ -169,6 +211,44 @@ def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
             child.kill()
     (file,) = place.kept.glob(f"specllama-*.{form}")
     assert form == "md" or json.loads(file.read_text().splitlines()[-1])["partial"]
+
+
+@pytest.mark.parametrize("n_signals", [2, 3])
+def test_a_second_ctrl_c_ends_a_write_that_blocks_and_the_report_is_saved(
+    n_signals: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: the only way out of a full pipe loses minutes of measuring; an impatient third Ctrl-C as well."""
+    theirs, ours = os.pipe()
+    with os.fdopen(ours, "w", closefd=False) as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        prepare_streams()
+        output, cancel = open_output(), Cancel()
+
+        def interrupt() -> None:
+            while select.select([], [ours], [], 0)[1]:  # until the write blocks
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not cancel.is_set():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def text() -> str:
+            if n_signals == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            return "the report"
+
+        thread = threading.Thread(target=interrupt)
+        with pytest.raises(SystemExit) as ended, interruptible(cancel, lambda: None):
+            thread.start()
+            with reports.not_lost(output, ".md", text):
+                output.text("x" * 1_000_000)
+        thread.join()
+    monkeypatch.undo()
+    os.close(theirs)
+    os.close(ours)
+    place = Path(capsys.readouterr().err.strip().rpartition(" in ")[2])
+    assert (ended.value.code, cancel.is_set(), place.read_text()) == (130, True, "the report\n")
+    place.unlink()
 
 
 def test_a_quiet_command_says_where_its_report_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

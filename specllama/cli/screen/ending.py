@@ -17,7 +17,12 @@ from typing import Any, NoReturn
 
 
 def endings() -> list[int]:
-    """The three signals, unless the process ignores them: nohup ignores SIGHUP, a script's background job SIGINT."""
+    """The three signals, unless the process ignores them: nohup ignores SIGHUP, a script's background job SIGINT.
+
+    None outside the main thread, which alone can handle signals: a program may call `main` as a function.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
     numbers = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -46,6 +51,31 @@ def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], 
             signal.signal(number, old)
 
 
+_is_writing = False  # the main thread writes, maybe to a full pipe
+
+
+@contextlib.contextmanager
+def breakable() -> Iterator[None]:
+    """A write that a second signal ends with ECANCELED, so that what it would have printed can be saved."""
+    global _is_writing
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, _is_writing = _is_writing, True
+    try:
+        yield
+    finally:
+        _is_writing = before
+
+
+def break_a_write() -> None:
+    """For signal handlers: raises OSError (ECANCELED) if the main thread is in a `breakable` block."""
+    global _is_writing
+    if _is_writing:
+        _is_writing = False
+        raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+
+
 def leave_at_once(number: int, restore: Callable[[], None] = lambda: None) -> NoReturn:
     """End the process as the signal does, without waiting for threads or children."""
     restore()
@@ -60,9 +90,6 @@ def ending_in_order() -> Iterator[None]:
 
     A SIGTERM after one of the two ends the process at once.
     """
-    if threading.current_thread() is not threading.main_thread():  # `main` was called as a function
-        yield
-        return
     numbers = endings()
     interrupts = [number for number in numbers if number == signal.SIGINT]
     others = [number for number in numbers if number != signal.SIGINT]

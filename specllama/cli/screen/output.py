@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import typer
 
-from specllama.base.errors import SpecllamaError
-from specllama.cli.screen.ending import hang_up, is_hung_up
+from specllama.base.errors import Interrupted, SpecllamaError
+from specllama.cli.screen.ending import breakable, hang_up, is_hung_up
 from specllama.cli.screen.visible import HIDDEN, Raw, in_one_line, visible, wrapped
 
 if TYPE_CHECKING:
@@ -259,14 +259,16 @@ class _Standard(io.TextIOWrapper):
         if text == "":  # typer tests streams with "", and expects no error; b"" must fail
             return 0
         try:
-            return super().write(text)
+            with breakable():
+                return super().write(text)
         except OSError as error:
             self._failed(error)
             return len(text)
 
     def flush(self) -> None:
         try:
-            super().flush()
+            with breakable():
+                super().flush()
         except OSError as error:
             self._failed(error)
 
@@ -280,7 +282,8 @@ def _stdout_failed(error: OSError) -> None:
         raise TerminalGone(error.errno, error.strerror)
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
     forget_stdout()
-    raise SpecllamaError(f"stdout cannot be written: {reason}") from error
+    kind = Interrupted if error.errno == errno.ECANCELED else SpecllamaError
+    raise kind(f"stdout cannot be written: {reason}") from error
 
 
 def _stderr_failed(_error: OSError) -> None:
@@ -291,8 +294,9 @@ def _stderr_failed(_error: OSError) -> None:
 
 
 def forget_stdout() -> None:
-    """Discard what is still buffered for a stdout that cannot be written."""
-    _null_as(sys.stdout.fileno(), os.O_WRONLY)
+    """Discard what is still buffered for a stdout that cannot be written: the interpreter's last flush would block."""
+    if isinstance(sys.stdout, _Standard):  # else it is that of a caller of `main`
+        _null_as(sys.stdout.fileno(), os.O_WRONLY)
 
 
 def _null_as(number: int, mode: int) -> None:

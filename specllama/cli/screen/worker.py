@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from specllama.base.errors import Interrupted
-from specllama.cli.screen.ending import endings, handling, leave_at_once
+from specllama.cli.screen.ending import break_a_write, endings, handling, leave_at_once
 from specllama.core.types import Cancel
 
 E = TypeVar("E")  # events of the engine, or of a benchmark
@@ -93,14 +93,15 @@ def interruptible(cancel: Cancel, restore: Callable[[], None]) -> Iterator[None]
     """SIGINT, SIGTERM and SIGHUP set `cancel`, and the end of the block raises SystemExit(128 + signal).
 
     An `Interrupted` that leaves the block is taken as the effect of the signal. Any other exception goes first: an
-    error, or the exit code 1 of an audit that found a fault. A second signal, unless it is SIGHUP, ends the process at
-    once, after `restore`.
+    error, or the exit code 1 of an audit that found a fault. A second signal, unless it is SIGHUP, ends a write that
+    blocks, so that a report is saved; if nothing is written, it ends the process at once, after `restore`.
     """
     received = 0
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal received
         if received:
+            break_a_write()
             leave_at_once(number, restore)
         received = number
         cancel.set()
