@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import specllama
+from specllama.core.types import Caps, Decision, DraftPlan
 
 
 @pytest.mark.parametrize("name", specllama.__all__)
@@ -21,3 +22,10 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 def test_dir_lists_the_public_names() -> None:
     """Prevents: an editor that completes nothing."""
     assert set(specllama.__all__) <= set(dir(specllama))
+
+
+def test_the_defaults_of_the_seams_are_those_of_the_design() -> None:
+    """Prevents: a model taken for one with trees, or with other limits, because it says nothing of them."""
+    assert Caps() == Caps(rollback=True, tree=False, features=False, max_block=32)
+    assert DraftPlan() == DraftPlan(n_given=0, n_drawn=0, probe=0, rate=1.0)
+    assert Decision(0, 0.5, go_on=True).plan is None

@@ -47,8 +47,6 @@ def gain(passes: Sequence[TimedPass]) -> Gain | None:
     Each pass gives T(1) at its own moment and depth of the context: its time over T(n)/T(1) of the profile. Passes of
     one row need no profile; those beside wider passes correct it. A plain token is sampled once as well.
     """
-    if len(passes) < LEAST_PASSES:
-        return None
     known = [(each, step_s) for each, step_s in zip(passes, _single_row_times(passes), strict=True) if step_s]
     if len(known) < LEAST_PASSES:
         return None

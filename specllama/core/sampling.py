@@ -134,7 +134,7 @@ def _column_peaks(row: FloatArray) -> FloatArray:
 
 
 def _largest(row: FloatArray, k: int, peaks: FloatArray | None = None) -> IntArray:
-    """Ids of the `k` largest entries, ascending; ties at the edge go to the lowest ids.  (k,)
+    """Ids of the `k` largest entries, or of all; ascending, ties at the edge go to the lowest ids.  (min(k, n),)
 
     `peaks`: those of the row's columns, if known. They bound the k-th largest entry from below, so only a few columns
     are looked at closely: for 152k tokens several times cheaper than partitioning the row.
@@ -178,7 +178,7 @@ def _nucleus(values: Float64Array, weights: Float64Array, share: float) -> IntAr
     """Indices of the fewest entries, largest first, whose weights reach `share`; ties go to the lowest index."""
     n = 256
     while True:  # sorting a few hundred is enough for most rows
-        head = _largest(values, min(n, values.size))
+        head = _largest(values, n)
         order = head[(-values[head]).argsort(kind="stable")]
         reached = np.cumsum(weights[order]) >= share
         if reached[-1]:
@@ -215,7 +215,7 @@ def law(
     if params.greedy:
         cells = np.array((largest,))
     elif k > 0:
-        cells = _largest(rest, min(k, rest.size), peaks)
+        cells = _largest(rest, k, peaks)
     elif params.min_p > 0.0:
         cells = _not_far_below(rest, peak, params.min_p)
     if cells is None:
@@ -278,7 +278,7 @@ class RandomChooser:
         """One token by inversion of the cumulative distribution; a token of probability 0 is never drawn."""
         ids, probs = law.cells()
         upto = probs.cumsum()
-        # side='right' finds the first entry above u; the mass may be a rounding below or above 1, so u is scaled.
+        # side='right' finds the first entry above u. The mass may be a rounding below or above 1, so u is scaled;
+        # u <= 1 - 2**-53, so the product is below the mass, and there is such an entry.
         i = int(upto.searchsorted(self._random.random() * upto[-1], side="right"))
-        i = min(i, int(upto.searchsorted(upto[-1])))
         return i if ids is None else int(ids[i])

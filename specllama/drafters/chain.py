@@ -48,5 +48,4 @@ class ChainDrafter:
         self.model.observe(seen)  # the policy is the model's, so `lookup` need not observe
 
     def close(self) -> None:
-        self.lookup.close()
-        self.model.close()
+        """The caller loaded the model and closes it."""

@@ -120,7 +120,7 @@ class Speller:
         """The longest token that fits, repeatedly; a byte that no token fits is left out."""
         at = 0
         while at < len(data):
-            lengths = range(min(len(data) - at, self._n_longest), 0, -1)
+            lengths = range(self._n_longest, 0, -1)  # a slice ends with `data`
             n = next((n for n in lengths if data[at : at + n] in self._by_bytes), 0)
             if n:
                 yield self._by_bytes[data[at : at + n]]
@@ -128,12 +128,9 @@ class Speller:
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        found = dict[bytes, int]()
-        for token, piece in enumerate(self._draft.pieces()):
-            if piece:
-                found.setdefault(piece, token)
-        return found
+        """The lowest token of each piece."""
+        return {piece: token for token, piece in reversed([*enumerate(self._draft.pieces())])}
 
     @cached_property
     def _n_longest(self) -> int:
-        return max(map(len, self._by_bytes), default=0)
+        return max(map(len, self._by_bytes))

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from specllama.base.errors import UsageError
+from specllama.core.optional import models_of
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Decision, Draft, DraftPlan, Observation, Verdict
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
 from specllama.drafters import lookup as lookup_room
-from specllama.drafters.length import DraftLength
-from specllama.drafters.lookup import LookupDrafter
+from specllama.drafters.length import ConfidencePolicy, DraftLength
+from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.suffix import Continuation
 from tests.drafters.test_suffix import longest_match, texts
+from tests.fakes import FakeModel, RandomTable
 
 PARAMS = SamplingParams()
 
@@ -175,16 +177,17 @@ def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyP
     assert propose(drafter, tokens, 1) == (4,)
 
 
-def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
+@pytest.mark.parametrize("n_given", [0, 2])
+def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken(n_given: int) -> None:
     """A planner that is asked token by token cannot weigh a block whose fourth row is cheaper than its third."""
 
-    offers: list[Sequence[float]] = []
+    offers = list[tuple[int, int]]()
 
     class Two(Taking):
         def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
             assert lag is None
-            offers.append(offer)
-            return DraftPlan(n_given=2)
+            offers.append((len(offer), depth))
+            return DraftPlan(n_given)
 
         def look(self, depth: int) -> bool:
             raise AssertionError("there is nothing to evaluate")
@@ -193,10 +196,13 @@ def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken() -> None:
             raise AssertionError("a lookup learns by itself")
 
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
-    drafter = begun(tokens, Two())
-    assert propose(drafter, tokens, 5) == (4, 5)
-    assert [len(offer) for offer in offers] == [5]
-    assert drafter.report().decisions == (Decision(0, 0.0, True, DraftPlan(n_given=2)),)
+    planner = Two()
+    drafter = begun(tokens, planner)
+    assert propose(drafter, tokens, 5) == (4, 5)[:n_given]
+    assert offers == [(5, len(tokens))]
+    assert drafter.report().decisions == (Decision(0, 0.0, n_given > 0, DraftPlan(n_given)),)
+    said(drafter, tokens, 4)
+    assert [seen.verdict.next_token for seen in planner.seen] == [4]
 
 
 def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
@@ -204,12 +210,22 @@ def test_the_registry_knows_lookup_and_chain_and_their_other_names() -> None:
     assert not REGISTRY["lookup"].needs_model
     assert REGISTRY["chain"].needs_model
     assert {ALIASES[name] for name in ("ngram", "ngram-simple", "prompt-lookup")} == {"lookup"}
-    made = REGISTRY["lookup"].make(None, DraftSettings(length=DraftLength(3), p_min=0.9))
-    assert isinstance(made, LookupDrafter)
-    assert made.n_max == 3
+    for p_min, expected in ((0.9, 0.9), (0.0, LOOKUP_P_MIN)):
+        made = REGISTRY["lookup"].make(None, DraftSettings(length=DraftLength(3), p_min=p_min))
+        assert isinstance(made, LookupDrafter)
+        assert isinstance(made.policy, ConfidencePolicy)
+        assert (made.n_max, made.policy.p_min) == (3, expected)
     with pytest.raises(UsageError):
         LookupDrafter(n_max=-1)
     assert propose(LookupDrafter(n_max=0), [1, 2, 1, 2, 1, 2]) == ()
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_drafter_has_the_name_of_its_strategy_and_tells_its_models(name: str) -> None:
+    """Figures under another strategy's name; a draft model that two answers use at the same time."""
+    model = FakeModel(RandomTable(4, 1), 4)
+    drafter = REGISTRY[name].make(model if REGISTRY[name].needs_model else None, DraftSettings())
+    assert (drafter.name, [*models_of(drafter)]) == (name, [model] if REGISTRY[name].needs_model else [])
 
 
 @pytest.mark.parametrize(

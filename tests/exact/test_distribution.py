@@ -145,7 +145,8 @@ def test_a_mass_that_is_not_one_is_told() -> None:
             Distribution.dense(probs).require_normalised()
 
 
-def test_a_token_may_stand_only_once_in_a_support() -> None:
+@pytest.mark.parametrize("ids", [[3, 1, 3], [1, 3, 3]])
+def test_a_token_may_stand_only_once_in_a_support(ids: list[int]) -> None:
     """Mass counted twice, found once."""
     with pytest.raises(ValueError, match="twice"):
-        Distribution.on([3, 1, 3], [0.2, 0.3, 0.5])
+        Distribution.on(ids, [0.2, 0.3, 0.5])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from specllama.core.events import StepEvent, TokenEvent
+from specllama.core.gain import TimedPass
 from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats, expected_speedup, expected_tokens
 from specllama.drafters.model import ModelDrafter
@@ -26,13 +29,14 @@ def says(*sentence: str) -> Table:
 
 
 def step_of(
-    n_drafted: int, n_accepted: int, draft_s: float, eval_s: float, sample_s: float, kv_s: float, loop_s: float
-) -> StepEvent:
-    """A step with these counts and times, without a profile."""
+    n_drafted: int, n_accepted: int, draft_s: float, eval_s: float, sample_s: float, kv_s: float, loop_s: float,
+    cost: float | None = None,
+) -> StepEvent:  # fmt: skip
+    """A step with these counts and times."""
     return StepEvent(
         step=0, drafted=(1,) * n_drafted, accepted=n_accepted, drafter="draft-simple", decisions=(),
         draft_s=draft_s, eval_s=eval_s, sample_s=sample_s, kv_s=kv_s, step_s=draft_s + eval_s + sample_s + kv_s,
-        loop_s=loop_s, n_rows=n_drafted + 1, cost=None,
+        loop_s=loop_s, n_rows=n_drafted + 1, cost=cost,
     )  # fmt: skip
 
 
@@ -98,6 +102,34 @@ def test_merged_counters_are_those_of_all_answers_together() -> None:
     both.n_first += 3  # each answer has a first pass; recorded as one answer, the second would have none
     first.merge(second)
     assert first == both
+
+
+def test_the_passes_after_the_first_are_kept_for_the_gain() -> None:
+    """A gain of the prompt's pass or of plain decoding; passes lost between the turns of a chat, or written to JSON."""
+    stats, plain, merged = SpecStats(), SpecStats(), SpecStats()
+    for n_drafted, n_accepted in ((2, 1), (3, 2), *[(0, 0)] * 5):
+        event = step_of(n_drafted, n_accepted, 0.1, 1.0, 0.2, 0.3, 0.0, 1.0 + 0.5 * n_drafted)
+        stats.take(event, rejected=n_accepted < n_drafted)
+        plain.take(event, rejected=n_accepted < n_drafted, drafts=False)
+    first, *others = stats.passes
+    assert first == TimedPass(n_rows=4, n_tokens=3, cost=2.5, eval_s=1.0, sample_s=0.2, step_s=1.6)
+    assert others == [TimedPass(n_rows=1, n_tokens=1, cost=1.0, eval_s=1.0, sample_s=0.2, step_s=1.6)] * 5
+    assert (plain.passes, plain.gain) == ([], None)
+    merged.merge(stats)
+    merged.merge(stats)
+    assert merged.passes == 2 * stats.passes
+    assert stats.gain is not None
+    assert f" ({stats.gain.value:.1f}x plain)" in str(stats)
+    plainly = stats.to_json()
+    assert plainly == {field.name: getattr(stats, field.name) for field in fields(SpecStats) if field.name != "passes"}
+    assert len(stats.passes) == 6, "they are left out of the JSON only"
+
+
+def test_a_place_that_never_was_accepted_has_the_rate_0() -> None:
+    """One accepted token too many, or fewer than none, behind the longest accepted draft."""
+    stats = SpecStats()
+    stats.record(3, 1, rejected=True)
+    assert stats.acceptance_per_position == [1.0, 0.0, 0.0]
 
 
 def test_every_figure_of_an_answer_is_the_one_of_its_definition() -> None:

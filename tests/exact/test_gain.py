@@ -84,10 +84,37 @@ def test_passes_of_one_row_correct_a_wrong_profile() -> None:
     assert found(few).value == pytest.approx(truth(few, lambda _i: 0.05) / 0.7, rel=0.05), "nothing tells it"
 
 
+@pytest.mark.parametrize(("n_pairs", "corrects"), [(15, False), (16, True)])
+def test_so_many_neighbours_correct_a_profile_and_passes_of_one_row_are_no_neighbours(
+    n_pairs: int, corrects: bool
+) -> None:
+    """A correction by chance, or by the ratio of two passes of one row: that of the profile is not in it."""
+    passes = made([(1, 0, 0.0)] * 40 + [(4, 3, 0.02), (1, 0, 0.0)] * (n_pairs // 2) + [(4, 3, 0.02)] * (n_pairs % 2),
+                  lambda _i: 0.05, off=0.5)  # fmt: skip
+    assert (found(passes).value == pytest.approx(truth(passes, lambda _i: 0.05))) == corrects
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_without_a_profile_a_wide_pass_has_the_time_of_the_nearest_pass_of_one_row(seed: int) -> None:
+    """The time of the answer's beginning, where the machine has slowed down since. Of two as near, it is the later."""
+    random = Random(seed)
+    steps = answer(random, 60)
+    times = [random.uniform(0.01, 0.1) for _ in steps]
+    passes = [replace(each, cost=None) for each in made(steps, times.__getitem__)]
+    single = [i for i, each in enumerate(passes) if each.n_rows == 1]
+    nearest = [times[min(single, key=lambda at: (abs(at - i), -at))] for i in range(len(passes))]
+    assert found(passes).value == pytest.approx(truth(passes, nearest.__getitem__))
+
+
+@pytest.mark.parametrize(("n_single", "is_known"), [(4, False), (5, True)])
+def test_without_a_profile_only_some_passes_of_one_row_tell_the_gain(n_single: int, is_known: bool) -> None:
+    """A guess where nothing was measured."""
+    passes = made(answer(Random(2), plain=0.0) + [(1, 0, 0.0)] * n_single, lambda _i: 0.05)
+    assert (gain([replace(each, cost=None) for each in passes]) is not None) == is_known
+
+
 def test_without_a_profile_only_passes_of_one_row_tell_the_gain() -> None:
     """A guess where nothing was measured."""
-    with_few = made(answer(Random(2), plain=0.0) + [(1, 0, 0.0)] * (LEAST_PASSES - 1), lambda _i: 0.05)
-    assert gain([replace(each, cost=None) for each in with_few]) is None
     enough = made([*answer(Random(2)), (1, 0, 0.0)], lambda _i: 0.05)
     assert found([replace(each, cost=None) for each in enough]).value == pytest.approx(truth(enough, lambda _i: 0.05))
 
@@ -95,7 +122,8 @@ def test_without_a_profile_only_passes_of_one_row_tell_the_gain() -> None:
 def test_a_few_passes_or_a_clock_that_stands_still_tell_nothing() -> None:
     """A ratio of the first two steps, or a division by zero on a coarse clock."""
     passes = made(answer(Random(3)), lambda _i: 0.05)
-    assert gain(passes[: LEAST_PASSES - 1]) is None
+    assert gain(passes[:4]) is None
+    assert gain(passes[:5]) is not None
     assert gain([replace(each, eval_s=0.0, sample_s=0.0, step_s=0.0) for each in passes]) is None
 
 

@@ -228,6 +228,20 @@ def test_penalties_count_within_the_window_only() -> None:
     assert ratio[0] / ratio[2] == pytest.approx(math.exp(-0.5))
 
 
+@pytest.mark.parametrize("n_last", [-1, 1, 2, 5, 9])
+def test_a_window_is_the_end_of_what_was_said_before_it(n_last: int) -> None:
+    """Tokens counted that come later, or, where the text is shorter than the window, those of its end alone."""
+    text = list(range(7))
+    for n in range(len(text) + 1):
+        for end in (None, *range(n + 1)):
+            said = text[:n][:end]
+            params = params_of(presence_penalty=0.5, repeat_last_n=n_last)
+            assert params.window(text[:n], end) == [
+                token for i, token in enumerate(said) if n_last < 0 or i >= len(said) - n_last
+            ]
+    assert (params_of().window(text), params_of(presence_penalty=0.5, repeat_last_n=0).window(text)) == ((), ())
+
+
 @pytest.mark.parametrize("name", ["repeat_penalty", "presence_penalty", "frequency_penalty"])
 @pytest.mark.parametrize("value", [0.5, 1.0, 2.0])
 def test_each_penalty_alone_is_one(name: str, value: float) -> None:
@@ -398,6 +412,15 @@ def test_the_largest_uniform_stays_inside(monkeypatch: pytest.MonkeyPatch) -> No
     assert chooser.flip(1.0)
     assert chooser.pick(Distribution.dense([0.1] * 10 + [0.0, 0.0])) == 9
     assert chooser.pick(Distribution.on([4, 9], [0.5, 0.5 - 1e-12])) == 9
+    rng = np.random.default_rng(0)
+    for n in range(1, 200):
+        probs = rng.random(n) * rng.choice([1.0, 1e-9, 3.0])
+        last = n - 1 - int(rng.integers(n))
+        probs[last + 1 :] = 0.0
+        assert chooser_with(monkeypatch, LARGEST).pick(Distribution.dense(probs)) == last
+    assert chooser_with(monkeypatch, 0.6).pick(Distribution.dense([0.5, 0.25])) == 0, (
+        "a share of the mass, whatever it is"
+    )
 
 
 def test_the_same_seed_repeats_and_another_does_not() -> None:

@@ -90,7 +90,9 @@ def test_a_context_that_is_full_is_known_before_anything_is_computed() -> None:
     """`n_ctx` counts the draft's cells, and a target's token may take three of them."""
     model = WatchedDraft(N_VOCAB, n_ctx=10, first=FIRST)
     assert room_after(model, (4, 1)) == 10 - 2 - 5
-    assert room_after(FakeModel(draft_table(0), N_DRAFT_VOCAB, n_ctx=10), (4, 1)) == 10 - 2
+    plain = FakeModel(draft_table(0), N_DRAFT_VOCAB, n_ctx=10)
+    plain.feed([4, 1, 4])
+    assert room_after(plain, (4, 1)) == 10 - 3 - 2
     model.feed((4, 1))
     assert (room_after(model, ()), room_after(model, (4,)), room_after(model, (4, 0))) == (3, 0, -1)
     for refused in (lambda: model.feed((4, 0)), lambda: model.eval((0, 4))):
