@@ -55,5 +55,6 @@ def append(path: Path, kind: str, what: Mapping[str, Any]) -> None:
 
 def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings in which two runs differ; empty if there are none."""
+    now = json.loads(json.dumps(now))  # as it comes back from a file: tuples are lists there
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     return ", ".join(f"{name} was {then.get(name)} and is {now.get(name)}" for name in names)

@@ -26,11 +26,11 @@ GAP_PER_PROBE_COST = 192.0
 PROBE_TOKENS = 24
 
 # Catching up must pay within HORIZON tokens, or within half of the tokens for which the model was not used: the length
-# of the answer is unknown. While nothing is known of the pair it may cost BLIND_INVESTMENT at most, in T(1); a long
-# prompt costs tens.
+# of the answer is unknown. Before the first sample it may cost BLIND_INVESTMENT at most, in T(1), and KNOWN_INVESTMENT
+# if the pair is known: this answer may be one of the bad ones. A long prompt costs tens.
 DEPTH_STEP = 256  # tokens of context after which T(n) is computed anew
 HORIZON = 32
-BLIND_INVESTMENT = 0.5
+BLIND_INVESTMENT, KNOWN_INVESTMENT = 0.5, 4.0
 
 Points: TypeAlias = tuple[tuple[int, float], ...]  # (rows, cost), rows ascending from 1
 
@@ -228,7 +228,8 @@ class Controller:
     def _worth_catching_up(self, lag: int, rate: float, rival: float) -> bool:
         """True if reading `lag` tokens pays, to emit tokens at `rate` instead of `rival`."""
         cost = self.costs.draft_cost(lag + 1) - self._draft
-        if cost > BLIND_INVESTMENT and self.calibration.blind:
+        investment = BLIND_INVESTMENT if self.calibration.blind else KNOWN_INVESTMENT
+        if self.calibration.empty and cost > investment:
             return False
         return cost <= max(HORIZON, self._n_unused // 2) * (1.0 / rival - 1.0 / rate)
 

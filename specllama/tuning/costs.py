@@ -26,7 +26,7 @@ Pass = Callable[[], object]
 
 VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # T is not monotone and has jumps; short blocks matter most
 FEWER_ROWS = ((1, 2, 4, 8, 16), (1, 4, 8))  # for less time
-READ_ROWS = (1, 2, 8, 32)  # of the draft: one token, two after a fully accepted block, more to catch up
+READ_ROWS = (1, 2, 8, 32, 128)  # of the draft: one token, two after a fully accepted block, more to catch up
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
 
 

@@ -126,6 +126,7 @@ def test_other_settings_are_named() -> None:
     text = rows.difference({"predict": 64, "cpu": "x"}, {"predict": 96, "cpu": "x"})
     assert text == "predict was 64 and is 96"
     assert rows.difference({"cpu": "x"}, {"cpu": "x"}) == ""
+    assert rows.difference({"costs": [[1, 1.0]]}, {"costs": ((1, 1.0),)}) == "", "a file has lists for tuples"
 
 
 def test_every_table_can_be_printed_of_any_part_of_the_runs() -> None:

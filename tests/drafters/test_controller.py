@@ -20,6 +20,7 @@ from specllama.drafters.controller import (
     FIRST_GAP,
     GAP_PER_PROBE_COST,
     HORIZON,
+    KNOWN_INVESTMENT,
     LEAST_RATE,
     PROBE_TOKENS,
     Controller,
@@ -145,7 +146,7 @@ def test_estimates_are_those_of_the_definition(seed: int) -> None:
 def test_the_figures_are_those_of_the_page() -> None:
     """docs/controller.md with other figures than the code."""
     assert (LEAST_RATE, FIRST_GAP, DOUBTFUL_GAP, GAP_PER_PROBE_COST) == (1.02, 8, 20, 192)
-    assert (HORIZON, BLIND_INVESTMENT) == (32, 0.5)
+    assert (HORIZON, BLIND_INVESTMENT, KNOWN_INVESTMENT) == (32, 0.5, 4)
 
 
 def test_old_samples_fade() -> None:
@@ -438,6 +439,7 @@ def test_what_is_known_of_a_pair_decides_whether_its_draft_reads_the_prompt(acce
     for is_known in (False, True):
         controller = Controller(profile, calibration=Calibration(Prior(acceptance, 0.3, 0.65, known=is_known)))
         assert bool(controller.plan(8, lag=80).n_drawn) == (is_read and is_known)
+        assert not controller.plan(8, lag=800).n_drawn, "that costs a quarter of a short answer"
 
 
 def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:

@@ -272,10 +272,10 @@ def test_a_draft_that_is_spelled_is_charged_for_its_spelling() -> None:
     assert by_tokens(cells, 1.0) == cells
     draft = WatchedDraft(6, n_ctx=400)
     bench = object.__new__(Bench)
-    bench.draft, bench.rest, bench.before = draft, [1, 4, 0, 5, 3, 1, 4, 4] * 4, [0] * 128
+    bench.draft, bench.rest, bench.before = draft, [1, 4, 0, 5, 3, 1, 4, 4] * 16, [0] * 128
     draft.feed(bench.before)
     assert bench.n_spelled([TracedAnswer("code", (), (0, 1, 4, 5), 6, SamplingParams(), (), ())]) == 2.0
-    assert bench.n_spelled([]) == pytest.approx((128 + 4 * (2 + 3 + 1 + 2 + 1 + 2 + 3 + 3)) / 160)
+    assert bench.n_spelled([]) == pytest.approx((128 + 16 * (2 + 3 + 1 + 2 + 1 + 2 + 3 + 3)) / 256)
     for n_rows in READ_ROWS:
         draft.fake.calls.clear()
         bench.reading(n_rows)()
