@@ -40,7 +40,7 @@ run:
 test: lint
 	@$(BIN)/specllama models pull $(MODELS)
 	@$(BIN)/pytest -n auto -m "not model"
-	@SPECLLAMA_REQUIRE_MODELS=1 $(BIN)/pytest -n auto --dist worksteal -m model
+	@SPECLLAMA_REQUIRE_MODELS=1 $(BIN)/pytest -n auto --dist worksteal tests/real
 
 quick:
 	$(SETUP) --dev

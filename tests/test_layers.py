@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,21 @@ class Import:
         return f"{self.file}:{self.line} imports {self.name}"
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[Import]:
     """Every import of a file, wherever it stands."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return _walk(tree, path.relative_to(PACKAGE).as_posix(), lazy=False, for_types=False)
+    return _walk(tree_of(path), path.relative_to(PACKAGE).as_posix(), lazy=False, for_types=False)
 
 
 def _walk(node: ast.AST, file: str, *, lazy: bool, for_types: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # an import is a statement
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield Import(file, alias.name, child.lineno, lazy, for_types)
@@ -84,13 +92,18 @@ def _walk(node: ast.AST, file: str, *, lazy: bool, for_types: bool) -> Iterator[
             assert child.level == 0, f"{file}:{child.lineno} has a relative import; write the whole name"
             for alias in child.names:
                 yield Import(file, f"{child.module}.{alias.name}", child.lineno, lazy, for_types)
-        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
         is_guard = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
         yield from _walk(child, file, lazy=lazy or is_function, for_types=for_types or is_guard)
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-IMPORTS = [entry for path in FILES for entry in imports_of(path)]
+
+
+@cache
+def imports() -> list[Import]:
+    """Every import of the package. Each process of pytest-xdist collects these tests; walking takes a second."""
+    return [entry for path in FILES for entry in imports_of(path)]
 
 
 def home_of(file: str) -> str:
@@ -112,7 +125,7 @@ def test_every_import_leads_to_a_room_above() -> None:
     assert rooms == set(MAY_IMPORT) - {"top"}
     assert not [
         str(entry)
-        for entry in IMPORTS
+        for entry in imports()
         if (to := room_of(entry)) and (home := home_of(entry.file)) != to and to not in MAY_IMPORT[home].split()
     ]
 
@@ -124,7 +137,7 @@ def test_the_plan_of_the_house_has_one_direction_and_no_idle_permission() -> Non
         (room, to) for room, line in MAY_IMPORT.items() for to in line.split() if order.index(to) >= order.index(room)
     ]
     assert not up
-    used = {(home_of(entry.file), room_of(entry)) for entry in IMPORTS}
+    used = {(home_of(entry.file), room_of(entry)) for entry in imports()}
     assert not [(room, to) for room, line in MAY_IMPORT.items() for to in line.split() if (room, to) not in used]
 
 
@@ -132,12 +145,12 @@ def test_every_room_uses_only_the_packages_of_its_line() -> None:
     """Prevents: the law of acceptance depending on a model, a network or a terminal."""
     foreign = [
         str(entry)
-        for entry in IMPORTS
+        for entry in imports()
         if entry.top not in {*sys.stdlib_module_names, "specllama"}
         and entry.top not in MAY_USE.get(home_of(entry.file), "").split()
     ]
     assert not foreign
-    used = {(home_of(entry.file), entry.top) for entry in IMPORTS}
+    used = {(home_of(entry.file), entry.top) for entry in imports()}
     assert not [(room, name) for room, line in MAY_USE.items() for name in line.split() if (room, name) not in used]
 
 
@@ -150,14 +163,14 @@ def test_every_room_uses_only_the_packages_of_its_line() -> None:
 )
 def test_one_file_is_the_door_to_a_package_that_changes(name: str, files: set[str]) -> None:
     """Prevents: a ctypes type, or the network, in a second place with a second idea of it."""
-    assert {entry.file for entry in IMPORTS if entry.top == name} == files
+    assert {entry.file for entry in imports() if entry.top == name} == files
 
 
 def test_a_type_name_has_one_meaning() -> None:
     """Prevents: three classes `Job`, of which a reader has to find out which one is meant."""
     homes: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in tree_of(path).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
             name = node.name if isinstance(node, ast.ClassDef) else target.id if isinstance(target, ast.Name) else ""
             if name[:1].isupper() and not name.isupper():
@@ -168,14 +181,14 @@ def test_a_type_name_has_one_meaning() -> None:
 
 def test_only_the_plots_import_matplotlib_and_only_when_they_draw() -> None:
     """Prevents: an optional dependency that is needed after all, or a second of imports before every answer."""
-    users = [entry for entry in IMPORTS if entry.top == "matplotlib" and not entry.for_types]
+    users = [entry for entry in imports() if entry.top == "matplotlib" and not entry.for_types]
     assert users
     assert not [str(entry) for entry in users if entry.file != "bench/plots.py" or not entry.lazy]
 
 
 def test_only_the_benchmark_imports_the_synthetic_coin() -> None:
     """Prevents: an answer of `run` or `chat` whose tokens nobody judged."""
-    users = {entry.file for entry in IMPORTS if entry.name.startswith("specllama.bench.synthetic")}
+    users = {entry.file for entry in imports() if entry.name.startswith("specllama.bench.synthetic")}
     assert users == {"bench/answer.py"}
 
 
@@ -185,7 +198,7 @@ def test_no_benchmark_needs_the_command_line() -> None:
     users = [
         path.name
         for path in files
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, (ast.Import, ast.ImportFrom)) and "specllama.cli" in ast.unparse(node)
     ]
     assert files
@@ -194,12 +207,12 @@ def test_no_benchmark_needs_the_command_line() -> None:
 
 def test_typer_is_the_only_door_to_click() -> None:
     """Prevents: breaking with typer 0.26 and later, which carry a click of their own."""
-    assert not [str(entry) for entry in IMPORTS if entry.top == "click"]
+    assert not [str(entry) for entry in imports() if entry.top == "click"]
 
 
 def test_slow_packages_are_imported_where_they_are_used() -> None:
     """Prevents: `specllama --help` waiting half a second for llama.cpp."""
-    users = [entry for entry in IMPORTS if entry.top in HEAVY]
+    users = [entry for entry in imports() if entry.top in HEAVY]
     assert not [str(entry) for entry in users if not entry.lazy and not entry.for_types]
 
 
@@ -209,7 +222,7 @@ def test_only_the_command_line_prints() -> None:
     speakers = []
     for path in FILES:
         file = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
             is_stream = isinstance(node, ast.Attribute) and ast.unparse(node) in {"sys.stdout", "sys.stderr"}
             if (is_print or is_stream) and not file.startswith("cli/") and file not in children:
@@ -225,9 +238,7 @@ def test_the_heart_stays_small(file: str) -> None:
 
 def test_every_file_says_in_its_first_line_what_it_is_for() -> None:
     """Prevents: a room whose purpose has to be guessed."""
-    silent = [
-        path.name for path in FILES if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    ]
+    silent = [path.name for path in FILES if path.stat().st_size and not ast.get_docstring(tree_of(path))]
     assert not silent
 
 
