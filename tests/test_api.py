@@ -32,7 +32,7 @@ from specllama.api import SamplingKeywords
 from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptions, SamplingOptions
 from specllama.cli.loading import ask_of
 from specllama.files.catalog import user_file
-from specllama.llama import LlamaModel, crash_test
+from specllama.llama import LlamaModel, crash_test, load_plan
 from specllama.pairs.ask import Ask
 from specllama.pairs.learning import Lesson
 from tests import tiny
@@ -418,12 +418,14 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 def named_pair(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny pair with the name in docs/api.md."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(load_plan, "physical_cores", lambda: 1)  # threads that wait for one another under load
     monkeypatch.chdir(tmp_path)
     target, draft = (shutil.copy(path, tmp_path) for path in files)
     user_file().parent.mkdir(parents=True)
     user_file().write_text(
         f'[models.big]\nsources = [{{ path = "{target}" }}]\n[models.little]\nsources = [{{ path = "{draft}" }}]\n'
         f'[pairs."{NAME}"]\ntarget = "big"\ndraft = "little"\n'
+        "defaults = { n_ctx = 512 }\n"  # an answer without a limit ends there
     )
 
 

@@ -188,9 +188,11 @@ def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "sign", "is_its_own"), [("jsonl", b'"event": "run"', True), ("md", b" left", False)])
+@pytest.mark.parametrize(
+    ("form", "sign", "n", "is_its_own"), [("jsonl", b'"event": "run"', 12, True), ("md", b"prompt 3 of", 1, False)]
+)
 def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
-    place: Place, form: str, sign: bytes, is_its_own: bool
+    place: Place, form: str, sign: bytes, n: int, is_its_own: bool
 ) -> None:
     """Prevents: the same where the progress is drawn first, by EIO alone or with the SIGHUP of a session's terminal."""
     theirs, ours = os.openpty()
@@ -204,7 +206,7 @@ def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
     ) as child:
         os.close(ours)
         try:
-            read_until(theirs, sign, 12)
+            read_until(theirs, sign, n)
             os.close(theirs)
             assert child.wait(240) == 129
         finally:
