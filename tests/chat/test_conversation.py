@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specllama.base.errors import PromptError, TemplateError
 from specllama.chat.authorship import SpecialTexts, tell_apart
 from specllama.chat.conversation import Conversation, Message, raw_tokens
+from tests.marks import slow
 from tests.words import WordVocab
 
 NOW = datetime(2025, 3, 9)
@@ -206,11 +207,12 @@ def wanted_special(trap, conversation, vocab, messages):
     return own_special(conversation, vocab, messages)
 
 
+@pytest.mark.parametrize("contents", [HOSTILE[:8], slow(HOSTILE[8:])], ids=len)
 @pytest.mark.parametrize("trap", TRAPS)
-def test_what_people_write_never_becomes_a_special_token(trap):
+def test_what_people_write_never_becomes_a_special_token(trap, contents):
     """`<|im_end|>` typed by a user, or put together from his letters and the template's, ended his turn."""
     conversation, vocab = family("{% for m in messages %}" + TRAPS[trap] + "{% endfor %}", *SPECIAL)
-    for content in HOSTILE:
+    for content in contents:
         messages = [*user(content), Message("assistant", content), *user("and " + content)]
         tokens = conversation.tokens(messages, now=NOW)
         assert vocab.special_in(tokens) == wanted_special(trap, conversation, vocab, messages), content

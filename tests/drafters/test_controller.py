@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -33,6 +35,11 @@ FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
 
 def known(alpha: float, *, at: float = 0.9, n: int = 4000) -> Calibration:
     """A calibration with so many samples of one acceptance that its prior no longer counts."""
+    return deepcopy(_known(alpha, at, n))
+
+
+@cache
+def _known(alpha: float, at: float, n: int) -> Calibration:
     calibration = Calibration(Prior(alpha, alpha, 0.0))
     for _ in range(n):
         calibration.learn(at, alpha)

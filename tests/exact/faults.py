@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import TypeAlias
 
 from specllama.audit.faults import FAULTS
@@ -28,8 +29,9 @@ class Case:
     found: Callable[[], Law]
     expected: Callable[[], Law]
 
+    @cached_property
     def verdict(self) -> str:
-        """What is wrong with the law that was found; '' = nothing."""
+        """What is wrong with the law that was found; '' = nothing. Many faults share their healthy case."""
         try:
             found = self.found()
         except (SpecllamaError, AssertionError, ValueError) as error:
@@ -50,6 +52,10 @@ class SeededFault:
     broken: Case
 
 
+TARGET, DRAFTED = random_laws(3, 70), drawn_chain(random_laws(3, 71), 2)
+
+
+@cache
 def loop_case(
     verifier: Verifier,
     *,
@@ -60,8 +66,8 @@ def loop_case(
     closed: bool = False,
 ) -> Case:
     """The smallest decoding loop with `verifier`; chains of two from random tables unless said otherwise."""
-    target = p or random_laws(3, 70)
-    drafted = script or drawn_chain(random_laws(3, 71), 2)
+    target = p or TARGET
+    drafted = script or DRAFTED
     return Case(
         lambda: emitted_law(target, drafted, rule, n_tokens, verifier, closed=closed),
         lambda: plain_law(target, n_tokens),
@@ -108,6 +114,7 @@ SIBLINGS = {"script": drawn_trees(always(Q), 2), "p": always(P), "n_tokens": 1}
 PAIR = random_pair(81)
 
 
+@cache
 def engine_case(pair: Pair) -> Case:
     """The law of the whole answer, of the engine and of the reference."""
     return Case(lambda: pair.engine_law(PLAIN, 3), lambda: pair.plain_law(PLAIN, 3))

@@ -24,6 +24,7 @@ from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, param
 from tests.exact.reference import Answer, History
 from tests.exact.translating import FIRST, WatchedDraft
 from tests.fakes import FakeModel, RandomTable
+from tests.marks import slow
 
 # A text that repeats itself, so that lookups draft from the first step on.
 PROMPT = (0, 1, 1, 0, 1, 1, 0)
@@ -116,7 +117,7 @@ def engine_law(
     return law_of(lambda choose: make().answer(prompt, params, choose, n_tokens))
 
 
-@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK, pytest.param(Rule.MATCH, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", [slow(Rule.TOKEN), Rule.BLOCK, slow(Rule.MATCH)])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_without_a_planner_the_answer_follows_the_targets_law(name: str, sampler: str, rule: Rule) -> None:

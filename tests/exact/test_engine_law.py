@@ -42,13 +42,13 @@ from tests.fakes import (
     random_laws,
     replaced,
 )
+from tests.marks import slow
 
 TREE = Draft((2, 0, 1, 2, 1, 2), None, (-1, -1, 0, 0, 1, 1))
 
 # Per draft length: tokens in the vocabulary and in the answer. An answer one longer than the draft lets a block be
 # accepted whole; fewer tokens to choose from keep the long ones countable.
 SIZES = {1: (4, 3), 2: (3, 3), 3: (2, 4), 4: (2, 5)}
-FOUR = pytest.param(4, marks=pytest.mark.slow)
 
 SAMPLERS = {
     "plain": PLAIN,
@@ -71,14 +71,21 @@ SAMPLERS = {
     "ban": params_of(logit_bias={1: -math.inf}),
     "bias of -100": params_of(logit_bias={0: -100.0}),
 }
+OFTEN = ("plain", "repeat penalty", "greedy")  # where any length of a draft could matter
 
 
-@pytest.mark.parametrize("n_max", [1, 2, 3, FOUR])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "n_max"),
+    [
+        (sampler, n_max) if n_max == 2 or (n_max < 4 and sampler in OFTEN) else slow(sampler, n_max)
+        for sampler in SAMPLERS
+        for n_max in SIZES
+    ],
+)
 def test_the_answer_follows_the_targets_law(sampler: str, n_max: int) -> None:
     """A bias with any sampler setting at any position of a block."""
     n_vocab, n_tokens = SIZES[n_max]
-    if n_max == 4 and sampler not in ("plain", "repeat penalty", "greedy"):
+    if n_max == 4 and sampler not in OFTEN:
         n_tokens = 4  # the block is cut to three; a fourth is left to those settings where it could matter
     pair = random_pair(7, n_vocab=n_vocab, n_max=n_max)
     params = SAMPLERS[sampler]
@@ -107,7 +114,7 @@ def test_another_draft_temperature_changes_nothing_but_speed(
     assert_same_law(pair.engine_law(params, 3), pair.plain_law(params, 3))
 
 
-@pytest.mark.parametrize("n_draft_vocab", [1, 2, 4, 7])
+@pytest.mark.parametrize("n_draft_vocab", [slow(1), 2, slow(4), 7])
 @pytest.mark.parametrize("sampler", ["plain", "all filters", "bias", "greedy", "repeat penalty"])
 def test_a_draft_with_another_vocabulary_size_changes_nothing_but_speed(sampler: str, n_draft_vocab: int) -> None:
     """p cut to the draft's size, a padding id drafted, or a q that still holds the mass of padding rows."""
@@ -139,7 +146,7 @@ def test_ties_masks_and_a_perfect_draft_change_nothing_but_speed() -> None:
 
 
 @pytest.mark.parametrize("ends", [{2}, {0}, {1, 2}, {0, 1, 2}])
-@pytest.mark.parametrize("n_max", [1, 2, 3])
+@pytest.mark.parametrize("n_max", [slow(1), 2, slow(3)])
 @pytest.mark.parametrize("sampler", ["plain", "top-k", "greedy", "repeat penalty"])
 def test_end_tokens_end_the_answer_where_plain_decoding_does(sampler: str, n_max: int, ends: set[int]) -> None:
     """An end token emitted, only one of several known, or one inside a block passed over."""
@@ -235,7 +242,7 @@ def test_the_real_stop_watch_stops_where_the_text_does() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(6))
-@pytest.mark.parametrize("n_max", [1, FOUR])
+@pytest.mark.parametrize("n_max", [1, slow(4)])
 def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int) -> None:
     """One token too many or too few, or a law changed by clipping the draft after it was drawn."""
     pair = random_pair(21, n_vocab=2, n_max=n_max)
@@ -243,7 +250,7 @@ def test_the_length_cap_may_fall_anywhere_in_a_block(n_max: int, max_tokens: int
 
 
 @pytest.mark.parametrize("n_room", range(5))
-@pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), pytest.param(4, -1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n_max", "max_tokens"), [(1, 100), slow(4, -1)])
 def test_the_context_may_end_anywhere_in_a_block(n_max: int, n_room: int, max_tokens: int) -> None:
     """A crash at the last cell, or an answer that is cut before the context is full."""
     pair = random_pair(22, n_vocab=2, n_max=n_max, n_ctx=len(PROMPT) + n_room)
@@ -301,15 +308,15 @@ def test_trees_chosen_without_chance_go_through_the_engine_unchanged(sampler: st
     """The second child, and a child of the second child, accepted: the KV must follow that branch."""
     target, params = RandomTable(3, 34), SAMPLERS[sampler]
 
-    def first_four(choose: Chooser) -> Answer:
+    def first_three(choose: Chooser) -> Answer:  # of a whole path, or of two steps
         rig = Rig(FakeModel(target, 3), None, ScriptedDrafter(lambda tokens, limit, choose: TREE), rule=rule)
         with closing(rig.run(PROMPT, params, choose, 12)) as run:
             for _ in run:
-                if len(rig.emitted) == 4:
+                if len(rig.emitted) == 3:
                     break
         return rig.emitted, "length"
 
-    assert_same_law(law_of(first_four), Pair(target=target, draft=None).plain_law(params, 4))
+    assert_same_law(law_of(first_three), Pair(target=target, draft=None).plain_law(params, 3))
 
 
 @pytest.mark.parametrize("sampler", ["plain", "ban", "repeat penalty", "top-k", "greedy"])

@@ -23,8 +23,8 @@ from tests.fakes import Script, always, drawn_chain, drawn_tree, points, random_
 @pytest.mark.parametrize("fault", SEEDED, ids=[fault.name for fault in SEEDED])
 def test_a_broken_rule_is_caught(fault: SeededFault) -> None:
     """A suite that stays green whatever is broken."""
-    assert fault.healthy.verdict() == "", "the case must be exact as long as nothing is broken"
-    caught = fault.broken.verdict()
+    assert fault.healthy.verdict == "", "the case must be exact as long as nothing is broken"
+    caught = fault.broken.verdict
     assert caught
     print(f"{fault.name}: {caught}")
 

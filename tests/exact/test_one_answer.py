@@ -23,6 +23,7 @@ from tests.exact.harness import GREEDY, N_VOCAB, agreeing, plain_greedy
 from tests.exact.reference import History
 from tests.exact.translating import SPELLINGS, FixedSpelling, id_map
 from tests.fakes import FakeModel, RandomTable
+from tests.marks import slow
 
 ACTIONS = ("create", "take", "take", "end")
 ORDERS = tuple(
@@ -137,7 +138,7 @@ def fake_benches() -> dict[str, Bench]:
     }
 
 
-@pytest.mark.parametrize("ending", ["read", "close", "collect"])
+@pytest.mark.parametrize("ending", [slow("read"), "close", "collect"])
 @pytest.mark.parametrize("shared", fake_benches())
 def test_two_answers_in_any_order_are_right_or_refused(shared: str, ending: str) -> None:
     """Prevents: a generator closed late that records what the KV does not hold, so that a third answer is wrong."""
