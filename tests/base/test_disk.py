@@ -267,9 +267,9 @@ def test_a_stamp_reads_little_of_a_large_file(tmp_path: Path) -> None:
     assert len(places) * disk._BLOCK <= 128 << 10
     assert (places[0], places[-1]) == (0, (5 << 30) - disk._BLOCK)
     assert sum(place < disk._HEAD for place in places) >= len(places) // 2
-    start = time.monotonic()
+    start = time.process_time()  # which a busy machine does not change
     disk.stamp_of(file)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 0.2
     for n_bytes in (0, 1, disk._BLOCK, disk._BLOCK + 1):
         assert {0, max(0, n_bytes - disk._BLOCK)} <= set(disk._sampled(n_bytes))
 
