@@ -26,8 +26,8 @@ from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
 from specllama.cli.record import begin
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output
-from specllama.cli.screen.render import Figures, summary
-from specllama.cli.screen.view import AnswerView, EventView, RecordView, View
+from specllama.cli.screen.render import Figures
+from specllama.cli.screen.view import AnswerView, EventView, RecordView, View, say_summary
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, measured, say_profile
 from specllama.core.engine import Engine
@@ -138,7 +138,7 @@ def _answer(
         if out.format == "json":
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
-            out.note(summary(finished.stats, drafts=figures.drafts))
+            say_summary(out, finished.stats)
             if finished.reason == "length":
                 n_emitted, full = finished.stats.n_emitted, f"the context of {models.target.n_ctx} tokens is full"
                 why = (

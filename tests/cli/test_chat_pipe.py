@@ -54,7 +54,7 @@ def test_each_line_is_a_message_and_stdout_holds_the_answers_alone(chat) -> None
     assert "turns      2" in info
     assert ">>>" not in answers + result.err
     assert "\x1b" not in result.out + result.err
-    assert result.err.count("cached ") == 2
+    assert result.err.count(" | prompt ") == 2
 
 
 def test_json_in_and_out(chat) -> None:
@@ -101,7 +101,7 @@ def test_the_first_answer_of_a_seed_is_that_of_run(chat, specllama: Run, talker:
         ("/set draft-max 40", "draft-n-max is 40, expected a whole number from 0 to", "--spec-draft-n-max"),
         ("/set drafter wings", "drafter is wings", "draft-simple"),
         ("/set logit-bias 98=1 999=1", "logit-bias has token 999", "ids"),
-        ("/set colors maybe", "colors is maybe, expected one of on, off", ""),
+        ("/set colors maybe", "colors is maybe, expected one of marks, full, off", ""),
         ("/set tempo 1", "unknown setting tempo", "did you mean temp"),
         ("/set think off", "the chat template has no switch for thinking", ""),
         ("/show me", "/show me is unknown (expected one of info", ""),
@@ -313,7 +313,7 @@ def test_another_pair_goes_on_with_the_conversation(specllama: Run, talker: Pair
         ("/set rule b", ["block"]),
         ("/set draft-n-max ", ["auto"]),
         ("/set drafter lo", ["lookup"]),
-        ("/set colors ", ["on", "off"]),
+        ("/set colors ", ["marks", "full", "off"]),
         ("/show te", ["template"]),
         ("/help un", ["undo"]),
         ("/read no", ["notes.txt", "nothing/"]),

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from specllama.chat.session import Reuse
 from specllama.chat.stream import TextStream
-from specllama.cli.chat.view import AnswerLook, ChatView, turn_summary
+from specllama.cli.chat.view import ChatView
+from specllama.cli.screen.look import AnswerLook
 from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.render import Figures
 from specllama.core.events import Finished, PromptProgress, TokenEvent
@@ -24,9 +24,9 @@ def show(
     """What is written for an answer of all PIECES, every other one drafted; the first of them is the template's own."""
     paper = io.StringIO()
     stream = Stream(paper, styled, styled, styled, styled)
-    figures = Figures(100, drafts=drafts)
+    figures = Figures(100, drafts=drafts, look=look)
     answer = TextStream(lambda token: PIECES[token].encode())
-    view = ChatView(Output(stream, stream), answer, figures, look, live=False, starts_thinking=starts_thinking)
+    view = ChatView(Output(stream, stream), answer, figures, live=False, starts_thinking=starts_thinking)
     view.take(PromptProgress(7, 20))
     view.take(PromptProgress(19, 20))
     for token in range(int(starts_thinking), len(PIECES)):
@@ -41,7 +41,7 @@ def plain(written: str) -> str:
     return re.sub(r"\x1b(\[[\d;?]*[A-Za-z]|[78D])", "", written)
 
 
-@pytest.mark.parametrize("look", [AnswerLook(), AnswerLook(colors=False)])
+@pytest.mark.parametrize("look", [AnswerLook(), AnswerLook(colors="full"), AnswerLook(colors="off")])
 def test_every_character_is_written_once_and_none_can_steer(look: AnswerLook) -> None:
     """Text lost to a style, a mark that vanishes, or a model that clears the screen."""
     written, view = show(look)
@@ -52,10 +52,14 @@ def test_every_character_is_written_once_and_none_can_steer(look: AnswerLook) ->
 
 def test_origins_are_coloured_and_markdown_keeps_out_of_their_way() -> None:
     """Bold that looks like a correction where colours tell who wrote what; `/set colors off` that leaves colours."""
-    written, _ = show(AnswerLook())
+    written, _ = show(AnswerLook(colors="full"))
     assert "\x1b[3;36mye" in written  # drafted, in italics
     assert "\x1b[1" not in written
-    written, _ = show(AnswerLook(colors=False))
+    written, _ = show(AnswerLook())
+    assert "\x1b[3mye" in written
+    assert "\x1b[4;35m" in written  # bonus
+    assert "36m" not in written
+    written, _ = show(AnswerLook(colors="off"))
     assert "\x1b[1myes" in written
     assert "\x1b[1;4mT" in written
     assert not re.search(r"\x1b\[[\d;]*3[56]", written)
@@ -65,37 +69,15 @@ def test_origins_are_coloured_and_markdown_keeps_out_of_their_way() -> None:
 def test_thinking_is_dimmed_or_folded(starts_thinking: bool) -> None:
     """A passage that looks like the answer, or is hidden without a word: Qwen3's successors and DeepSeek's templates
     write the first mark in the prompt."""
-    written, view = show(AnswerLook(colors=False), starts_thinking=starts_thinking)
+    written, view = show(AnswerLook(colors="off"), starts_thinking=starts_thinking)
     assert ("\x1b[2ma" if starts_thinking else "\x1b[2m<think>") in written
     assert view.reading.thought == "a b"
     assert plain(written).startswith("a b</think>\n# T" if starts_thinking else "<think>a b</think>\n# T")
-    written, view = show(AnswerLook(fold=True), starts_thinking=starts_thinking)
+    written, view = show(AnswerLook(fold="on"), starts_thinking=starts_thinking)
     assert plain(written).startswith("[ 2 words of thinking; /think shows them ]\n\n# T")
     assert view.reading.thought == "a b"
 
 
 def test_a_pipe_gets_the_answer_byte_for_byte() -> None:
     """Markdown, folding or spelled-out bytes in a file."""
-    assert show(AnswerLook(fold=True), styled=False)[0] == "".join(PIECES) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("width", "expected"),
-    [
-        (90, "[ stopped | 10.0 t/s | 50.0 % accepted (4/8) | cached 90, read 10 | 3.0 tok/step ]"),
-        (80, "[ stopped | 10.0 t/s | 50.0 % accepted | cached 90, read 10 | 3.0 tok/step ]"),
-        (65, "[ stopped | 10.0 t/s | 50.0 % accepted | cached 90, read 10 ]"),
-        (35, "[ stopped | 10.0 t/s ]"),
-        (5, "[ stopped ]"),
-    ],
-)
-def test_the_line_after_an_answer_is_one_line(width: int, expected: str) -> None:
-    """A line of figures that breaks in a narrow window."""
-    stats = SpecStats(n_emitted=11, n_first=1, decode_s=1.0, n_drafted=8, n_accepted=4, n_spec_steps=2)
-    assert turn_summary(Finished("cancelled", stats), Reuse(100, 90, 80), width) == expected
-
-
-def test_a_plain_answer_has_no_figures_of_drafts() -> None:
-    """`n/a accepted` after every answer without drafts."""
-    stats = SpecStats(n_emitted=11, n_first=1, decode_s=1.0)
-    assert turn_summary(Finished("stop", stats), Reuse(10, 0, None), 80) == "[ 10.0 t/s | cached 0, read 10 ]"
+    assert show(AnswerLook(fold="on"), styled=False)[0] == "".join(PIECES) + "\n"

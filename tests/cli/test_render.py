@@ -8,13 +8,16 @@ import re
 import pytest
 from rich.cells import cell_len
 
+from specllama.cli.screen.look import AnswerLook
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.render import (
-    STYLES,
+    MARKED,
+    ORIGINS,
     Figures,
     Palette,
     bar,
     flow,
+    origin_style,
     palette_of,
     percent,
     progress,
@@ -29,13 +32,13 @@ from specllama.core.stats import SpecStats
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _palette(*, coloured: bool = True, styled: bool = True, encoding: str = "utf-8") -> Palette:
-    return palette_of(Stream(io.TextIOWrapper(io.BytesIO(), encoding), True, styled, coloured, styled))
+def _palette(*, coloured: bool = True, styled: bool = True, encoding: str = "utf-8", colors: str = "full") -> Palette:
+    return palette_of(Stream(io.TextIOWrapper(io.BytesIO(), encoding), True, styled, coloured, styled), colors)
 
 
-def _figures(steps: list[tuple[int, int]], *, drafts: bool = True, cost: float | None = None) -> Figures:
+def _figures(steps: list[tuple[int, int]], *, drafts: bool = True, cost: float | None = None, **look: str) -> Figures:
     """Figures after steps of (drafted, accepted) tokens and half a second each; `cost`: of each pass in T(1)."""
-    figures = Figures(4096, drafts)
+    figures = Figures(4096, drafts, look=AnswerLook(**{"colors": "full", "strip": "full", **look}))
     parts = {"draft_s": 0.15, "eval_s": 0.3, "sample_s": 0.03, "kv_s": 0.02}
     figures.take(PromptProgress(99, 100))
     for step, (n_drafted, n_accepted) in enumerate(steps):
@@ -59,11 +62,12 @@ def test_the_live_lines_show_every_figure() -> None:
     figures.take(Notice("the draft's context is full"))
     shown = _plain(strip(figures, 100, _palette()))
     assert "the draft's context is full" in shown
-    assert "56 % accepted (9/16)" in shown.replace("56.2", "56")
+    assert "56.2 % accepted" in shown
+    assert "9 of 16 accepted" in shown
     assert "3.2 tok/step" in shown
     assert "k 4" in shown
     assert "6.5 t/s now" in shown  # 13 tokens in four steps of half a second
-    assert "5.3 t/s average" in shown  # 8 tokens in the three steps after the first
+    assert shown.splitlines()[1].startswith("5.3 t/s  56.2 % accepted")  # 8 tokens in the three steps after the first
     assert re.search(r"1 \S+ +75 % +2 \S+ +75 % +3 \S+ +50 % +4 \S+ +25 %", shown)
     assert "draft 30 %  verify 60 %  other 10 %" in shown
     assert "3 % of 4096" in shown
@@ -100,7 +104,7 @@ def test_the_gain_stands_before_the_acceptance_and_only_if_it_is_known() -> None
     assert "x plain" not in _plain(strip(_figures(steps), 100, _palette()))
     assert "x plain" not in _plain(strip(_figures(steps[:5], cost=2.0), 100, _palette())), "too few passes"
     known = _figures(steps, cost=2.0).stats
-    assert "| 1.6x plain | Draft:" in summary(known)
+    assert summary(known).startswith("[ 10.0 t/s, 1.6x plain | 100.0 % accepted (32/32) | ")
     assert times_plain(Gain(1.62, 1.48, 1.71), spread=True) == "1.6x plain (1.5-1.7)"
 
 
@@ -136,8 +140,20 @@ def test_no_line_is_wider_than_the_window(width: int, k: int) -> None:
 def test_at_40_columns_the_figures_are_all_there() -> None:
     """A narrow window that loses the acceptance rate."""
     shown = _plain(strip(_figures([(4, 4), (4, 2)]), 40, _palette()))
-    for part in ("75.0 % accepted (6/8)", "4.0 tok/step", "average", "4 ", "verify 60 %", "of 4096", "correction"):
+    for part in ("75.0 % accepted", "6 of 8", "4.0 tok/step", "now", "4 ", "verify 60 %", "of 4096", "correction"):
         assert part in shown
+
+
+@pytest.mark.parametrize("colors", ["marks", "full"])
+def test_the_brief_strip_says_one_number_first(colors: str) -> None:
+    """A new user who has to find the gain among twelve figures; a mark in the text that is not explained."""
+    figures = _figures([(4, 4)] * 8, cost=2.0, strip="brief", colors=colors)
+    _rule, line = _plain(strip(figures, 80, _palette())).splitlines()
+    legend = "drafted  correction  bonus  target" if colors == "full" else "correction  bonus"
+    assert line == f"10.0 t/s, 1.6x plain  100.0 % accepted  {legend}"
+    assert (
+        "\n".join(_plain(strip(_figures([(0, 0)], strip="brief"), 80, _palette())).splitlines()[1:]).count("n/a") == 0
+    )
 
 
 def test_origins_are_told_apart_with_and_without_colour() -> None:
@@ -145,9 +161,32 @@ def test_origins_are_told_apart_with_and_without_colour() -> None:
     origins = ("draft", "correction", "bonus", "target")
     for palette in (_palette(), _palette(coloured=False)):
         assert len({palette.codes[origin] for origin in origins}) == 4
-    assert len({(STYLES[origin].bold, STYLES[origin].underline) for origin in origins}) == 4
+    assert len({(ORIGINS[origin].bold, ORIGINS[origin].underline) for origin in origins}) == 4
     colours = re.compile(r"\x1b\[[0-9;]*3[0-7]")
     assert not any(colours.search(on) for on, _ in _palette(coloured=False).codes.values())
+
+
+def _luminance(red: int, green: int, blue: int) -> float:
+    """Relative luminance of an sRGB colour, as WCAG defines it."""
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
+@pytest.mark.parametrize("paper", [0.0, 1.0])
+def test_the_default_is_readable_on_light_and_dark_backgrounds(paper: float) -> None:
+    """Drafted text, the bulk of an answer, in cyan on white: a contrast of 2."""
+    marked = _palette(colors="marks").codes
+    assert marked["draft"] == marked["target"] == ("", "")
+    for origin in MARKED:
+        style = origin_style(origin, "marks")
+        assert style.underline
+        assert style.color is not None
+        for strength in (0xAA, 0xCD):  # of VGA and of xterm
+            shade = _luminance(
+                *(strength * part for part in {"red": (1, 0, 0), "magenta": (1, 0, 1)}[style.color.name])
+            )
+            assert (max(shade, paper) + 0.05) / (min(shade, paper) + 0.05) > 2.5
+    assert {_palette(colors="off").codes[origin] for origin in ORIGINS} == {("", "")}
 
 
 def test_a_stream_without_styles_gets_no_codes_and_one_without_blocks_gets_ascii() -> None:
@@ -178,14 +217,32 @@ def test_the_summary_reads_as_documented() -> None:
         n_prompt=451, n_emitted=138, n_first=1, n_drafted=121, n_accepted=102, n_spec_steps=35, n_steps=36
     )
     stats.prompt_s, stats.decode_s = 10.0, 10.0
-    assert summary(stats) == "[ Prompt: 45.1 t/s | Generation: 13.7 t/s | Draft: 84.3 % (102/121) | 3.9 tok/step ]"
+    whole = "[ 13.7 t/s | 84.3 % accepted (102/121) | 3.9 tok/step | prompt 45.1 t/s (451 tokens) ]"
+    assert summary(stats) == whole
 
 
-def test_the_summary_of_nothing_says_so() -> None:
-    """A division by zero after Ctrl-C in the prompt; "Draft: n/a" after plain decoding."""
-    plain = "[ Prompt: n/a t/s | Generation: n/a t/s"
-    assert summary(SpecStats()) == f"{plain} | Draft: n/a | n/a tok/step ]"
-    assert summary(SpecStats(), drafts=False) == f"{plain} ]"
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (120, "[ stopped | 10.0 t/s | 50.0 % accepted (4/8) | 3.0 tok/step | prompt 5.0 t/s (10 tokens, 90 cached) ]"),
+        (80, "[ stopped | 10.0 t/s | 50.0 % accepted | 3.0 tok/step | prompt 5.0 t/s ]"),
+        (65, "[ stopped | 10.0 t/s | 50.0 % accepted | 3.0 tok/step ]"),
+        (35, "[ stopped | 10.0 t/s ]"),
+        (5, "[ stopped ]"),
+    ],
+)
+def test_the_line_after_an_answer_is_one_line(width: int, expected: str) -> None:
+    """A line of figures that breaks in a narrow window."""
+    stats = SpecStats(n_prompt=100, n_cached=90, n_emitted=11, n_first=1, n_drafted=8, n_accepted=4, n_spec_steps=2)
+    stats.prompt_s, stats.decode_s = 2.0, 1.0
+    assert summary(stats, width, "stopped") == expected
+
+
+def test_the_summary_leaves_out_what_is_not_known() -> None:
+    """A division by zero after Ctrl-C in the prompt; `n/a accepted` after every answer without drafts."""
+    assert summary(SpecStats(), end="stopped") == "[ stopped ]"
+    plain = SpecStats(n_prompt=10, n_emitted=11, n_first=1, decode_s=1.0, prompt_s=1.0)
+    assert summary(plain) == "[ 10.0 t/s | prompt 10.0 t/s (10 tokens) ]"
 
 
 def test_progress_fits_a_narrow_window() -> None:

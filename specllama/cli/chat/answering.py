@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field, replace
 from types import FrameType
 
-from rich.style import Style
-
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
@@ -19,15 +17,16 @@ from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings, changed, to_json
 from specllama.chat.stream import TextStream
 from specllama.cli.chat.input import MessageSource
-from specllama.cli.chat.view import AnswerLook, ChatView, turn_summary
+from specllama.cli.chat.view import ChatView
 from specllama.cli.loading import Said
 from specllama.cli.record import CHAT_SCHEMA, Record, begin
 from specllama.cli.screen.ending import handling, leave_at_once
 from specllama.cli.screen.keyboard import Keyboard, silent_keyboard
+from specllama.cli.screen.look import AnswerLook
 from specllama.cli.screen.output import Output, say_error
-from specllama.cli.screen.render import Figures, codes_of
+from specllama.cli.screen.render import Figures
 from specllama.cli.screen.terminal import size_of
-from specllama.cli.screen.view import EventView, View
+from specllama.cli.screen.view import EventView, View, say_summary
 from specllama.cli.screen.worker import Worker
 from specllama.cli.tuned import measure, say_measured
 from specllama.core.events import Event, Finished
@@ -265,7 +264,7 @@ class ChatState:
         session.cost = self.opened.setup.cost
         answer = TextStream(self.opened.models.target.vocab.piece, session.settings.stops)
         drafts = session.settings.drafter != "none"
-        figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, legend=self.look.colors)
+        figures = Figures(self.opened.models.target.n_ctx, drafts=drafts, look=self.look)
         record = Record(self.header())
         self._tell_profile()
         settings = session.settings
@@ -300,7 +299,7 @@ class ChatState:
         if self.output.format == "jsonl":
             return EventView(self.output, answer, record)
         starts_thinking = self.session.starts_thinking
-        return ChatView(self.output, answer, figures, self.look, live=self.live, starts_thinking=starts_thinking)
+        return ChatView(self.output, answer, figures, live=self.live, starts_thinking=starts_thinking)
 
     def _after(self, finished: Finished) -> None:
         """Print notes and the summary of an answer."""
@@ -318,12 +317,9 @@ class ChatState:
                 self.output.note(f"note: {notice}")
         if not self.kept:
             self.output.note("note: stopped before the answer began; the message is not kept (press Up to get it back)")
-        elif self.output.err.is_terminal:
-            on, off = codes_of(Style(dim=True), self.output.err)
-            if not self.output.quiet:
-                self.output.err.line(on + turn_summary(finished, reuse, self.width) + off)
         else:
-            self.output.note(turn_summary(finished, reuse, 1000))
+            end = {"cancelled": "stopped", "length": "cut off at the limit", "stop": ""}[finished.reason]
+            say_summary(self.output, finished.stats, end)
 
     def start_record(self) -> None:
         """Write the header of all answers."""

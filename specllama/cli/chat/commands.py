@@ -17,18 +17,18 @@ from specllama.base.disk import meant, size_text
 from specllama.base.errors import UsageError
 from specllama.base.text import counted, decoded
 from specllama.chat import saved as chat_file
-from specllama.chat.settings import SETTINGS, find, on_off, value_text
+from specllama.chat.settings import SETTINGS, find, value_text
 from specllama.cli.chat.answering import ChatState, steered
 from specllama.cli.chat.input import Editor, bare, unquoted
 from specllama.cli.chat.stats import stats_json, stats_lines
 from specllama.cli.prompting import read_whole
+from specllama.cli.screen.look import LOOKS
 from specllama.cli.screen.render import palette_of
 from specllama.cli.screen.visible import Raw
 from specllama.cli.tuned import length_text
 from specllama.files.catalog import load_catalog
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
-LOOKS = {"colors": "show the origin of each token", "fold": "hide the thinking"}
 LENGTH = "draft-n-max"
 
 
@@ -242,7 +242,7 @@ def _parameters(chat: ChatState) -> str:
     rows = {name: _value(chat, name) for name in SETTINGS}
     if not chat.session.can_think:
         del rows["think"]
-    rows.update({name: "on" if getattr(chat.look, name) else "off" for name in LOOKS})
+    rows.update({name: getattr(chat.look, name) for name in LOOKS})
     return "\n".join(f"{name:<18} {value}" for name, value in rows.items())
 
 
@@ -271,7 +271,8 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     "Change a setting; /set alone lists them.",
     '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
     "/set draft-n-max 8, or auto (by the measured costs); "
-    "/set colors on,off (the origin of each token); /set fold on,off (hide thinking); /set think on,off; "
+    "/set colors marks,full,off (the origin of tokens); /set strip brief,full (live figures); "
+    "/set fold on,off (hide thinking); /set think on,off; "
     "/set nohistory.",
     takes="set",
 )
@@ -286,7 +287,10 @@ def _set(chat: ChatState, rest: str) -> None:
         chat.session.system = bare(value)
         chat.note("the system prompt is set" if chat.session.system else "the system prompt is removed")
     elif name in LOOKS:
-        setattr(chat.look, name, on_off(name, value))
+        if not value:
+            chat.say(f"{name} is {getattr(chat.look, name)}: {LOOKS[name].help}")
+            return
+        setattr(chat.look, name, LOOKS[name].check(name, value))
         chat.note(f"{name} is {value}")
     elif name in ("history", "nohistory"):
         _remember(chat, name == "history")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from specllama.base.disk import meant
 from specllama.chat.settings import OTHER_NAMES, SETTINGS
-from specllama.cli.chat.commands import BY_NAME, LOOKS, SHOWN
+from specllama.cli.chat.commands import BY_NAME, SHOWN
+from specllama.cli.screen.look import LOOKS
 from specllama.files.catalog import load_catalog
 
 
@@ -54,13 +55,13 @@ def _set_words(before: list[str]) -> dict[str, str]:
         before = before[1:]
     elif not before:
         own = {"parameter": "a setting by name", "system": "the system prompt", "nohistory": "save no messages"}
-        return {**own, **LOOKS, **named}
+        return {**own, **{name: look.help for name, look in LOOKS.items()}, **named}
     if not before:
         return named
     if len(before) > 1:
         return {}
     if before[0] in LOOKS:
-        return {"on": "", "off": ""}
+        return dict.fromkeys(LOOKS[before[0]].words, "")
     name = OTHER_NAMES.get(before[0], before[0])
     return dict.fromkeys(SETTINGS[name].words, "") if name in SETTINGS else {}
 

@@ -52,7 +52,7 @@ def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: 
     yield palette.paint("label", title)
     n_cells = max(min(width - 14, 30), 5)
     for label, share in shares:
-        cells = palette.paint("draft", bar(share, n_cells, palette.bar)) + palette.paint("label", palette.edge)
+        cells = palette.paint("bar", bar(share, n_cells, palette.bar)) + palette.paint("label", palette.edge)
         yield f"{label:>4} " + cells + f" {percent(share)}"
 
 

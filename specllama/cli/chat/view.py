@@ -1,19 +1,17 @@
-"""An answer of a chat on the screen: origin of tokens, Markdown, thinking, and the summary line."""
+"""An answer of a chat on the screen: origin of tokens, Markdown and thinking."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import groupby
 
 from rich.style import Style
 
 from specllama.base.text import counted
-from specllama.chat.session import Reuse
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.screen.markdown import AnswerReading, Kind, Shown
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.render import STYLES, Figures, codes_of, percent, rate, times_plain
+from specllama.cli.screen.render import Figures, codes_of, origin_style
 from specllama.cli.screen.terminal import StyledText
 from specllama.cli.screen.view import AnswerView
 from specllama.core.events import Event, Finished, PromptProgress
@@ -31,18 +29,10 @@ _BY_ITSELF: dict[Kind, Style] = {
     "text": Style(),
     "heading": Style(bold=True, underline=True),
     "bold": Style(bold=True),
-    "code": Style(color="cyan"),
+    "code": Style(),
     "mark": Style(dim=True),
     "think": Style(dim=True),
 }
-
-
-@dataclass(slots=True)
-class AnswerLook:
-    """The look of answers, changed by `/set`."""
-
-    colors: bool = True  # by the origin of each token
-    fold: bool = False  # hide the thinking, except for its length
 
 
 class ChatView(AnswerView):
@@ -53,15 +43,14 @@ class ChatView(AnswerView):
         output: Output,
         answer: TextStream,
         figures: Figures,
-        look: AnswerLook,
         *,
         live: bool,
         starts_thinking: bool,
     ) -> None:
         super().__init__(output, answer, figures, live=live)
         self.reading = AnswerReading(starts_thinking=starts_thinking)
-        self._origins = look.colors and figures.drafts
-        self._folds = look.fold
+        self._colors = figures.look.colors if figures.drafts else "off"
+        self._folds = figures.look.fold == "on"
         self._folded = False  # thinking was hidden, and the line about it is not printed yet
         self._codes: dict[tuple[str, Kind], tuple[str, str]] = {}
         self._stream = output.out
@@ -107,43 +96,11 @@ class ChatView(AnswerView):
     def _codes_of(self, tag: str, kind: Kind) -> tuple[str, str]:
         key = (tag, kind)
         if key not in self._codes:
-            styles = _BESIDE_ORIGINS if self._origins else _BY_ITSELF
-            style = STYLES[tag] + styles[kind] if self._origins else styles[kind]
-            self._codes[key] = codes_of(style, self._stream)
+            styles = _BY_ITSELF if self._colors == "off" else _BESIDE_ORIGINS
+            self._codes[key] = codes_of(origin_style(tag, self._colors) + styles[kind], self._stream)
         return self._codes[key]
 
     def close(self) -> None:
         """Write the rest of the text and erase the live figures."""
         self._finish()
         super().close()
-
-
-def _parts(finished: Finished, reuse: Reuse) -> Iterator[str]:
-    """The parts of the summary, the most important first."""
-    stats = finished.stats
-    if finished.reason == "cancelled":
-        yield "stopped"
-    elif finished.reason == "length":
-        yield "cut off at the limit"
-    yield rate(stats.decode_tok_s, "t/s")
-    if (gain := stats.gain) is not None:
-        yield times_plain(gain)
-    if stats.n_drafted:
-        yield f"{percent(stats.acceptance_rate, 1)} accepted ({stats.n_accepted}/{stats.n_drafted})"
-    yield f"cached {reuse.n_target}, read {reuse.n_read}"
-    if stats.mean_acceptance_length is not None:
-        yield f"{stats.mean_acceptance_length:.1f} tok/step"
-
-
-def turn_summary(finished: Finished, reuse: Reuse, width: int) -> str:
-    """The summary line after an answer. To fit into `width`, counts are left out first, then the last parts."""
-    parts = list(_parts(finished, reuse))
-    if len(_joined(parts)) > width:
-        parts = [part.partition(" (")[0] for part in parts]
-    while len(parts) > 1 and len(_joined(parts)) > width:
-        parts.pop()
-    return _joined(parts)
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return f"[ {' | '.join(parts)} ]"

@@ -11,23 +11,24 @@ from rich.color import ColorSystem
 from rich.style import Style
 
 from specllama.base.text import counted
+from specllama.cli.screen.look import AnswerLook
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.visible import Raw, in_one_line
 from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.gain import Gain
 from specllama.core.stats import SpecStats
 
-# Each origin has its own colour and, without colour, its own mix of bold and underline. Cyan, yellow and magenta can be
-# told apart with the common kinds of colour blindness, and follow the terminal's theme.
-STYLES = {
+# Each origin has its own colour and, without colour, its own mix of bold and underline. Red and magenta are readable on
+# white and on black, cyan on black only: the default leaves drafted text, the bulk of an answer, as it is.
+ORIGINS = {
     "draft": Style(color="cyan"),
-    "correction": Style(color="yellow", bold=True, underline=True),
+    "correction": Style(color="red", bold=True, underline=True),
     "bonus": Style(color="magenta", underline=True),
     "target": Style(bold=True),
-    "label": Style(dim=True),
-    "value": Style(),
 }
-LEGEND = (("draft", "drafted"), ("correction", "correction"), ("bonus", "bonus"), ("target", "target"))
+MARKED = ("correction", "bonus")
+STYLES = {"label": Style(dim=True), "value": Style(), "bar": Style(color="cyan")}
+LEGEND = {"draft": "drafted", "correction": "correction", "bonus": "bonus", "target": "target"}
 RECENT_S = 2.0  # 'now' is the mean over the steps of the last two seconds
 MAX_POSITIONS = 16  # bars
 GAIN_STEP = 0.03  # more passes, as a share, after which the gain is calculated again: 4,000 take 16 ms
@@ -58,9 +59,16 @@ def codes_of(style: Style, stream: Stream) -> tuple[Raw, Raw]:
     return Raw(on), Raw(off)
 
 
-def palette_of(stream: Stream) -> Palette:
+def origin_style(origin: str, colors: str) -> Style:
+    """The style of a token of `origin` with this choice of `colors`, see `look`."""
+    shown = {"full": tuple(ORIGINS), "marks": MARKED, "off": ()}[colors]
+    return ORIGINS[origin] if origin in shown else Style()
+
+
+def palette_of(stream: Stream, colors: str = "off") -> Palette:
     """The styles and bar characters that `stream` can show."""
-    codes = {name: codes_of(style, stream) for name, style in STYLES.items()}
+    styles = {**STYLES, **{origin: origin_style(origin, colors) for origin in ORIGINS}}
+    codes = {name: codes_of(style, stream) for name, style in styles.items()}
     smooth = " ▏▎▍▌▋▊▉█"
     return Palette(codes, smooth, "▏", "─") if stream.encodes(smooth + "─") else Palette(codes, " #", "|", "-")
 
@@ -104,7 +112,7 @@ class Figures:
     stats: SpecStats = field(default_factory=SpecStats)
     prompt: PromptProgress | None = None
     notice: str = ""
-    legend: bool = True  # the text shows the origin of each token
+    look: AnswerLook = field(default_factory=AnswerLook)
     n_cached: int | None = None  # prompt tokens that the KV cache held already; None hides it
     k: int = 0  # drafted tokens of the last step
     _gain: Gain | None = None
@@ -147,24 +155,49 @@ class Figures:
         return sum(n for n, _ in self._recent) / seconds if seconds else None
 
 
-def _labelled(value: str, label: str) -> Item:
-    return (("value", value), ("label", f" {label}"))
+def _speed(stats: SpecStats, gain: Gain | None) -> str:
+    """The speed and its ratio to plain decoding, as far as they are known."""
+    per_s = stats.decode_tok_s
+    known = ("" if per_s is None else rate(per_s, "t/s"), "" if gain is None else times_plain(gain))
+    return ", ".join(filter(None, known))
 
 
-def _acceptance(figures: Figures) -> Iterator[Item]:
-    stats = figures.stats
-    counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
+def _accepted(stats: SpecStats) -> str:
+    """The acceptance rate; empty without drafts."""
+    return f"{percent(stats.acceptance_rate, 1)} accepted" if stats.n_drafted else ""
+
+
+def _counts(stats: SpecStats) -> str:
+    return f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
+
+
+def _length(stats: SpecStats) -> str:
     length = stats.mean_acceptance_length
-    yield (("value", percent(stats.acceptance_rate, 1)), ("label", f" accepted{counts}"))
-    yield _labelled("n/a" if length is None else f"{length:.1f}", "tok/step")
-    yield (("label", "k "), ("value", str(figures.k)))
+    return "" if length is None else f"{length:.1f} tok/step"
 
 
-def _speed(figures: Figures) -> Iterator[Item]:
-    if (gain := figures.gain) is not None:
-        yield (("value", times_plain(gain)),)
-    yield _labelled(rate(figures.tok_s_now, "t/s"), "now")
-    yield _labelled(rate(figures.stats.decode_tok_s, "t/s"), "average")
+def _first(figures: Figures) -> Iterator[Item]:
+    """The most important figures: the speed, then the acceptance."""
+    stats = figures.stats
+    yield (("value", _speed(stats, figures.gain) or rate(figures.tok_s_now, "t/s")),)
+    if stats.n_drafted:
+        yield (("value", _accepted(stats)),)
+
+
+def _rest(figures: Figures) -> Iterator[Item]:
+    """More of the same."""
+    stats = figures.stats
+    yield (("value", rate(figures.tok_s_now, "t/s")), ("label", " now"))
+    if stats.n_drafted:
+        yield (("label", f"{stats.n_accepted} of {stats.n_drafted} accepted"),)
+        yield (("value", _length(stats)),)
+        yield (("label", "k "), ("value", str(figures.k)))
+
+
+def _legend(figures: Figures) -> Iterator[Item]:
+    for origin, name in LEGEND.items():
+        if figures.drafts and origin_style(origin, figures.look.colors):
+            yield ((origin, name),)
 
 
 def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]:
@@ -174,7 +207,7 @@ def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]
     for position, share in enumerate(shares, 1):
         yield (
             ("label", f"{position} "),
-            ("draft", bar(share, n_cells, palette.bar)),
+            ("bar", bar(share, n_cells, palette.bar)),
             ("value", f" {100 * share:.0f} %"),
         )
 
@@ -227,14 +260,11 @@ def strip(figures: Figures, width: int, palette: Palette) -> list[Raw]:
     """The live lines, at most `width` wide: one group of figures after the other, the most important first."""
     if not figures.stats.n_steps:
         return list(flow(_reading(figures, width, palette), width, palette))
-    groups: list[Iterable[Item]] = [(*_times(figures), *_context(figures, palette))]
-    if figures.drafts:
-        groups.insert(0, (*_speed(figures), *_acceptance(figures)))
-        groups.insert(1, _positions(figures, width, palette))
-        if figures.legend:
-            groups.append([((origin, word),) for origin, word in LEGEND])
+    if figures.look.strip == "brief":
+        groups: list[Iterable[Item]] = [(*_first(figures), *_legend(figures))]
     else:
-        groups.insert(0, _speed(figures))
+        groups = [(*_first(figures), *_rest(figures)), _positions(figures, width, palette)]
+        groups += [(*_times(figures), *_context(figures, palette)), _legend(figures)]
     if figures.notice:
         groups.append([(("label", figures.notice),)])
     rule = palette.paint("label", palette.rule * width)
@@ -258,21 +288,29 @@ def progress(what: str, share: float | None, detail: str, width: int, palette: P
     else:
         yield (
             ("label", f"{what} "),
-            ("draft", bar(share, n_cells, palette.bar)),
+            ("bar", bar(share, n_cells, palette.bar)),
             ("label", palette.edge),
             ("value", f"{100 * share:3.0f} %"),
         )
     yield (("label", detail),)
 
 
-def summary(stats: SpecStats, *, drafts: bool = True) -> str:
-    """The line after an answer; `drafts`: a drafter was active."""
-    counts = f" ({stats.n_accepted}/{stats.n_drafted})" if stats.n_drafted else ""
-    length = stats.mean_acceptance_length
-    parts = [f"Prompt: {rate(stats.prompt_tok_s, 't/s')}", f"Generation: {rate(stats.decode_tok_s, 't/s')}"]
-    if (gain := stats.gain) is not None:
-        parts.append(times_plain(gain))
-    if drafts:
-        parts.append(f"Draft: {percent(stats.acceptance_rate, 1)}{counts}")
-        parts.append("n/a tok/step" if length is None else f"{length:.1f} tok/step")
+def summary(stats: SpecStats, width: int = 0, end: str = "") -> str:
+    """The line after an answer, the most important first; `end`: how it ended, if not by itself.
+
+    To fit into `width`, what is in parentheses is left out first, then the last parts; 0 = no limit.
+    """
+    parts = list(filter(None, (end, _speed(stats, stats.gain), _accepted(stats) + _counts(stats), _length(stats))))
+    if stats.prompt_tok_s is not None:
+        cached = f", {stats.n_cached} cached" if stats.n_cached else ""
+        read = counted(stats.n_prompt - stats.n_cached, "token")
+        parts.append(f"prompt {rate(stats.prompt_tok_s, 't/s')} ({read}{cached})")
+    if 0 < width < len(_in_brackets(parts)):
+        parts = [part.partition(" (")[0] for part in parts]
+    while len(parts) > 1 and 0 < width < len(_in_brackets(parts)):
+        parts.pop()
+    return _in_brackets(parts)
+
+
+def _in_brackets(parts: Iterable[str]) -> str:
     return f"[ {' | '.join(parts)} ]"

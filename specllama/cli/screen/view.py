@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from rich.style import Style
+
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.record import Record
 from specllama.cli.screen.output import Output
-from specllama.cli.screen.render import Figures, palette_of, strip
+from specllama.cli.screen.render import Figures, codes_of, palette_of, strip, summary
 from specllama.cli.screen.terminal import Screen, StyledText
 from specllama.cli.screen.wrapping import Wrapper
 from specllama.core.events import Event, Finished, Notice, TokenEvent
+from specllama.core.stats import SpecStats
 
 FRAME_S = 0.1  # live lines are drawn at most ten times a second
 
@@ -29,8 +32,8 @@ class AnswerView:
         self._output = output
         self._answer = answer
         self._figures = figures
-        self._palette = palette_of(output.out)
-        self._live_palette = palette_of(output.err)
+        self._palette = palette_of(output.out, figures.look.colors)
+        self._live_palette = palette_of(output.err, figures.look.colors)
         self._held_return = ""  # a carriage return that a newline may follow
         self._notices: list[str] = []
 
@@ -128,3 +131,10 @@ class EventView:
 
 
 View: TypeAlias = AnswerView | EventView
+
+
+def say_summary(output: Output, stats: SpecStats, end: str = "") -> None:
+    """Print the line after an answer on stderr, dimmed."""
+    if not output.quiet:
+        on, off = codes_of(Style(dim=True), output.err)
+        output.err.line(on + summary(stats, output.err.width, end) + off)
