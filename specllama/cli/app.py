@@ -38,8 +38,12 @@ COMMANDS = {
     "draft": LazyCommand("specllama.cli.draft.command", "app", "Make smaller drafts from local models."),
     "bench": LazyCommand("specllama.cli.bench.command", "bench", "Compare drafting with plain decoding."),
     "models": LazyCommand("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
+    "config": LazyCommand("specllama.cli.config", "config", "Show and change settings that stay."),
     "doctor": LazyCommand("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }
+
+
+CONFIGURED = ("run", "chat")  # other commands measure, with options that a report must name
 
 
 def _load(name: str) -> Any:
@@ -96,11 +100,15 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand in CONFIGURED:
+        from specllama.cli.config import defaults
+
+        ctx.default_map = {ctx.invoked_subcommand: defaults()}
 
 
 # Typer's usage error: the parent of the one kind that typer exports.

@@ -21,6 +21,7 @@ from specllama.cli.args.options import (
     PromptOptions,
     SamplingOptions,
 )
+from specllama.cli.config import look
 from specllama.cli.loading import Said, ask_of
 from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
 from specllama.cli.record import begin
@@ -123,7 +124,7 @@ def _answer(
             cancel=cancel,
         )
         answer = TextStream(piece, stops)
-        figures = Figures(models.target.n_ctx, drafts=setup.strategy != "none")
+        figures = Figures(models.target.n_ctx, drafts=setup.strategy != "none", look=look())
         figures.take(PromptProgress(0, len(tokens)))
         out.detail(f"seed {seed}")
         if out.format == "jsonl":

@@ -1,4 +1,4 @@
-"""Read and edit `models.toml`."""
+"""Read and edit `models.toml`, and other TOML files of the user."""
 
 from __future__ import annotations
 
@@ -320,7 +320,8 @@ def _pair_table(pair: CatalogPair) -> dict[str, Any]:
     )
 
 
-def _write(path: Path, text: str, *, like: Path | None = None) -> None:
+def write(path: Path, text: str, *, like: Path | None = None) -> None:
+    """Replace the file in one step. Raises ConfigError, DiskFull."""
     try:
         write_text(path, text, like=like)
     except OSError as error:
@@ -335,8 +336,8 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> None:
         ) from error
 
 
-def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Mapping[str, Any] | None]) -> str:
-    """The TOML `text` of `path` with the tables of `changes` set, or removed if None; comments and order stay.
+def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Any]) -> str:
+    """The TOML `text` of `path` with the tables or values of `changes` set, or removed if None; other text stays.
 
     Raises ConfigError, also if tomlkit cannot make the change.
     """
@@ -354,9 +355,12 @@ def edited(text: str, path: Path, changes: Mapping[tuple[str, ...], Mapping[str,
             if table is None:
                 inner.remove(name)
                 del plain[name]
-            else:
+                continue
+            if isinstance(table, Mapping):
                 _set_table(inner, name, table)
-                plain[name] = table
+            else:
+                inner[name] = table
+            plain[name] = table
         result = tomlkit.dumps(document)
         is_right = bool(tomllib.loads(result) == expected)
     except (TOMLKitError, ValueError, RecursionError):
@@ -416,6 +420,6 @@ def add_pair(path: Path, pair: CatalogPair, models: tuple[Model, ...]) -> Path |
     layer(parse(text, path), path)  # raises if the new text cannot be read again
     backup = path.with_name(f"{path.name}.bak") if is_replaced else None
     if backup is not None:
-        _write(backup, old_text, like=path)
-    _write(path, text)
+        write(backup, old_text, like=path)
+    write(path, text)
     return backup

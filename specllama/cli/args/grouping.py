@@ -25,6 +25,8 @@ EXCLUSIVE = (
 )
 
 
+_SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # of a value, the nearest first; the last is `config.toml`
+
 _MAY_BE_EMPTY = ("PROMPT", "--system-prompt", "--summary")
 
 
@@ -56,6 +58,11 @@ class Option:
         words = f"{self.names} {self.also}".split()
         LONG_SHORT.update(word for word in words if word[0] == "-" and word[1] != "-" and len(word) > 2)
 
+    @property
+    def long_name(self) -> str:
+        """The first name with two dashes."""
+        return next(name for name in self.names.split() if name.startswith("--")).partition("/")[0]
+
     def many(self, help: str, check: Check | None = None) -> Option:
         """The same option with several values separated by commas; its value is a tuple."""
         check = check or self.check
@@ -66,7 +73,7 @@ class Option:
         """The option for typer; `panel` is its section in the help text."""
         shown = [word for word in self.names.split() if word.startswith("-")]
         metavar = " ".join(word for word in self.names.split() if not word.startswith("-"))
-        long_name = next(name for name in shown if name.startswith("--")).partition("/")[0]
+        long_name = self.long_name
         silent = self.also.split()
         SILENT.update((long_name, name) for name in silent)
         return typer.Option(
@@ -97,19 +104,20 @@ def _spoken(ctx: typer.Context, name: str) -> str:
 
 
 def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` without environment values that a typed option excludes. Raises UsageError if two options conflict.
+    """`values` without those that a nearer source excludes. Raises UsageError if two options of one source conflict.
 
-    A typed option wins over the environment: otherwise a variable set once would make every use of the option fail.
+    A typed option wins over the environment, and that over `config.toml`: otherwise a variable set once would make
+    every use of the option fail.
     """
     settled = dict(values)
     for names, reason in EXCLUSIVE:
         given = [name for name in names if settled.get(name) not in (None, False)]
-        typed = [name for name in given if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-        if typed:
-            settled.update({name: None if settled[name] is not True else False for name in given if name not in typed})
-        excluded = typed or given
-        if len(excluded) > 1:
-            first, second = (_spoken(ctx, name) for name in excluded[:2])
+        sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in given}
+        nearest = next((source for source in _SOURCES if source in sources.values()), "")
+        chosen = [name for name in given if sources[name] == nearest] or given
+        settled.update({name: None if settled[name] is not True else False for name in given if name not in chosen})
+        if len(chosen) > 1:
+            first, second = (_spoken(ctx, name) for name in chosen[:2])
             raise UsageError(f"{first} and {second} exclude each other: {reason}", hint="leave one of them out")
     return settled
 

@@ -33,6 +33,7 @@ from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
 from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
+from specllama.cli.config import look
 from specllama.cli.errors import told
 from specllama.cli.loading import ask_of
 from specllama.cli.screen.ending import is_hung_up
@@ -86,7 +87,7 @@ def chat(
         say_profile(opened.setup, out)
         if opened.choice.length.is_auto and out.out.is_terminal:
             hint_at_tuning(opened.setup, ask.names, out)
-        talk = ChatState(out, opened, settings, conversation.system_prompt or "", cancel, keyboard)
+        talk = ChatState(out, opened, settings, conversation.system_prompt or "", cancel, keyboard, look=look())
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
             if conversation.load:

@@ -291,7 +291,7 @@ def _set(chat: ChatState, rest: str) -> None:
             chat.say(f"{name} is {getattr(chat.look, name)}: {LOOKS[name].help}")
             return
         setattr(chat.look, name, LOOKS[name].check(name, value))
-        chat.note(f"{name} is {value}")
+        chat.note(f"{name} is {value}; for all chats: specllama config {name} {value}")
     elif name in ("history", "nohistory"):
         _remember(chat, name == "history")
     else:
