@@ -73,7 +73,7 @@ def history(tmp_path: Path) -> Path:
 
 def test_a_conversation_as_a_person_sees_it(chat: Start, tmp_path: Path) -> None:
     """Figures left behind, a KV that is read anew, origins that look alike, a history that others may read."""
-    shown = chat("-n", "500", "--temp", "0.9", "--seed", "1", *ENDLESS, rows=30)
+    shown = chat("-n", "500", "--temp", "0.9", "--seed", "1", *ENDLESS, rows=30, columns=120)
     assert "target: target.gguf\ndraft: draft.gguf\n" in shown.text
     shown.child.send("hello\r")
     shown.wait_for(lambda t: "% accepted" in t.text and "t/s" in t.text)
@@ -244,18 +244,25 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
     shown.wait_for(lambda t: "% accepted" in t.text)
     shown.child.ptyproc.fileobj.close()
     deadline = time.monotonic() + 20
-    kept = tmp_path / "state" / "specllama" / "cut_off_chat.json"
-    while not kept.exists():
+    folder = tmp_path / "state" / "specllama" / "chats"
+    while not (folder / "cut_off").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     again = chat("-n", "3", *ENDLESS)
-    assert stat.S_IMODE(kept.with_name("last_cut_off_chat.json").stat().st_mode) == 0o600
-    assert "the last chat was cut off; to continue it: /load " in again.text.replace("\n", " ")
-    command(again, f"/load {kept.with_name('last_cut_off_chat.json')}", "last message: go")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.json")] == [0o600]
+    assert "the last chat was cut off" in again.text
+    command(again, "/chats", " 1 turn ")
+    command(again, "/chats 1", "continued: 1 turn, the last: go")
+    ask(again, "more")
     again.child.kill(signal.SIGHUP)
     assert again.finish() == 129
     assert "Traceback" not in again.text
-    assert json.loads(kept.read_text())["messages"][1]["finish_reason"] == "cancelled"
+    [kept] = folder.glob("*.json")
+    messages = json.loads(kept.read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["go", "more"]
+    assert messages[1]["finish_reason"] == "cancelled"
+    assert "continued: 2 turns, the last: more" in chat("-n", "3", "--continue", "--no-history").text
+    assert list(folder.glob("*.json")) == [kept]
 
 
 def test_typed_escape_sequences_are_harmless(chat: Start) -> None:

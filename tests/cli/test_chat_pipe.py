@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from specllama.chat import saved as chat_file
 from specllama.cli.chat import command
 from specllama.cli.chat import complete as chat_complete
 from specllama.cli.chat.commands import COMMANDS
+from specllama.cli.chat.shelf import shelf_folder
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.prompting import MAX_BYTES
 from specllama.drafters.length import CHAT
@@ -224,6 +227,57 @@ def test_a_file_is_read_into_the_next_message(chat, tmp_path: Path) -> None:
     assert asked.endswith("```\n\nwhat is it")
     (tmp_path / "large.txt").write_text("x" * 5000)
     assert "5000 tokens; the context holds 4096" in chat("/read large.txt").err
+
+
+def test_a_folder_and_a_pattern_are_read_with_their_cost(chat, tmp_path: Path) -> None:
+    """Files of a folder that cost a context without a word; what was attached by mistake and cannot be taken back."""
+    (tmp_path / "src").mkdir()
+    for name in ("a.py", "b.py", "c.md"):
+        (tmp_path / "src" / name).write_text(f"text of {name}\n")
+    (tmp_path / "src" / "d.bin").write_bytes(b"\0\1")
+    result = chat("/read src", "/unread", "/read src/*.py src/c.md", "what", "/save talk.json")
+    assert "3 files: 39 bytes, 41 tokens (1 file skipped: not text); they go in front" in result.err
+    assert "took back 3 files" in result.err
+    asked = _asked(tmp_path / "talk.json")[0]
+    assert [line for line in asked.splitlines() if line.endswith(":")] == ["src/a.py:", "src/b.py:", "src/c.md:"]
+
+
+def test_a_kept_conversation_is_found_and_continued(chat, tmp_path: Path) -> None:
+    """A talk of yesterday that cannot be found again; a pipe whose messages are kept."""
+    chat("about trees", "/save trees.json")
+    chat("about stones", "and sand", "/save stones.json")
+    folder = shelf_folder()
+    folder.mkdir(parents=True)
+    for age_s, name in ((100, "trees"), (50, "stones")):
+        (tmp_path / f"{name}.json").rename(folder / f"{name}.json")
+        os.utime(folder / f"{name}.json", (time.time() - age_s,) * 2)
+    shown = chat("/chats", "/chats TREE about", "/chats 1", "again", "/save talk.json", "/chats nothing", "/chats 9")
+    lines = shown.out.splitlines()
+    assert [line.split("turn")[1].removeprefix("s").strip() for line in lines[:3]] == [
+        "about stones", "about trees", "about trees",
+    ]  # fmt: skip
+    assert "no other conversation with nothing is kept" in lines
+    assert _asked(tmp_path / "talk.json") == ["about trees", "again"]
+    assert "the number is 9, expected a whole number from 1 to 2" in shown.err
+    chat("more", "/save more.json", args=("--continue",))
+    assert _asked(tmp_path / "more.json") == ["about stones", "and sand", "more"]
+    assert sorted(path.name for path in folder.iterdir()) == ["stones.json", "trees.json"]
+    both = chat("hello", args=("--continue", "--load", "talk.json"))
+    assert (both.code, "exclude each other" in both.err) == (2, True)
+
+
+def test_without_a_kept_conversation_there_is_nothing_to_continue(chat) -> None:
+    """An empty conversation in place of the one that was meant."""
+    result = chat("hello", args=("--continue",))
+    assert (result.code, result.out) == (2, "")
+    assert "no conversation is kept" in result.err
+
+
+def test_a_pipe_has_no_clipboard(chat) -> None:
+    """Escape sequences in the output of a script, or a copy that was made only in words."""
+    result = chat("hello", "/copy", "/copy code")
+    assert "\x1b" not in result.out + result.err
+    assert result.err.count("error: ") == 2
 
 
 def test_edit_and_regen_and_undo_act_on_the_last_turn(chat, tmp_path: Path) -> None:

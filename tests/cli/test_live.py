@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., Terminal]
 SUMMARY = re.compile(
-    r"\[[\d.]+t/s\|[\d.]+%accepted(\(\d+/\d+\))?\|[\d.]+tok/step(\|prompt[\d.]+t/s(\(\d+tokens?\))?)?\]"
+    r"\[[\d.]+t/s\|[\d.]+%accepted(\(\d+/\d+\))?(\|prompt[\d.]+t/s(\(\d+tokens?\))?)?(\|[\d.]+tok/step)?\]"
     r"(note:theanswerwascutafter\d+tokens\(-n\))?$"
 )
 

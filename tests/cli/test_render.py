@@ -217,16 +217,16 @@ def test_the_summary_reads_as_documented() -> None:
         n_prompt=451, n_emitted=138, n_first=1, n_drafted=121, n_accepted=102, n_spec_steps=35, n_steps=36
     )
     stats.prompt_s, stats.decode_s = 10.0, 10.0
-    whole = "[ 13.7 t/s | 84.3 % accepted (102/121) | 3.9 tok/step | prompt 45.1 t/s (451 tokens) ]"
+    whole = "[ 13.7 t/s | 84.3 % accepted (102/121) | prompt 45.1 t/s (451 tokens) | 3.9 tok/step ]"
     assert summary(stats) == whole
 
 
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
-        (120, "[ stopped | 10.0 t/s | 50.0 % accepted (4/8) | 3.0 tok/step | prompt 5.0 t/s (10 tokens, 90 cached) ]"),
-        (80, "[ stopped | 10.0 t/s | 50.0 % accepted | 3.0 tok/step | prompt 5.0 t/s ]"),
-        (65, "[ stopped | 10.0 t/s | 50.0 % accepted | 3.0 tok/step ]"),
+        (120, "[ stopped | 10.0 t/s | 50.0 % accepted (4/8) | prompt 5.0 t/s (10 tokens, 90 cached) | 3.0 tok/step ]"),
+        (80, "[ stopped | 10.0 t/s | 50.0 % accepted | prompt 5.0 t/s | 3.0 tok/step ]"),
+        (65, "[ stopped | 10.0 t/s | 50.0 % accepted | prompt 5.0 t/s ]"),
         (35, "[ stopped | 10.0 t/s ]"),
         (5, "[ stopped ]"),
     ],

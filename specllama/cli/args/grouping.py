@@ -21,6 +21,7 @@ EXCLUSIVE = (
     (("pair", "model_draft", "hf_repo_draft"), "each names a draft"),
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
     (("scan", "hub"), "each names a place to search"),
+    (("load", "resume"), "each names a conversation"),
     (("raw", "system_prompt"), "a system prompt needs the chat template"),
 )
 

@@ -17,6 +17,7 @@ from specllama.chat.session import ChatSession
 from specllama.chat.settings import Settings, changed, to_json
 from specllama.chat.stream import TextStream
 from specllama.cli.chat.input import MessageSource
+from specllama.cli.chat.shelf import KeptChat, Shelf
 from specllama.cli.chat.view import ChatView
 from specllama.cli.loading import Said
 from specllama.cli.record import CHAT_SCHEMA, Record, begin
@@ -132,6 +133,8 @@ class ChatState:
     live: bool = False
     look: AnswerLook = field(default_factory=AnswerLook)
     source: MessageSource | None = None
+    shelf: Shelf = field(default_factory=lambda: Shelf(wanted=False))
+    listed: list[KeptChat] = field(default_factory=list)  # by `/chats`, with their numbers
     attached: list[str] = field(default_factory=list)  # files that `/read` puts in front of the next message
     file: str = ""  # of the last save or load
     thought: str = ""  # the last thinking of the model
@@ -159,6 +162,11 @@ class ChatState:
         self.cancel.set()  # ends a pass that two Ctrl-C left running
         self._stop_measuring()
         self._stack.close()
+
+    def keep(self) -> None:
+        """Keep the conversation so far on disk. A full disk does not end the chat."""
+        if told := self.shelf.keep(self.session, self.opened.names):
+            self.output.warn(told)
 
     def say(self, text: str) -> None:
         """Print the result of a command, on stdout."""
@@ -318,7 +326,7 @@ class ChatState:
         if not self.kept:
             self.output.note("note: stopped before the answer began; the message is not kept (press Up to get it back)")
         else:
-            end = {"cancelled": "stopped", "length": "cut off at the limit", "stop": ""}[finished.reason]
+            end = {"cancelled": "stopped", "length": "cut off", "stop": ""}[finished.reason]
             say_summary(self.output, finished.stats, end)
 
     def start_record(self) -> None:

@@ -28,10 +28,11 @@ from specllama.cli.args.options import (
     SamplingOptions,
 )
 from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models
-from specllama.cli.chat.commands import is_command, perform
+from specllama.cli.chat.commands import go_on, is_command, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
+from specllama.cli.chat.shelf import kept_chats
 from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
 from specllama.cli.config import look
 from specllama.cli.errors import told
@@ -53,8 +54,9 @@ class ChatOptions:
 
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
     load: Annotated[str | None, Option("--load FILE", "Continue a saved conversation.")] = None
+    resume: Annotated[bool, Option("--continue", "Continue the last conversation.")] = False
     history: Annotated[
-        bool, Option("--history/--no-history", "Save the messages you type in a file that only you can read.")
+        bool, Option("--history/--no-history", "Keep messages and conversations in files that only you can read.")
     ] = True
 
 
@@ -76,6 +78,9 @@ def chat(
     settings = _settings(sampling, ask.drafting)
     if conversation.load:
         chat_file.load(meant(bare(conversation.load)))  # a bad file fails before models are loaded
+    last = kept_chats()[:1] if conversation.resume else []
+    if conversation.resume and not last:
+        raise UsageError("no conversation is kept here", hint="start one: specllama chat")
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
         early = keyboard.early() if keyboard is not None else ""
         cancel = Cancel()
@@ -90,12 +95,15 @@ def chat(
         talk = ChatState(out, opened, settings, conversation.system_prompt or "", cancel, keyboard, look=look())
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
+            talk.shelf.wanted = conversation.history and sys.stdin.isatty()
             if conversation.load:
                 perform(talk, f"/load {conversation.load}")
+            for kept in last:
+                go_on(talk, kept)
             source = _source(out, conversation, keyboard, early)
             if not source.edits:
                 talk.measure()
-            with kept_on_hangup(talk, wanted=conversation.history and sys.stdin.isatty()):
+            with kept_on_hangup(talk):
                 code = _converse(talk, source)
         finally:
             talk.close()
@@ -141,7 +149,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
     elif not piped:
         for words in greeting(talk.opened, talk.session.settings, measuring=not talk.first_use.done):
             out.note(words)
-        tell_of_kept(out)
+        tell_of_kept(talk)
     while True:
         try:
             start, talk.prefilled = talk.prefilled, ""
@@ -166,6 +174,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
             if not is_hung_up(0):
                 raise
             talk.ended = HUNG_UP
+        talk.keep()
         if talk.ended:
             raise SystemExit(talk.ended)
         if piped and talk.interrupted:

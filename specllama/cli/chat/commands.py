@@ -5,31 +5,41 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from rich.cells import cell_len, set_cell_size
+
 from specllama.base.disk import meant, size_text
 from specllama.base.errors import UsageError
+from specllama.base.ranges import whole
 from specllama.base.text import counted, decoded
 from specllama.chat import saved as chat_file
+from specllama.chat.saved import Saved
 from specllama.chat.settings import SETTINGS, find, value_text
+from specllama.cli.chat import reading
 from specllama.cli.chat.answering import ChatState, steered
 from specllama.cli.chat.input import Editor, bare, unquoted
+from specllama.cli.chat.shelf import KeptChat, kept_chats
 from specllama.cli.chat.stats import stats_json, stats_lines
-from specllama.cli.prompting import read_whole
+from specllama.cli.screen.clipboard import copy_to_clipboard
 from specllama.cli.screen.look import LOOKS
+from specllama.cli.screen.markdown import AnswerText
 from specllama.cli.screen.render import palette_of
-from specllama.cli.screen.visible import Raw
+from specllama.cli.screen.visible import Raw, in_one_line
 from specllama.cli.tuned import length_text
 from specllama.files.catalog import load_catalog
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
 LENGTH = "draft-n-max"
+MOST_LISTED = 20  # kept conversations
 
 
 Act = Callable[[ChatState, str], None]
@@ -115,6 +125,7 @@ def _undo(chat: ChatState, rest: str) -> None:
 def _clear(chat: ChatState, rest: str) -> None:
     chat.session.clear()
     chat.attached.clear()
+    chat.shelf.begin()
     chat.note("the conversation is empty; the system prompt and the settings stay")
 
 
@@ -161,24 +172,56 @@ def _edited(text: str) -> str:
         return edited.replace("\r\n", "\n").removesuffix("\n")
 
 
-@_command("/read FILE", "Put a text file in front of your next message.", takes="path")
+@_command(
+    "/read FILE...",
+    "Put text files in front of your next message.",
+    "Also folders and patterns: /read src, /read src/**/*.py README.md. Hidden files of a folder are left out.",
+    takes="path",
+)
 def _read(chat: ChatState, rest: str) -> None:
-    path = _path(rest, "/read FILE")
-    try:
-        with path.open("rb") as file:
-            data = read_whole(file, str(path))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    text = decoded(data, str(path), UsageError)
-    n_tokens, n_ctx = chat.session.n_tokens(text), chat.session.target_kv.n_ctx
-    said = f"{path.name}: {size_text(len(data))}, {counted(n_tokens, 'token')}"
+    _path(rest, "/read FILE")
+    found = reading.find(rest)
+    files, n_ctx = found.files, chat.session.target_kv.n_ctx
+    n_tokens = chat.session.n_tokens("\n".join(file.text for file in files))
+    what = files[0].name if len(files) == 1 else counted(len(files), "file")
+    said = f"{what}: {size_text(found.n_bytes)}, {counted(n_tokens, 'token')}"
+    if found.n_skipped:
+        said += f" ({counted(found.n_skipped, 'file')} skipped: not text)"
     if n_tokens >= n_ctx:
-        raise UsageError(f"{said}; the context holds {n_ctx}", hint="read a part of the file, or use a longer context")
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    chat.attached.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
-    chat.note(f"{said}; it goes in front of your next message")
+        raise UsageError(f"{said}; the context holds {n_ctx}", hint="read a part of it, or use a longer context")
+    chat.attached += [file.fenced for file in files]
+    goes = "it goes" if len(files) == 1 else "they go"
+    chat.note(f"{said}; {goes} in front of your next message; /unread takes back")
+
+
+@_command("/unread", "Take back what /read put in front of your next message.")
+def _unread(chat: ChatState, rest: str) -> None:
+    chat.note(f"took back {counted(len(chat.attached), 'file')}")
+    chat.attached.clear()
+
+
+@_command(
+    "/copy [code [N]]",
+    "Copy the last answer, or one of its code blocks.",
+    "The terminal puts it on its clipboard if it allows that (OSC 52). Without N, the first code block.",
+    takes="copy",
+)
+def _copy(chat: ChatState, rest: str) -> None:
+    answer = AnswerText.of(chat.session.last_turn().answer, starts_thinking=chat.session.starts_thinking)
+    what, _, number = rest.partition(" ")
+    if what == "code":
+        blocks = answer.blocks
+        if not blocks:
+            raise UsageError("the last answer has no code block", hint="/copy copies all of it")
+        n = whole(1, len(blocks))("code block", number.strip() or 1)
+        text, name = blocks[n - 1], f"code block {n} of {len(blocks)}"
+    elif not what:
+        text, name = answer.text, "the last answer"
+    else:
+        raise UsageError(f"/copy {rest} is unknown", hint="/copy, /copy code, or /copy code 2")
+    if chat.output.format != "human" or not copy_to_clipboard(text, chat.output.out):
+        raise UsageError("stdout is no terminal with a clipboard", hint="/save FILE")
+    chat.note(f"sent {name} to the terminal's clipboard: {counted(len(text), 'character')}")
 
 
 @_command(
@@ -203,6 +246,54 @@ def _save(chat: ChatState, rest: str) -> None:
 def _load(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/load FILE")
     saved = chat_file.load(path)
+    _restore(chat, saved)
+    chat.shelf.begin()
+    chat.file = str(path)
+    chat.note(f"loaded {counted(len(saved.turns), 'turn')}, the system prompt and the settings from {path}")
+    if saved.turns:
+        chat.note(f"last message: {_short(saved.turns[-1].user)}")
+
+
+@_command(
+    "/chats [N or WORDS]",
+    "List the kept conversations, or those with WORDS; continue number N.",
+    "They are kept unless --no-history or /set nohistory is given. `specllama chat --continue` continues the last one.",
+)
+def _chats(chat: ChatState, rest: str) -> None:
+    if rest.isdecimal():
+        chat.listed = chat.listed or _others(chat)
+        if not chat.listed:
+            raise UsageError("no other conversation is kept")
+        go_on(chat, chat.listed[whole(1, len(chat.listed))("the number", rest) - 1])
+        return
+    chat.listed = [kept for kept in _others(chat) if kept.holds(rest)]
+    rows = [_row(number, kept, chat.width) for number, kept in enumerate(chat.listed[:MOST_LISTED], 1)]
+    if len(chat.listed) > MOST_LISTED:
+        rows.append(f"{len(chat.listed) - MOST_LISTED} older ones: /chats WORDS")
+    chat.say("\n".join(rows) or f"no other conversation {f'with {rest} ' if rest else ''}is kept")
+
+
+def _others(chat: ChatState) -> list[KeptChat]:
+    return [kept for kept in kept_chats() if kept.path != chat.shelf.path]
+
+
+def _row(number: int, kept: KeptChat, width: int) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.changed_s))
+    begin = f"{number:>2}  {when}  {counted(len(kept.saved.turns), 'turn'):<8}  "
+    title, room = in_one_line(kept.title), max(width - len(begin), 20)
+    return begin + (title if cell_len(title) <= room else set_cell_size(title, room - 3) + "...")
+
+
+def go_on(chat: ChatState, kept: KeptChat) -> None:
+    """Continue a kept conversation in place of the current one."""
+    _restore(chat, kept.saved)
+    chat.shelf.take(kept.path)
+    chat.listed, chat.file = [], ""
+    chat.note(f"continued: {counted(len(kept.saved.turns), 'turn')}, the last: {_short(kept.saved.turns[-1].user)}")
+
+
+def _restore(chat: ChatState, saved: Saved) -> None:
+    """Take over turns, system prompt and, as far as these models support them, settings."""
     own, settings = chat.session.settings, saved.settings
     if settings.drafting.length.is_auto and not own.drafting.length.is_auto:
         # The policy belongs to the loaded models, not to the conversation.
@@ -213,10 +304,6 @@ def _load(chat: ChatState, rest: str) -> None:
         settings = replace(settings, strategy=own.strategy, drafting=own.drafting)
         chat.session.restore(saved.turns, saved.system, settings)
         chat.note(f"note: the settings of drafting are kept: {error}")
-    chat.file = str(path)
-    chat.note(f"loaded {counted(len(saved.turns), 'turn')}, the system prompt and the settings from {path}")
-    if saved.turns:
-        chat.note(f"last message: {_short(saved.turns[-1].user)}")
 
 
 def _path(text: str, usage: str) -> Path:
@@ -249,7 +336,8 @@ def _parameters(chat: ChatState) -> str:
 def _remember(chat: ChatState, wanted: bool) -> None:
     if isinstance(chat.source, Editor):
         chat.source.remember(wanted=wanted)
-    chat.note(f"messages are {'' if wanted else 'not '}saved in the history from now on")
+    chat.shelf.wanted = wanted and sys.stdin.isatty()
+    chat.note(f"messages and conversations are {'' if wanted else 'not '}kept from now on")
 
 
 def _set_parameter(chat: ChatState, name: str, value: str) -> None:

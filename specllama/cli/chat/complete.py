@@ -23,7 +23,7 @@ def complete(line: str) -> Iterable[tuple[str, int, str]]:
     if command is None:
         return
     if command.takes == "path":
-        yield from _paths(rest)
+        yield from list(_paths(rest)) or _paths(rest.rpartition(" ")[2])
         return
     words = rest.split(" ")
     yield from ((offer, -len(words[-1]), meaning) for offer, meaning in _offers(command.takes, words))
@@ -36,6 +36,8 @@ def _offers(takes: str, words: list[str]) -> Iterator[tuple[str, str]]:
         rows = _set_words(words[:-1])
     elif len(words) > 1:
         return
+    elif takes == "copy":
+        rows = {"code": "a code block of the last answer"}
     elif takes == "show":
         rows = dict.fromkeys(SHOWN, "")
     elif takes == "command":

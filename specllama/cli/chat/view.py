@@ -22,6 +22,7 @@ _BESIDE_ORIGINS: dict[Kind, Style] = {
     "heading": Style(italic=True),
     "bold": Style(italic=True),
     "code": Style(),
+    "block": Style(),
     "mark": Style(dim=True),
     "think": Style(dim=True),
 }
@@ -30,6 +31,7 @@ _BY_ITSELF: dict[Kind, Style] = {
     "heading": Style(bold=True, underline=True),
     "bold": Style(bold=True),
     "code": Style(),
+    "block": Style(),
     "mark": Style(dim=True),
     "think": Style(dim=True),
 }

@@ -7,13 +7,15 @@ that a copy of the screen is the answer.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 from specllama.chat.session import END_THINK, THINK
 
-Kind = Literal["text", "heading", "bold", "code", "mark", "think"]
+Kind = Literal["text", "heading", "bold", "code", "block", "mark", "think"]
 Letter: TypeAlias = tuple[str, str]  # a character, and the tag of who wrote it
 Shown: TypeAlias = tuple[str, str, Kind]  # a character, its tag, and how it looks
 
@@ -61,7 +63,7 @@ class Markdown:
     @property
     def _look(self) -> Kind:
         if self._fence and self._line == "text":
-            return "code"
+            return "block"
         return self._line if self._line != "text" else "code" if self._code else "bold" if self._bold else "text"
 
     def _begin_line(self, start: str, after: str) -> Iterator[Shown]:
@@ -70,7 +72,7 @@ class Markdown:
         fence = FENCE.fullmatch(start)
         if self._fence:
             closes = fence is not None and fence[1].startswith(self._fence) and after == "\n"
-            yield from self._release("mark" if closes else "code")
+            yield from self._release("mark" if closes else "block")
             if closes:
                 self._fence, self._line = "", "mark"
         elif fence:
@@ -185,3 +187,22 @@ class AnswerReading:
                 yield (*letter, "think")
             else:
                 yield from self._markdown.feed(letter)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    """A whole answer without its thinking, and the code of its fenced blocks."""
+
+    text: str
+    blocks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, answer: str, *, starts_thinking: bool = False) -> AnswerText:
+        """`starts_thinking`: the template has written the mark already."""
+        reading = AnswerReading(starts_thinking=starts_thinking)
+        letters = [(char, kind) for char, _, kind in (*reading.feed(answer, ""), *reading.finish()) if kind != "think"]
+        blocks = []
+        for is_block, group in groupby(letters, lambda letter: letter[1] == "block"):
+            if is_block:
+                blocks.append(textwrap.dedent("".join(char for char, _ in group)))  # in a list it is indented
+        return cls("".join(char for char, _ in letters).strip("\n"), tuple(blocks))

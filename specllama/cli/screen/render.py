@@ -300,16 +300,21 @@ def summary(stats: SpecStats, width: int = 0, end: str = "") -> str:
 
     To fit into `width`, what is in parentheses is left out first, then the last parts; 0 = no limit.
     """
-    parts = list(filter(None, (end, _speed(stats, stats.gain), _accepted(stats) + _counts(stats), _length(stats))))
-    if stats.prompt_tok_s is not None:
-        cached = f", {stats.n_cached} cached" if stats.n_cached else ""
-        read = counted(stats.n_prompt - stats.n_cached, "token")
-        parts.append(f"prompt {rate(stats.prompt_tok_s, 't/s')} ({read}{cached})")
+    known = (end, _speed(stats, stats.gain), _accepted(stats) + _counts(stats), _prompt(stats), _length(stats))
+    parts = list(filter(None, known))
     if 0 < width < len(_in_brackets(parts)):
         parts = [part.partition(" (")[0] for part in parts]
     while len(parts) > 1 and 0 < width < len(_in_brackets(parts)):
         parts.pop()
     return _in_brackets(parts)
+
+
+def _prompt(stats: SpecStats) -> str:
+    if stats.prompt_tok_s is None:
+        return ""
+    cached = f", {stats.n_cached} cached" if stats.n_cached else ""
+    read = counted(stats.n_prompt - stats.n_cached, "token")
+    return f"prompt {rate(stats.prompt_tok_s, 't/s')} ({read}{cached})"
 
 
 def _in_brackets(parts: Iterable[str]) -> str:
