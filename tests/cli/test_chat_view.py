@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+import pyte
 import pytest
 
 from specllama.chat.stream import TextStream
@@ -81,3 +82,65 @@ def test_thinking_is_dimmed_or_folded(starts_thinking: bool) -> None:
 def test_a_pipe_gets_the_answer_byte_for_byte() -> None:
     """Markdown, folding or spelled-out bytes in a file."""
     assert show(AnswerLook(fold="on"), styled=False)[0] == "".join(PIECES) + "\n"
+
+
+CODE = (
+    "Here:\n\n```python\ndef merge(a, b):\n\t# a comment which is longer than a narrow window is wide: 漢字\n"
+    '    """Doc\n    string."""\n\n    return sorted(a) or "x" * 12\n```\nDone `or`.\n```zzz\nor\n```\n```\nor\n```\n'
+)
+
+
+def screen_of(text: str, width: int, look: AnswerLook, *, height: int = 40) -> pyte.Screen:
+    """The window after an answer of `text`, three characters a token, whose origins take turns."""
+    pieces = [text[i : i + 3] for i in range(0, len(text), 3)]
+    paper = io.StringIO()
+    stream = Stream(paper, True, True, True, True)
+    answer = TextStream(lambda token: pieces[token].encode())
+    figures = Figures(100, drafts=True, look=look)
+    view = ChatView(Output(stream, stream), answer, figures, live=True, starts_thinking=False)
+    view._screen._size = lambda _: (width, height)
+    for token in range(len(pieces)):
+        view.take(TokenEvent(token, ("draft", "draft", "correction", "bonus")[token % 4], token))
+        view.refresh()
+    view.take(Finished("stop", SpecStats()))
+    view.close()
+    screen = pyte.Screen(width, height)
+    pyte.Stream(screen).feed(paper.getvalue().replace("\n", "\r\n"))
+    return screen
+
+
+def colours_of(screen: pyte.Screen, word: str) -> list[set[str]]:
+    """The colours of each `word` on the screen."""
+    found = []
+    for y, row in enumerate(screen.display):
+        for match in re.finditer(rf"\b{word}\b", row):
+            found.append({screen.buffer[y][x].fg for x in range(*match.span())})
+    return found
+
+
+@pytest.mark.parametrize("width", [20, 33, 80])
+def test_lines_of_code_are_coloured_once_they_are_complete(width: int) -> None:
+    """Code that is written twice or shifted by its colours; colours in prose or in a language that is not known."""
+    shown, plain_one = screen_of(CODE, width, AnswerLook()), screen_of(CODE, width, AnswerLook(colors="full"))
+    assert shown.display == plain_one.display
+    shown = screen_of(CODE, width, AnswerLook(colors="off"))
+    assert shown.display == plain_one.display
+    assert colours_of(shown, "or") == [{"magenta"}, *[{"default"}] * 3]
+    assert colours_of(shown, "def") == [{"magenta"}]
+    assert colours_of(shown, "Doc") == [{"red"}]
+
+
+def test_marks_stay_underlined_in_code() -> None:
+    """Code whose colours hide where the draft was wrong."""
+    shown = screen_of(CODE, 80, AnswerLook())
+    row = next(y for y, line in enumerate(shown.display) if "return" in line)
+    cells = [shown.buffer[row][x] for x in range(36) if shown.buffer[row][x].data != " "]
+    assert {cell.underscore for cell in cells} == {True, False}
+    assert colours_of(shown, "return") == [{"magenta"}]
+
+
+def test_a_line_of_code_that_left_the_window_is_not_written_again() -> None:
+    """Rows of a long line that appear twice because the cursor cannot go back to its beginning."""
+    long = "```py\nx = '" + "word " * 60 + "'\ny = 1\n```\n"
+    marked, full = (screen_of(long, 20, AnswerLook(colors=colors), height=6) for colors in ("off", "full"))
+    assert marked.display == full.display

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from rich.style import Style
 
 from specllama.base.text import counted
 from specllama.chat.stream import TaggedText, TextStream
-from specllama.cli.screen.markdown import AnswerReading, Kind, Shown
+from specllama.cli.screen.code import styles_of_last_line
+from specllama.cli.screen.markdown import AnswerReading, Kind, Letter, Shown
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.render import Figures, codes_of, origin_style
 from specllama.cli.screen.terminal import StyledText
@@ -54,6 +55,9 @@ class ChatView(AnswerView):
         self._colors = figures.look.colors if figures.drafts else "off"
         self._folds = figures.look.fold == "on"
         self._folded = False  # thinking was hidden, and the line about it is not printed yet
+        self._highlights = output.out.steerable and self._colors != "full"
+        self._block = ""  # the code so far, in whole lines
+        self._code_line: list[Letter] = []  # the last line of code, with its tags
         self._codes: dict[tuple[str, Kind], tuple[str, str]] = {}
         self._stream = output.out
 
@@ -78,14 +82,37 @@ class ChatView(AnswerView):
 
     def _show(self, letters: Iterable[Shown]) -> None:
         """Add characters, those of one style in one piece. Spaces are not styled: underlined they look like gaps."""
-        for (tag, kind, is_space), group in groupby(letters, key=lambda one: (one[1], one[2], one[0].isspace())):
+        for (tag, kind, is_space, is_end), group in groupby(letters, key=_alike):
             text = "".join(char for char, _, _ in group)
             if kind == "think" and self._folds:
                 self._folded = True
                 continue
             if kind != "think":
                 self._tell_folded()
+            if self._highlights:
+                self._highlight(text, tag, kind, is_end=is_end)
             self._screen.add(StyledText(text, *(("", "") if is_space else self._codes_of(tag, kind))))
+
+    def _highlight(self, text: str, tag: str, kind: Kind, *, is_end: bool) -> None:
+        """Take text before it is queued. At the end of a line of code, write the line again with the colours of code.
+
+        The marks of corrections and bonus tokens stay underlined.
+        """
+        if kind != "block":
+            self._block, self._code_line = "", []
+        elif not is_end:
+            self._code_line += [(char, tag) for char in text]
+        else:
+            line, self._code_line = self._code_line, []
+            self._block += "".join(char for char, _ in line) + text
+            styles = styles_of_last_line(self._block[: len(self._block) - len(text) + 1], self.reading.info)
+            if line and styles:
+                marked = [origin_style(tag, self._colors) + style for (_, tag), style in zip(line, styles, strict=True)]
+                pieces = [
+                    StyledText("".join(char for char, _ in line[first:end]), *codes_of(style, self._stream))
+                    for style, first, end in _runs(marked)
+                ]
+                self._screen.repaint(pieces)
 
     def _tell_folded(self) -> None:
         if self._folded:
@@ -106,3 +133,18 @@ class ChatView(AnswerView):
         """Write the rest of the text and erase the live figures."""
         self._finish()
         super().close()
+
+
+def _alike(shown: Shown) -> tuple[str, Kind, bool, bool]:
+    """What characters of one piece have in common."""
+    char, tag, kind = shown
+    return tag, kind, char.isspace(), char == "\n"
+
+
+def _runs(styles: list[Style]) -> Iterator[tuple[Style, int, int]]:
+    """Stretches of one style: the style, the first index and the one after the last."""
+    first = 0
+    for style, group in groupby(styles):
+        end = first + len(list(group))
+        yield style, first, end
+        first = end

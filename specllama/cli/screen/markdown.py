@@ -28,6 +28,7 @@ _HEADING = re.compile(r" {0,3}#{1,6}")
 class Markdown:
     """Styles one answer. Unclosed bold and inline code end with their line."""
 
+    info: str = ""  # what follows the fence of the last code block, such as its language
     _held: list[Letter] = field(default_factory=list)  # marks whose meaning the next character decides
     _at_start: bool = True  # of a line
     _fence: str = ""  # what closes the code block that is open
@@ -50,6 +51,8 @@ class Markdown:
         if char in "*`" and self._line == "text" and not self._fence:
             self._held.append(letter)
             return
+        if self._fence and self._line == "mark" and char != "\n":
+            self.info += char
         yield (*letter, self._look)
         self._after_space = char.isspace()
         if char == "\n":
@@ -77,7 +80,7 @@ class Markdown:
                 self._fence, self._line = "", "mark"
         elif fence:
             yield from self._release("mark")
-            self._fence, self._line = fence[1], "mark"
+            self._fence, self._line, self.info = fence[1], "mark", ""
         elif _HEADING.fullmatch(start) and after == " ":
             yield from self._release("mark")
             self._line = "heading"
@@ -165,6 +168,11 @@ class AnswerReading:
         self._thinking = Thinking(starts_inside=starts_thinking)
         self._markdown = Markdown()
         self._thought: list[str] = []
+
+    @property
+    def info(self) -> str:
+        """What follows the fence of the last code block, such as its language."""
+        return self._markdown.info
 
     @property
     def thought(self) -> str:

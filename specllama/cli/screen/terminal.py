@@ -43,15 +43,23 @@ def size_of(stream: Stream) -> tuple[int, int]:
 
 def column_after(text: str, column: int, width: int) -> int:
     """The column after writing `text` at `column`; `width` itself means 'at the margin, wrap pending'."""
+    return _place_after(text, column, width)[1]
+
+
+def _place_after(text: str, column: int, width: int) -> tuple[int, int]:
+    """The rows down and the column after writing `text` at `column`, see `column_after`."""
+    row = 0
     for char in text:
         if char == "\n":
-            column = 0
+            row, column = row + 1, 0
         elif char == "\t":
             column = min(column - column % TAB + TAB, width - 1)
         else:
             n_cells = get_character_cell_size(char)
-            column = (0 if column + n_cells > width else column) + n_cells
-    return column
+            if column + n_cells > width:
+                row, column = row + 1, 0
+            column += n_cells
+    return row, column
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ class Screen:
         self._line = ""  # the unfinished last line, as written
         self._column = 0  # its end
         self._width = 0  # the width for which `_column` is right
+        self._is_reflowed = False  # the width has changed since the line began
         self._drawn = False
 
     @property
@@ -131,6 +140,15 @@ class Screen:
             self._drawn = False
         self._write_waiting(self.size[0], leave_margin=False)
 
+    def repaint(self, pieces: Sequence[StyledText]) -> None:
+        """Write the unfinished last line again in other styles. Does nothing if it is not `pieces`, or moved."""
+        self.clear()
+        width, height = self.size
+        rows = _place_after(self._line, 0, width)[0]
+        text = "".join(piece.text for piece in pieces)
+        if self._text.steerable and text == self._line and rows < height and not self._is_reflowed:
+            self._text.write(Raw("\r" + UP * rows + "".join(map(str, pieces))))
+
     def finish(self) -> None:
         """`clear`, and write an unfinished word as well."""
         self.clear()
@@ -141,6 +159,7 @@ class Screen:
     def _write_waiting(self, width: int, *, leave_margin: bool) -> None:
         """Write what waits; `leave_margin`: except a last character that would end at the margin."""
         if width != self._width:  # the terminal has wrapped the rows anew
+            self._is_reflowed = self.mid_line
             self._column, self._width = column_after(self._line, 0, width), width
         pieces, self._waiting, added, self._added = self._waiting, [], self._added, []
         if self._breaks is not None:
@@ -156,4 +175,5 @@ class Screen:
         if plain:
             self._text.write(Raw("".join(str(piece) for piece in pieces if piece.text)))
             self._column = column_after(plain, self._column, width)
+            self._is_reflowed = self._is_reflowed and "\n" not in plain
             self._line = (self._line + plain).rpartition("\n")[2]
