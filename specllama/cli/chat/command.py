@@ -78,8 +78,8 @@ def chat(
     settings = _settings(sampling, ask.drafting)
     if conversation.load:
         chat_file.load(meant(bare(conversation.load)))  # a bad file fails before models are loaded
-    last = kept_chats()[:1] if conversation.resume else []
-    if conversation.resume and not last:
+    last = next(kept_chats(), None) if conversation.resume else None
+    if conversation.resume and last is None:
         raise UsageError("no conversation is kept here", hint="start one: specllama chat")
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
         early = keyboard.early() if keyboard is not None else ""
@@ -98,8 +98,8 @@ def chat(
             talk.shelf.wanted = conversation.history and sys.stdin.isatty()
             if conversation.load:
                 perform(talk, f"/load {conversation.load}")
-            for kept in last:
-                go_on(talk, kept)
+            if last is not None:
+                go_on(talk, last)
             source = _source(out, conversation, keyboard, early)
             if not source.edits:
                 talk.measure()
@@ -152,6 +152,7 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
         tell_of_kept(talk)
     while True:
         try:
+            talk.keep()
             start, talk.prefilled = talk.prefilled, ""
             if source.edits:
                 with talk.meanwhile():
@@ -174,7 +175,6 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
             if not is_hung_up(0):
                 raise
             talk.ended = HUNG_UP
-        talk.keep()
         if talk.ended:
             raise SystemExit(talk.ended)
         if piped and talk.interrupted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,15 +42,17 @@ class KeptChat:
         return all(word in text for word in words.casefold().split())
 
 
-def kept_chats() -> list[KeptChat]:
-    """All kept conversations, the newest first; damaged files are left out."""
-    found = []
+def kept_chats() -> Iterator[KeptChat]:
+    """The kept conversations, the newest first; damaged files are left out."""
+    ages = dict[Path, float]()
     for path in shelf_folder().glob("*.json"):
-        with suppress(OSError, ConversationError):  # another chat may have renamed it
-            chat = KeptChat(path, path.stat().st_mtime, chat_file.load(path))
-            if chat.saved.turns:
-                found.append(chat)
-    return sorted(found, key=lambda chat: chat.changed_s, reverse=True)
+        with suppress(OSError):  # another chat may have renamed it
+            ages[path] = path.stat().st_mtime
+    for path in sorted(ages, key=lambda path: -ages[path]):
+        with suppress(ConversationError):
+            saved = chat_file.load(path)
+            if saved.turns:
+                yield KeptChat(path, ages[path], saved)
 
 
 class Shelf:
