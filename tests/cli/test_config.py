@@ -75,12 +75,14 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(
     for name, value in (("predict", "3"), ("colors", "full"), ("pair", "no-such-pair")):
         specllama("config", name, value)
     assert record_of(specllama(*args, "--json"))["acceptance"]["emitted"] == 3
-    assert "\x1b[36m" in specllama(*args, "-n", "20", "--color", "always").out
+    assert "\x1b[36m" in specllama(*args, "-n", "20", "--temp", "0", "--color", "always").out
     monkeypatch.setenv("SPECLLAMA_PREDICT", "5")
     assert record_of(specllama(*args, "--json"))["acceptance"]["emitted"] == 5
     assert record_of(specllama(*args, "--json", "-n", "7"))["acceptance"]["emitted"] == 7
     monkeypatch.setenv("SPECLLAMA_MODEL", str(pair.target))
-    assert record_of(specllama("run", *pair.options[2:], "--raw", "abc", "--json"))["acceptance"]["emitted"] == 5
+    assert (
+        record_of(specllama("run", *pair.options[2:], "--raw", "abc", "--json", *ENDLESS))["acceptance"]["emitted"] == 5
+    )
 
 
 def test_every_key_has_help_and_is_a_parameter_of_run_or_chat() -> None:

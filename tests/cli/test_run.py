@@ -51,7 +51,9 @@ def test_no_escape_byte_reaches_a_stream_that_is_no_terminal(
 
 def test_color_always_colours_a_pipe_without_cursor_moves(specllama: Run, pair: Pair) -> None:
     """Prevents: `--color always` without effect in a pager, or live figures there."""
-    result = specllama("run", *pair.options, "--raw", "abc", "-n", "20", "--color", "always", "--live", *ENDLESS)
+    result = specllama(
+        "run", *pair.options, "--raw", "abc", "-n", "20", "--temp", "0", "--color", "always", "--live", *ENDLESS
+    )
     assert "\x1b[4;35m" in result.out
     codes = {part.partition("m")[0] for part in result.out.split("\x1b[")[1:]}
     assert all(set(code) <= set("0123456789;") for code in codes)
