@@ -30,7 +30,7 @@ from specllama.files import models_toml
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """A key of `config.toml`; `parameter` of the commands is empty for a look, which has no option."""
 
     check: Check
@@ -38,7 +38,7 @@ class Key:
     parameter: str = ""
 
 
-def _of_options() -> Iterator[tuple[str, Key]]:
+def _of_options() -> Iterator[tuple[str, ConfigKey]]:
     """The options that say how to answer, except repeatable ones."""
     found: list[tuple[str, Option]] = [("pair", PAIR), ("system_prompt", SYSTEM_PROMPT), ("color", COLOR)]
     for group in (DraftOptions, SamplingOptions, HardwareOptions):
@@ -46,13 +46,13 @@ def _of_options() -> Iterator[tuple[str, Key]]:
         kinds = ((field.name, *get_args(hints[field.name])[:2]) for field in fields(group))
         found += [(name, option) for name, kind, option in kinds if list[str] not in get_args(kind)]
     for name, option in found:
-        yield option.long_name[2:], Key(option.check or sound, option.help, name)
+        yield option.long_name[2:], ConfigKey(option.check or sound, option.help, name)
 
 
-KEYS: dict[str, Key] = {
-    **{name: Key(look.check, look.help) for name, look in LOOKS.items()},
+KEYS: dict[str, ConfigKey] = {
+    **{name: ConfigKey(look.check, look.help) for name, look in LOOKS.items()},
     **dict(_of_options()),
-    "history": Key(on_off, "keep the messages and conversations of chats", "history"),
+    "history": ConfigKey(on_off, "keep the messages and conversations of chats", "history"),
 }
 
 
