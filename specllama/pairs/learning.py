@@ -144,8 +144,19 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     shallow_s = unit_s / (1.0 + costs.attention * passes.depth)
     step_s, _ = _moved(profile.step_s or shallow_s, first, shallow_s, 1.0)
     rows, seen_habits = tuple(known[n] for n in sorted(known)), tuple(habits[each] for each in sorted(habits))
-    more = Evidence(rows, draft, attention, seen_habits)
+    more = Evidence(rows, draft, attention, seen_habits, evidence.n_answers + 1)
     return _taken_over(replace(profile, step_s=step_s, evidence=more))
+
+
+def looked(profile: Profile, found: CostProfile) -> Profile:
+    """`profile` after its costs were measured again, without the rows that `found` assumes.
+
+    Costs that differ clearly are taken over, and what was not measured moves with its neighbours, as after an answer.
+    """
+    rows = tuple(RowCost(n, cost, 1.0) for n, cost in found.verify if n > 1 and n not in found.assumed)
+    seen = replace(profile.evidence, verify=rows, draft=RowCost(1, found.draft_cost(), 1.0))
+    kept = replace(profile.evidence, verify=(), draft=None, n_answers=0)
+    return replace(_taken_over(replace(profile, evidence=seen)), evidence=kept)
 
 
 def _attention(old: RowCost, ratios: Mapping[int, float], passes: Passes, costs: CostProfile) -> RowCost:

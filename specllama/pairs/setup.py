@@ -216,7 +216,7 @@ class Setup:
     model_strategy: str = SIMPLE  # see `Choice`
     any_strategy: bool = False  # see `Choice`
     measures: bool = False  # there is no profile, and one is to be made once the models are loaded
-    completes: bool = False  # the profile `is_partial`, and the rest is to be measured when no answer waits
+    completes: bool = False  # the profile `is_partial` or `is_due`: costs are to be measured when no answer waits
     untuned: ProfileKey | None = None  # `subject` before a profile changed the draft and the options
 
     @property
@@ -333,7 +333,8 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         if setup.profile is None:
             setup = _unmeasured(setup, listener, measure=choice.measure)
         elif setup.draft is not None:
-            setup = replace(setup, completes=choice.measure and setup.profile.is_partial)
+            due = setup.profile.is_partial or setup.profile.is_due
+            setup = replace(setup, completes=choice.measure and due)
     elif (known := profiles.find(setup.subject).profile) and known.target_path == KernelPath.of(options):
         setup = replace(setup, measured=known)
     if choice.n_ctx == 0:
@@ -389,7 +390,7 @@ def by_profile(setup: Setup, profile: Profile) -> Setup:
     if profile.derived is not None and draft is not None:  # the measured draft
         draft = File(llama.read_header(profile.derived), known_checksum_of(profile.derived), "derived")
     if setup.any_strategy:
-        draft = draft if profile.draft_can_pay else None  # saves its memory
+        draft = draft if profile.draft_can_pay or profile.is_due else None  # saves its memory
         strategy = LOOKUP_ALONE if draft is None else "chain"
     options = replace(profile.target_path.applied(setup.target_options), max_block=TUNED + 1)
     if profile.threads is not None:

@@ -21,6 +21,7 @@ from specllama.drafters.length import TUNED
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
+from specllama.pairs.learning import looked
 from specllama.pairs.profile import Profile
 from specllama.pairs.setup import Models, Setup, by_profile
 from specllama.prompts.load import sample_text
@@ -307,8 +308,10 @@ class FirstUse:
 
         def completed(kept: Profile) -> Profile:
             """`kept` with the measured costs, and what answers taught of all else."""
+            if not kept.is_partial:  # it is due; a tuned profile knows more rows than are measured here
+                return looked(kept, profile.costs)
             new = replace(profile.costs, attention=kept.costs.attention)
-            rest = replace(kept.evidence, verify=(), draft=None)
+            rest = replace(kept.evidence, verify=(), draft=None, n_answers=0)
             return replace(kept, step_s=profile.step_s, costs=new, evidence=rest, doubted=doubted)
 
         with suppress(OSError, SpecllamaError):  # a state folder that cannot be written: measured again next time

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -13,20 +15,25 @@ import pytest
 from specllama.base.errors import ContextFull
 from specllama.core.arrays import FloatArray
 from specllama.core.types import Cancel, Caps
-from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, cost_at, rows_of
+from specllama.drafters.calibration import Tally
+from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, Points, cost_at, rows_of
 from specllama.drafters.length import DraftLength
 from specllama.llama import crash_test
 from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
-from specllama.pairs.profile import Habit
+from specllama.pairs.learning import learned, looked
+from specllama.pairs.profile import LOOK_AFTER, Evidence, Habit, RowCost
 from specllama.pairs.setup import Listener, Setup, choose, load_models, prepare
 from specllama.tuning import first_use
 from specllama.tuning.first_use import AGREE, MOST_S, MOST_TOKENS, FirstCosts, FirstUse, can_pay, measuring
+from specllama.tuning.forecast import speedup
 from tests import tiny
+from tests.pairs.test_learning import PROFILE, answer, chosen
 
 STEP_S = 0.1
 FLAT = ((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0))
 STEEP = ((1, 1.0), (2, 2.0), (4, 3.0), (8, 7.0), (16, 9.0))
+FLAT_LONG = ((1, 1.0), (2, 1.1), (4, 1.2), (8, 1.5), (17, 2.6))
 
 
 class Clock:
@@ -146,6 +153,31 @@ def test_a_busy_machine_does_not_make_a_draft_pay_that_is_as_slow_as_its_target(
     assert n_pays <= 0.05 * n_runs
 
 
+@pytest.mark.parametrize("wrong", [((1, 1.0), (2, 1.2), (4, 2.4), (8, 4.5), (17, 9.0)), FLAT_LONG])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cost_that_was_learned_too_high_is_corrected_and_a_right_one_stays(wrong: Points, seed: int) -> None:
+    """Prevents: a block that is never drafted again because the machine was busy once; a length that goes to and fro.
+
+    Noise of 10 %. The bound: a look takes the time of 20 tokens at most, once in LOOK_AFTER answers.
+    """
+    true = CostProfile(verify=FLAT_LONG, draft=((1, 0.1), (16, 0.3)))
+    rates = [speedup(true, 0.8, k) for k in range(17)]
+    rng, profile = random.Random(seed), replace(PROFILE, source="thorough", costs=replace(true, verify=wrong))
+    lengths, looks_s = list[int](), list[float]()
+    for _ in range(3 * LOOK_AFTER):
+        k = chosen(profile.costs)
+        lengths.append(k)
+        profile = learned(profile, answer([0, 1, k, k, k] * 8, FLAT_LONG, 0.1, rng=rng), Tally(), greedy=True)
+        if profile.is_due:
+            found, _, spent_s = measured(FLAT_LONG, 0.1, lambda: rng.gauss(1.0, 0.1))
+            looks_s.append(spent_s)
+            profile = looked(profile, found.costs)
+    assert len(looks_s) == 3
+    assert max(looks_s) < 20.0 * STEP_S
+    assert fmean(rates[k] for k in lengths[LOOK_AFTER:]) > 0.97 * max(rates)
+    assert sum(a != b for a, b in pairwise(lengths[LOOK_AFTER:])) <= LOOK_AFTER // 2
+
+
 def test_what_is_not_measured_never_rules_out_a_draft_that_could_pay() -> None:
     """Prevents: an early end that is wrong: with blocks that cost nothing more, this draft would pay."""
     assert can_pay(0.5, ((1, 1.0), (4, 3.0)))
@@ -232,6 +264,32 @@ def test_a_hurried_profile_is_completed_and_keeps_what_answers_taught(
     assert (done.completes, done.profile.costs.assumed, done.profile.habits) == (False, (17,), (habit,))
     assert profiles.find(setup.subject).profile == done.profile
     assert not ask_again(setup).completes
+
+
+def test_a_draft_that_answers_made_too_expensive_is_looked_at_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: a draft that is never loaded again; one that was measured as hopeless and is loaded ever again."""
+
+    def cheap(*_args: object, **_options: object) -> Generator[None, None, FirstCosts]:
+        yield
+        return FirstCosts(CostProfile(verify=FLAT, draft=((1, 0.2),)), STEP_S, 0.0)
+
+    monkeypatch.setattr(first_use, "measuring", cheap)
+    slow = CostProfile(verify=FLAT, draft=((1, 1.5),))
+    for source, taught in (("use", True), ("thorough", True), ("use", False)):
+        draft = RowCost(1, 1.5, 1.0) if taught else None
+        profile = replace(PROFILE, source=source, costs=slow, evidence=Evidence(draft=draft, n_answers=LOOK_AFTER))
+        profiles.save(setup.subject, profile)
+        again = ask_again(setup)
+        assert (again.draft is not None, again.completes) == (taught, taught)
+        if taught:
+            with load_models(again, Listener(), Cancel()) as models:
+                FirstUse(again, models).finish()
+            kept = profiles.find(setup.subject).profile
+            assert kept is not None
+            assert (kept.source, kept.costs.draft_cost(), kept.evidence) == (source, pytest.approx(0.2), Evidence())
+            profiles.path_of(setup.subject, kept.source).unlink()
 
 
 def test_a_busy_machine_that_finds_the_same_twice_is_believed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
