@@ -11,17 +11,20 @@ from pathlib import Path
 from specllama import llama
 from specllama.base.disk import FetchWatch, models_dir
 from specllama.base.errors import SpecllamaError
+from specllama.drafters import SIMPLE
 from specllama.files import hub, hub_cache
 from specllama.files.hub_headers import header_only
 from specllama.files.model import Model
 from specllama.files.repo_files import model_files
 from specllama.llama import Header, LoadOptions
 from specllama.pairs import profile as profiles
+from specllama.pairs.ask import Hardware
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.model_rows import TOO_LARGE, TOO_SMALL, MachineMemory, family
 from specllama.pairs.naming import Wanted
-from specllama.pairs.profile import Profile, ProfileKey
+from specllama.pairs.profile import Profile
 from specllama.pairs.report import CompatReport
+from specllama.pairs.setup import key_of
 
 _N_REPOS = 12  # read from the Hub; each costs some megabytes
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
@@ -66,7 +69,7 @@ class FoundDraft:
 OpenHeader = Callable[[], AbstractContextManager[Path]]  # opens a file, or its header
 
 
-def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory) -> FoundDraft:
+def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory, hardware: Hardware) -> FoundDraft:
     """Whether one candidate fits; its gain is not predicted yet. A candidate that cannot be read stops nothing."""
     try:
         with look() as path:
@@ -75,7 +78,7 @@ def judge(target: Candidate, name: str, look: OpenHeader, machine: MachineMemory
             if target.header.n_weight_bytes and ratio >= 1:
                 return FoundDraft(name, False, "it is no smaller than the target", header.n_weight_bytes, ratio)
             report = check_pair(target, lambda: Candidate(header, _DRAFT), machine)
-            pair = ProfileKey(target.header.path, target.options, path, _DRAFT)
+            pair = key_of(target.header, header, target.options, hardware, SIMPLE)
     except SpecllamaError as error:
         return FoundDraft(name, False, str(error))
     profile = profiles.find(pair).profile if report.fits else None

@@ -293,6 +293,12 @@ class Setup:
         return total
 
 
+def key_of(target: Header, draft: Header, options: LoadOptions, hardware: Hardware, strategy: str) -> ProfileKey:
+    """The key of a pair's profile, as `prepare` makes it. `options`: of the target."""
+    files = File(target, None, "path"), File(draft, None, "path")
+    return Setup(files[0], files[1], options, hardware, model_strategy=strategy).subject
+
+
 def prepare(choice: Choice, listener: Listener) -> Setup:
     """Check what can be checked before weights are loaded: the build works, the files are here, the memory is enough.
 

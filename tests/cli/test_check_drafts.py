@@ -96,6 +96,22 @@ def test_measured_costs_decide_the_order(specllama: Run, target: Path, folder: P
     assert large["gain"] == pytest.approx(max(expected_speedup(0.8, k, large["ratio"], 1 + k / 8) for k in range(1, 5)))
 
 
+def test_the_profile_of_the_same_options_is_used(
+    specllama: Run, target: Path, folder: Path, plain_environment: None
+) -> None:
+    """Prevents: a pair that was measured, shown by a rule of thumb because a number of threads is given."""
+    draft, one = folder / "good.gguf", LoadOptions(n_threads=1)
+    costs = CostProfile(verify=((1, 1.0), (5, 1.5)), draft=((1, 0.05), (2, 0.05)))
+    paths = {"target_path": KernelPath(), "draft_path": KernelPath()}
+    profiles.save(ProfileKey(target, one, draft, one), Profile(made="2026-01-02", step_s=0.1, costs=costs, **paths))
+    for options, made in ((["-t", "1"], "2026-01-02"), ([], None)):
+        told = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json", *options))
+        assert {each["name"]: each["profile"] for each in told}["good.gguf"] == made
+        pair = ["check", "-m", str(target), "-md", str(draft), *options]
+        assert json.loads(specllama(*pair, "--json").out)["profile"] == made
+        assert ("2026-01-02" in specllama(*pair).err) == (made is not None)
+
+
 def test_assumed_costs_promise_nothing(specllama: Run, target: Path, folder: Path, plain_environment: None) -> None:
     """Prevents: a gain shown as measured that rests on costs nothing measured; a mixed list without its note."""
     costs = CostProfile(verify=((1, 1.0), (4, 3.0), (8, 3.1)), draft=((1, 0.05), (2, 0.05)), assumed=(8,))

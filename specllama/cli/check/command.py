@@ -22,14 +22,16 @@ from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.reports import not_lost
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import watching
+from specllama.cli.tuned import expectation
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.length import DraftLength
-from specllama.llama import LoadOptions
+from specllama.llama import Header, LoadOptions
+from specllama.pairs import profile as profiles
 from specllama.pairs.ask import Ask
 from specllama.pairs.check import Candidate, check_pair
 from specllama.pairs.find_drafts import look_at
 from specllama.pairs.naming import Wanted
-from specllama.pairs.setup import N_CTX, Choice, choose, resolve
+from specllama.pairs.setup import N_CTX, Choice, choose, key_of, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,8 @@ def check(models: PairOptions, search: SearchOptions, hardware: HardwareOptions,
     try:
         if search.draft_for is not None:
             wish = _wish(hardware, N_CTX if hardware.ctx_size is None else hardware.ctx_size)
-            fits = find_drafts(search.draft_for, models, search.scan, wish, output, hub=search.hub)
+            asked = hardware_of(hardware)
+            fits = find_drafts(search.draft_for, models, search.scan, wish, asked, output, hub=search.hub)
         elif search.scan is not None or search.hub:
             raise UsageError("--scan and --hub need --draft-for", hint="add --draft-for TARGET")
         else:
@@ -106,24 +109,33 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
     assert choice.draft is not None, "refused by _choice"
     wanted = resolve([choice.target, choice.draft], Said(output), offline=models.offline)
     choice = replace(choice, target=wanted[0], draft=wanted[1])
+    headers = list[Header]()
     with ExitStack() as looks, watching(output) as watch:
 
         def candidate(wanted: Wanted, wish: LoadOptions) -> Candidate:
             path = looks.enter_context(look_at(wanted, offline=models.offline, watch=watch))
-            return Candidate(llama.read_header(path, needs_weights=False), wish)
+            headers.append(llama.read_header(path, needs_weights=False))
+            return Candidate(headers[-1], wish)
 
         wish = _wish(hardware, choice.n_ctx)
         # The draft's context follows the target's.
         draft_wish = replace(wish, type_k=hardware.cache_type_k_draft, type_v=hardware.cache_type_v_draft, max_block=1)
         find_draft = partial(candidate, wanted[1], draft_wish)
         report = check_pair(candidate(wanted[0], wish), find_draft, strategy=choice.model_strategy)
+        profile = None
+        if report.fits:
+            key = key_of(headers[0], headers[1], wish, hardware_of(hardware), choice.model_strategy)
+            profile = profiles.find(key).profile
     found = None
     if not options.json:
         show_report(output, report)
+        if profile is not None:
+            output.note(f"{profile.origin}: {expectation(profile)}")
     if options.probe and report.fits:
         found = probe_pair(choice, output)
         warn_of_noise(output, found.noise)
-    facts = {**report.to_json(), "probe": None if found is None else found.to_json()}
+    made = None if profile is None else profile.made
+    facts = {**report.to_json(), "profile": made, "probe": None if found is None else found.to_json()}
     with nullcontext() if found is None else not_lost(output, ".json", lambda: to_json(facts)):
         if options.json:
             output.data(facts)
@@ -133,8 +145,13 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
 
 
 def _wish(hardware: HardwareOptions, n_ctx: int) -> LoadOptions:
+    asked = hardware_of(hardware)
     return LoadOptions(
         n_ctx=n_ctx,
+        n_threads=asked.n_threads,
+        n_threads_batch=asked.n_threads_batch,
+        n_gpu_layers=asked.n_gpu_layers,
+        kernels=asked.kernels != "off",
         type_k=hardware.cache_type_k,
         type_v=hardware.cache_type_v,
         flash_attn=hardware.flash_attn,

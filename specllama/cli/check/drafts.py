@@ -21,6 +21,7 @@ from specllama.drafters.length import TUNED
 from specllama.files.hub_cache import is_offline
 from specllama.llama import Header, LoadOptions
 from specllama.llama.header import refuse_architecture
+from specllama.pairs.ask import Hardware
 from specllama.pairs.check import Candidate, this_machine
 from specllama.pairs.find_drafts import FoundDraft, OpenHeader, files_in, folders_here, judge, look_at, repos_for
 from specllama.pairs.naming import named
@@ -31,9 +32,16 @@ FLAT: Points = ((1, 1.0), (TUNED + 1, 1.0))  # a pass over several rows costs as
 
 
 def find_drafts(
-    text: str, models: ModelOptions, scan: str | None, wish: LoadOptions, output: Output, *, hub: bool
+    text: str,
+    models: ModelOptions,
+    scan: str | None,
+    wish: LoadOptions,
+    hardware: Hardware,
+    output: Output,
+    *,
+    hub: bool,
 ) -> bool:
-    """List drafts for the target that `text` names; True if one fits.
+    """List drafts for the target that `text` names; True if one fits. `wish`: how `hardware` loads the target.
 
     Raises UsageError, ConfigError, DownloadError, ModelFileError, and UnsupportedModel for a target without rollback.
     """
@@ -44,7 +52,7 @@ def find_drafts(
         refuse_architecture(header)
         places = _on_hub(header, models.offline, watch) if hub else _on_disk(header, scan)
         target, machine = Candidate(header, wish), this_machine()
-        found = ranked([judge(target, name, look, machine) for name, look in places])
+        found = ranked([judge(target, name, look, machine, hardware) for name, look in places])
     if output.format == "json":
         output.data({"target": header.path.name, "candidates": list(map(_facts, found))})
     else:
