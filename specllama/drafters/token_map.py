@@ -64,7 +64,7 @@ def owners(words: Words) -> dict[Key, int]:
     for token, piece in enumerate(words.pieces()):
         key = piece or texts[token]
         known = found.setdefault(key, token)
-        if known != token and _BYTE_TEXT.fullmatch(texts[known]) and not _BYTE_TEXT.fullmatch(texts[token]):
+        if _BYTE_TEXT.fullmatch(texts[known]) and not _BYTE_TEXT.fullmatch(texts[token]):
             found[key] = token
     return found
 

@@ -11,7 +11,7 @@ from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
 from specllama.core.events import StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Caps, Draft, DraftPlan, Observation, Verdict
+from specllama.core.types import Caps, Decision, Draft, DraftPlan, Observation, Verdict
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import LookupDrafter
@@ -169,10 +169,13 @@ def test_without_a_planner_the_policy_decides_about_looked_up_tokens_too() -> No
 
 def test_a_refused_look_is_reported() -> None:
     """A draft that ends without a reason in the report."""
-    drafter = chain_of(Scripted(DraftPlan(n_drawn=3), looks=False))
+    plan = DraftPlan(n_drawn=3)
+    drafter = chain_of(Scripted(plan, looks=False))
     assert len(drafter.propose(TOKENS, 8, SAMPLED, RandomChooser(0)).tokens) == 1
-    decisions = [(each.depth, each.go_on) for each in drafter.report().decisions]
-    assert decisions == [(0, True), (0, True), (1, False)], "plan, draw, look"
+    planned, drawn, refused = drafter.report().decisions
+    assert (planned, refused) == (Decision(0, 0.0, go_on=True, plan=plan), Decision(1, 0.0, go_on=False))
+    assert (drawn.depth, drawn.go_on, drawn.plan) == (0, True, None)
+    assert drawn.confidence > 0.0
 
 
 def test_another_text_is_drafted_as_by_a_new_drafter() -> None:

@@ -177,7 +177,15 @@ def test_a_long_prompt_is_indexed_over_several_steps(monkeypatch: pytest.MonkeyP
     assert propose(drafter, tokens, 1) == (4,)
 
 
-@pytest.mark.parametrize("n_given", [0, 2])
+def test_the_first_token_of_an_answer_teaches() -> None:
+    """A draft of a few tokens in each answer of a chat, none of which counts."""
+    answered, read = begun([1, 2, 3, 1]), begun([1, 2, 3, 1, 3])
+    (after_one_miss,), (prior,) = (list(drafter.offer([1, 2, 3, 1, 3], 1)) for drafter in (answered, read))
+    assert (prior.token, prior.confidence) == (1, pytest.approx(0.3))
+    assert (after_one_miss.token, after_one_miss.confidence) == (1, pytest.approx(4 * 0.3 / (4 + 1)))
+
+
+@pytest.mark.parametrize("n_given", [0, 1, 2])
 def test_a_planner_sees_the_whole_offer_and_decides_how_much_is_taken(n_given: int) -> None:
     """A planner that is asked token by token cannot weigh a block whose fourth row is cheaper than its third."""
 

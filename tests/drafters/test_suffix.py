@@ -68,6 +68,7 @@ def test_a_text_of_one_token_is_matched_in_full() -> None:
     index = index_of([7] * (3 * COUNTED_CONTEXTS))
     match = index.match()
     assert match.length == 3 * COUNTED_CONTEXTS - 1
+    assert len(index._next) == 3 * COUNTED_CONTEXTS + 1, "no state is split in vain"
     favourite = index.favourite(match)
     assert favourite is not None
     assert favourite.token == 7

@@ -13,7 +13,7 @@ import pytest
 from specllama import llama
 from specllama.base import disk as storage
 from specllama.base.errors import ModelFileError, PairError
-from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text
+from specllama.drafters.token_map import NO_TOKEN, Speller, map_by_text, owners
 from specllama.drafters.translated import TranslatedModel
 from specllama.files import gguf_rewrite
 from specllama.llama import Vocabulary, load_vocabulary
@@ -95,6 +95,8 @@ def test_a_byte_token_gives_way_to_the_token_that_is_used() -> None:
     target = Listed(["<0x0A>", "\n", "a"], [b"\n", b"\n", b"a"])
     draft = Listed(["a", "<0x0A>", "<0x61>", "\n"], [b"a", b"\n", b"a", b"\n"])
     assert map_by_text(target, draft).tolist() == [2, NO_TOKEN, NO_TOKEN, 1]
+    many = Listed(["<0x61>", "a", "a", "<0x62>", "<0x62>"], [b"a"] * 3 + [b"b"] * 2)
+    assert owners(many) == {b"a": 1, b"b": 3}, "the lowest of those that may have it"
 
 
 def test_a_control_token_is_never_taken_for_a_text_that_reads_the_same() -> None:
@@ -111,6 +113,9 @@ def test_begin_and_end_tokens_correspond_under_any_name() -> None:
     assert map_by_text(target, draft).tolist() == [3, 0, 2, 1], "eos has its name already; eot is free for [E]"
     same = Listed(["a", "[B]", "[E]"], [b"a", b"", b""], bos=1, eos=1, eot=2)
     assert map_by_text(target, same).tolist() == [3, 0, 2]
+    one_end = Listed(["<s>", "</s>", "a"], [b"", b"", b"a"], bos=0, eos=1, eot=1)
+    two_ends = Listed(["a", "[E]", "[T]"], [b"a", b"", b""], eos=1, eot=2)
+    assert map_by_text(one_end, two_ends).tolist() == [2, 1, NO_TOKEN], "no two share a token"
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("bytes", "spm"), ("spm", "bytes"), ("bytes", "bytes")])

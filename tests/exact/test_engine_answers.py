@@ -158,6 +158,22 @@ def test_time_inside_the_models_is_not_time_of_the_loop() -> None:
     assert loop_s[1] == 0.0
 
 
+def test_the_time_of_the_loop_is_what_the_models_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a model's earlier answers taken off, or added; each reading of the clock is one second later."""
+
+    class Clocked(FakeModel):
+        busy_s = property(lambda self: 100.0 + 0.25 * (self.count("feed") + self.count("eval")))
+
+    clock = count()
+    monkeypatch.setattr("specllama.core.engine.perf_counter", lambda: float(next(clock)))
+    *events, last = Engine(Clocked(RandomTable(N_VOCAB, 44), N_VOCAB)).generate(PROMPT, GREEDY, Certain(), max_tokens=3)
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert [step.loop_s for step in steps] == [4.0 - 0.25] * 3
+    assert isinstance(last, Finished)
+    assert last.stats.loop_s == 2.0 - 0.25 + 3 * (4.0 - 0.25)
+    assert last.stats.passes == [], "plain decoding has no gain"
+
+
 def test_every_time_is_taken_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A time counted twice, or in another part; here every reading of the clock is one second after the last."""
     clock = count()
@@ -170,6 +186,7 @@ def test_every_time_is_taken_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -
     stats, n_more = rig.finished.stats, len(rig.steps) - 1
     assert (stats.prompt_s, stats.decode_s) == (2.0 + 4.0, 4.0 * n_more)
     assert stats.loop_s == 2.0 + 4.0 + 4.0 * n_more
+    assert len(stats.passes) == n_more > 0
 
 
 def test_a_model_that_cannot_roll_back_is_refused() -> None:
@@ -263,6 +280,8 @@ def test_events_come_in_the_order_of_the_answer() -> None:
     rig.answer(PROMPT, GREEDY, Certain(), 7)
     first, *middle, last = rig.events
     assert (first.kind, last.kind) == ("prompt", "finished")
+    assert middle[0] == PromptProgress(len(PROMPT), len(PROMPT)), "the prompt is read before the first token"
+    assert not any(isinstance(event, PromptProgress) for event in middle[1:])
     # A step's tokens, then the step.
     order = [(event.step, event.kind == "step") for event in middle if isinstance(event, (TokenEvent, StepEvent))]
     assert len({step for step, is_step in order if is_step}) > 1

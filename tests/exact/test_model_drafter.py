@@ -85,6 +85,17 @@ def test_a_greedy_draft_is_a_point_mass(temperature: float, draft_temperature: f
         history = (*history, token)
 
 
+def test_other_settings_of_the_target_reach_the_draft() -> None:
+    """A draft with a temperature of its own that keeps the filters of the first answer."""
+    drafter = ModelDrafter(model(), n_max=1, temperature=1.5)
+    for params in (PLAIN, NARROW, PLAIN):
+        drafter.begin(TOKENS)
+        (q,) = drafter.propose(TOKENS, 1, params, RandomChooser(0)).probs or ()
+        assert as_dict(q) == pytest.approx(
+            token_law(RandomTable(N_VOCAB, 50)(TOKENS), TOKENS, replace(params, temperature=1.5))
+        )
+
+
 def test_ids_that_the_target_does_not_know_are_never_drafted() -> None:
     """A padding row of the draft that happens to be likely: masked and q renormalised before the draw."""
     table = replaced(RandomTable(N_VOCAB, 51), len(TOKENS), 50.0, token=N_VOCAB - 1)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specllama.base.errors import ContextFull, Interrupted, RollbackRefused, UnsupportedModel
-from specllama.core.sampling import RandomChooser
-from specllama.core.types import Caps, Draft, room_after
+from specllama.core.sampling import RandomChooser, law
+from specllama.core.types import Cancel, Caps, Draft, room_after
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
@@ -95,10 +95,11 @@ def test_a_context_that_is_full_is_known_before_anything_is_computed() -> None:
     assert room_after(plain, (4, 1)) == 10 - 3 - 2
     model.feed((4, 1))
     assert (room_after(model, ()), room_after(model, (4,)), room_after(model, (4, 0))) == (3, 0, -1)
+    n_calls = len(model.fake.calls)
     for refused in (lambda: model.feed((4, 0)), lambda: model.eval((0, 4))):
         with pytest.raises(ContextFull, match="context of 10"):
             refused()
-        assert (model.length, model.tokens) == (2, (4, 1))
+        assert (model.length, model.tokens, len(model.fake.calls)) == (2, (4, 1), n_calls)
     model.eval((4,))
     assert (room_after(model, ()), model.length) == (0, 3)
     model.truncate(0)
@@ -162,6 +163,14 @@ def test_a_refused_rollback_is_told_and_changes_nothing() -> None:
     assert (model.length, model.tokens) == (len(TEXT), TEXT)
 
 
+def test_the_drafts_own_model_is_watched_and_closed() -> None:
+    """A draft that computes on after Ctrl-C, or stays in memory."""
+    model, cancel = WatchedDraft(N_VOCAB), Cancel()
+    model.watch(cancel)
+    model.close()
+    assert (model.fake.watched, model.fake.closed) == (cancel, True)
+
+
 def test_trees_are_refused_and_a_spelled_out_chain_is_not() -> None:
     """A tree flattened into a chain."""
     model = WatchedDraft(N_VOCAB)
@@ -222,6 +231,17 @@ def test_a_stopped_answer_leaves_a_draft_that_goes_on() -> None:
         fresh = ModelDrafter(WatchedDraft(N_VOCAB), n_max=3, vocab_size=N_VOCAB)
         line = (*TEXT, *said, *more)
         assert drafter.propose(line, 3, GREEDY, Certain()) == fresh.propose(line, 3, GREEDY, Certain()) != Draft()
+
+
+@pytest.mark.parametrize("n_target", [N_VOCAB, 3])
+def test_a_draft_is_drawn_from_the_rows_that_it_gives(n_target: int) -> None:
+    """Columns of a row of all ids taken for those of the known ids, or ids drafted that the target does not have."""
+    text = TEXT[:1]
+    drafter = ModelDrafter(WatchedDraft(N_VOCAB), n_max=1, vocab_size=n_target)
+    drafter.begin(text)
+    (q,) = drafter.propose(text, 1, PLAIN, RandomChooser(0)).probs or ()
+    expected = law(expected_row(text)[:n_target], text, PLAIN)
+    assert [q.prob(token) for token in range(N_VOCAB)] == pytest.approx([expected.prob(i) for i in range(N_VOCAB)])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 2, 1)])

@@ -55,7 +55,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(build, "build", lambda again: made.library.write_text(f"build {len(made.tested)}"))
     monkeypatch.setattr(crash_test, "kernels_problem", made.test)
     monkeypatch.setattr(crash_test, "library_folder", lambda: tmp_path)
-    monkeypatch.setattr(library_hash, "of", lambda folder: made.llama_cpp)
+    monkeypatch.setattr(library_hash, "of", lambda folder: {tmp_path: made.llama_cpp}[folder])
     monkeypatch.setattr(tested_kernels, "this_cpu", lambda: made)
     return made
 
