@@ -28,6 +28,7 @@ from specllama.drafters.controller import (
     Controller,
     CostProfile,
     Points,
+    rows_of,
 )
 
 FLAT = CostProfile(verify=((1, 1.0), (17, 1.0)), draft=((1, 0.1), (17, 1.7)))
@@ -200,7 +201,7 @@ def random_profile(chance: random.Random) -> CostProfile:
         verify.append(max(verify[-1] + chance.choice([-0.1, 0.0, 0.05, 0.3, 0.8]) * chance.random(), 0.5))
     draft = [chance.choice([0.02, 0.1, 0.3])]
     for _ in range(8):
-        draft.append(draft[-1] * (1.0 + chance.random()))
+        draft.append(draft[-1] * (0.8 + chance.random()))
     return CostProfile(verify=tuple(enumerate(verify, 1)), draft=tuple(enumerate(draft, 1)))
 
 
@@ -488,8 +489,89 @@ def test_equal_histories_lead_to_equal_decisions() -> None:
     assert decisions() == decisions()
 
 
-def test_a_cost_between_assumed_points_is_not_measured() -> None:
+@pytest.mark.parametrize(
+    ("assumed", "measured"),
+    [((2, 8), [1, 4]), ((2,), [1, 4, 5, 6, 7, 8, 9]), ((8,), [1, 2, 3, 4]), ((4,), [1, 2, 8, 9])],
+)
+def test_a_cost_between_assumed_points_is_not_measured(assumed: tuple[int, ...], measured: list[int]) -> None:
     """Prevents: a gain that is computed from a curve that was only assumed."""
-    costs = CostProfile(verify=((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0)), draft=((1, 0.2),), assumed=(2, 8))
-    assert [n for n in range(1, 12) if costs.measured_cost(n) is not None] == [1, 4]
-    assert costs.measured_cost(4, 1000) == costs.verify_cost(4, 1000)
+    costs = CostProfile(verify=((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0)), draft=((1, 0.2),), assumed=assumed)
+    assert [n for n in range(1, 10) if costs.measured_cost(n) is not None] == measured
+    assert costs.measured_cost(1, 1000) == costs.verify_cost(1, 1000)
+
+
+def test_after_the_last_point_a_cost_never_falls() -> None:
+    """A block of many rows that costs nothing, or less than nothing, because the last points fall."""
+    falling = CostProfile(verify=((1, 1.0), (2, 2.0), (4, 1.5)), draft=((1, 0.2),))
+    assert [falling.verify_cost(n) for n in (4, 5, 99)] == [1.5, 1.5, 1.5]
+    assert rows_of(falling.verify) == (2, 4)
+
+
+def test_rows_share_the_weights_and_not_the_attention() -> None:
+    """Blocks as cheap behind a long text as at its beginning."""
+    profile = CostProfile(verify=((1, 1.0), (4, 2.0)), draft=((1, 0.2),), attention=0.001)
+    assert [profile.verify_cost(n, 1000) for n in (1, 4)] == pytest.approx([1.0, (2.0 + 4.0) / 2.0])
+    assert profile.verify_cost(4) == profile.measured_cost(4) == 2.0
+
+
+@pytest.mark.parametrize("verify", [((1, 1.0), (2, 1.4), (5, 1.9), (9, 4.0)), ((1, 1.0),)])
+def test_the_best_case_is_the_highest_rate_of_all_lengths(verify: Points) -> None:
+    """A draft that is not loaded although it could pay, or measured although it cannot."""
+    profile = CostProfile(verify=verify, draft=((1, 0.3),))
+    rates = [(k + 1) / (k * 0.3 + profile.verify_cost(k + 1)) for k in range(1, verify[-1][0])]
+    assert profile.best_case == max(rates, default=0.0)
+
+
+def test_the_longest_draft_is_the_shorter_of_wish_and_measurement() -> None:
+    """Blocks that were not measured, or longer ones than were asked for; no draft at all after one measured pass."""
+    assert [Controller(FLAT, n_max=n).n_max for n in (3, 16, 99)] == [3, 16, 16]
+    assert Controller(CostProfile(verify=((1, 1.0),), draft=((1, 0.1),))).n_max == 1
+
+
+def test_costs_follow_the_length_of_the_text() -> None:
+    """A plan for the beginning of the text behind 30,000 tokens, and back at the start of the next answer."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.4)), draft=((1, 0.1),), attention=0.001)
+    controller, at = Controller(profile, calibration=known(0.9)), 0
+    for depth in (0, 255, 256, 511, 512, 300, 256, 0):
+        at = depth if abs(depth - at) >= 256 else at
+        there = replace(profile, verify=tuple((n, profile.verify_cost(n, at)) for n in range(1, 10)), attention=0.0)
+        expected = Controller(there, calibration=known(0.9)).plan(8, lag=0)
+        assert controller.plan(8, lag=0, depth=depth).rate == pytest.approx(expected.rate), depth
+
+
+def test_a_draft_that_was_cut_teaches_as_far_as_it_was_verified() -> None:
+    """A token behind an end token, which nobody judged, counted as a wrong guess of the model."""
+    calibration, expected = Calibration(), Calibration()
+    controller = Controller(FLAT, calibration=calibration)
+    assert controller.plan(4, lag=0).n_drawn
+    assert controller.go_on(0, 0.9)
+    assert controller.go_on(1, 0.8)
+    controller.observe(seen(1, 1))
+    expected.learn(0.9, 1.0)
+    assert calibration.judged == expected.judged
+
+
+@pytest.mark.parametrize(("n_drafted", "n_until"), [(1, FIRST_GAP), (0, DOUBTFUL_GAP - 1)])
+def test_the_pause_of_a_model_counts_from_its_last_draft(n_drafted: int, n_until: int) -> None:
+    """A model that drafted well until now and is probed only after a long pause, or one probed for nothing."""
+    controller = Controller(HOPELESS, calibration=known(0.95))
+    assert controller.plan(8, lag=0).n_drawn
+    assert n_drafted == 0 or controller.go_on(0, 0.9)
+    controller.observe(seen(n_drafted, 0))
+    controller.calibration = known(0.05)  # the text has changed
+    assert next(i for i, plan in enumerate(pass_time(controller, 40)) if plan.probe) == n_until
+
+
+def test_a_probe_lets_old_samples_fade_by_the_tokens_since_the_last() -> None:
+    """A model that is judged for ever by a page that is long over."""
+    controller, expected = Controller(HOPELESS, calibration=known(0.05)), known(0.05)
+    pass_time(controller, DOUBTFUL_GAP + 1)
+    expected.age(DOUBTFUL_GAP)
+    assert controller.calibration.typical == pytest.approx(expected.typical)
+
+
+def test_a_model_that_would_pay_is_probed_again_soon() -> None:
+    """Probes ever more rarely of a model that only waits for its long prompt."""
+    profile = CostProfile(verify=((1, 1.0), (9, 1.2)), draft=((1, 0.1), (2, 0.12), (1001, 20.0)))
+    probes = [i for i, plan in enumerate(pass_time(Controller(profile), 40, lag=800)) if plan.probe]
+    assert probes == [n * FIRST_GAP for n in range(1, 5)]
