@@ -253,7 +253,8 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
     assert "the last chat was cut off" in again.text
     command(again, "/chats", " 1 turn ")
     command(again, "/chats 1", "continued: 1 turn, the last: go")
-    ask(again, "more")
+    again.child.send("more\r")
+    again.wait_for(lambda t: "% accepted" in t.text)
     again.child.kill(signal.SIGHUP)
     assert again.finish() == 129
     assert "Traceback" not in again.text
