@@ -100,6 +100,7 @@ def test_every_fault_is_caught(healthy: AuditReport, fault: Fault) -> None:
     assert row.caught, row.figure
 
 
+@pytest.mark.slow
 def test_the_settings_and_the_pair_hide_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: "not caught" with one file as target and draft, at temperature 0, or with a p-min that stops drafts."""
     monkeypatch.setattr(audit_self_test, "MOST", replace(audit_self_test.MOST, n_draws=400))

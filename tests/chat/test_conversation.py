@@ -409,6 +409,7 @@ def test_a_base_model_without_a_template_continues_the_prompt_as_it_stands():
     assert not conversation.system_merged
 
 
+@pytest.mark.slow
 def test_an_endless_template_is_waited_for_once(monkeypatch):
     """Every probe of the template waited for its end again."""
     conversation, _ = family("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", *SPECIAL)

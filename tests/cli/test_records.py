@@ -39,6 +39,7 @@ def part(value: object) -> Callable[[str], str]:
 DAMAGES = (whole(DEEP), whole("9" * 100_000), part("text"), part({"0": 1}), part([[[]]]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_home", "children")
 def test_no_damaged_record_changes_an_answer(specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a traceback, or another answer, because of any one file that specllama wrote for itself."""
