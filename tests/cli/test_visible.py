@@ -347,6 +347,7 @@ def test_reports_in_files_are_visible_as_well() -> None:
         assert {char for line in lines for char in line if unicodedata.category(char) in UNSEEN} <= {"\t", "\n"}
 
 
+@pytest.mark.slow
 def test_a_file_name_and_a_header_on_a_real_terminal(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
     """Prevents: `check` of a downloaded file, or `models list` in a cloned repository, that acts on the terminal."""
     target, draft = (tmp_path / f"{name}{EVIL}.gguf" for name in "td")

@@ -142,7 +142,7 @@ def test_the_answer_follows_the_targets_law_under_any_plan(name: str, seed: int)
 
 
 @pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize("rule", [slow(Rule.TOKEN), Rule.BLOCK])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_controller_changes_nothing_but_speed(
     name: str, rule: Rule, costs: str, monkeypatch: pytest.MonkeyPatch
