@@ -24,12 +24,12 @@ BLOCK = re.compile(r"(?P<begin><!-- help:(?P<command>[\w -]*?) ?-->\n).*?(?P<end
 
 
 def help_text(command: str) -> str:
-    """What `specllama COMMAND --help` prints in a window of 100 columns; in this process, a start costs 0.2 s."""
+    """What `specllama COMMAND --help-all` prints in a window of 100 columns; in this process, a start costs 0.2 s."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SPECLLAMA_")}
     told = io.StringIO()
     with patch.dict(os.environ, {**plain, **WINDOW}, clear=True), contextlib.redirect_stdout(told):
-        status = specllama([*command.split(), "--help"])
-    assert status == 0, f"specllama {command} --help ends with {status}"
+        status = specllama([*command.split(), "--help-all"])
+    assert status == 0, f"specllama {command} --help-all ends with {status}"
     return told.getvalue()
 
 
@@ -38,7 +38,7 @@ def filled(text: str) -> str:
 
     def block(found: re.Match[str]) -> str:
         command = found["command"].strip()
-        shown = f"$ specllama {command} --help".replace("  ", " ")
+        shown = f"$ specllama {command} --help-all".replace("  ", " ")
         return f"{found['begin']}```text\n{shown}\n{help_text(command).rstrip()}\n```\n{found['end']}"
 
     return BLOCK.sub(block, text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from specllama.base.errors import UsageError
@@ -59,15 +60,21 @@ def real(low: float = -math.inf, high: float = math.inf, *, open_low: bool = Fal
     return _number(float, "a number", low, high, open_low, None)
 
 
-def word(*words: str) -> Check:
-    """One of `words`."""
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A check for one of `words`."""
 
-    def check(name: str, text: object) -> str:
-        if text not in words:
-            raise UsageError(f"{name} is {text}, expected one of {', '.join(words)}")
+    words: tuple[str, ...]
+
+    def __call__(self, name: str, text: object) -> str:
+        if text not in self.words:
+            raise UsageError(f"{name} is {text}, expected one of {', '.join(self.words)}")
         return str(text)
 
-    return check
+
+def word(*words: str) -> Word:
+    """One of `words`."""
+    return Word(words)
 
 
 def sound(name: str, text: object) -> str:

@@ -15,15 +15,12 @@ from specllama.base.errors import PromptError, TemplateError
 from specllama.base.ranges import sound
 from specllama.base.text import counted
 from specllama.chat.authorship import Rendering, SpecialTexts, tell_apart
+from specllama.chat.named_templates import CHATML
 from specllama.chat.template import ChatTemplate, TemplateOverrun
 
 ROLES = ("system", "user", "assistant")
 
 _CHATML_MARKERS = ("<|im_start|>", "<|im_end|>")
-_CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 _PLAIN = "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}"
 
 _SYSTEM_PROBE, _USER_PROBE = "words of the system prompt", "words of the first message"
@@ -61,6 +58,14 @@ class Message:
         if not isinstance(self.content, str):
             raise PromptError(f"a message has the content {self.content!r}, expected text")
         sound("a message", self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """What a model reads."""
+
+    text: str
+    tokens: list[int]  # with the begin token, which `text` may lack
 
 
 def _with_bos(vocab: TemplateVocabulary, tokens: list[int]) -> list[int]:
@@ -139,14 +144,20 @@ class Conversation:
         If no message holds the text of a special token, they are those of the whole text tokenized at once, as in
         llama.cpp. `now` is the time that a template may write. Raises TemplateError, and PromptError without messages.
         """
+        return self.rendered(messages, add_generation_prompt=add_generation_prompt, now=now).tokens
+
+    def rendered(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: datetime | None = None
+    ) -> RenderedPrompt:
+        """The text of the conversation and its tokens, see `tokens`."""
         rendering = self._rendering(messages, add_generation_prompt, now)
-        return _with_bos(self._vocab, self._tokenize(rendering))
+        return RenderedPrompt(rendering.text, _with_bos(self._vocab, self._tokenize(rendering)))
 
     def _fallback(self) -> str:
         """The template for a model file without one."""
         if all(marker in self._special for marker in _CHATML_MARKERS):
             self.notice = "The model file has no chat template: ChatML is used, because the vocabulary has its markers."
-            return _CHATML
+            return CHATML
         self.notice = "The model file has no chat template: the model continues the plain text of the prompt."
         return _PLAIN
 

@@ -88,9 +88,17 @@ class ChatSession:
     """
 
     def __init__(
-        self, target: ChatModel, draft: LanguageModel | None = None, settings: Settings | None = None, system: str = ""
+        self,
+        target: ChatModel,
+        draft: LanguageModel | None = None,
+        settings: Settings | None = None,
+        system: str = "",
+        template: str | None = None,
     ) -> None:
-        """Raises TemplateError, and UsageError for settings that these models do not support."""
+        """`template`: a chat template instead of the model's, also after `attach`.
+
+        Raises TemplateError, and UsageError for settings that these models do not support.
+        """
         self.turns: list[Turn] = []
         self.system = system
         self.n_dropped = 0  # turns at the beginning that are no longer in the prompt
@@ -100,6 +108,7 @@ class ChatSession:
         self.cost: Cost = unmeasured  # of the target's passes, for the gain of the next answer
         self._drafter: Drafter | None = None
         self._settings = settings or Settings()
+        self._template = template
         self.attach(target, draft)
 
     def attach(self, target: ChatModel, draft: LanguageModel | None, settings: Settings | None = None) -> None:
@@ -139,7 +148,7 @@ class ChatSession:
 
     def _conversation_for(self, target: ChatModel, settings: Settings) -> Conversation:
         variables = {} if settings.think is None else {"enable_thinking": settings.think}
-        return Conversation(target.vocab, target.chat_template, variables)
+        return Conversation(target.vocab, self._template or target.chat_template, variables)
 
     def _require(self, settings: Settings, target: ChatModel, draft: LanguageModel | None) -> None:
         if REGISTRY[settings.strategy].needs_model and draft is None:

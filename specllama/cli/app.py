@@ -77,7 +77,7 @@ app = typer.Typer(
     context_settings=CONTEXT,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Exact speculative decoding of GGUF models: a small draft model proposes tokens, the target verifies them.",
+    help="Exact speculative decoding of GGUF models: faster answers, the same output.",
     epilog="Every option has an environment variable, such as SPECLLAMA_CTX_SIZE. SPECLLAMA_DEBUG=1 shows tracebacks.",
 )
 

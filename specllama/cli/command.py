@@ -1,9 +1,11 @@
-"""The class of every command: help in sections, hidden aliases, and a check for ambiguous words."""
+"""The class of every command: pages of help, hidden aliases, and a check for ambiguous words."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import typer
@@ -11,13 +13,16 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from specllama.base.disk import require_home
 from specllama.base.errors import UsageError
+from specllama.cli.pages import PAGES, Page
 from specllama.cli.screen.ending import ending_in_order
 from specllama.cli.screen.output import Stream, stream_of
 
 HELP_WIDTH = 100  # longest line of help
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+CONTEXT = {"help_option_names": [*HELP], "max_content_width": HELP_WIDTH}
 
 REST = "Options"  # the section of options without a panel
+_ASKED = "specllama.help"  # in a context: the title of the one section to show, or HELP_ALL
 
 # Hidden names, those of other tools, as (long name of the option, hidden name): a hidden -r of one command is shown in
 # another. `Option.typed` in grouping.py fills it.
@@ -90,22 +95,98 @@ def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]
     return left, right
 
 
-def _write_sections(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write the options by panel, in the order of declaration; `--help` and similar options come last."""
+def page_of(ctx: Any) -> Page:
+    """The first page of the help of a command."""
+    names: list[str] = []
+    while ctx.parent is not None:
+        names.insert(0, ctx.info_name)
+        ctx = ctx.parent
+    return PAGES.get(" ".join(names), Page(()))
+
+
+def _rows(command: Any, ctx: Any) -> Iterator[tuple[frozenset[str], str, tuple[str, str]]]:
+    """Names, section and columns of every shown option and argument, in the order of declaration."""
     stream = stream_of(sys.stdout)
-    sections: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
         if param.hidden:
             continue
         if isinstance(param, TyperOption):
             row = _record(param, param.metavar or param.display_type(ctx), stream)
+            names, rest = frozenset((*param.opts, *param.secondary_opts)), REST
         else:
-            row = (stream.paint(param.metavar or param.name, fg="cyan", bold=True), param.help or "")
-        rest = REST if isinstance(param, TyperOption) else "Arguments"
-        sections.setdefault(param.rich_help_panel or rest, []).append(row)
+            name = param.metavar or param.name
+            row = (stream.paint(name, fg="cyan", bold=True), param.help or "")
+            names, rest = frozenset([name]), "Arguments"
+        yield names, param.rich_help_panel or rest, row
+
+
+def _topics(command: Any, ctx: Any) -> dict[str, str]:
+    """The sections of a command, by the first words of their titles."""
+    return {title.split()[0].lower(): title for _, title, _ in _rows(command, ctx) if title != REST}
+
+
+def _asked_page(args: Sequence[str], options: Mapping[str, TyperOption], topics: Mapping[str, str]) -> str | None:
+    """The page that the words ask for: HELP_ALL, the title of a section, "" for the first page; None for no help."""
+    before = ""
+    for i, arg in enumerate(args):
+        if arg == "--":
+            break
+        is_value = before in options and not options[before].is_flag
+        if arg in (*HELP, HELP_ALL) and not is_value:
+            return HELP_ALL if arg == HELP_ALL else topics.get("".join(args[i + 1 : i + 2]).lower(), "")
+        before = arg
+    return None
+
+
+def _write_sections(command: Any, ctx: Any, formatter: Any, page: Page) -> None:
+    """Write the options by section, or the common ones together; `--help` and similar options come last."""
+    stream, asked = stream_of(sys.stdout), ctx.meta.get(_ASKED)
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for names, title, row in _rows(command, ctx):
+        if not asked and page.common:
+            title = REST if names & set(page.common) else ""
+        if asked in ("", None, HELP_ALL, title) and title:
+            sections.setdefault(title, []).append(row)
     for title in sorted(sections, key=lambda title: title == REST):
         with formatter.section(stream.paint(title, bold=True)):
             formatter.write_dl(sections[title], col_max=34)
+
+
+def _write_paragraph(text: str, formatter: Any) -> None:
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(text)
+
+
+class _Paged:
+    """The help of a command or group: examples first, then what most people need; the rest on other pages."""
+
+    def get_params(self: Any, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        more = copy(self.get_help_option(ctx))
+        more.hidden = not page_of(ctx).common
+        more.name, more.opts, more.help = "help_all", [HELP_ALL], "Show all options and exit."
+        return [*params, more]
+
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
+        page, asked = page_of(ctx), ctx.meta.get(_ASKED)
+        self.format_usage(ctx, formatter)
+        if not asked or asked == HELP_ALL:
+            text = inspect.cleandoc(self.help or "")
+            _write_paragraph(text if asked else text.partition("\n\n")[0], formatter)
+            with formatter.section(stream_of(sys.stdout).paint("Examples", bold=True)):
+                for example in page.examples:
+                    formatter.write(f"  {example}\n")
+        self.format_options(ctx, formatter)
+        if not asked and page.common and (topics := list(_topics(self, ctx))):
+            _write_paragraph(
+                f"All options: {HELP_ALL}. By topic, such as --help {topics[0]}: {', '.join(topics)}.", formatter
+            )
+        if asked == HELP_ALL:
+            self.format_epilog(ctx, formatter)
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        _write_sections(self, ctx, formatter, page_of(ctx))
 
 
 def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
@@ -115,24 +196,30 @@ def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
         formatter.write_dl([(stream.paint(name, fg="cyan", bold=True), summary) for name, summary in rows])
 
 
-class CommandWithHelp(TyperCommand):
-    """A command with help in sections that refuses words with two meanings, and that a signal ends in order."""
+class CommandWithHelp(_Paged, TyperCommand):
+    """A command that refuses words with two meanings, and that a signal ends in order."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        refuse_misread(args, _declared(self.params))
-        return super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # for completion
+            return super().parse_args(ctx, args)
+        options = _declared(self.params)
+        refuse_misread(args, options)
+        ctx.meta[_ASKED] = _asked_page(args, options, _topics(self, ctx))
+        return super().parse_args(ctx, args if ctx.meta[_ASKED] is None else ["--help"])
 
     def invoke(self, ctx: Any) -> Any:
         require_home()
         with ending_in_order():
             return super().invoke(ctx)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_sections(self, ctx, formatter)
 
+class Group(_Paged, TyperGroup):
+    """A group of commands."""
 
-class Group(TyperGroup):
-    """A group of commands with the same help."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_all = args[:1] == [HELP_ALL]
+        ctx.meta[_ASKED] = HELP_ALL if is_all else None
+        return super().parse_args(ctx, ["--help"] if is_all else args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = []
@@ -144,7 +231,7 @@ class Group(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
-        _write_sections(self, ctx, formatter)
+        super().format_options(ctx, formatter)
 
 
 def adopt(app: typer.Typer) -> None:

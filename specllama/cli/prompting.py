@@ -8,13 +8,14 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
 
-from specllama.base.disk import size_text
+from specllama.base.disk import meant, size_text
 from specllama.base.errors import MemoryShort, PromptError, UsageError
 from specllama.base.text import counted, decoded, figure
-from specllama.chat.conversation import Conversation, Message, TemplateVocabulary, raw_tokens
+from specllama.chat.conversation import Conversation, Message, RenderedPrompt, TemplateVocabulary, raw_tokens
+from specllama.chat.named_templates import NAMED
 from specllama.cli.args.options import PromptOptions
 from specllama.cli.screen.output import Output
 from specllama.pairs.setup import Setup, longest_context
@@ -34,14 +35,10 @@ def read_prompt(options: PromptOptions, output: Output) -> str:
     if "-" in (options.prompt, options.file) or not sys.stdin.isatty():
         parts.append(_read_stdin(output, may_be_forgotten=argument is not None or file is not None))
     if file is not None:
-        parts.append(_read_file(file))
+        parts.append(_read_file("--file", file))
     if argument is not None:
         parts.append(argument)
-    if options.raw:
-        prompt = "".join(parts)
-    else:
-        # The newline that ends every text file is not part of the prompt.
-        prompt = "\n\n".join(text for part in parts if (text := part.removesuffix("\n").removesuffix("\r")))
+    prompt = "".join(parts) if options.raw else "\n\n".join(text for part in parts if (text := _without_end(part)))
     if not prompt.strip():
         raise UsageError("there is no prompt", hint='specllama run "PROMPT", --file FILE, or stdin')
     return prompt
@@ -74,30 +71,79 @@ def _is_silent() -> bool:
         return False
 
 
-def _read_file(name: str) -> str:
+def _without_end(text: str) -> str:
+    """`text` without the newline that ends every text file."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _read_file(option: str, name: str) -> str:
+    """The text of a file that an option names. Raises UsageError."""
     try:
-        with Path(name).open("rb") as file:
+        with meant(name).open("rb") as file:
             return decoded(read_whole(file, name), name, UsageError)
     except OSError as error:
-        raise UsageError(f"--file {name} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{option} {name} cannot be read: {error.strerror}") from None
 
 
-def prompt_tokens(
-    text: str, options: PromptOptions, vocab: TemplateVocabulary, template: str | None, output: Output
-) -> list[int]:
-    """The prompt through the chat template, or unchanged with `--raw`."""
-    if options.raw:
-        return raw_tokens(vocab, text)
-    conversation = Conversation(vocab, template)
-    messages = [Message("user", text)]
-    if options.system_prompt is not None:
-        messages.insert(0, Message("system", options.system_prompt))
-    tokens = conversation.tokens(messages)
+class SystemPromptOptions(Protocol):
+    """An option group with both ways to give a system prompt."""
+
+    @property
+    def system_prompt(self) -> str | None: ...
+
+    @property
+    def system_prompt_file(self) -> str | None: ...
+
+
+def system_prompt_of(options: SystemPromptOptions) -> str | None:
+    """The system prompt, from its option or its file. Raises UsageError."""
+    if options.system_prompt_file is None:
+        return options.system_prompt
+    return _without_end(_read_file("--system-prompt-file", options.system_prompt_file))
+
+
+def template_of(name: str | None) -> str | None:
+    """The chat template of `--chat-template`: a name of `NAMED`, or a file. Raises UsageError."""
+    if name is None or name in NAMED:
+        return name and NAMED[name]
+    if not meant(name).exists():
+        raise UsageError(f"there is no chat template {name} (expected a file, or {', '.join(NAMED)})")
+    template = _read_file("--chat-template", name)
+    if not template.strip():
+        raise UsageError(f"the chat template {name} is empty", hint="to use none: --raw")
+    return template
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """Everything that the options give of a prompt."""
+
+    text: str
+    system: str | None
+    template: str | None  # instead of the model's
+    raw: bool
+
+
+def prompt_parts(options: PromptOptions, output: Output) -> PromptParts:
+    """The parts of the prompt, read from their files. Raises UsageError."""
+    system, template = system_prompt_of(options), template_of(options.chat_template)
+    return PromptParts(read_prompt(options, output), system, template, options.raw)
+
+
+def rendered(parts: PromptParts, vocab: TemplateVocabulary, template: str | None, output: Output) -> RenderedPrompt:
+    """The prompt through the chat template, that of the model by default, or unchanged with `--raw`."""
+    if parts.raw:
+        return RenderedPrompt(parts.text, raw_tokens(vocab, parts.text))
+    conversation = Conversation(vocab, parts.template or template)
+    messages = [Message("user", parts.text)]
+    if parts.system is not None:
+        messages.insert(0, Message("system", parts.system))
+    prompt = conversation.rendered(messages)
     if conversation.notice:
         output.note(f"note: {conversation.notice}")
     if conversation.system_merged:
         output.note("note: the chat template has no system prompt: it was put before the prompt")
-    return tokens
+    return prompt
 
 
 def require_room(tokens: Sequence[int], setup: Setup, n_predict: int) -> None:

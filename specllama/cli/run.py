@@ -6,13 +6,19 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
 
 from specllama import llama
-from specllama.base.text import counted
+from specllama.base.text import counted, figure
+from specllama.chat.code_block import BlockWatch
+from specllama.chat.conversation import RenderedPrompt
+from specllama.chat.session import THINK
 from specllama.chat.settings import require_known
 from specllama.chat.stream import StopWatch, TextStream
-from specllama.cli.args.grouping import with_options
+from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import (
     DraftOptions,
     HardwareOptions,
@@ -21,25 +27,35 @@ from specllama.cli.args.options import (
     PromptOptions,
     SamplingOptions,
 )
+from specllama.cli.codes import CUT
 from specllama.cli.config import look
 from specllama.cli.loading import Said, ask_of
-from specllama.cli.prompting import prompt_tokens, read_prompt, require_room
+from specllama.cli.prompting import PromptParts, prompt_parts, rendered, require_room
 from specllama.cli.record import begin
 from specllama.cli.screen.keyboard import silent_keyboard
-from specllama.cli.screen.output import Output, open_output
+from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.render import Figures
-from specllama.cli.screen.view import AnswerView, EventView, RecordView, View, say_summary
+from specllama.cli.screen.view import AnswerView, CodeView, EventView, RecordView, View, say_summary
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, measured, say_profile
 from specllama.core.engine import Engine
-from specllama.core.events import Event, Finished, PromptProgress
+from specllama.core.events import Event, Finished, PromptProgress, Reason
 from specllama.core.sampling import RandomChooser
-from specllama.core.types import Cancel
+from specllama.core.types import Cancel, Stopper
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Drafting
+from specllama.pairs.find_drafts import look_at
 from specllama.pairs.learning import Lesson
-from specllama.pairs.setup import Setup
+from specllama.pairs.setup import Choice, Setup
 from specllama.tuning.first_use import FirstUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutputOptions(OutputOptions):
+    """What is printed of an answer."""
+
+    extract: Annotated[bool, Option("-x --extract", "Print only the first code block of the answer.")] = False
+    fail_if_cut: Annotated[bool, Option("--fail-if-cut", "Exit code 3 if -n or the context cuts the answer.")] = False
 
 
 @with_options
@@ -49,27 +65,54 @@ def run(
     drafting: DraftOptions,
     sampling: SamplingOptions,
     hardware: HardwareOptions,
-    output: OutputOptions,
+    output: RunOutputOptions,
 ) -> None:
-    """Answer one prompt. A small model drafts, the target verifies; the output is the target's own."""
+    """Answer one prompt. Drafts make it faster and do not change the output."""
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
     # llama.cpp's debug lines are for its developers.
     llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if out.verbose else None)
     # The cheapest check comes first, loading the weights last.
-    text = read_prompt(prompt, out)
+    parts = prompt_parts(prompt, out)
     params = sampling.params
     ask, listener = ask_of(models, drafting, hardware), Said(out)
     choice = pair_setup.choose(ask, listener)
+    if prompt.dry_run:
+        _show_prompt(parts, choice, listener, out)
+        return
     setup = pair_setup.prepare(choice, listener)
     require_known(params.logit_bias, setup.target.header.n_vocab)
     with closing(llama.load_vocabulary(setup.target.header)) as vocab:
-        tokens = prompt_tokens(text, prompt, vocab, setup.target.template, out)
-        require_room(tokens, setup, sampling.predict)
+        read = rendered(parts, vocab, setup.target.template, out)
+        require_room(read.tokens, setup, sampling.predict)
     pair_setup.require_fit(setup, listener)
     say_profile(setup, out)
-    _answer(tokens, ask.drafting, sampling, setup, out, _wants_live(output.live, out))
+    reason = _answer(
+        read, ask.drafting, sampling, setup, out, live=_wants_live(output.live, out), extract=output.extract
+    )
     if choice.length.is_auto:
         hint_at_tuning(setup, ask.names, out)
+    if output.fail_if_cut and reason == "length":
+        raise typer.Exit(CUT)
+
+
+def _show_prompt(parts: PromptParts, choice: Choice, listener: Said, out: Output) -> None:
+    """The prompt as the target would read it, from the header of its file."""
+    wanted = pair_setup.resolve([choice.target], listener, offline=choice.offline)[0]
+    with ExitStack() as stack:
+        with listener.fetching() as watch:
+            path = stack.enter_context(look_at(wanted, offline=choice.offline, watch=watch))
+        header = llama.read_header(path, needs_weights=False)
+        vocab = stack.enter_context(closing(llama.load_vocabulary(header)))
+        read = rendered(parts, vocab, header.chat_template, out)
+        pieces = [vocab.piece(token, special=True).decode("utf-8", "replace") for token in read.tokens]
+    if out.format == "json":
+        out.data({"prompt": read.text, "tokens": read.tokens, "pieces": pieces})
+        return
+    out.text(read.text)
+    for token, piece in zip(read.tokens, pieces, strict=True):
+        out.detail(f"{token:8} {to_json(piece)}")
+    room = f", the context holds {figure(choice.n_ctx)}" if choice.n_ctx else ""
+    out.note(f"{counted(len(read.tokens), 'token')}{room}")
 
 
 def _wants_live(asked: bool | None, out: Output) -> bool:
@@ -83,9 +126,17 @@ def _wants_live(asked: bool | None, out: Output) -> bool:
 
 
 def _answer(
-    tokens: list[int], drafting: Drafting, sampling: SamplingOptions, setup: Setup, out: Output, live: bool
-) -> None:
-    """Load the models, generate and show the answer. Raises SystemExit after a signal."""
+    prompt: RenderedPrompt,
+    drafting: Drafting,
+    sampling: SamplingOptions,
+    setup: Setup,
+    out: Output,
+    *,
+    live: bool,
+    extract: bool,
+) -> Reason:
+    """Load the models, generate and show the answer; returns why it ended. Raises SystemExit after a signal."""
+    tokens, starts_thinking = prompt.tokens, prompt.text.rstrip().endswith(THINK)
     params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
     seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
     with ExitStack() as stack:
@@ -115,12 +166,15 @@ def _answer(
         stack.callback(drafter.close)
         record = begin(settings, setup, models)
         piece = models.target.vocab.piece
+        stopper: Stopper | None = StopWatch(stops, piece) if stops else None
+        if extract:
+            stopper = BlockWatch(stops, piece, starts_thinking=starts_thinking)
         events = Engine(models.target, drafter, rule=drafting.rule, cost=setup.cost).generate(
             tokens,
             params,
             RandomChooser(seed),
             max_tokens=sampling.predict,
-            stopper=StopWatch(stops, piece) if stops else None,
+            stopper=stopper,
             cancel=cancel,
         )
         answer = TextStream(piece, stops)
@@ -130,6 +184,8 @@ def _answer(
         if out.format == "jsonl":
             out.data({"event": "start", **record.header, "prompt_tokens": tokens})
             view: View = EventView(out, answer, record)
+        elif extract:
+            view = CodeView(out, answer, figures, live=live, starts_thinking=starts_thinking)
         else:
             kind = RecordView if out.format == "json" else AnswerView
             view = kind(out, answer, figures, live=live)
@@ -151,6 +207,7 @@ def _answer(
         if finished.reason != "cancelled":
             for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
                 pass
+        return finished.reason
 
 
 def _show(events: Iterator[Event], view: View, takers: Sequence[Callable[[Event], None]], cancel: Cancel) -> Finished:

@@ -91,6 +91,11 @@ def commit_of(found: Path) -> str | None:
         return None
 
 
+def cached_repos() -> list[str]:
+    """The repositories of models in the cache, sorted."""
+    return sorted(place.name[len("models--") :].replace("--", "/", 1) for place in cache_dir().glob("models--*--*"))
+
+
 def files_of(repo: str) -> list[str]:
     """The cached files of main, or of the newest snapshot, as paths in the repository."""
     for snapshot in _snapshots(repo, _commit_named(repo, None)):

@@ -55,8 +55,8 @@ def test_blocks_are_filled_and_then_found_right(run: Callable[..., int], tmp_pat
     assert run(str(file)) == 0
     filled = file.read_text(encoding="utf-8")
     assert "stale text" not in filled
-    assert "$ specllama run --help\nUsage: specllama run [OPTIONS] [PROMPT]\n" in filled
-    assert "$ specllama --help\nUsage: specllama [OPTIONS] COMMAND" in filled
+    assert "$ specllama run --help-all\nUsage: specllama run [OPTIONS] [PROMPT]\n" in filled
+    assert "$ specllama --help-all\nUsage: specllama [OPTIONS] COMMAND" in filled
     assert filled.startswith("# Title\n")
     assert "<!-- /help -->\nbetween\n<!-- help: -->" in filled
     assert max(map(len, filled.splitlines())) <= 100

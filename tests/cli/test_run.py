@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from specllama.chat.conversation import RenderedPrompt
 from specllama.cli import prompting, run
 from specllama.cli.app import main
+from specllama.cli.prompting import PromptParts
 from tests import tiny
 from tests.cli.conftest import ENDLESS, Pair, Result, Run, forbidden, record_of
 
@@ -113,13 +115,13 @@ def test_stdin_comes_first_then_the_file_then_the_argument(
     """Prevents: `cat report | specllama run 'Sum it up'` without the report, or with the question first."""
     (tmp_path / "prompt.txt").write_bytes(b"cab\n")
     seen: list[str] = []
-    original = run.prompt_tokens
+    original = run.rendered
 
-    def spy(text: str, *rest: Any) -> list[int]:
-        seen.append(text)
-        return original(text, *rest)
+    def spy(parts: PromptParts, *rest: Any) -> RenderedPrompt:
+        seen.append(parts.text)
+        return original(parts, *rest)
 
-    monkeypatch.setattr(run, "prompt_tokens", spy)
+    monkeypatch.setattr(run, "rendered", spy)
     assert specllama("run", *pair.options, "-n", "1", *args, stdin=stdin).code == 0
     assert seen == [prompt]
 

@@ -13,6 +13,7 @@ import typer
 
 from specllama.base.errors import UsageError
 from specllama.base.ranges import Check, several
+from specllama.cli.args.completing import completer
 from specllama.cli.command import LONG_SHORT, SILENT
 
 # Options that exclude each other, and why.
@@ -22,7 +23,14 @@ EXCLUSIVE = (
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
     (("scan", "hub"), "each names a place to search"),
     (("load", "resume"), "each names a conversation"),
+    (("system_prompt", "system_prompt_file"), "each gives the system prompt"),
     (("raw", "system_prompt"), "a system prompt needs the chat template"),
+    (("raw", "system_prompt_file"), "a system prompt needs the chat template"),
+    (("raw", "chat_template"), "--raw uses no chat template"),
+    (("extract", "json"), "stdout holds the code, or JSON"),
+    (("extract", "jsonl"), "stdout holds the code, or JSON"),
+    (("dry_run", "extract"), "--dry-run gives no answer"),
+    (("dry_run", "jsonl"), "--dry-run gives no answer"),
 )
 
 
@@ -83,6 +91,7 @@ class Option:
             help=self.help,
             metavar=metavar or None,
             parser=partial(_checked, self.check, long_name) if self.check else None,
+            autocompletion=completer(long_name, self.check),
             envvar="SPECLLAMA_" + long_name[2:].upper().replace("-", "_"),
             rich_help_panel=panel,
         )
@@ -92,8 +101,9 @@ def _parameter(name: str, annotation: Any, default: Any, panel: str | None) -> i
     kind, about = get_args(annotation)[:2]
     if isinstance(about, Option):
         about = about.typed(panel)
-    elif panel is not None:
-        about.rich_help_panel = panel
+    else:
+        about.rich_help_panel = panel or about.rich_help_panel
+        about.autocompletion = about.autocompletion or completer(about.metavar)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MIN_CTX, sound, whole, word
+from specllama.chat.named_templates import NAMED
 from specllama.chat.settings import SETTINGS, stop_string, strategies
 from specllama.cli.args.grouping import Option
 from specllama.cli.args.values import KV_TYPES, gpu_layers, logit_bias
@@ -31,10 +32,16 @@ def _setting(name: str, names: str, more: str = "", *, also: str = "") -> Option
 # prompt
 FILE = Option("-f --file FILE", "Read the prompt from a file; - is stdin.")
 SYSTEM_PROMPT = Option("-sys --system-prompt TEXT", "The system prompt.", sound, also="--system")
+SYSTEM_PROMPT_FILE = Option("-sysf --system-prompt-file FILE", "Read the system prompt from a file.")
+CHAT_TEMPLATE = Option(
+    "--chat-template TEMPLATE",
+    f"A chat template instead of the model's: a Jinja file, or {', '.join(NAMED)}.",
+    also="--chat-template-file",
+)
 RAW = Option("--raw", "Do not use the chat template: the model continues the prompt.")
 
 # models
-PAIR = Option("--pair NAME", "A pair by name; `specllama models list` lists them.")
+PAIR = Option("--pair NAME", "A pair by name, see `specllama models list`.")
 MODEL = Option("-m --model MODEL", "The target: a file, a model or pair, or user/repo[:quant].")
 MODEL_DRAFT = Option(
     "-md --model-draft MODEL",
@@ -161,7 +168,12 @@ class PromptOptions:
     ] = None
     file: Annotated[str | None, FILE] = None
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
+    system_prompt_file: Annotated[str | None, SYSTEM_PROMPT_FILE] = None
+    chat_template: Annotated[str | None, CHAT_TEMPLATE] = None
     raw: Annotated[bool, RAW] = False
+    dry_run: Annotated[
+        bool, Option("--dry-run", "Print the prompt as the model would read it, and load no weights.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +282,7 @@ class OutputOptions:
 
     title: ClassVar[str] = "Output"
 
-    json: Annotated[bool, Option("--json", "Print one JSON object at the end instead of the answer.")] = False
+    json: Annotated[bool, Option("--json", "Print one JSON object instead of the answer.")] = False
     jsonl: Annotated[bool, Option("--jsonl", "Print one JSON event a line while the answer runs.")] = False
     quiet: Annotated[bool, Option("-q --quiet", "Print only the answer and errors.")] = False
     color: Color = "auto"

@@ -130,6 +130,7 @@ class ChatState:
     system: InitVar[str]
     cancel: Cancel
     keyboard: Keyboard | None = None
+    template: InitVar[str | None] = None  # instead of the model's
     live: bool = False
     look: AnswerLook = field(default_factory=AnswerLook)
     source: MessageSource | None = None
@@ -152,8 +153,9 @@ class ChatState:
     _ended: threading.Event = field(default_factory=threading.Event)  # the wait in which it measures
     _stack: ExitStack = field(default_factory=ExitStack)
 
-    def __post_init__(self, settings: Settings, system: str) -> None:
-        self.session = ChatSession(self.opened.models.target, self.opened.models.draft, settings, system)
+    def __post_init__(self, settings: Settings, system: str, template: str | None) -> None:
+        models = self.opened.models
+        self.session = ChatSession(models.target, models.draft, settings, system, template)
         self._stack.enter_context(self.opened.models)
         self.first_use = FirstUse(self.opened.setup, self.opened.models)
 

@@ -20,7 +20,9 @@ from specllama.chat import saved as chat_file
 from specllama.chat.settings import Settings
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import (
+    CHAT_TEMPLATE,
     SYSTEM_PROMPT,
+    SYSTEM_PROMPT_FILE,
     DraftOptions,
     HardwareOptions,
     ModelOptions,
@@ -37,6 +39,7 @@ from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
 from specllama.cli.config import look
 from specllama.cli.errors import told
 from specllama.cli.loading import ask_of
+from specllama.cli.prompting import system_prompt_of, template_of
 from specllama.cli.screen.ending import is_hung_up
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard
 from specllama.cli.screen.output import Output, open_output
@@ -53,6 +56,8 @@ class ChatOptions:
     title: ClassVar[str] = "Chat"
 
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
+    system_prompt_file: Annotated[str | None, SYSTEM_PROMPT_FILE] = None
+    chat_template: Annotated[str | None, CHAT_TEMPLATE] = None
     load: Annotated[str | None, Option("--load FILE", "Continue a saved conversation.")] = None
     resume: Annotated[bool, Option("--continue", "Continue the last conversation.")] = False
     history: Annotated[
@@ -76,6 +81,7 @@ def chat(
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
     ask = ask_of(models, drafting, hardware)
     settings = _settings(sampling, ask.drafting)
+    system, template = system_prompt_of(conversation) or "", template_of(conversation.chat_template)
     if conversation.load:
         chat_file.load(meant(bare(conversation.load)))  # a bad file fails before models are loaded
     last = next(kept_chats(), None) if conversation.resume else None
@@ -92,7 +98,7 @@ def chat(
         say_profile(opened.setup, out)
         if opened.choice.length.is_auto and out.out.is_terminal:
             hint_at_tuning(opened.setup, ask.names, out)
-        talk = ChatState(out, opened, settings, conversation.system_prompt or "", cancel, keyboard, look=look())
+        talk = ChatState(out, opened, settings, system, cancel, keyboard, template, look=look())
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
             talk.shelf.wanted = conversation.history and sys.stdin.isatty()

@@ -11,6 +11,7 @@ import typer
 
 from specllama.base.disk import only_one, size_text
 from specllama.base.errors import ConfigError, SpecllamaError, UsageError
+from specllama.cli.args.completing import completer
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import THREADS, Color, Json, Offline, Quiet
 from specllama.cli.args.values import layers, n_tokens, quants
@@ -266,7 +267,12 @@ def list_all(json: Json = False, color: Color = "auto") -> None:
 @app.command()
 @with_options
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Derived drafts, as `draft list` names them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Derived drafts, as `draft list` names them.", autocompletion=completer("DERIVED")
+        ),
+    ],
     yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from rich.style import Style
 
+from specllama.chat.code_block import CodeBlock
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.record import Record
 from specllama.cli.screen.output import Output
@@ -87,6 +88,30 @@ class AnswerView:
         if self._screen.mid_line:
             self._output.out.write("\n")
         self._say_notices()
+
+
+class CodeView(AnswerView):
+    """The first code block of the answer; the whole answer if it has none, with a warning."""
+
+    def __init__(
+        self, output: Output, answer: TextStream, figures: Figures, *, live: bool, starts_thinking: bool
+    ) -> None:
+        super().__init__(output, answer, figures, live=live)
+        self._block = CodeBlock(starts_thinking=starts_thinking)
+
+    def take(self, event: Event) -> None:
+        super().take(event)
+        if isinstance(event, Finished):
+            rest = self._block.finish() if self._block.found else self._answer.text
+            super()._add([TaggedText(rest, "target")])
+
+    def _add(self, spans: list[TaggedText]) -> None:
+        super()._add([TaggedText(self._block.feed(span.text), span.tag) for span in spans])
+
+    def close(self) -> None:
+        super().close()
+        if not self._block.found:
+            self._output.warn("the answer has no code block: all of it was printed")
 
 
 class RecordView(AnswerView):
