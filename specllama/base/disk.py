@@ -424,13 +424,19 @@ def checksum(path: Path, watch: FetchWatch | None = None) -> str:
     known = record.value(str)
     if known is not None:
         return known
+    found = read_checksum(path, watch)
+    record.keep(found)
+    return found
+
+
+def read_checksum(path: Path, watch: FetchWatch | None = None) -> str:
+    """The file's SHA-256, whatever is stored of it."""
     watch, digest = watch or Silent(), hashlib.sha256()
     label = f"checking {path.name.removesuffix('.part')}"
     with work(watch, label, path.stat().st_size), path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             watch.advance(len(chunk))
-    record.keep(digest.hexdigest())
     return digest.hexdigest()
 
 

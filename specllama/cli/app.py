@@ -39,6 +39,7 @@ COMMANDS = {
     "bench": LazyCommand("specllama.cli.bench.command", "bench", "Compare drafting with plain decoding."),
     "models": LazyCommand("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
     "config": LazyCommand("specllama.cli.config", "config", "Show and change settings that stay."),
+    "logs": LazyCommand("specllama.cli.logs", "logs", "Show the answers that `run --log` kept."),
     "doctor": LazyCommand("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }
 

@@ -98,6 +98,8 @@ PAGES = {
         ("specllama models pull qwen3-4b", "specllama models pull Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M")
     ),
     "models path": Page(("specllama models path qwen3-4b", "specllama models path Qwen3-4B-Q4_K_M")),
+    "models verify": Page(("specllama models verify", "specllama models verify qwen3-4b")),
+    "models import": Page(("specllama models import", "specllama models import --json")),
     "models remove": Page(("specllama models remove qwen3-4b", "specllama models remove Qwen3-4B-Q4_K_M --yes")),
     "models add": Page(
         (
@@ -106,5 +108,6 @@ PAGES = {
         )
     ),
     "config": Page(("specllama config", "specllama config temp 0.6", "specllama config temp --unset")),
+    "logs": Page(("specllama logs", "specllama logs -n 20 --json")),
     "doctor": Page(("specllama doctor", "specllama doctor --fix")),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -18,6 +18,7 @@ from specllama.chat.conversation import RenderedPrompt
 from specllama.chat.session import THINK
 from specllama.chat.settings import require_known
 from specllama.chat.stream import StopWatch, TextStream
+from specllama.cli import logs
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import (
     DraftOptions,
@@ -55,6 +56,9 @@ class RunOutputOptions(OutputOptions):
     """What is printed of an answer."""
 
     extract: Annotated[bool, Option("-x --extract", "Print only the first code block of the answer.")] = False
+    log: Annotated[
+        bool, Option("--log/--no-log", "Keep the prompt and the answer in a file, see `specllama logs`.")
+    ] = False
     fail_if_cut: Annotated[bool, Option("--fail-if-cut", "Exit code 3 if -n or the context cuts the answer.")] = False
 
 
@@ -87,7 +91,14 @@ def run(
     pair_setup.require_fit(setup, listener)
     say_profile(setup, out)
     reason = _answer(
-        read, ask.drafting, sampling, setup, out, live=_wants_live(output.live, out), extract=output.extract
+        read,
+        ask.drafting,
+        sampling,
+        setup,
+        out,
+        live=_wants_live(output.live, out),
+        extract=output.extract,
+        log={"prompt": parts.text, "system": parts.system} if output.log else None,
     )
     if choice.length.is_auto:
         hint_at_tuning(setup, ask.names, out)
@@ -134,8 +145,12 @@ def _answer(
     *,
     live: bool,
     extract: bool,
+    log: Mapping[str, object] | None,
 ) -> Reason:
-    """Load the models, generate and show the answer; returns why it ended. Raises SystemExit after a signal."""
+    """Load the models, generate and show the answer; returns why it ended. Raises SystemExit after a signal.
+
+    `log`: what to keep beside the answer; None keeps nothing.
+    """
     tokens, starts_thinking = prompt.tokens, prompt.text.rstrip().endswith(THINK)
     params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
     seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
@@ -204,6 +219,8 @@ def _answer(
                     else f"because {full} (--ctx-size)"
                 )
                 out.note(f"note: the answer was cut {why}")
+        if log is not None:
+            logs.keep({**log, **record.header, **record.outcome(finished, answer)}, out)
         if finished.reason != "cancelled":
             for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
                 pass

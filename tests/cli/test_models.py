@@ -124,9 +124,38 @@ def test_list_on_a_pipe_is_one_name_a_line(specllama: Run) -> None:
     """Prevents: a drawn table for `cut` and `grep`."""
     specllama("models", "pull", DRAFT)
     lines = specllama("models", "list").out.splitlines()
-    assert "tiny\tpair\thalf here\tunknown" in lines
-    assert f"{DRAFT[:-5]}\tmodel\there\t5 kB" in lines
-    assert "qwen3-8b\tpair\t-\t5.67 GB" in lines
+    assert "tiny\tpair\tdraft\tunknown" in lines
+    assert f"{DRAFT[:-5]}\tmodel\tyes\t5 kB" in lines
+    assert "qwen3-8b\tpair\tno\t5.67 GB" in lines
+
+
+def test_list_gives_the_size_of_every_shipped_pair(specllama: Run) -> None:
+    """Prevents: `unknown` for half of the pairs, whose names tell about how large they are."""
+    rows = [line.split("\t") for line in specllama("models", "list").out.splitlines()]
+    sizes = {name: size for name, _, _, size in rows if not name.startswith("tiny")}
+    assert [name for name, size in sizes.items() if size == "unknown"] == []
+    assert sizes["gemma-3-27b"].startswith("~17")
+
+
+def test_verify_reads_the_files_again(specllama: Run) -> None:
+    """Prevents: a flipped bit that keeps size and date and is never noticed."""
+    pulled = [Path(line) for line in specllama("models", "pull", "tiny").out.splitlines()]
+    good = specllama("models", "verify", "tiny")
+    assert (good.code, [line.split("\t")[0] for line in good.out.splitlines()]) == (0, ["ok", "ok"])
+    blob, status = pulled[1].resolve(), pulled[1].stat()
+    blob.write_bytes(BODY[:4999] + b"!")
+    os.utime(blob, ns=(status.st_atime_ns, status.st_mtime_ns))
+    bad = specllama("models", "verify", "--json")
+    files = {file["model"]: file["state"] for file in json.loads(bad.out)["files"]}
+    assert bad.code == 1
+    assert (files[FILE[:-5]], files[DRAFT[:-5]]) == ("ok", "damaged")
+    assert f"specllama models pull {DRAFT[:-5]}" in bad.err
+
+
+def test_verify_of_a_model_that_is_not_here_fails(specllama: Run) -> None:
+    """Prevents: success about nothing."""
+    assert specllama("models", "verify", "tiny").code == 1
+    assert specllama("models", "verify").code == 0
 
 
 def test_show_tells_everything_about_a_pair_or_a_model(specllama: Run) -> None:
@@ -138,7 +167,7 @@ def test_show_tells_everything_about_a_pair_or_a_model(specllama: Run) -> None:
         "n-max auto; 3 with",
         f"Hub {REPO}",
         "licence: MIT",
-        "unpinned",
+        "recorded at the first download",
     ]
     assert [fact for fact in (*facts, "specllama models pull") if fact not in text] == []
     data = json.loads(specllama("models", "show", "qwen2.5-7b", "--json").out)

@@ -1,26 +1,34 @@
-"""`specllama models`: list, show, pull, path, remove, add."""
+"""`specllama models`: list, show, pull, path, verify, remove, add, import."""
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specllama import llama
 from specllama.base.disk import meant, only_one, size_text
 from specllama.base.errors import ConfigError, ModelFileError, UsageError
 from specllama.base.ranges import MAX_CTX, MAX_DRAFT, MAX_MEMORY_GB, MIN_CTX, whole
 from specllama.cli.args import options as shared
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color, Json, Offline, Quiet
+from specllama.cli.codes import FAILED
 from specllama.cli.loading import Said
+from specllama.cli.models import importing
 from specllama.cli.models import view as models_view
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.status import watching
 from specllama.files import hub, models_toml
 from specllama.files.catalog import Catalog, load_catalog, user_file
 from specllama.files.model import CatalogPair, HubSource, Model, PairDefaults, PathSource
+from specllama.files.other_apps import found_models
+from specllama.files.verify import Verified
+from specllama.files.verify import verify as verified
 from specllama.pairs.naming import Wanted
 from specllama.pairs.setup import fetch, resolve
 
@@ -112,6 +120,35 @@ def path(name: Name) -> None:
 
 @app.command()
 @with_options
+def verify(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Pairs, models or user/repo[:quant]. [all on this machine]"),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    color: Color = "auto",
+) -> None:
+    """Read the files of models again and compare their SHA-256. Exit code 1 if a file is damaged."""
+    output = open_output(color=color, format="json" if json else "human", quiet=quiet)
+    catalog = _catalog(output)
+    models = {model.name: model for name in names or () for model in _models(catalog, name, offline=True)}
+    checked: list[tuple[Model, list[Verified]]] = []
+    with watching(output) as watch:
+        for model in models.values() if names else catalog.models.values():
+            files = verified(model, watch)
+            if names and not files:
+                raise ModelFileError(
+                    f"{model.name} is not on this machine", hint=models_view.how_to_get(model, model.name)
+                )
+            checked += [(model, files)] if files else []
+    models_view.show_verified(output, checked)
+    if any(file.state == "damaged" for _, files in checked for file in files):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@with_options
 def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False, quiet: Quiet = False) -> None:
     """Remove the files of a model from this machine; for a pair those that no other fetched pair uses."""
     output = open_output(quiet=quiet)
@@ -185,6 +222,20 @@ def add(
         output.note(f"the previous file is kept as {backup.name}")
 
 
+@app.command("import")
+@with_options
+def import_models(json: Json = False, quiet: Quiet = False, color: Color = "auto") -> None:
+    """Find models of ollama, LM Studio, llama.cpp and the Hub, and pairs of them.
+
+    Shows the command that adds each pair. Copies and changes nothing.
+    """
+    output = open_output(color=color, format="json" if json else "human", quiet=quiet)
+    models = importing.readable(list(found_models()), output)
+    pairs = list(importing.offers(models, load_catalog().pairs))
+    importing.report(output, models, pairs)
+    output.note(importing.counts(models, pairs) if models else importing.looked_in())
+
+
 def _check_free(catalog: Catalog, name: str, *, force: bool) -> None:
     """Raise ConfigError if a pair has this name."""
     if name in catalog.pairs and not force:
@@ -207,7 +258,8 @@ def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     """The model that `what` means. Raises ConfigError, UsageError, SourceUnavailable."""
     file = meant(what)
     if file.is_file():
-        return Model(file.stem, f"{file.stem}.gguf", None, None, "not stated", (PathSource(file.resolve()),))
+        name = file.stem if file.suffix == ".gguf" else _name_inside(file)
+        return Model(name, f"{name}.gguf", None, None, "not stated", (PathSource(file.resolve()),))
     if what.removesuffix(".gguf") in catalog.models or "/" not in what:
         return catalog.model(what)
     if what.endswith(".gguf") and ":" not in what:
@@ -217,3 +269,10 @@ def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     ours = {(source.repo, source.file) for source in model.sources if isinstance(source, HubSource)}
     known = {(source.repo, source.file) for source in same.sources if isinstance(source, HubSource)} if same else set()
     return same if same and ours & known else model
+
+
+def _name_inside(file: Path) -> str:
+    """A name for a file such as a blob of ollama, which has no readable one: by its header, and the end of its name."""
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", llama.read_header(file).name).strip("-._+")
+    end = re.sub(r"[^A-Za-z0-9]+", "", file.name)[-8:]
+    return "-".join(part for part in (name, end) if part)

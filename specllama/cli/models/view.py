@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from specllama.base.disk import size_text
@@ -11,6 +13,9 @@ from specllama.files import hub
 from specllama.files.catalog import Catalog
 from specllama.files.model import CatalogPair, HubSource, Model, Source
 from specllama.files.models_toml import source_table
+from specllama.files.repo_files import quant_of
+from specllama.files.verify import Verified
+from specllama.pairs.find_drafts import size_in_name
 from specllama.pairs.setup import N_CTX
 
 
@@ -55,13 +60,36 @@ def _pair_size(pair: CatalogPair) -> int | None:
     return None if target is None or draft is None else target + draft
 
 
-def _size(n_bytes: int | None) -> str:
-    return "unknown" if n_bytes is None else size_text(n_bytes)
+# Bits of a weight, with the scales and the matrices that a recipe keeps larger; measured on published files.
+_BITS = {"Q4_K_M": 4.9, "Q8_0": 8.6, "Q5_K_M": 5.7, "Q6_K": 6.6, "Q4_0": 4.6, "Q4_1": 5.1}
 
 
-def _here(names: set[str], *models: Model) -> str:
-    count = sum(model.name in names for model in models)
-    return "here" if count == len(models) else "half here" if count else "-"
+def _model_size_text(model: Model) -> str:
+    """The size; of a model that states none, about what its name says of parameters and quantization."""
+    size = _model_size(model)
+    return size_text(size) if size is not None else _about(_guess(model))
+
+
+def _guess(model: Model) -> int | None:
+    n_params, bits = size_in_name(model.name), _BITS.get(quant_of(model.file))
+    return round(n_params * bits / 8) if n_params and bits else None
+
+
+def _about(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else f"~{size_text(round(n_bytes, -8))}"
+
+
+def _pair_size_text(pair: CatalogPair) -> str:
+    if (size := _pair_size(pair)) is not None:
+        return size_text(size)
+    target, draft = (_model_size(model) or _guess(model) for model in (pair.target, pair.draft))
+    return _about(None if target is None or draft is None else target + draft)
+
+
+def _here(names: set[str], pair: CatalogPair) -> str:
+    """Which models of a pair are on this machine."""
+    there = [role for role, model in (("target", pair.target), ("draft", pair.draft)) if model.name in names]
+    return "yes" if len(there) == 2 else there[0] if there else "no"
 
 
 def show_list(output: Output, catalog: Catalog) -> None:
@@ -71,9 +99,9 @@ def show_list(output: Output, catalog: Catalog) -> None:
         _draw_list(output, catalog, here)
         return
     for pair in catalog.pairs.values():
-        output.row(pair.name, "pair", _here(here, pair.target, pair.draft), _size(_pair_size(pair)))
+        output.row(pair.name, "pair", _here(here, pair), _pair_size_text(pair))
     for model in catalog.models.values():
-        output.row(model.name, "model", _here(here, model), _size(_model_size(model)))
+        output.row(model.name, "model", _yes(model.name in here), _model_size_text(model))
 
 
 def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
@@ -81,8 +109,8 @@ def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
         (
             (pair.name, "cyan"),
             f"{pair.memory_gb} GB" if pair.memory_gb else "-",
-            _size(_pair_size(pair)),
-            _here(here, pair.target, pair.draft),
+            _pair_size_text(pair),
+            _here(here, pair),
             pair.summary + " (default)" * (pair.name == catalog.default),
         )
         for pair in sorted(catalog.pairs.values(), key=lambda pair: pair.memory_gb or 0)
@@ -90,16 +118,36 @@ def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
     models = [
         (
             (model.name, "cyan"),
-            _size(_model_size(model)),
-            _here(here, model),
-            "unpinned" if model.unpinned else "pinned",
+            _model_size_text(model),
+            _yes(model.name in here),
+            "not yet" if model.unpinned else "known",
         )
         for model in catalog.models.values()
     ]
-    heads = "pair", "memory", "size", "", "what it is"
+    heads = "pair", "memory", "size", "on disk", "what it is"
     draw_table(output, heads, pairs, figures=("size", "memory"), prose=heads[-1])
     output.line()
-    draw_table(output, ("model", "size", "", "sum"), models, figures=("size",))
+    draw_table(output, ("model", "size", "on disk", "SHA-256"), models, figures=("size",))
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def show_verified(output: Output, checked: Sequence[tuple[Model, Sequence[Verified]]]) -> None:
+    """One line for each file: its state, its model and its path. What to do about a damaged one is a warning."""
+    if output.format == "json":
+        output.data({"files": [{"model": model.name, **asdict(file)} for model, files in checked for file in files]})
+    words = {"ok": "ok", "damaged": "damaged", "unknown": "no checksum"}
+    for model, file in ((model, file) for model, files in checked for file in files):
+        if output.format != "json":
+            output.row(words[file.state], model.name, str(file.path))
+        if file.state == "damaged":
+            name = model.name
+            again = "" if model.only_here else f"specllama models remove {name}; specllama models pull {name}"
+            output.warn(f"{file.path} is damaged: its SHA-256 is {file.sha256}, expected {file.expected}", again)
+    if not checked:
+        output.note("no named model is on this machine")
 
 
 def how_to_get(model: Model, name: str) -> str:
@@ -114,8 +162,8 @@ def show_model(output: Output, model: Model, indent: str = "") -> None:
     path = hub.find(model)
     facts: list[tuple[str, Any]] = [
         ("model", model.name),
-        ("size", _size(_model_size(model))),
-        *((f"sha256 of {file.name}", file.sha256 or "unpinned") for file in model.files),
+        ("size", _model_size_text(model)),
+        *((f"sha256 of {file.name}", file.sha256 or "recorded at the first download") for file in model.files),
         ("licence", model.licence),
         *(("source", _source_text(source)) for source in model.sources),
         ("path", path or f"none; {how_to_get(model, model.name)}"),
