@@ -369,7 +369,7 @@ def test_another_pair_goes_on_with_the_conversation(specllama: Run, talker: Pair
         ("/set drafter lo", ["lookup"]),
         ("/set colors ", ["marks", "full", "off"]),
         ("/show te", ["template"]),
-        ("/help un", ["undo"]),
+        ("/help un", ["undo", "unread"]),
         ("/read no", ["notes.txt", "nothing/"]),
         ("/read nothing/x", []),
         ("hello /re", []),
