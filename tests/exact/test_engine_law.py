@@ -98,6 +98,7 @@ def test_every_rule_gives_the_targets_law(rule: Rule, sampler: str) -> None:
     """A rule that is exact in the verifier's own test and not in the loop."""
     for n_max in (2, 3):
         n_vocab, n_tokens = SIZES[n_max]
+        n_vocab = 2 if rule is Rule.MATCH else n_vocab  # it draws at every row, so its branches multiply
         pair = random_pair(8, n_vocab=n_vocab, n_max=n_max, rule=rule)
         params = SAMPLERS[sampler]
         assert_same_law(pair.engine_law(params, n_tokens), pair.plain_law(params, n_tokens))
