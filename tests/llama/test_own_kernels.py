@@ -139,6 +139,7 @@ def test_a_mixture_of_experts_is_the_same_at_every_width(tmp_path: Path, kind: s
             assert np.array_equal(_rows(model, width, TOKENS[:n]), one[:n]), width
 
 
+@pytest.mark.slow
 def test_the_instruction_set_of_the_environment_is_used(wide: Path, tmp_path: Path) -> None:
     """Prevents: a measurement or test of AVX2 that computes with the best set; an unknown set that goes unnoticed."""
     quantized = _in_kind(wide, "q4_k_s")
