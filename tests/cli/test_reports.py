@@ -189,7 +189,7 @@ def test_a_terminal_that_vanishes_loses_no_report(place: Place, command: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "sign", "n", "is_its_own"), [("jsonl", b'"event": "run"', 12, True), ("md", b"prompt 3 of", 1, False)]
+    ("form", "sign", "n", "is_its_own"), [("jsonl", b'"event": "run"', 12, True), ("md", b"prompt 2 of", 1, False)]
 )
 def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
     place: Place, form: str, sign: bytes, n: int, is_its_own: bool
@@ -197,7 +197,7 @@ def test_a_terminal_that_takes_stderr_along_ends_the_measuring_and_keeps_it(
     """Prevents: the same where the progress is drawn first, by EIO alone or with the SIGHUP of a session's terminal."""
     theirs, ours = os.openpty()
     with subprocess.Popen(
-        [*place.program("bench"), "--format", form, "-n", "64", "-r", "5000"],
+        [*place.program("bench"), "--format", form, "-n", "64", "-r", "200"],
         stdin=ours,
         stdout=ours,
         stderr=ours,
