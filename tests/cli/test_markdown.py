@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specllama.cli.screen.markdown import AnswerReading
 
-KINDS = {"text": "", "heading": "h", "bold": "b", "code": "c", "mark": "m", "think": "t"}
+KINDS = {"text": "", "heading": "h", "bold": "b", "code": "c", "block": "c", "mark": "m", "think": "t"}
 
 
 def looks(text: str, *, starts_thinking: bool = False, n: int = 1) -> str:

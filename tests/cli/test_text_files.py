@@ -27,7 +27,7 @@ def _typed(path: Path) -> str:
 
 CHAT = {"schema": {"name": "specllama.chat", "version": 1}, "settings": to_json(Settings()), "messages": []}
 READERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "run --file": (lambda path: _read_file(str(path)), "Grüße"),
+    "run --file": (lambda path: _read_file("--file", str(path)), "Grüße"),
     "bench --prompts": (prompts.read, '{"prompt": "Grüße"}\n'),
     "chat --load": (saved.load, json.dumps(CHAT)),
     "chat < FILE": (_typed, "Grüße\n"),

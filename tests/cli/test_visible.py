@@ -33,7 +33,7 @@ from specllama.cli import doctor, tune
 from specllama.cli.audit.view import markdown, sentence
 from specllama.cli.bench import command as bench_command
 from specllama.cli.bench.view import comparison_lines, csv_lines, report_lines
-from specllama.cli.chat.view import AnswerLook, ChatView
+from specllama.cli.chat.view import ChatView
 from specllama.cli.check import drafts as check_drafts
 from specllama.cli.check.probe import show_outlook
 from specllama.cli.check.view import show_report
@@ -161,7 +161,7 @@ PACKAGE = Path(__file__).parents[2] / "specllama"
 OUTPUT = "cli/screen/output.py"
 DOORS = {"Console", "print", "typer.echo", "typer.secho", "typer.confirm", "sys.stdout.write", "sys.stderr.write"}
 TRUSTED = {f"cli/{name}.py" for name in ("app", "chat/commands", "doctor")} | {
-    f"cli/screen/{name}.py" for name in ("keyboard", "output", "render", "terminal", "visible")
+    f"cli/screen/{name}.py" for name in ("clipboard", "keyboard", "output", "render", "terminal", "visible")
 }
 
 
@@ -245,9 +245,9 @@ def _progress(output: Output) -> None:
         watch.end()
 
 
-def _answer(output: Output, kind: Callable[..., AnswerView], *look: object, **more: object) -> None:
+def _answer(output: Output, kind: Callable[..., AnswerView], **more: object) -> None:
     answer, figures = TextStream(lambda _token: EVIL.encode()), Figures(100, drafts=True)
-    view = kind(output, answer, figures, *look, live=True, **more)
+    view = kind(output, answer, figures, live=True, **more)
     for token in range(3):
         view.take(TokenEvent(token, "draft", token))
         view.refresh()
@@ -283,7 +283,7 @@ REPORTS: dict[str, Callable[[Output], None]] = {
 }  # fmt: skip
 ANSWERS: dict[str, Callable[[Output], None]] = {
     "run": lambda output: _answer(output, AnswerView),
-    "chat": lambda output: _answer(output, ChatView, AnswerLook(), starts_thinking=False),
+    "chat": lambda output: _answer(output, ChatView, starts_thinking=False),
 }
 
 
