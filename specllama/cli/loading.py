@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from threading import Timer
 from typing import Literal
 
 from specllama.base.disk import FetchWatch, size_text
@@ -13,6 +14,8 @@ from specllama.cli.screen.status import StatusLine, watching
 from specllama.core.types import Rule
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.setup import Listener
+
+_SOON_S = 0.3  # work that is done by then is not mentioned
 
 
 def ask_of(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions) -> Ask:
@@ -80,6 +83,17 @@ class Said(Listener):
 
     def fetching(self) -> AbstractContextManager[FetchWatch]:
         return watching(self._output)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        with StatusLine(self._output) as status:
+            late = Timer(_SOON_S, status.show, (what, None))
+            late.start()
+            try:
+                yield
+            finally:
+                late.cancel()
+                late.join()
 
     @contextmanager
     def loading(self) -> Iterator[Callable[[float, int], None]]:

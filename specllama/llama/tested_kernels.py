@@ -46,6 +46,11 @@ def problem() -> str:
     return known
 
 
+def is_fault(reason: str) -> bool:
+    """True if `reason`, from `problem`, is a failure, and not a machine without them or that they are not made for."""
+    return bool(reason) and reason not in (NOT_BUILT, build.unsupported())
+
+
 def renew() -> None:
     """Compile the library again; as another file, it is tested again. Raises BackendError."""
     child.known.clear()

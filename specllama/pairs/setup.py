@@ -56,6 +56,10 @@ class Listener:
         """Entered while a model is fetched."""
         return nullcontext(Silent())
 
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Entered for work that may take seconds the first time, such as "testing the files"."""
+        return nullcontext()
+
     def loading(self) -> AbstractContextManager[Callable[[float, int], None]]:
         """Entered while models are loaded. The function receives the share that is loaded and the size in bytes."""
         return nullcontext(lambda _share, _n_bytes: None)
@@ -306,7 +310,8 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     """
     template.warm_up()  # ready by the time that the vocabulary is loaded
     hardware = choice.hardware
-    build = crash_test.installed()
+    with listener.working("testing llama.cpp on this machine"):
+        build = crash_test.installed()
     build.require()
     if not build.use_extra_bufts:
         listener.warn(build.detail, build.hint)
@@ -326,7 +331,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         type_k=hardware.type_k,
         type_v=hardware.type_v,
         use_extra_bufts=build.use_extra_bufts,
-        kernels=_kernels(hardware),
+        kernels=_kernels(hardware, listener),
         max_block=(choice.length.longest if choice.strategy != "none" or choice.length.is_auto else 0) + 1,
     )
     setup = Setup(
@@ -347,15 +352,19 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         setup = replace(setup, target_options=replace(setup.target_options, n_ctx=longest_context(setup)))
     else:
         _require_memory(setup)
-    llama.prove(*(file.header for file in (setup.target, setup.draft) if file is not None))
+    with listener.working("testing the files"):
+        llama.prove(*(file.header for file in (setup.target, setup.draft) if file is not None))
     return setup
 
 
-def _kernels(hardware: Hardware) -> bool:
+def _kernels(hardware: Hardware, listener: Listener) -> bool:
     """Whether our kernels may be used. Raises BackendError if the user demands them and they cannot be."""
-    reason = "" if hardware.kernels == "off" else tested_kernels.problem()
+    with listener.working("testing specllama's kernels"):
+        reason = "" if hardware.kernels == "off" else tested_kernels.problem()
     if reason and hardware.kernels == "on":
         raise BackendError(f"specllama's kernels cannot be used: {reason}", hint="compile them: specllama doctor --fix")
+    if tested_kernels.is_fault(reason):
+        listener.warn(f"specllama's kernels are not used: {reason}", "compile them again: specllama doctor --fix")
     return hardware.kernels != "off"
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from specllama.cli.screen import keyboard
+from specllama.cli.screen import ending, keyboard
+from specllama.cli.screen.ending import ending_in_order
 from specllama.cli.screen.output import Stream
 
 termios = pytest.importorskip("termios")
@@ -50,31 +51,54 @@ def terminal(fd: int, shown: io.StringIO) -> tuple[Any, Stream]:
     return SimpleNamespace(fileno=lambda: fd), Stream(shown, True, True, True, True)
 
 
+@pytest.fixture
+def stopped(ours: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings of the terminal at each time that the process is stopped; it continues at once."""
+    settings = list[Any]()
+    monkeypatch.setattr(signal, "raise_signal", lambda _number: settings.append(termios.tcgetattr(ours)))
+    monkeypatch.setattr(ending, "ON_TERMINAL", ending.WeakKeyDictionary())
+    monkeypatch.setattr(keyboard, "ON_TERMINAL", ending.ON_TERMINAL)
+    return settings
+
+
 @pytest.mark.parametrize(("by_key", "is_lent"), [(True, False), (True, True), (False, False)])
 def test_ctrl_z_leaves_the_terminal_to_the_shell_and_takes_it_again(
-    ours: int, monkeypatch: pytest.MonkeyPatch, by_key: bool, is_lent: bool
+    ours: int, stopped: list[Any], by_key: bool, is_lent: bool
 ) -> None:
     """A shell without echo or working Enter after Ctrl-Z, or an editor whose settings a chat changes."""
-    shown, before, stopped = io.StringIO(), termios.tcgetattr(ours), list[Any]()
-    monkeypatch.setattr(signal, "raise_signal", lambda _number: stopped.append(termios.tcgetattr(ours)))
-    old = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    try:
+    shown, before = io.StringIO(), termios.tcgetattr(ours)
+    with ending_in_order():
+        stop = signal.getsignal(signal.SIGTSTP)
+        assert callable(stop)
         with keyboard.held_keyboard(*terminal(ours, shown), by_key=by_key) as held:
             assert held is not None
-            stop = signal.getsignal(signal.SIGTSTP)
-            assert callable(stop)
             with held.lent() if is_lent else nullcontext():
                 now, said = termios.tcgetattr(ours), shown.getvalue()
                 assert is_lent is (now == before)
                 stop(signal.SIGTSTP, None)
-                assert signal.getsignal(signal.SIGTSTP) == stop
+                assert signal.getsignal(signal.SIGTSTP) is stop
                 assert (stopped, termios.tcgetattr(ours)) == ([before], now)
                 added = "" if is_lent or not by_key else keyboard.PASTE_AS_TYPED + keyboard.PASTE_AS_ONE
                 assert shown.getvalue() == f"{said}{added}"
-        assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTSTP, old)
+    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
     assert termios.tcgetattr(ours) == before
+
+
+def test_ctrl_z_in_an_answer_of_a_chat_restores_what_the_shell_had(ours: int, stopped: list[Any]) -> None:
+    """Prevents: a shell without echo, because chat and answer both hold the keyboard."""
+    before = termios.tcgetattr(ours)
+    chat, answer = (keyboard.held_keyboard(*terminal(ours, io.StringIO()), by_key=by_key) for by_key in (True, False))
+    with chat, answer:
+        now = termios.tcgetattr(ours)
+        ending.stop(signal.SIGTSTP)
+        assert (stopped, termios.tcgetattr(ours)) == ([before], now)
+
+
+def test_ctrl_c_in_a_chat_leaves_what_was_typed(ours: int) -> None:
+    """Prevents: a message typed during an answer that Ctrl-C discards; the terminal does so by itself."""
+    with keyboard.held_keyboard(*terminal(ours, io.StringIO())):
+        assert termios.tcgetattr(ours)[3] & termios.NOFLSH
+    assert not termios.tcgetattr(ours)[3] & termios.NOFLSH
 
 
 def test_a_screen_that_is_being_written_to_does_not_keep_the_terminal(ours: int) -> None:

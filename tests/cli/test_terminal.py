@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Sequence
+from threading import Event
 
 import pyte
 import pytest
 
-from specllama.cli.screen.output import Stream
+from specllama.cli import loading
+from specllama.cli.screen.output import Output, Stream
 from specllama.cli.screen.terminal import Screen, StyledText, column_after
 from specllama.cli.screen.wrapping import Wrapper
 from tests.cli.conftest import TerminalScreen
@@ -98,12 +100,44 @@ def test_the_live_lines_stand_below_the_text_while_it_grows() -> None:
         assert sum(line == "live one" for line in window.lines) == 1
 
 
+def test_ctrl_z_erases_the_live_lines_and_the_text_goes_on_below_the_shell() -> None:
+    """Prevents: a shell that writes into the figures, and text that is placed as if the shell had written nothing."""
+    window = Window(30, 12)
+    window.screen.add(StyledText("the answer"))
+    window.screen.draw(LIVE)
+    window.screen.suspend()
+    assert window.lines == ["the answer"]
+    window._terminal.feed("\r\nStopped\r\n$ fg\r\n")
+    window.screen.resume()
+    window.screen.add(StyledText("x" * 29))
+    window.screen.draw(LIVE)
+    window.screen.add(StyledText("y"))
+    window.screen.finish()
+    assert window.lines == ["the answer", "Stopped", "$ fg", "x" * 29 + "y"]
+
+
 def test_at_most_half_of_a_small_window_is_taken() -> None:
     """A window of six lines in which the answer cannot be read for figures."""
     window = Window(40, 4)
     window.screen.add(StyledText("the answer"))
     window.screen.draw(["1", "2", "3", "4", "5"])
     assert window.lines == ["the answer", "1", "2"]
+
+
+def test_work_is_mentioned_only_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: seconds without a word at the first start, and a line that flickers at every later one."""
+    monkeypatch.setattr(loading, "_SOON_S", 0.01)
+    file = io.StringIO()
+    said = loading.Said(Output(*(Stream(file, True, True, True, True) for _ in range(2))))
+    drawn = Event()
+    monkeypatch.setattr(loading.StatusLine, "show", lambda *_: drawn.set())
+    with said.working("testing the files"):
+        assert drawn.wait(5.0)
+    drawn.clear()
+    monkeypatch.setattr(loading, "_SOON_S", 60.0)
+    with said.working("testing the files"):
+        pass
+    assert not drawn.is_set()
 
 
 def test_no_live_line_wraps() -> None:

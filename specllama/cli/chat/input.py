@@ -102,6 +102,7 @@ class Editor:
             input_processors=[_visible_line()],
             key_bindings=_bindings(),
             prompt_continuation=lambda _width, _line, _wraps: MORE,
+            enable_suspend=True,  # Ctrl-Z
             enable_open_in_editor=False,  # Ctrl-G does it in every editing mode
             tempfile_suffix=".md",
             reserve_space_for_menu=0,

@@ -1,4 +1,6 @@
-"""How SIGINT, SIGTERM and SIGHUP end a command: no child process and no half-written file stays behind.
+"""How SIGINT, SIGTERM and SIGHUP end a command, and SIGTSTP (Ctrl-Z) stops it for a while.
+
+No child process and no half-written file stays behind an end, and a shell gets the terminal as it was.
 
 `specllama/__main__.py` ends the process at once while no command is running: during imports, and after its end.
 """
@@ -13,7 +15,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
+from weakref import WeakKeyDictionary
+
+
+class OnTerminal(Protocol):
+    """Something that has changed the terminal. Both methods run in a signal handler."""
+
+    def suspend(self) -> None:
+        """Leave the terminal to the shell."""
+
+    def resume(self) -> None:
+        """Take it again. The cursor is at the beginning of a line."""
+
+
+ON_TERMINAL: WeakKeyDictionary[OnTerminal, None] = WeakKeyDictionary()  # what Ctrl-Z suspends, the latest first
 
 
 def endings() -> list[int]:
@@ -84,11 +100,23 @@ def leave_at_once(number: int, restore: Callable[[], None] = lambda: None) -> No
     os._exit(128 + number)
 
 
+def stop(number: int, _frame: FrameType | None = None) -> None:
+    """Handler of SIGTSTP: the shell gets a clean terminal, and the process goes on when the shell continues it."""
+    held = list(ON_TERMINAL)
+    for each in reversed(held):
+        each.suspend()
+    before = signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    signal.signal(number, before)  # the process continues here
+    for each in held:
+        each.resume()
+
+
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
     """Make SIGINT raise KeyboardInterrupt, SIGTERM and SIGHUP SystemExit(128 + signal), so that every `finally` runs.
 
-    A SIGTERM after one of the two ends the process at once.
+    A SIGTERM after one of the two ends the process at once. SIGTSTP stops it, see `stop`.
     """
     numbers = endings()
     interrupts = [number for number in numbers if number == signal.SIGINT]
@@ -99,7 +127,9 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(signal.SIGTERM, lambda again, _frame: leave_at_once(again))
         raise SystemExit(128 + number)
 
-    with handling(interrupts, signal.default_int_handler), handling(others, end):
+    tstp = getattr(signal, "SIGTSTP", None)  # missing on Windows
+    stops = [] if tstp is None or signal.getsignal(tstp) is not signal.SIG_DFL else [tstp]
+    with handling(interrupts, signal.default_int_handler), handling(others, end), handling(stops, stop):
         yield
 
 

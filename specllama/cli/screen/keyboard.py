@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, TextIO
 
 from specllama.base.errors import SpecllamaError
-from specllama.cli.screen.ending import handling
+from specllama.cli.screen.ending import ON_TERMINAL
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.visible import Raw
 
@@ -37,7 +34,7 @@ class Keyboard:
 
         self._by_key = by_key
         self._screen = screen
-        self._is_lent = False
+        self._meanwhile: list[Any] | None = None  # the settings to come back to after Ctrl-Z
         self._fd = file.fileno()
         try:
             self._before: list[Any] = termios.tcgetattr(self._fd)
@@ -46,6 +43,7 @@ class Keyboard:
         iflag, oflag, cflag, lflag, ispeed, ospeed, cc = self._before
         lflag &= ~termios.ECHO
         if by_key:
+            lflag |= termios.NOFLSH  # Ctrl-C stops an answer; what was typed meanwhile stays
             iflag &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
             lflag &= ~termios.ICANON
             cc = list(cc)
@@ -65,10 +63,12 @@ class Keyboard:
 
     def hold(self) -> None:
         """Hold the keyboard, also again after another reader."""
+        ON_TERMINAL[self] = None
         self._set(self._held, PASTE_AS_ONE)
 
     def restore(self, *, and_forget: bool = False) -> None:
         """Restore the terminal; `and_forget` discards what was typed, which the shell would run as a command."""
+        ON_TERMINAL.pop(self, None)
         self._set(self._before, PASTE_AS_TYPED, and_forget=and_forget)
 
     def early(self) -> str:
@@ -85,27 +85,23 @@ class Keyboard:
     def lent(self) -> Iterator[None]:
         """Restore the terminal while another program reads it."""
         self.restore()
-        self._is_lent = True
         try:
             yield
         finally:
-            self._is_lent = False
             self.hold()
 
-    def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Handler of Ctrl-Z: restores the terminal for the shell, and holds it again when the process continues."""
+    def suspend(self) -> None:
+        """See `OnTerminal`. The settings may be those of an editor, which takes the keyboard for each line."""
         import termios
 
-        now: list[Any] | None = None
-        if not self._is_lent:
-            with contextlib.suppress(termios.error, OSError):
-                now = termios.tcgetattr(self._fd)
-                self.restore()
-        ours = signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
-        signal.signal(number, ours)  # the process continues here
-        if now is not None:
-            self._set(now, PASTE_AS_ONE)
+        self._meanwhile = None
+        with contextlib.suppress(termios.error, OSError):
+            self._meanwhile = termios.tcgetattr(self._fd)
+            self._set(self._before, PASTE_AS_TYPED)
+
+    def resume(self) -> None:
+        if self._meanwhile is not None:
+            self._set(self._meanwhile, PASTE_AS_ONE)
 
 
 @contextlib.contextmanager
@@ -117,12 +113,9 @@ def held_keyboard(file: TextIO, screen: Stream, *, by_key: bool = True) -> Itera
     if keyboard is None:
         yield None
         return
-    is_main = threading.current_thread() is threading.main_thread()
-    stops = [signal.SIGTSTP] if is_main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL else []
     try:
         keyboard.hold()
-        with handling(stops, keyboard.stop):
-            yield keyboard
+        yield keyboard
     except BaseException:
         keyboard.restore(and_forget=by_key)
         raise

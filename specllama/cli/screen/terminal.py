@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.cells import get_character_cell_size
 
+from specllama.base.errors import SpecllamaError
+from specllama.cli.screen.ending import ON_TERMINAL
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.visible import N_BEFORE, Raw, visible
 
@@ -102,6 +105,19 @@ class Screen:
         self._width = 0  # the width for which `_column` is right
         self._is_reflowed = False  # the width has changed since the line began
         self._drawn = False
+        ON_TERMINAL[self] = None
+
+    def suspend(self) -> None:
+        """See `OnTerminal`: erase the live lines."""
+        if self._drawn:
+            self._drawn = False
+            with suppress(OSError, ValueError, SpecllamaError, RuntimeError):  # in the middle of another write
+                self._live.write(ERASE_BELOW)
+
+    def resume(self) -> None:
+        """The text goes on in a new line."""
+        if self._text.is_terminal:
+            self._line, self._column = "", 0
 
     @property
     def size(self) -> tuple[int, int]:
