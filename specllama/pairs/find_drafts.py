@@ -57,6 +57,7 @@ class FoundDraft:
     n_warnings: int = 0
     profile: Profile | None = None  # of the pair on this machine
     gain: float | None = None  # predicted speed over plain decoding
+    place: str = ""  # the value of -md
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from specllama.core.engine import Engine
 from specllama.core.events import Finished
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
-from specllama.core.types import LanguageModel
+from specllama.core.types import Cancel, LanguageModel
 from specllama.drafters.controller import MOST_ATTENTION, CostProfile
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.translated import TranslatedModel
@@ -179,7 +180,7 @@ def known(draft: LlamaModel | TranslatedModel, text: Sequence[int]) -> Sequence[
     return (known * -(-len(text) // len(known)))[: len(text)]
 
 
-def measure_acceptance(
+def measuring_acceptance(
     target: LanguageModel,
     draft: LanguageModel,
     prompts: Mapping[str, Sequence[int]],
@@ -187,14 +188,25 @@ def measure_acceptance(
     *,
     n_max: int,
     n_tokens: int,
-    progress: TellShare = lambda share: None,
-) -> dict[str, SpecStats]:
-    """Statistics of drafting while `n_tokens` are generated from each prompt, always with the same seed."""
+    seconds: float = math.inf,
+    cancel: Cancel | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> Generator[float, None, dict[str, SpecStats]]:
+    """Statistics of drafting while `n_tokens` are generated from each prompt, always with the same seed.
+
+    Ends after about `seconds`, of which each prompt gets an equal part, or when `cancel` is set, with what was counted
+    so far. Yields the share that is done.
+    """
     drafter = ModelDrafter(draft, n_max=n_max, vocab_size=target.vocab_size)
-    engine, found = Engine(target, drafter), {}
+    engine, found, began, whole = Engine(target, drafter), dict[str, SpecStats](), clock(), cancel or Cancel()
     for index, (name, prompt) in enumerate(prompts.items()):
-        progress(index / len(prompts))
-        for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens):
+        stop, until = Cancel(), began + seconds * (index + 1) / len(prompts)
+        for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens, cancel=stop):
+            yield (index + (isinstance(event, Finished))) / len(prompts)
             if isinstance(event, Finished):
                 found[name] = event.stats
+            elif whole.is_set() or clock() >= until:
+                stop.set()
+        if whole.is_set():
+            break
     return found

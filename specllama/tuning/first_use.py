@@ -235,10 +235,16 @@ class FirstUse:
     """
 
     def __init__(
-        self, setup: Setup, models: Models, *, hurried: bool = False, clock: Callable[[], float] = perf_counter
+        self,
+        setup: Setup,
+        models: Models,
+        *,
+        hurried: bool = False,
+        keeps: bool = True,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`hurried`: see `measuring`; completes no profile."""
-        self.setup = setup
+        """`hurried`: see `measuring`; completes no profile. `keeps`: saves the profile."""
+        self.setup, self._keeps = setup, keeps
         self.noise: float | None = None  # see `FirstCosts`; None = nothing was measured
         self.done = not (setup.measures or (setup.completes and not hurried))
         self._models = models
@@ -314,8 +320,11 @@ class FirstUse:
             rest = replace(kept.evidence, verify=(), draft=None, n_answers=0)
             return replace(kept, step_s=profile.step_s, costs=new, evidence=rest, doubted=doubted)
 
-        with suppress(OSError, SpecllamaError):  # a state folder that cannot be written: measured again next time
-            if setup.profile is not None:
+        # A state folder that cannot be written: measured again next time.
+        with suppress(OSError, SpecllamaError):
+            if not self._keeps:
+                pass
+            elif setup.profile is not None:
                 profile = profiles.update(setup.subject, setup.profile, completed) or completed(setup.profile)
             else:
                 files = [setup.target.path, setup.draft.path]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from specllama.core.stats import SpecStats, expected_speedup
+from specllama.drafters.calibration import Prior
 from specllama.drafters.controller import LEAST_RATE, CostProfile
 
 
@@ -38,13 +39,15 @@ class Outlook:
 
     costs: CostProfile
     step_s: float
-    classes: tuple[Acceptance, ...]
+    classes: tuple[Acceptance, ...]  # empty if no acceptance was measured
     points: tuple[Point, ...]  # by draft length, from 0
     noise: float = 0.0  # of the measured costs, see `costs.Costs`
 
     @property
     def alpha(self) -> float:
-        """Per-token acceptance of all classes together."""
+        """Per-token acceptance of all classes together, or an assumed one."""
+        if not self.classes:
+            return Prior().typical
         n_accepted = sum(each.n_accepted for each in self.classes)
         return n_accepted / (n_accepted + sum(each.n_rejected for each in self.classes))
 
@@ -63,7 +66,13 @@ class Outlook:
         """One sentence for the user."""
         if not self.pays:
             return self._advice_against()
-        best, worst, top = self.best, *(pick(self.classes, key=lambda each: each.alpha) for pick in (min, max))
+        best = self.best
+        if not self.classes:
+            return (
+                f"expect {best.expected:.2f} times the speed of plain decoding with --spec-draft-n-max {best.n_max} if "
+                f"{100 * self.alpha:.0f} % of the drafted tokens are accepted, which was not measured"
+            )
+        worst, top = (pick(self.classes, key=lambda each: each.alpha) for pick in (min, max))
         return (
             f"expect {best.expected:.2f} times the speed of plain decoding ({worst.name} {best.low:.2f}, {top.name} "
             f"{best.high:.2f}) with --spec-draft-n-max {best.n_max}"
@@ -71,12 +80,22 @@ class Outlook:
 
     def _advice_against(self) -> str:
         needed = break_even(self.costs, len(self.points) - 1)
-        hope = "would not pay even at 100 %" if needed is None else f"would pay from {100 * needed:.0f} % on"
         draft, check = self.costs.draft_cost(), self.costs.verify_cost(2) - 1
+        reason = f"drafting a token takes {draft:.2f} of the time of a plain token"
+        if self.measured_rows > 1:
+            reason += f", verifying it {check:.2f} more"
+        if needed is None:
+            return f"do not use this draft here: {reason}; it cannot pay, even if nearly all its tokens are accepted"
+        accepted = f"{100 * self.alpha:.0f} %" + ("" if self.classes else " (assumed)")
         return (
-            f"do not use this draft here: drafting a token takes {draft:.2f} of the time of a plain token, verifying "
-            f"it {check:.2f} more, and the per-token acceptance is {100 * self.alpha:.0f} %; it {hope}"
+            f"do not use this draft here: {reason}, and the per-token acceptance is {accepted}; it would pay from "
+            f"{100 * needed:.0f} % on"
         )
+
+    @property
+    def measured_rows(self) -> int:
+        """The longest block whose cost was measured."""
+        return longest_measured(self.costs)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -89,6 +108,11 @@ class Outlook:
             "acceptance": {each.name: {**asdict(each), "alpha": each.alpha} for each in self.classes},
             "points": [asdict(point) for point in self.points],
         }
+
+
+def longest_measured(costs: CostProfile) -> int:
+    """The rows of the longest block whose cost is not assumed."""
+    return max(n for n, _ in costs.verify if n not in costs.assumed or n == 1)
 
 
 def speedup(costs: CostProfile, alpha: float, n_max: int) -> float:
@@ -104,24 +128,22 @@ def speedup(costs: CostProfile, alpha: float, n_max: int) -> float:
 
 
 def break_even(costs: CostProfile, n_max: int) -> float | None:
-    """The least acceptance, in hundredths, at which some length up to `n_max` pays; None if none does."""
-    for hundredths in range(101):
+    """The least acceptance, in hundredths, at which some length up to `n_max` pays; None if none below 1 does."""
+    for hundredths in range(100):
         if any(speedup(costs, hundredths / 100, n) > LEAST_RATE for n in range(1, n_max + 1)):
             return hundredths / 100
     return None
 
 
-def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats], *, noise: float = 0.0) -> Outlook | None:
-    """The outlook of measured costs and statistics by class; None if nothing was drafted."""
+def outlook(costs: CostProfile, step_s: float, found: Mapping[str, SpecStats], *, noise: float = 0.0) -> Outlook:
+    """The outlook of measured costs and statistics by class, for lengths whose cost was measured."""
     classes = tuple(
         Acceptance(name, stats.n_accepted, stats.n_rejected)
         for name, stats in found.items()
         if stats.n_accepted + stats.n_rejected
     )
-    if not classes:
-        return None
-    alphas = [each.alpha for each in classes]
     outcome = Outlook(costs, step_s, classes, (), noise)
+    alphas = [each.alpha for each in classes] or [outcome.alpha]
     levels = (min(alphas), outcome.alpha, max(alphas))
-    lengths = range(costs.verify[-1][0])
+    lengths = range(longest_measured(costs))
     return replace(outcome, points=tuple(Point(n, *(speedup(costs, alpha, n) for alpha in levels)) for n in lengths))

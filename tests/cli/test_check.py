@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
-from dataclasses import replace
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specllama import llama
+from specllama.base.errors import Interrupted
 from specllama.cli.check import command as check_command
 from specllama.cli.check import probe as check_probe
+from specllama.cli.codes import INTERRUPTED
 from specllama.cli.screen.output import open_output
+from specllama.core.types import Cancel
+from specllama.drafters.controller import CostProfile
+from specllama.llama.kernel_path import KernelPath
+from specllama.pairs.profile import Profile
 from tests import tiny
 from tests.cli.conftest import Pair, Result, Run, Terminal
 from tests.hubserver import HubServer
@@ -253,22 +261,90 @@ def test_a_pair_on_the_hub_is_checked_before_it_is_downloaded(
     assert "offline" in offline.err.lower() or "network" in offline.err
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A first use that is over at once, of a cheap draft."""
+
+    setup: Any
+    models: Any
+    keeps: bool
+    noise: float = 0.0
+
+    def __iter__(self) -> Iterator[float]:
+        costs = CostProfile(verify=((1, 1.0), (4, 1.2), (8, 1.5), (17, 3.0)), draft=((1, 0.05),), assumed=(17,))
+        paths = {"target_path": KernelPath(), "draft_path": KernelPath()}
+        profile = Profile(made="2026-01-02", step_s=0.1, costs=costs, **paths)
+        object.__setattr__(self, "setup", replace(self.setup, profile=profile))
+        yield 1.0
+
+
 def test_a_probe_measures_and_says_what_to_expect(
-    specllama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    specllama: Run, short_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prevents: a pair that fits and is slower than plain decoding, without a warning."""
-    monkeypatch.setattr(check_probe, "COSTS_S", 0.01)
-    # Every byte is a token; a prompt has about a thousand.
-    pair = Pair(*tiny.write_pair(tmp_path, vocabulary=tiny.byte_level(), chat_template=tiny.CHATML, n_ctx=2048))
-    args = ["check", *pair.options, "--probe", "-c", "2048"]
+    monkeypatch.setattr(check_probe, "FirstUse", Measured)
+    args = ["check", *short_pair.options, "--probe", "-c", "2048", "--budget", "1m"]
     human, data = specllama(*args), specllama(*args, "--json")
     assert (human.code, data.code) == (0, 0)
     assert human.out.splitlines()[-1].startswith(("Expect ", "Do not use this draft here"))
     probe = json.loads(data.out)["probe"]
-    assert sum(line.startswith("|") for line in human.out.splitlines()) >= 2 + 8
+    assert sum(line.startswith("|") for line in human.out.splitlines()) == 2 + 7
     assert set(probe["acceptance"]) == {"code", "summary", "story", "question"}
-    assert [point["n_max"] for point in probe["points"]] == list(range(16))
+    assert [point["n_max"] for point in probe["points"]] == list(range(8))
     assert probe["pays"] == (probe["best"]["n_max"] > 0)
+
+
+def test_a_probe_makes_the_profile_of_a_pair_without_one_and_changes_no_other(
+    specllama: Run, short_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: the same passes measured again by the first answer; a profile of `tune` that a probe replaces."""
+    monkeypatch.delenv("SPECLLAMA_SPEC_DRAFT_N_MAX")
+    args = ["check", *short_pair.options, "--probe", "-c", "2048", "--budget", "1s", "--json"]
+    assert specllama(*args).code == 0
+    (made,) = (tmp_path / "state").rglob("*.use.json")
+    before = made.read_bytes()
+    monkeypatch.setattr(check_probe, "FirstUse", Measured)
+    assert specllama(*args).code == 0
+    assert made.read_bytes() == before
+
+
+@pytest.mark.parametrize(("at", "verdict"), [(0, None), (1, {}), (9, {"code"})])
+def test_a_stopped_probe_says_what_follows_from_what_was_measured(
+    specllama: Run, short_pair: Pair, monkeypatch: pytest.MonkeyPatch, at: int, verdict: set[str] | None
+) -> None:
+    """Prevents: a minute of measuring lost to Ctrl-C."""
+
+    class Stopped(check_probe._Probe):
+        def steps(self) -> Iterator[tuple[str, float]]:
+            for n, step in enumerate(super().steps()):
+                if n == at:
+                    signal.raise_signal(signal.SIGINT)
+                    while not self.cancel.is_set():
+                        time.sleep(0.001)
+                    if not at:
+                        raise Interrupted("a pass was stopped")
+                yield step
+
+    monkeypatch.setattr(check_probe, "FirstUse", Measured)
+    monkeypatch.setattr(check_probe, "_Probe", Stopped)
+    args = ["check", *short_pair.options, "--probe", "-c", "2048", "--budget", "1m"]
+    result = specllama(*args, "--json")
+    assert result.code == INTERRUPTED
+    probe = json.loads(result.out)["probe"]
+    assert (probe and set(probe["acceptance"])) == (None if verdict is None else set(verdict))
+    if verdict == {}:
+        assert probe["pays"] is True
+
+
+def test_a_probe_shows_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a bar that stands still, or '0 s left' while it goes on."""
+    now = 100.0
+    monkeypatch.setattr(check_probe, "monotonic", lambda: now)
+    probe = check_probe._Probe(None, None, {}, 20.0, Cancel(), keeps=True, began=now)  # type: ignore[arg-type]
+    now = 105.0
+    assert probe.shown(0.5) == (0.25, 15.0)
+    now = 140.0  # a slow machine
+    assert probe.shown(0.5) == (0.5, 40.0)
 
 
 @pytest.mark.parametrize(("noise", "warned"), [(0.1, False), (0.6, True)])

@@ -68,6 +68,8 @@ def test_a_folder_is_searched_and_the_best_comes_first(specllama: Run, target: P
     assert all(reason in line[5] for line, (_, _, reason) in zip(lines, expected, strict=True))
     assert [bool(line[4]) for line in lines] == [True] * 3 + [False] * 3
     assert result.err.splitlines()[0] == "3 of 6 fit target.gguf"
+    best = f"specllama run -m {target} -md {folder / 'good.gguf'}"
+    assert result.err.splitlines()[-1].endswith(best)
     candidates = found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))
     assert [(each["name"], each["fits"]) for each in candidates] == [(line[1], line[0] == "in") for line in lines]
 
@@ -119,7 +121,7 @@ def test_assumed_costs_promise_nothing(specllama: Run, target: Path, folder: Pat
     profile = Profile(made="2026-01-02", step_s=0.1, costs=costs, habits=(Habit(True, 1.0, 1.0),), **paths)
     profiles.save(ProfileKey(target, LoadOptions(), folder / "good.gguf", LoadOptions()), profile)
     result = specllama("check", "--draft-for", str(target), "--scan", str(folder))
-    assert len(result.err.splitlines()) == 2
+    assert len(result.err.splitlines()) == 3
     gains = {
         each["name"]: each["gain"]
         for each in found(specllama("check", "--draft-for", str(target), "--scan", str(folder), "--json"))

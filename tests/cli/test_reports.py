@@ -34,14 +34,13 @@ COMMANDS = {
     "bench lines": [*_BENCH, "--format", "jsonl"],
     "audit": ["--quick", "--json", "--top-k", "4", "--spec-draft-n-max", "2", "--spec-type", "lookup"],
     "tune": ["--quick", "--json"],
-    "check": ["--probe", "--json"],
+    "check": ["--probe", "--budget", "1s", "--json"],
 }
 
 
-# Examining the machine takes a second, a probe 16.
+# Examining the machine takes a second.
 _SHORT = {
     "bench": "from specllama.bench import machine\nmachine.others_load = machine.memory_bandwidth = lambda *_: None\n",
-    "check": "from specllama.cli.check import probe\nprobe.COSTS_S = 0.5\n",
 }
 PROMPTS = [{"id": f"q{i}", "category": "coding", "language": "en", "turns": [f"say {i}"]} for i in range(4)]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel
 from specllama.tuning import costs
 from specllama.tuning.costs import (
     LEAST_ROUNDS,
@@ -14,7 +16,7 @@ from specllama.tuning.costs import (
     Curve,
     finished,
     interleaving,
-    measure_acceptance,
+    measuring_acceptance,
     measuring_costs,
     spread,
 )
@@ -52,13 +54,31 @@ def test_acceptance_is_counted_for_each_class(tmp_path: Path) -> None:
     with tiny.load(target_path, max_block=5) as target, tiny.load(draft_path, max_block=1) as draft:
         prompts = {"one": [1, 2, 3], "two": [4, 5, 6, 7]}
         params = SamplingParams(logit_bias={10: -1e9, 11: -1e9})  # no end tokens
-        found = measure_acceptance(target, draft, prompts, params, n_max=4, n_tokens=30)
-        again = measure_acceptance(target, draft, prompts, params, n_max=4, n_tokens=30)
+        found, again = (
+            finished(measuring_acceptance(target, draft, prompts, params, n_max=4, n_tokens=30)) for _ in range(2)
+        )
+        ticks = count()
+        short = measuring_acceptance(
+            target, draft, prompts, params, n_max=4, n_tokens=30, seconds=40.0, clock=lambda: float(next(ticks))
+        )
+        shares = list[float]()
+        cut = finished(short, shares.append)
+        cancel = Cancel()
+        stopped = measuring_acceptance(target, draft, prompts, params, n_max=4, n_tokens=30, cancel=cancel)
+        for _ in range(8):
+            next(stopped)
+        cancel.set()
+        rest = finished(stopped)
     assert list(found) == ["one", "two"]
     for name, stats in found.items():
         assert stats.n_emitted == 30
         assert stats.n_accepted + stats.n_rejected > 10
         assert (stats.n_accepted, stats.n_rejected) == (again[name].n_accepted, again[name].n_rejected)
+    assert shares == sorted(shares)
+    assert all(0 < stats.n_emitted < 30 for stats in cut.values()), "each class gets its part of the time"
+    assert list(cut) == ["one", "two"]
+    assert list(rest) == ["one"]
+    assert 0 < rest["one"].n_emitted < 30
 
 
 @pytest.mark.parametrize("attention", [0.0, 5e-5, 4e-4])

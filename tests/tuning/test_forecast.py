@@ -8,7 +8,8 @@ import pytest
 
 from specllama.base.jsonable import from_plain
 from specllama.core.stats import SpecStats
-from specllama.drafters.controller import CostProfile
+from specllama.drafters.calibration import Prior
+from specllama.drafters.controller import LEAST_RATE, UNMEASURED, CostProfile, rows_of
 from specllama.tuning.forecast import Outlook, break_even, outlook, speedup
 
 # benchmarks/README.md: AMX, the draft as published (c = 0.42) and requantised (c = 0.21).
@@ -24,9 +25,7 @@ def counted(n_accepted: int, n_rejected: int) -> SpecStats:
 
 
 def of(costs: CostProfile, **classes: SpecStats) -> Outlook:
-    found = outlook(costs, 0.1, classes)
-    assert found is not None
-    return found
+    return outlook(costs, 0.1, classes)
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.8, 2.401), (0.2, 0.893)])
@@ -55,13 +54,13 @@ def test_the_best_length_is_chosen_and_the_range_is_that_of_the_classes() -> Non
         assert figure in found.advice
 
 
-@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "would not pay"), (EXPENSIVE, "would pay from ")])
+@pytest.mark.parametrize(("costs", "hope"), [(HOPELESS, "cannot pay"), (EXPENSIVE, "is 30 %; it would pay from ")])
 def test_a_draft_that_does_not_pay_is_advised_against_with_the_reason(costs: CostProfile, hope: str) -> None:
     """Prevents: a slow draft that is recommended, or refused without a reason."""
     found = of(costs, question=counted(30, 70))
     assert not found.pays
     assert found.best.n_max == 0
-    for words in (f"takes {costs.draft_cost():.2f}", "30 %", hope):
+    for words in (f"takes {costs.draft_cost():.2f}", hope):
         assert words in found.advice
 
 
@@ -72,12 +71,30 @@ def test_the_break_even_is_where_it_begins_to_pay() -> None:
     for alpha, pays in ((needed, True), (needed - 0.01, False)):
         assert any(speedup(EXPENSIVE, alpha, n) > 1.02 for n in range(1, 16)) is pays
     assert break_even(HOPELESS, 4) is None
+    only_all = CostProfile(verify=((1, 1.0), (2, 1.2)), draft=((1, 0.757), (2, 0.757)))
+    assert speedup(only_all, 1.0, 1) > LEAST_RATE
+    assert break_even(only_all, 1) is None, "what pays from 100 % on cannot pay"
 
 
 def test_classes_without_a_draft_do_not_count() -> None:
     """Prevents: a division by zero after an answer of one token."""
     assert [each.name for each in of(CHEAP, code=counted(9, 1), empty=counted(0, 0)).classes] == ["code"]
-    assert outlook(CHEAP, 0.1, {"empty": counted(0, 0)}) is None
+
+
+def test_without_measured_acceptance_the_outlook_says_what_it_assumes() -> None:
+    """Prevents: no verdict, or one that looks measured, from a probe that was stopped after the costs."""
+    found = outlook(CHEAP, 0.1, {"empty": counted(0, 0)})
+    assert (found.classes, found.alpha) == ((), Prior().typical)
+    assert found.best.low == found.best.expected == found.best.high > 1.0
+    assert "not measured" in found.advice
+
+
+def test_only_lengths_whose_costs_were_measured_are_advised() -> None:
+    """Prevents: advice from assumed costs of long blocks."""
+    costs = CostProfile(verify=((1, 1.0), (4, 1.1), (17, 1.2)), draft=((1, 0.05),), assumed=(17,))
+    assert [point.n_max for point in of(costs, code=counted(99, 1)).points] == [0, 1, 2, 3]
+    hopeless = CostProfile(verify=UNMEASURED, draft=((1, 1.0),), assumed=rows_of(UNMEASURED))
+    assert "cannot pay" in outlook(hopeless, 0.1, {}).advice
 
 
 def test_an_outlook_is_plain_data() -> None:

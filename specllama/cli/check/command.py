@@ -13,8 +13,9 @@ from specllama import llama
 from specllama.base.errors import UsageError
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import SPEC_TYPE, Color, HardwareOptions, PairOptions
+from specllama.cli.args.values import duration
 from specllama.cli.check.drafts import find_drafts
-from specllama.cli.check.probe import LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
+from specllama.cli.check.probe import BUDGET_S, LONGEST_PROBE, probe_pair, show_outlook, warn_of_noise
 from specllama.cli.check.view import show_report
 from specllama.cli.codes import FAILED
 from specllama.cli.errors import told
@@ -22,7 +23,9 @@ from specllama.cli.loading import Said, hardware_of, names_of
 from specllama.cli.reports import not_lost
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.status import watching
+from specllama.cli.screen.worker import interruptible
 from specllama.cli.tuned import expectation
+from specllama.core.types import Cancel
 from specllama.drafters import SIMPLE, TRANSLATED
 from specllama.drafters.length import DraftLength
 from specllama.llama import Header, LoadOptions
@@ -43,8 +46,11 @@ class CheckOptions:
     spec_type: Annotated[
         str, replace(SPEC_TYPE, help="Check for this strategy; draft-tli is for pairs with different tokenizers.")
     ] = "auto"
-    probe: Annotated[bool, Option("--probe", "Load both models, measure for some seconds, and predict the speed.")] = (
-        False
+    probe: Annotated[
+        bool, Option("--probe", "Load both models, measure, and predict the speed. Ctrl-C: from what was measured.")
+    ] = False
+    budget: Annotated[float | None, Option("--budget TIME", "Time for --probe, such as 20s or 2m. [20s]", duration)] = (
+        None
     )
     json: Annotated[bool, Option("--json", "One JSON object: the verdict, the rule and every test.")] = False
     quiet: Annotated[bool, Option("-q --quiet", "Only the report and errors.")] = False
@@ -131,16 +137,21 @@ def _check(models: PairOptions, hardware: HardwareOptions, options: CheckOptions
         show_report(output, report)
         if profile is not None:
             output.note(f"{profile.origin}: {expectation(profile)}")
-    if options.probe and report.fits:
-        found = probe_pair(choice, output)
-        warn_of_noise(output, found.noise)
     made = None if profile is None else profile.made
-    facts = {**report.to_json(), "profile": made, "probe": None if found is None else found.to_json()}
-    with nullcontext() if found is None else not_lost(output, ".json", lambda: to_json(facts)):
-        if options.json:
-            output.data(facts)
-        elif found is not None:
-            show_outlook(output, found)
+    probes, cancel = options.probe and report.fits, Cancel()
+    with interruptible(cancel, lambda: None) if probes else nullcontext():
+        if probes:
+            found = probe_pair(choice, options.budget or BUDGET_S, cancel, output)
+            if found is None:
+                output.note("stopped before the costs of passes were measured")
+            else:
+                warn_of_noise(output, found.noise)
+        facts = {**report.to_json(), "profile": made, "probe": None if found is None else found.to_json()}
+        with nullcontext() if found is None else not_lost(output, ".json", lambda: to_json(facts)):
+            if options.json:
+                output.data(facts)
+            elif found is not None:
+                show_outlook(output, found)
     return report.fits
 
 

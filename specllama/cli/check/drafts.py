@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -52,11 +53,16 @@ def find_drafts(
         refuse_architecture(header)
         places = _on_hub(header, models.offline, watch) if hub else _on_disk(header, scan)
         target, machine = Candidate(header, wish), this_machine()
-        found = ranked([judge(target, name, look, machine, hardware) for name, look in places])
+        found = ranked(
+            [replace(judge(target, name, look, machine, hardware), place=place) for name, place, look in places]
+        )
     if output.format == "json":
         output.data({"target": header.path.name, "candidates": list(map(_facts, found))})
     else:
         _show(output, header, found)
+        best = next((each for each in found if each.fits), None)
+        if best is not None and best.gain is not None and best.gain > 1.0:
+            output.note(f"to use the best: specllama run {shlex.join(['-m', text, '-md', best.place])}")
     return any(each.fits for each in found)
 
 
@@ -95,22 +101,22 @@ def _facts(each: FoundDraft) -> dict[str, object]:
     return {**facts, "profile": None if each.profile is None else each.profile.made}
 
 
-def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, OpenHeader]]:
-    """The models in the folder `scan`, else in the model folders of this machine."""
+def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, str, OpenHeader]]:
+    """Name, value of -md, and header of the models in the folder `scan`, else in the model folders of this machine."""
     folder = meant(scan) if scan is not None else None
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--scan {folder} is not a folder")
     for place in folders_here() if folder is None else [folder]:
         for path in files_in(place, target):
             name = path.name if folder is None else str(path.relative_to(place))
-            yield name, partial(look_at, path)
+            yield name, str(path), partial(look_at, path)
 
 
-def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[str, OpenHeader]]:
+def _on_hub(target: Header, offline: bool, watch: FetchWatch) -> Iterator[tuple[str, str, OpenHeader]]:
     if offline or is_offline():
         raise SourceUnavailable("--hub needs the network (offline mode is on)", hint="omit --offline once")
     for repo in repos_for(target, target.n_params, watch):
-        yield repo, partial(look_at, repo, watch=watch)
+        yield repo, repo, partial(look_at, repo, watch=watch)
 
 
 def _show(output: Output, target: Header, found: list[FoundDraft]) -> None:

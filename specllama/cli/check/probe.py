@@ -1,35 +1,102 @@
-"""`specllama check --probe`: load both models, measure for some seconds, and predict the speed on this machine."""
+"""`specllama check --probe`: load both models, measure for a while, and predict the speed on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic
 
-from specllama.base.errors import PairError
+from specllama.base.errors import Interrupted, PairError
 from specllama.chat.conversation import fitting_prompts
 from specllama.cli.loading import Said
 from specllama.cli.screen.output import Output
+from specllama.cli.screen.render import clock
 from specllama.cli.screen.status import StatusLine
 from specllama.cli.screen.tables import markdown_table
+from specllama.cli.screen.worker import Worker
 from specllama.core.sampling import SamplingParams
-from specllama.core.types import Cancel, room_after
-from specllama.pairs.setup import Choice, Models, load_models, prepare
+from specllama.core.types import Cancel
+from specllama.drafters.length import TUNED, DraftLength
+from specllama.pairs.setup import Choice, Models, Setup, load_models, prepare
 from specllama.prompts.load import sample_prompts
-from specllama.tuning.costs import VERIFY_ROWS, finished, measure_acceptance, measuring_costs
+from specllama.tuning.costs import measuring_acceptance
+from specllama.tuning.first_use import LONGEST, FirstUse
 from specllama.tuning.forecast import Outlook, outlook
 
-COSTS_S = 8.0  # for the cost of passes; acceptance takes about as long
+BUDGET_S = 20.0
 N_TOKENS = 24  # generated for each class of prompts
-LONGEST_PROBE = VERIFY_ROWS[-1] - 1  # drafted tokens in the longest measured block
+LONGEST_PROBE = LONGEST - 1  # drafted tokens in the longest measured block
 N_DRAFTED = 4  # longest draft while acceptance is measured
-_N_PASSES = 128  # tokens that passes are measured with, half of them as preceding text
-_SHOWN_LENGTHS = (1, 2, 3, 4, 6, 8, 12, LONGEST_PROBE)  # and the best one
+_SHOWN_LENGTHS = (1, 2, 3, 4, 5, 6, LONGEST_PROBE)  # and the best one
 _TOLERATED_NOISE = 0.25
 
 
-def probe_pair(choice: Choice, output: Output) -> Outlook:
-    """Load and measure both models. Raises PairError if nothing can be drafted, and the errors of loading."""
-    setup = prepare(choice, Said(output))
-    with load_models(setup, Said(output), Cancel()) as models:
+@dataclass(slots=True)
+class _Probe:
+    """A measurement in progress."""
+
+    setup: Setup
+    models: Models
+    prompts: Mapping[str, Sequence[int]]
+    budget_s: float
+    cancel: Cancel
+    keeps: bool  # the costs are saved as the pair's profile
+    began: float = field(default_factory=monotonic)
+    outlook: Outlook | None = None  # None until the costs are measured
+
+    def steps(self) -> Iterator[tuple[str, float]]:
+        """Measure; yields what is measured, and which share of it is done."""
+        work = FirstUse(self.setup, self.models, keeps=self.keeps)
+        for share in work:
+            yield "measuring costs", share
+        profile, draft = work.setup.profile, self.models.draft
+        if profile is None or work.noise is None or draft is None:
+            raise PairError("the costs of passes could not be measured", hint="use a larger --ctx-size")
+        self.outlook = outlook(profile.costs, profile.step_s, {}, noise=work.noise)
+        if not profile.draft_can_pay:
+            return
+        left_s = max(self.budget_s - (monotonic() - self.began), 0.0)
+        accepting = measuring_acceptance(
+            self.models.target,
+            draft,
+            self.prompts,
+            SamplingParams(),
+            n_max=N_DRAFTED,
+            n_tokens=N_TOKENS,
+            seconds=left_s,
+            cancel=self.cancel,
+        )
+        while True:
+            try:
+                yield "measuring acceptance", next(accepting)
+            except StopIteration as end:
+                self.outlook = outlook(profile.costs, profile.step_s, end.value, noise=work.noise)
+                return
+
+    def shown(self, share: float) -> tuple[float, float]:
+        """The share that is done, and the seconds left, if `share` of the present part is done."""
+        spent_s = monotonic() - self.began
+        if self.outlook is None and share:  # the costs take as long as they need
+            left_s = max(self.budget_s - spent_s, spent_s * (1 - share) / share)
+        else:
+            left_s = max(self.budget_s - spent_s, 0.0)
+        return spent_s / (spent_s + left_s), left_s
+
+
+def probe_pair(choice: Choice, budget_s: float, cancel: Cancel, output: Output) -> Outlook | None:
+    """Load and measure both models; the costs become the profile of a pair without one.
+
+    Ends after about `budget_s`, but not before the costs are measured, or when `cancel` is set; None if that was before
+    the costs were measured. Raises PairError if they cannot be measured, and the errors of loading.
+    """
+    listener = Said(output)
+    setup = prepare(replace(choice, length=DraftLength.auto(TUNED), any_strategy=True), listener)
+    keeps = setup.measures or setup.completes
+    if not keeps:  # the profile may use another draft; it stays as it is
+        setup = replace(prepare(choice, listener), measures=True)
+    with load_models(setup, listener, cancel) as models:
+        models.watch(cancel)
         assert models.draft is not None, "prepared with a draft"
         prompts = fitting_prompts(
             models.target.vocab,
@@ -38,34 +105,16 @@ def probe_pair(choice: Choice, output: Output) -> Outlook:
             n_known=min(models.target.vocab_size, models.draft.vocab_size),
             n_room=models.target.n_ctx - N_TOKENS,
         )
-        found = _measure(models, prompts, output)
-    if found is None:
-        raise PairError("no token was drafted, so there is nothing to measure", hint="use a larger --ctx-size")
-    return found
-
-
-def _measure(models: Models, prompts: Mapping[str, Sequence[int]], output: Output) -> Outlook | None:
-    assert models.draft is not None, "prepared with a draft"
-    text = [token for tokens in prompts.values() for token in tokens]
-    n_tokens = min(_N_PASSES, models.target.n_ctx, models.draft.n_ctx)
-    tokens = (text * (n_tokens // len(text) + 1))[:n_tokens]
-    while tokens and room_after(models.draft, tokens) < 0:  # one token can be several of the draft's
-        tokens.pop()
-    with StatusLine(output) as status:
-        costs = finished(
-            measuring_costs(models.target, models.draft, tokens, seconds=COSTS_S),
-            lambda share: status.show("measuring costs", share),
-        )
-        found = measure_acceptance(
-            models.target,
-            models.draft,
-            prompts,
-            SamplingParams(),
-            n_max=N_DRAFTED,
-            n_tokens=N_TOKENS,
-            progress=lambda share: status.show("measuring acceptance", share),
-        )
-    return outlook(costs.profile, costs.step_s, found, noise=costs.noise)
+        probe = _Probe(setup, models, prompts, budget_s, cancel, keeps)
+        with suppress(Interrupted), StatusLine(output) as status, Worker(probe.steps(), cancel) as worker:
+            doing, done = "measuring costs", 0.0
+            for batch in worker.batches(0.1):
+                doing, done = batch[-1] if batch else (doing, done)
+                if probe.outlook is not None and monotonic() - probe.began > budget_s:
+                    cancel.set()  # also in the middle of a pass
+                share, left_s = probe.shown(done)
+                status.show(doing, share, f"{clock(left_s)} left")
+    return probe.outlook
 
 
 def warn_of_noise(output: Output, noise: float) -> None:
@@ -82,14 +131,14 @@ def show_outlook(output: Output, found: Outlook) -> None:
         for point in found.points
         if point.n_max in {*_SHOWN_LENGTHS, found.best.n_max}
     ]
-    output.prose("speed by longest draft, plain decoding = 1; worst and best class of prompts")
-    for line in markdown_table(("K", "speed", "worst", "best"), lengths, n_left=0):
-        output.line(line)
-    accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
+    if found.classes:
+        output.prose("speed by longest draft, plain decoding = 1; worst and best class of prompts")
+        for line in markdown_table(("K", "speed", "worst", "best"), lengths, n_left=0):
+            output.line(line)
+        accepted = ", ".join(f"{each.name} {100 * each.alpha:.0f} %" for each in found.classes)
+        output.prose(f"accepted: {accepted}")
     costs = found.costs
-    rows = ", ".join(f"{costs.verify_cost(n):.2f} ({n})" for n in (2, 4, 8, 16) if n <= costs.verify[-1][0])
-    output.prose(f"accepted: {accepted}")
-    output.prose(
-        f"one pass {1000 * found.step_s:.0f} ms; of more rows {rows}; a drafted token {costs.draft_cost():.2f}"
-    )
+    measured = [f"{cost:.2f} ({n})" for n, cost in costs.verify if 1 < n <= found.measured_rows]
+    rows = f"of more rows {', '.join(measured)}; " if measured else ""
+    output.prose(f"one pass {1000 * found.step_s:.0f} ms; {rows}a drafted token {costs.draft_cost():.2f}")
     output.prose(f"{found.advice[0].upper()}{found.advice[1:]}.")
