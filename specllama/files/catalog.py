@@ -34,6 +34,10 @@ class Catalog:
 
     def pair(self, name: str | None = None) -> CatalogPair:
         """The pair of that name, or the default pair. Raises ConfigError with the closest names as the hint."""
+        if name and name not in self.pairs:
+            is_file = name.endswith(".gguf") or name in self.models
+            if option := "-m" if is_file else "-hf" if "/" in name else "":
+                raise ConfigError(f"there is no pair named {name!r}", hint=f"a model is an option: {option} {name}")
         return _named(self.pairs, name or self.default, "pair")
 
     def model(self, name: str) -> Model:

@@ -423,3 +423,20 @@ def add_pair(path: Path, pair: CatalogPair, models: tuple[Model, ...]) -> Path |
         write(backup, old_text, like=path)
     write(path, text)
     return backup
+
+
+def remove_pair(path: Path, pair: CatalogPair) -> None:
+    """Remove `pair` from the file, with those of its models that no other pair of the file uses.
+
+    Raises ConfigError if the pair is not in this file or is its default, and DiskFull.
+    """
+    text = text_of(path) if path.exists() else ""
+    found = layer(parse(text, path), path)
+    others = [entry for entry in found.pairs if entry.name != pair.name]
+    if len(others) == len(found.pairs):
+        raise ConfigError(f"the pair {pair.name} is not in {path}", hint="remove it from the file that has it")
+    if found.default == pair.name:
+        raise ConfigError(f"{pair.name} is the default in {path}", hint="name another default there first")
+    used = {name for entry in others for name in (entry.target, entry.draft)}
+    unused = {pair.target.name, pair.draft.name} & {model.name for model in found.models} - used
+    write(path, edited(text, path, {("pairs", pair.name): None, **{("models", name): None for name in unused}}))

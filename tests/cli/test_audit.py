@@ -33,7 +33,8 @@ def test_a_correct_pair_passes_with_a_whole_report(specllama: Run, short_pair: P
     """Prevents: a report without its verdict, tables or subject; escape bytes in a pipe."""
     result = specllama("audit", *short_pair.options, *NARROW, "--quick")
     assert result.code == 0, result.err
-    assert result.out.startswith("# Audit\n\n**Exact: ")
+    assert result.out.startswith("# Audit\n\n- target: ")
+    assert result.out.rpartition("\n\n")[2].startswith("**Exact: ")
     assert max(map(len, result.out.splitlines())) <= 80
     parts = ["## Greedy", "## Sampling: the exact", "## Sampling: real draws", "## KV", "SHA-256", "llama_cpp"]
     parts += [f"| {strategy}, token" for strategy in ("draft-simple", "lookup", "chain")]
@@ -73,7 +74,7 @@ def test_a_full_disk_behind_output_costs_no_report(
     assert result.err.splitlines()[-2] == "error: report.md cannot be written: No space left on device"
     (kept,) = tmp_path.glob("specllama-*.md")
     assert result.err.endswith(f"in {kept}\n")
-    assert kept.read_text().startswith("# Audit\n\n**Exact")
+    assert kept.read_text().rpartition("\n\n")[2].startswith("**Exact")
     assert result.out.startswith("Exact: ")
 
 

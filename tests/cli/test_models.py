@@ -276,6 +276,36 @@ def test_add_replaces_only_by_force(specllama: Run, tmp_path: Path) -> None:
     assert specllama("models", "path", FILE).out.splitlines() == [str(own)]
 
 
+def test_add_knows_a_file_that_a_model_has_under_another_name(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: 'a model named ... exists' for the very file of that model, or a second entry for it."""
+    path = Path(specllama("models", "pull", FILE).out.strip())
+    other = tmp_path / "other-name.gguf"
+    other.symlink_to(path)
+    for file in (path, other):
+        run = specllama("models", "add", "x", "--target", str(file), "--draft", DRAFT, "--force")
+        assert (run.code, load_catalog().pair("x").target.name) == (0, FILE[:-5])
+    assert "other-name" not in user_file().read_text()
+
+
+def test_removing_a_pair_of_own_files_removes_its_entry(specllama: Run, tmp_path: Path) -> None:
+    """Prevents: a question about removing files, and 'done', after which everything is there as before."""
+    files = [tmp_path / f"{name}-q8_0.gguf" for name in ("own", "small")]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    before = user_file().read_text()
+    for name in ("a", "b"):
+        specllama("models", "add", name, "--target", str(files[0]), "--draft", str(files[1]))
+    asked, alone = specllama("models", "remove", "a"), specllama("models", "remove", "own-q8_0", "--yes")
+    assert (asked.code, "--yes" in asked.err) == (2, True)
+    assert (alone.code, str(files[0]) in alone.err) == (1, True)
+    assert specllama("models", "remove", "a", "--yes").err.startswith("removed a from ")
+    assert ("a" in load_catalog().pairs, "own-q8_0" in load_catalog().models) == (False, True)
+    assert specllama("models", "remove", "b", "--yes").code == 0
+    assert "own-q8_0" not in load_catalog().models
+    assert user_file().read_text().strip() == before.strip()
+    assert all(file.exists() for file in files)
+
+
 def test_no_hint_fetches_a_file_that_only_this_machine_has(specllama: Run, tmp_path: Path) -> None:
     """Prevents: `models pull` or the network as the hint for a user's own file."""
     halves = [tmp_path / f"{name}-q8_0.gguf" for name in ("own", "small")]

@@ -39,8 +39,8 @@ def _item(text: str) -> Iterator[str]:
 
 
 def markdown(report: AuditReport) -> str:
-    """The whole report."""
-    lines = ["# Audit", "", *_prose(f"**{sentence(report)}**")]
+    """The whole report; the verdict is last, where a terminal shows it."""
+    lines = ["# Audit", ""]
     if report.partial:
         lines += _prose("PARTIAL: the audit was interrupted. The report covers only the finished part.")
     lines += _about(report)
@@ -56,6 +56,7 @@ def markdown(report: AuditReport) -> str:
         lines += _faults(report)
     if report.bugs:
         lines += ["## Faults", "", *(line for bug in report.bugs for line in _item(bug)), ""]
+    lines += ["## Verdict", "", *_prose(f"**{sentence(report)}**")]
     return "\n".join(lines).rstrip()
 
 

@@ -150,11 +150,18 @@ def verify(
 @app.command()
 @with_options
 def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] = False, quiet: Quiet = False) -> None:
-    """Remove the files of a model from this machine; for a pair those that no other fetched pair uses."""
+    """Remove the files of a model from this machine; for a pair those that no other fetched pair uses.
+
+    Your own files stay. A pair that has no others is removed from your models.toml.
+    """
     output = open_output(quiet=quiet)
     catalog = _catalog(output)
+    models = _models(catalog, name, offline=True)
+    if all(model.only_here for model in models):
+        _forget(catalog, name, output, yes=yes)
+        return
     doomed = []
-    for model in _models(catalog, name, offline=True):
+    for model in models:
         users = _other_users(catalog, name, model) if name in catalog.pairs else []
         if users:
             output.note(f"{model.name} is kept: {', '.join(users)} uses it")
@@ -173,6 +180,20 @@ def remove(name: Name, yes: Annotated[bool, Option("-y --yes", "Do not ask.")] =
             output.note(f"{model.name} is kept because it is your own file: {hub.find(model)}")
         for place in removed:
             output.note(f"removed {place}")
+
+
+def _forget(catalog: Catalog, name: str, output: Output, *, yes: bool) -> None:
+    """Remove a pair of the user's own files from models.toml. Raises ConfigError for a model, and for another file."""
+    if name not in catalog.pairs:
+        path = catalog.model(name).sources[0]
+        raise ConfigError(f"{name} is your own file, which is not removed ({path})", hint="delete it by hand")
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("removing a pair needs --yes (stdin is not a terminal)")
+    if not yes:
+        output.confirm(f"Remove the pair {name} from {user_file()}? Its files stay.")
+    with watching(output) as watch, only_one(user_file().name, watch):
+        models_toml.remove_pair(user_file(), load_catalog().pairs[name])
+    output.note(f"removed {name} from {user_file()}; its files stay")
 
 
 def _other_users(catalog: Catalog, name: str, model: Model) -> list[str]:
@@ -258,6 +279,9 @@ def _described(catalog: Catalog, what: str, *, offline: bool) -> Model:
     """The model that `what` means. Raises ConfigError, UsageError, SourceUnavailable."""
     file = meant(what)
     if file.is_file():
+        for each in catalog.models.values():
+            if (path := hub.find(each)) is not None and path.samefile(file):
+                return each
         name = file.stem if file.suffix == ".gguf" else _name_inside(file)
         return Model(name, f"{name}.gguf", None, None, "not stated", (PathSource(file.resolve()),))
     if what.removesuffix(".gguf") in catalog.models or "/" not in what:
