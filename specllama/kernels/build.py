@@ -41,6 +41,13 @@ PATHS = {
     "avxvnni": (*_X86, "-mavxvnni"),
     "avx2": _X86,
 }
+# What a CPU must have for each, under the names of `base.cpu`; the best first, as in path.cpp's callers.
+_AVX2 = frozenset({"AVX2", "FMA", "F16C"})
+NEEDS = {
+    "avx512vnni": _AVX2 | {"AVX512", "AVX512_VNNI"},
+    "avxvnni": _AVX2 | {"AVX_VNNI"},
+    "avx2": _AVX2,
+}
 # What a compiler must know for the newer ones; else it leaves them out.
 _NEWER = {
     "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",

@@ -101,17 +101,14 @@ def look() -> Checkup:
 def about_decode(probed: ProbeResult) -> Finding:
     """Whether the build can decode."""
     if probed.state is State.OK:
-        return Finding("decode", Level.OK, "a tiny decode in a child process succeeded")
+        return Finding("decode", Level.OK, "llama.cpp works: it has answered with a tiny model")
     return Finding("decode", Level.ATTENTION, probed.detail, probed.hint)
-
-
-# In a build from a package, git names the commit of the folder that the package was unpacked in.
-_DIRTY = " (of the folder it was built in, not of llama.cpp)"
 
 
 def about_build(build: BuildInfo) -> Finding:
     """The versions of llama-cpp-python and llama.cpp."""
-    commit = "" if build.commit == "unknown" else f", commit {build.commit}{_DIRTY * build.commit.endswith('-dirty')}"
+    # In a build from a package, git names the commit of the folder that the package was unpacked in, as "-dirty".
+    commit = "" if build.commit == "unknown" or build.commit.endswith("-dirty") else f", commit {build.commit}"
     folders = sorted({str(path.parent) for path in build.libraries})
     found = f"llama-cpp-python {build.bindings}, llama.cpp {build.llama_cpp}{commit}, in {', '.join(folders)}"
     return Finding("llama.cpp", Level.OK, found)
@@ -120,23 +117,35 @@ def about_build(build: BuildInfo) -> Finding:
 def about_cpu(cpu: Cpu, build: BuildInfo) -> Finding:
     """Whether the build uses all instruction sets of the CPU."""
     used = {name.removeprefix("CPU.") for name in build.features if name.startswith("CPU.")}
-    layouts = f"; weight layouts {', '.join(build.extra_buffer_types)}" if build.extra_buffer_types else ""
-    found = f"{cpu.model}, {counted(physical_cores(), 'core')}; the build uses {_listed(cpu.features & used)}{layouts}"
+    layouts = f"; weights are rearranged for it by {', '.join(build.extra_buffer_types)}"
+    machine, known = f"{cpu.model}, {counted(physical_cores(), 'core')}", _listed(cpu.features & used)
     unused = cpu.features - used
     if not unused:
-        return Finding("CPU", Level.OK, found)
-    found += f"; it leaves {_listed(unused)} unused"
+        found = f"{machine}; llama.cpp uses all of its fast instructions: {known}"
+    else:
+        found = f"{machine}; llama.cpp uses {known}, but was built without {_listed(unused)}, which this CPU has"
+    found += layouts if build.extra_buffer_types else ""
     if unused & DECISIVE:
-        return Finding("CPU", Level.ATTENTION, found, crash_test.rebuild_hint())
-    return Finding("CPU", Level.NOTE, found)
+        return Finding(
+            "CPU", Level.ATTENTION, f"{found}: answers are slower than they could be", crash_test.rebuild_hint()
+        )
+    return Finding("CPU", Level.NOTE if unused else Level.OK, found)
 
 
-def about_kernels(reason: str, isa: str) -> Finding:
-    """Whether our kernels are used (`reason`: why not), and with which instruction set."""
-    if not reason:
-        return Finding("kernels", Level.OK, f"specllama's kernels compute with {isa}")
-    hint = "" if kernel_build.unsupported() else "compile and test them: specllama doctor --fix"
-    return Finding("kernels", Level.NOTE, f"specllama's kernels are not used: {reason}", hint)
+def about_kernels(reason: str, isa: str, cpu: Cpu) -> Finding:
+    """Whether our kernels are used (`reason`: why not), and with the best instruction set of the CPU."""
+    hint = "compile and test them: specllama doctor --fix"
+    if reason:
+        found = f"specllama's own CPU code, which makes drafts pay more, is not used: {reason}"
+        if tested_kernels.is_fault(reason):
+            return Finding("kernels", Level.ATTENTION, found, hint)
+        return Finding("kernels", Level.NOTE, found, "" if kernel_build.unsupported() else hint)
+    found = f"specllama's own CPU code computes, with {isa}: drafts cost less to verify"
+    best = next((name for name, needs in kernel_build.NEEDS.items() if needs <= cpu.features), isa)
+    if best == isa or tested_kernels.wanted_isa():
+        return Finding("kernels", Level.OK, found)
+    hint = f"install a newer C++ compiler, then {hint}"
+    return Finding("kernels", Level.NOTE, f"{found}; it was compiled without {best}, which this CPU has", hint)
 
 
 def about_gpu(build: BuildInfo, on_board: str) -> Finding:
@@ -188,9 +197,10 @@ def about_tuning(pair: str, found: profiles.FoundProfile) -> Finding:
     profile = found.profile
     if profile is None or profile.source == "use":
         why = f"the profile of {pair} is not used: {found.stale}" if found.stale else f"{pair} was not tuned"
-        return Finding("tuning", Level.NOTE, why, "Find the fastest settings for this machine: specllama tune")
+        hint = "Answers measure as they go. To find the fastest settings at once: specllama tune"
+        return Finding("tuning", Level.NOTE, why, hint)
     paths = f"{profile.target_path.name} for the target, {profile.draft_path.name} for the draft"
-    return Finding("tuning", Level.OK, f"{pair} was {profile.origin}; kernel path: {paths}")
+    return Finding("tuning", Level.OK, f"{pair} was {profile.origin}; fastest here: {paths}")
 
 
 def about_cache(folder: Path) -> Finding:
@@ -219,7 +229,7 @@ def _look_at_build(probed: ProbeResult, cpu: Cpu) -> tuple[BuildInfo | None, lis
         return None, [decode, Finding("llama.cpp", Level.ATTENTION, str(error), error.hint)]
     own = llama.own_kernels()
     kernels = about_kernels(
-        tested_kernels.problem() or ("" if own else "they cannot be attached"), own.isa if own else ""
+        tested_kernels.problem() or ("" if own else "they cannot be attached"), own.isa if own else "", cpu
     )
     return build, [about_build(build), decode, about_cpu(cpu, build), kernels, about_gpu(build, _gpu_on_board(cpu))]
 

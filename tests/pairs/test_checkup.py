@@ -17,7 +17,7 @@ from specllama.drafters.controller import CostProfile
 from specllama.files import catalog as pairs
 from specllama.files import hub
 from specllama.files.catalog import Catalog
-from specllama.llama import BuildInfo, Device, crash_test
+from specllama.llama import BuildInfo, Device, crash_test, tested_kernels
 from specllama.llama.crash_test import ProbeResult, State
 from specllama.llama.kernel_path import AS_IN_FILE, OWN
 from specllama.pairs import checkup
@@ -54,8 +54,30 @@ def test_an_unused_instruction_set_is_named_and_weighed(feature: str, level: Lev
     finding = checkup.about_cpu(replace(CPU, features=CPU.features | {feature}), BUILD)
     assert finding.level is level
     assert "CPU_REPACK" in finding.found
-    assert (f"{feature} unused" in finding.found) == (level is not Level.OK)
+    assert (f"built without {feature}" in finding.found) == (level is not Level.OK)
     assert ("pip install --force-reinstall" in finding.hint) == (level is Level.ATTENTION)
+
+
+@pytest.mark.parametrize(
+    ("reason", "isa", "features", "level", "words"),
+    [
+        ("", "avx512vnni", {"AVX512", "AVX512_VNNI", "AVX_VNNI"}, Level.OK, "with avx512vnni"),
+        ("", "avx2", {"AVX512", "AVX512_VNNI", "AVX_VNNI"}, Level.NOTE, "compiled without avx512vnni"),
+        ("", "avx2", {"AVX_VNNI"}, Level.NOTE, "compiled without avxvnni"),
+        ("", "avx2", {"AVX512"}, Level.OK, "with avx2"),
+        (tested_kernels.NOT_BUILT, "", {}, Level.NOTE, "not compiled"),
+        ("their test crashes with SIGILL", "", {}, Level.ATTENTION, "SIGILL"),
+        ("SIGKILL ended their test from outside", "", {}, Level.ATTENTION, "SIGKILL"),
+    ],
+)
+def test_the_kernels_name_what_they_lack_and_a_crash_needs_attention(
+    reason: str, isa: str, features: set[str], level: Level, words: str
+) -> None:
+    """Prevents: a slow instruction set without a cause, and a crash that reads like a choice."""
+    cpu = replace(CPU, features=CPU.features | {"F16C", *features})
+    finding = checkup.about_kernels(reason, isa, cpu)
+    assert (finding.level, words in finding.found) == (level, True)
+    assert ("doctor --fix" in finding.hint) is (level is not Level.OK)
 
 
 def test_a_gpu_that_the_build_cannot_use_needs_attention() -> None:
