@@ -141,9 +141,9 @@ def load(
         drafting=Drafting(
             spec_type=strategies("spec_type", _typed("spec_type", spec_type, str, "text")),
             length=DraftLength.check("n_max", n_max),
-            p_min=SETTINGS["draft-p-min"].check("p_min", p_min),
+            p_min=SETTINGS["spec-draft-p-min"].check("p_min", p_min),
             temperature=SETTINGS["draft-temp"].check("draft_temperature", draft_temperature),
-            rule=rule if isinstance(rule, Rule) else Rule(SETTINGS["rule"].check("rule", rule)),
+            rule=rule if isinstance(rule, Rule) else Rule(SETTINGS["verify-rule"].check("rule", rule)),
             measure=word("auto", "never")("measure", measure) == "auto",
         ),
         hardware=replace(settings, **changes),

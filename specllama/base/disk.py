@@ -169,6 +169,8 @@ def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
     example = next((file for file in (path, like) if file is not None and file.exists()), None)
     with new_file(path, 0o666 if example is None else 0o600) as file:  # private until it has its mode
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # a crash after the replacement would leave neither text
         if example is not None:
             shutil.copymode(example, file.name)
 

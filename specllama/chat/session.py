@@ -153,14 +153,14 @@ class ChatSession:
     def _require(self, settings: Settings, target: ChatModel, draft: LanguageModel | None) -> None:
         if REGISTRY[settings.strategy].needs_model and draft is None:
             raise UsageError(
-                f"drafter {settings.strategy} needs a draft model, but none is loaded",
+                f"the strategy {settings.strategy} needs a draft model, but none is loaded",
                 hint="load a pair with /model PAIR, or use lookup, which needs no model",
             )
         require_known(settings.params.logit_bias, target.vocab_size)
         longest = target.caps.max_block - 1
         if settings.drafter != "none" and settings.drafting.length.longest > longest:
             raise UsageError(
-                f"draft-n-max is {settings.drafting.length.longest}, expected a whole number from 0 to {longest}",
+                f"spec-draft-n-max is {settings.drafting.length.longest}, expected a whole number from 0 to {longest}",
                 hint="the models were loaded for that length; start with --spec-draft-n-max for longer drafts",
             )
 

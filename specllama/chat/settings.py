@@ -176,7 +176,7 @@ def require_known(biases: Iterable[int], n_vocab: int) -> None:
 
 RULES = tuple(rule.value for rule in Rule)
 
-# Options have the same ranges and texts, see `cli.args.options`.
+# Options have the same names, ranges and texts, see `cli.args.options`.
 SETTINGS: dict[str, Setting] = {
     "temp": _sampling("temperature", "temperature; 0 is greedy"),
     "top-k": _sampling("top_k", "keep the K most likely tokens; 0 keeps all"),
@@ -190,15 +190,15 @@ SETTINGS: dict[str, Setting] = {
     "seed": _field("seed", "seed of the random numbers; -1 takes a random one", whole(-1, MAX_SEED)),
     "predict": _field("n_predict", "most tokens to generate; -1 is no limit", whole(1, special=-1)),
     "stop": _field("stops", r"end the answer before this text; may have escapes such as \n", _stops),
-    "drafter": _field("strategy", "the drafting strategy", strategy, tuple(REGISTRY)),
-    "draft-n-max": Setting(
+    "spec-type": _field("strategy", "the drafting strategy", strategy, tuple(REGISTRY)),
+    "spec-draft-n-max": Setting(
         "longest draft; 0 is plain decoding, auto decides by the measured costs",
         DraftLength.check,
         lambda settings: settings.drafting.length.to_json(),
         _with_length,
         (AUTO,),
     ),
-    "draft-p-min": Setting(
+    "spec-draft-p-min": Setting(
         "stop drafting at a token with a lower draft probability than this",
         real(0, 1),
         lambda settings: settings.drafting.p_min,
@@ -207,7 +207,7 @@ SETTINGS: dict[str, Setting] = {
     "draft-temp": _field(
         "drafting.temperature", "temperature of the draft; none is the target's", either("none", None, real(0))
     ),
-    "rule": Setting(
+    "verify-rule": Setting(
         "how drafted tokens are accepted",
         word(*RULES),
         lambda settings: settings.rule.value,
@@ -218,17 +218,18 @@ SETTINGS: dict[str, Setting] = {
     "think": _field("think", "let the model think first, if its template has the switch", on_off, tuple(_ON_OFF)),
 }
 
-# Names in other tools.
+# Names in other tools and in older saved chats.
 OTHER_NAMES = {
     "temperature": "temp",
     "num-predict": "predict",
     "n-predict": "predict",
     "max-tokens": "predict",
-    "draft-max": "draft-n-max",
-    "spec-draft-n-max": "draft-n-max",
-    "spec-draft-p-min": "draft-p-min",
-    "spec-type": "drafter",
-    "verify-rule": "rule",
+    "draft-max": "spec-draft-n-max",
+    "draft-n-max": "spec-draft-n-max",
+    "draft-p-min": "spec-draft-p-min",
+    "drafter": "spec-type",
+    "strategy": "spec-type",
+    "rule": "verify-rule",
 }
 
 

@@ -16,6 +16,22 @@ from specllama.cli.codes import FAILED, USAGE
 from specllama.cli.screen.output import say_error, stream_of
 
 ALIKE = 0.7  # least similarity of a suggestion; 1 = equal
+# Commands of ollama, llm, hf and pip, and what does the same here.
+_ELSEWHERE = {
+    "list": "models list",
+    "ls": "models list",
+    "ps": "models list",
+    "show": "models show",
+    "pull": "models pull",
+    "download": "models pull",
+    "install": "models pull",
+    "rm": "models remove",
+    "remove": "models remove",
+    "prompt": "run",
+    "generate": "run",
+    "version": "--version",
+    "help": "--help",
+}
 _PROMPT_FLAGS = ("-p", "--prompt")  # of llama.cpp; here the prompt is an argument
 
 
@@ -71,7 +87,10 @@ def misused(error: Any, words: Sequence[str], root: Any) -> UsageError:
     elif message.startswith("No such command"):
         word = message.partition("'")[2].partition("'")[0]
         close = get_close_matches(word, root.list_commands(None))
-        hint = f"did you mean `specllama {close[0]}`?" if close else f'{hint}; for a prompt: `specllama run "..."`'
+        if ours := _ELSEWHERE.get(word):
+            hint = f"write `specllama {ours}`"
+        else:
+            hint = f"did you mean `specllama {close[0]}`?" if close else f'{hint}; for a prompt: `specllama run "..."`'
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

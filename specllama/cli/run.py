@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from specllama import llama
+from specllama.base.errors import UsageError
 from specllama.base.text import counted, figure
 from specllama.chat.code_block import BlockWatch
 from specllama.chat.conversation import RenderedPrompt
@@ -38,11 +39,12 @@ from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.render import Figures
 from specllama.cli.screen.view import AnswerView, CodeView, EventView, RecordView, View, say_summary
 from specllama.cli.screen.worker import Worker, interruptible
-from specllama.cli.tuned import hint_at_tuning, measured, say_profile
+from specllama.cli.tuned import hint_at_tuning, measured, say_profile, strategy_text
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, PromptProgress, Reason
 from specllama.core.sampling import RandomChooser
 from specllama.core.types import Cancel, Stopper
+from specllama.files.catalog import load_catalog
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Drafting
 from specllama.pairs.find_drafts import look_at
@@ -76,6 +78,7 @@ def run(
     # llama.cpp's debug lines are for its developers.
     llama.set_log((lambda level, line: None if level == "debug" else out.detail(line)) if out.verbose else None)
     # The cheapest check comes first, loading the weights last.
+    _refuse_name(prompt, models)
     parts = prompt_parts(prompt, out)
     params = sampling.params
     ask, listener = ask_of(models, drafting, hardware), Said(out)
@@ -124,6 +127,21 @@ def _show_prompt(parts: PromptParts, choice: Choice, listener: Said, out: Output
         out.detail(f"{token:8} {to_json(piece)}")
     room = f", the context holds {figure(choice.n_ctx)}" if choice.n_ctx else ""
     out.note(f"{counted(len(read.tokens), 'token')}{room}")
+
+
+def _refuse_name(prompt: PromptOptions, models: ModelOptions) -> None:
+    """Raise UsageError for the name of a pair or a model in place of the prompt, where no other model is named."""
+    name = prompt.prompt or ""
+    if name.split() != [name] or models.pair or models.model or models.hf_repo:
+        return
+    catalog = load_catalog()
+    option = "--pair" if name in catalog.pairs else "-m" if name in catalog.models else ""
+    if option:
+        what = "pair" if option == "--pair" else "model"
+        raise UsageError(
+            f"{name} is the name of a {what}, expected a prompt",
+            hint=f'did you mean {option} {name}? specllama run {option} {name} "PROMPT"',
+        )
 
 
 def _wants_live(asked: bool | None, out: Output) -> bool:
@@ -211,6 +229,7 @@ def _answer(
             out.data({**record.header, **record.outcome(finished, answer)})
         elif out.format == "human" and finished.stats.n_steps:
             say_summary(out, finished.stats)
+            out.detail(strategy_text(setup.strategy))
             if finished.reason == "length":
                 n_emitted, full = finished.stats.n_emitted, f"the context of {models.target.n_ctx} tokens is full"
                 why = (

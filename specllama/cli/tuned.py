@@ -7,7 +7,7 @@ import shlex
 from specllama.base.text import counted
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.status import StatusLine
-from specllama.drafters import SIMPLE, TRANSLATED
+from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED
 from specllama.drafters.controller import CostProfile
 from specllama.pairs.ask import Names
 from specllama.pairs.profile import LOOKUP_ALONE, Profile
@@ -76,6 +76,11 @@ def say_profile(setup: Setup, output: Output) -> None:
         draft = None if setup.draft is None else setup.draft.path
         derived = f", with the draft {draft.stem}" if draft is not None and draft == setup.profile.derived else ""
         output.note(f"{setup.profile.origin}: {expectation(setup.profile)}{derived}")
+
+
+def strategy_text(strategy: str) -> str:
+    """Who drafts, as a line of its own."""
+    return f"spec-type {strategy}: {REGISTRY[strategy].summary}"
 
 
 def length_text(setup: Setup) -> str:

@@ -159,8 +159,9 @@ class SpecStats:
 
     @property
     def decode_tok_s(self) -> float | None:
-        """Tokens per second after the first pass."""
-        return _ratio(max(self.n_emitted - self.n_first, 0), self.decode_s)
+        """Tokens per second after the first pass; None if it emitted all of them."""
+        n_after = self.n_emitted - self.n_first
+        return _ratio(n_after, self.decode_s) if n_after > 0 else None
 
     @property
     def gain(self) -> Gain | None:

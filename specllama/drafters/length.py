@@ -11,7 +11,7 @@ from specllama.core.types import Observation
 # The default longest drafts, in tokens.
 UNTUNED = 4  # auto without a profile: short, because the cost of a block on this machine is unknown
 TUNED = 16  # auto with a profile: costs are measured up to blocks of one token more
-CHAT = 16  # a chat's models have room for it, so that `/set draft-n-max` needs no loading
+CHAT = 16  # a chat's models have room for it, so that `/set spec-draft-n-max` needs no loading
 AUDIT = 8  # `audit` compares one greedy answer for each length up to this, per prompt, strategy and rule
 AUDIT_KV = 6  # in the random patterns of accepted and rejected tokens with which `audit` checks the KV cache
 BENCH = (0, 2, 4, 8)  # `bench` compares these and auto

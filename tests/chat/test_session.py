@@ -308,10 +308,10 @@ def test_settings_that_the_models_cannot_serve_are_refused(chat, pair) -> None:
     """A longer draft than the models were loaded for, cut in silence; a drafter without its model."""
     session = chat()
     before = session.settings
-    with pytest.raises(UsageError, match="draft-n-max is 64, expected a whole number from 0 to 32"):
-        session.settings = changed(before, "draft-n-max", "64")
+    with pytest.raises(UsageError, match="spec-draft-n-max is 64, expected a whole number from 0 to 32"):
+        session.settings = changed(before, "spec-draft-n-max", "64")
     assert session.settings == before
-    with pytest.raises(UsageError, match="drafter chain needs a draft model"):
+    with pytest.raises(UsageError, match="the strategy chain needs a draft model"):
         ChatSession(pair[0], None, replace(before, strategy="chain"))
 
 

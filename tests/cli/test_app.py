@@ -100,6 +100,23 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("qwen3-4c", "did you mean qwen3-4b"),
+        ("smollm2-1.7b-instruct-q4_k_m", "-m smollm2-1.7b-instruct-q4_k_m"),
+        ("x.gguf", "-m x.gguf"),
+        ("user/repo:Q4", "-hf user/repo:Q4"),
+    ],
+)
+def test_a_chat_takes_a_pair_as_its_argument(specllama: Run, name: str, hint: str) -> None:
+    """Prevents: `chat NAME`, as in other programs, refused, or a model in its place without the right option."""
+    result = specllama("chat", name)
+    assert (result.code, result.out) == (1, "")
+    assert f"there is no pair named '{name}'" in result.err
+    assert hint in result.err
+
+
+@pytest.mark.parametrize(
     ("args", "error", "hint"),
     [
         (["rnu"], "no such command 'rnu'", "did you mean `specllama run`?"),
@@ -112,7 +129,14 @@ def test_ctrl_c_ends_with_130_and_says_nothing(failing: Callable[[BaseException]
             "got unexpected extra argument",
             "a pair is an option: specllama run --pair qwen3-4b",
         ),
-        (["chat", "qwen3-4b"], "got unexpected extra argument", "a pair is an option: specllama chat --pair qwen3-4b"),
+        (["run", "qwen3-4b"], "qwen3-4b is the name of a pair", "did you mean --pair qwen3-4b?"),
+        (["run", "smollm2-1.7b-instruct-q4_k_m"], "is the name of a model", "did you mean -m smollm2"),
+        (["chat", "qwen3-4b", "--pair", "qwen3-8b"], "PAIR and --pair exclude each other", ""),
+        (["list"], "no such command 'list'", "`specllama models list`"),
+        (["pull", "qwen3-4b"], "no such command 'pull'", "`specllama models pull`"),
+        (["ps"], "no such command 'ps'", "`specllama models list`"),
+        (["version"], "no such command 'version'", "`specllama --version`"),
+        (["help"], "no such command 'help'", "`specllama --help`"),
         (["run", "x.gguf", "y"], "got unexpected extra argument", "a model is an option: specllama run -m x.gguf"),
         (["run", "--stop", "-n", "8", "hi"], "--stop has no value: the next word is the option -n", "--stop=-n"),
         (["bench", "-m", "x", "-md", ""], "--model-draft is empty", "shell variable"),

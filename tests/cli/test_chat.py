@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.cli.conftest import EVIL, SILENT, Pair, Terminal, forbidden
+from tests.cli.conftest import EVIL, REPOSITORY, SILENT, SPECLLAMA, Pair, Terminal, forbidden
 
 pytestmark = pytest.mark.slow
 
@@ -264,6 +267,85 @@ def test_a_chat_whose_terminal_closes_is_kept_and_the_next_one_says_so(chat: Sta
     assert messages[1]["finish_reason"] == "cancelled"
     assert "continued: 2 turns, the last: more" in chat("-n", "3", "--continue", "--no-history").text
     assert list(folder.glob("*.json")) == [kept]
+
+
+@pytest.mark.parametrize(("typed", "is_kept"), [("\r", True), ("n\r", True), ("\x03", True), ("y\r", False)])
+def test_save_asks_before_it_replaces_a_file(chat: Start, tmp_path: Path, typed: str, is_kept: bool) -> None:
+    """Prevents: a file of the user lost without a question, and a chat that Ctrl-C at the question ends."""
+    (tmp_path / "notes.md").write_text("mine")
+    shown = chat("-n", "3", *ENDLESS)
+    ask(shown, "hello")
+    shown.child.send("/save notes.md\r")
+    shown.wait_for(lambda t: "notes.md exists. Replace it? [y/N]:" in t.text)
+    shown.child.send(typed)
+    shown.wait_for(lambda t: ("nothing was saved" if is_kept else "saved 1 turn to") in t.text)
+    shown.wait_for(lambda t: t.text.endswith("\n>>>"))
+    assert ((tmp_path / "notes.md").read_text() == "mine") is is_kept
+
+
+def test_a_message_typed_during_an_answer_outlives_ctrl_c(chat: Start, tmp_path: Path) -> None:
+    """Prevents: the terminal driver discarding what was typed when Ctrl-C stops the answer."""
+    shown = chat("-c", "90000", *ENDLESS)
+    shown.child.send("go\r")
+    shown.wait_for(lambda t: "% accepted" in t.text)
+    shown.child.send("/set predict 5\rnext")
+    shown.interrupt()
+    shown.wait_for(lambda t: "predict is 5" in t.text and t.text.endswith("\n>>> next"))
+    ask(shown, "", 2)
+    assert saved(shown, tmp_path, "2 turns")[2]["content"] == "next"
+
+
+def test_ctrl_z_leaves_to_the_shell_and_comes_back(
+    terminal: Callable[..., Terminal], talker: Pair, tmp_path: Path
+) -> None:
+    """Prevents: ^Z in a message, figures that the shell writes into, and a shell without echo."""
+    program = shlex.join([*SPECLLAMA, "chat", *talker.options, "-n", "4000", *ENDLESS])
+    shown = terminal(command=["bash", "--norc", "-i"], env={"PS1": "shell> ", "XDG_STATE_HOME": str(tmp_path)})
+    shown.display.write_process_input = lambda data: shown.child.send(data.encode())
+    shown.wait_for(lambda t: "shell>" in t.text)
+    shown.child.send(program + "\r")
+    shown.wait_for(lambda t: t.text.endswith("\n>>>"))
+    shown.child.send("go\x1a")
+    shown.wait_for(lambda t: "Stopped" in t.text and t.text.endswith("\nshell>"))
+    shown.child.send("fg\r")
+    shown.wait_for(lambda t: t.text.endswith("\n>>> go"))
+    shown.child.send("\r")
+    shown.wait_for(lambda t: "% accepted" in t.text)
+    shown.child.send("\x1a")
+    shown.wait_for(lambda t: t.text.count("Stopped") == 2 and t.text.endswith("\nshell>"))
+    assert "% accepted" not in shown.text
+    shown.child.send("echo seen\r")
+    shown.wait_for(lambda t: "shell> echo seen\nseen\nshell>" in t.text)
+    shown.child.send("fg\r")
+    shown.wait_for(lambda t: "% accepted" in t.text)
+    answered(shown)
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_chat_whose_terminal_vanishes_without_a_signal_is_kept(talker: Pair, tmp_path: Path, answering: bool) -> None:
+    """Prevents: a conversation lost to EIO, which comes without SIGHUP to a session without a controlling terminal."""
+    theirs, ours = os.openpty()
+    child = subprocess.Popen(
+        [*SPECLLAMA, "chat", *talker.options, "-n", "3" if not answering else "-1", "-c", "90000", *ENDLESS],
+        stdin=ours,
+        stdout=ours,
+        stderr=ours,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    os.close(ours)
+    seen, wanted = b"", b"accepted" if answering else b"cut off at the limit"
+    os.write(theirs, b"go\r")
+    while wanted not in seen:
+        seen += os.read(theirs, 65536)
+    os.close(theirs)
+    try:
+        assert child.wait(60) == 129
+    finally:
+        child.kill()
+        child.wait()
+    kept = json.loads((tmp_path / "state" / "specllama" / "cut_off_chat.json").read_text())
+    assert kept["messages"][0]["content"] == "go"
 
 
 def test_typed_escape_sequences_are_harmless(chat: Start) -> None:

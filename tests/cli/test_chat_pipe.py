@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specllama import llama
 from specllama.chat import saved as chat_file
+from specllama.cli.args.options import ModelOptions
 from specllama.cli.chat import command
 from specllama.cli.chat import complete as chat_complete
-from specllama.cli.chat.commands import COMMANDS
+from specllama.cli.chat.commands import COMMANDS, _table
 from specllama.cli.chat.shelf import shelf_folder
 from specllama.cli.codes import INTERRUPTED
 from specllama.cli.prompting import MAX_BYTES
+from specllama.cli.screen.output import open_output
 from specllama.drafters.length import CHAT
+from specllama.files.catalog import load_catalog
 from specllama.llama import LoadOptions
 from specllama.pairs.setup import FREE_SHARE
 from tests import tiny
@@ -101,8 +107,8 @@ def test_the_first_answer_of_a_seed_is_that_of_run(chat, specllama: Run, talker:
     ("line", "error", "hint"),
     [
         ("/set temp -1", "temp is -1, expected a number of at least 0", ""),
-        ("/set draft-max 40", "draft-n-max is 40, expected a whole number from 0 to", "--spec-draft-n-max"),
-        ("/set drafter wings", "drafter is wings", "draft-simple"),
+        ("/set draft-max 40", "spec-draft-n-max is 40, expected a whole number from 0 to", "--spec-draft-n-max"),
+        ("/set spec-type wings", "spec-type is wings", "draft-simple"),
         ("/set logit-bias 98=1 999=1", "logit-bias has token 999", "ids"),
         ("/set colors maybe", "colors is maybe, expected one of marks, full, off", ""),
         ("/set tempo 1", "unknown setting tempo", "did you mean temp"),
@@ -150,21 +156,34 @@ def test_half_a_surrogate_pair_is_no_message(chat) -> None:
 
 def test_settings_change_the_next_answer(chat) -> None:
     """A setting that is confirmed and then ignored."""
-    lines = ["hello", "/undo", "/set spec off", "/set parameter num_predict 3", "hello", "/set rule block", "/set"]
+    lines = [
+        "hello",
+        "/undo",
+        "/set spec off",
+        "/set parameter num_predict 3",
+        "hello",
+        "/set verify-rule block",
+        "/set",
+    ]
     events = _events(
         chat(*(json.dumps({"command" if line[0] == "/" else "message": line}) for line in lines), args=("--jsonl",))
     )
     finished = [event["stats"] for event in events if event["event"] == "finished"]
     assert finished[0]["n_drafted"] > 0 == finished[1]["n_drafted"]
     assert finished[1]["n_emitted"] == 3
-    assert "rule               block" in events[-1]["text"]
+    assert "verify-rule        block" in events[-1]["text"]
 
 
 def test_set_and_the_options_read_a_value_alike(chat) -> None:
     """A stop string that is a newline on the command line and two characters in a chat; 65-5 taken by one of them."""
-    values = [("stop", r"\n"), ("logit-bias", "65-5"), ("predict", "3"), ("draft-n-max", "2"), ("drafter", "ngram")]
-    names = {"draft-n-max": "spec-draft-n-max", "drafter": "spec-type"}
-    options = [part for name, value in values for part in (f"--{names.get(name, name)}", value)]
+    values = [
+        ("stop", r"\n"),
+        ("logit-bias", "65-5"),
+        ("predict", "3"),
+        ("spec-draft-n-max", "2"),
+        ("spec-type", "ngram"),
+    ]
+    options = [part for name, value in values for part in (f"--{name}", value)]
     chat("/save given.json", args=tuple(options))
     chat(*(f"/set {name} {value}" for name, value in values), "/save set.json")
     given, by_set = (json.loads(Path(f"{name}.json").read_text())["settings"] for name in ("given", "set"))
@@ -186,6 +205,63 @@ def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-40])
     damaged = chat(f"/load {path}", "hello")
     assert "is damaged or not a saved chat: line " in damaged.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "here", "picked"),
+    [
+        ("\n", ("qwen3-4b", "qwen3-8b", "qwen2.5-coder-1.5b"), "qwen2.5-coder-1.5b"),  # the default
+        ("9\nnone\n2\n", ("qwen3-4b", "qwen3-8b"), "qwen3-8b"),
+        ("qwen3-4b\n", ("qwen3-4b", "qwen3-8b"), "qwen3-4b"),
+        ("", ("qwen3-4b",), None),
+        ("", (), None),
+    ],
+)
+def test_with_several_pairs_here_a_person_picks_one(
+    monkeypatch: pytest.MonkeyPatch, typed: str, here: tuple[str, ...], picked: str | None
+) -> None:
+    """Prevents: gigabytes fetched for the default pair where others are on this machine."""
+    catalog = load_catalog()
+    models = {model.name for name in here for model in catalog.resolve(name)}
+    monkeypatch.setattr(command, "_has_editor", lambda _: True)
+    monkeypatch.setattr(command.hub, "find", lambda model: Path(model.file) if model.name in models else None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert command._picked(ModelOptions(), open_output()) == picked
+    assert command._picked(ModelOptions(model="x"), open_output()) is None
+
+
+def test_long_values_are_wrapped_in_their_column() -> None:
+    """Prevents: `/show parameters` with a word broken at the edge of the window, or a break in a pipe."""
+    value = "auto: up to 16, by assumed costs (these models were not measured)"
+    for is_terminal in (True, False):
+        out = SimpleNamespace(is_terminal=is_terminal)
+        chat = SimpleNamespace(width=40, output=SimpleNamespace(out=out))
+        lines = _table(chat, [("temp", "0.8"), ("spec-draft-n-max", value)], 18).split("\n")  # type: ignore[arg-type]
+        assert (max(map(len, lines)) <= 40, len(lines) == 2) == (is_terminal, not is_terminal)
+        assert " ".join(line[19:] for line in lines[1:]) == value
+        assert {line[:19].strip() for line in lines[2:]} <= {""}
+
+
+def test_the_source_of_drafts_is_named(chat) -> None:
+    """Prevents: an acceptance rate that does not say whether a model or a lookup drafted."""
+    for strategy in ("draft-simple", "lookup"):
+        assert f"spec-type {strategy}: " in chat("hello", "/stats", args=("--spec-type", strategy)).out
+
+
+def test_save_replaces_only_a_file_of_this_chat_unless_told_to(chat, tmp_path: Path) -> None:
+    """Prevents: notes, or another conversation, lost to `/save notes.md`."""
+    path = tmp_path / "notes.md"
+    path.write_text("mine")
+    refused = chat("hello", f"/save {path}")
+    assert (refused.code, path.read_text()) == (1, "mine")
+    assert f"{path} exists; nothing was saved" in refused.err
+    assert f"/save! {path}" in refused.err
+    assert chat("hello", f"/save! {path}", "and then", f"/save {path}", "/save").code == 0
+    assert _asked(path) == ["hello", "and then"]
+    assert chat(f"/load {path}", "more", f"/save {path}").code == 0
+    assert len(_asked(path)) == 3
+    assert chat("other", f"/save {path}").code == 1
+    assert len(_asked(path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -212,7 +288,7 @@ def test_a_conversation_of_a_pair_opens_without_its_draft(chat, specllama: Run, 
     """A conversation that can be read on one machine only."""
     chat("hello", "/save talk.json")
     result = specllama("chat", "-m", str(talker.target), "-n", "3", "--load", "talk.json", stdin=b"/show info\nand\n")
-    assert "note: the settings of drafting are kept: drafter draft-simple needs a draft model" in result.err
+    assert "note: the settings of drafting are kept: the strategy draft-simple needs a draft model" in result.err
     assert "turns      1" in result.out
     assert result.code == 0
 
@@ -363,10 +439,10 @@ def test_another_pair_goes_on_with_the_conversation(specllama: Run, talker: Pair
     [
         ("/re", ["/regen", "/read"]),
         ("/set temp", ["temp"]),
-        ("/set parameter draft-n", ["draft-n-max"]),
-        ("/set rule b", ["block"]),
-        ("/set draft-n-max ", ["auto"]),
-        ("/set drafter lo", ["lookup"]),
+        ("/set parameter spec-draft-n", ["spec-draft-n-max"]),
+        ("/set verify-rule b", ["block"]),
+        ("/set spec-draft-n-max ", ["auto"]),
+        ("/set spec-type lo", ["lookup"]),
         ("/set colors ", ["marks", "full", "off"]),
         ("/show te", ["template"]),
         ("/help un", ["undo", "unread"]),

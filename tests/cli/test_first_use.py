@@ -330,14 +330,14 @@ def test_a_number_set_while_a_chat_measures_gives_way_to_the_measured_setup(
     """Prevents: `auto` after a number that is not what it was; a conversation that is read again, or models loaded."""
     if dear:
         monkeypatch.setattr("tests.cli.test_first_use.PROFILE", replace(PROFILE, costs=DEAR))
-    lines = ["/set draft-n-max 4", None, "hello", "/set draft-n-max auto", "and then", "/set drafter"]
+    lines = ["/set spec-draft-n-max 4", None, "hello", "/set spec-draft-n-max auto", "and then", "/set drafter"]
     monkeypatch.setattr(command, "_source", lambda *_args: Typed(lines, lambda: kept(tmp_path)))
     events = events_of(specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl"))
     assert len(loaded) == 2
     first, second = (event for event in events if event["event"] == "turn")
     assert second["cached"]["target"] > first["prompt_tokens"]
     assert [event["source"] for event in events if event["event"] == "profile"] == ["use"]
-    assert events[-1]["text"].startswith(f"drafter is {strategy}:")
+    assert events[-1]["text"].startswith(f"spec-type is {strategy}:")
 
 
 def test_a_chat_decides_by_the_profile_that_it_completed(

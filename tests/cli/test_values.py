@@ -158,10 +158,10 @@ DOORS = {
     "seed": ("--seed", "3", str(2**64)),
     "predict": ("--predict", "9", "0"),
     "stop": ("--stop", r"a\nb", r"\ud800"),
-    "draft-n-max": ("--spec-draft-n-max", "3", "65"),
-    "draft-p-min": ("--spec-draft-p-min", "0.5", "2"),
+    "spec-draft-n-max": ("--spec-draft-n-max", "3", "65"),
+    "spec-draft-p-min": ("--spec-draft-p-min", "0.5", "2"),
     "draft-temp": ("--draft-temp", "0.5", "-1"),
-    "rule": ("--verify-rule", "match", "tree"),
+    "verify-rule": ("--verify-rule", "match", "tree"),
 }
 
 
@@ -175,7 +175,7 @@ def test_options_chat_and_files_take_and_refuse_the_same_values(parse: Callable[
     )
     typed = changed(Settings(), name, good)
     field = SETTINGS[name].get
-    if name != "draft-n-max":  # the models are loaded for it
+    if name != "spec-draft-n-max":  # the models are loaded for it
         assert field(optioned) == field(typed)
     assert field(from_json(json.loads(json.dumps(to_json(typed))), Settings())) == field(typed)
     for door in (

@@ -18,8 +18,8 @@ from specllama.cli.command import LONG_SHORT, SILENT
 
 # Options that exclude each other, and why.
 EXCLUSIVE = (
-    (("pair", "model", "hf_repo"), "each names a target"),
-    (("pair", "model_draft", "hf_repo_draft"), "each names a draft"),
+    (("named", "pair", "model", "hf_repo"), "each names a target"),
+    (("named", "pair", "model_draft", "hf_repo_draft"), "each names a draft"),
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
     (("scan", "hub"), "each names a place to search"),
     (("load", "resume"), "each names a conversation"),

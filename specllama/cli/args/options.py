@@ -63,10 +63,10 @@ SPEC_TYPE = Option(
 DRAFT_N_MAX = Option(
     "--spec-draft-n-max N",
     f"Longest draft, 0 to {MAX_DRAFT} tokens. auto chooses at every step by the measured costs.",
-    SETTINGS["draft-n-max"].check,
+    SETTINGS["spec-draft-n-max"].check,
     also="--draft-max --draft --draft-n --num-draft-tokens",
 )
-DRAFT_P_MIN = _setting("draft-p-min", "--spec-draft-p-min P", also="--draft-p-min")
+DRAFT_P_MIN = _setting("spec-draft-p-min", "--spec-draft-p-min P", also="--draft-p-min")
 DRAFT_TEMP = Option(
     "--draft-temp T",
     "Temperature of the draft; does not change the output distribution. [--temp]",
@@ -77,7 +77,7 @@ MEASURE = Option(
     "auto: measure an untuned pair at its first use. never: draft with lookups only, until it is tuned.",
     word("auto", "never"),
 )
-VERIFY_RULE = _setting("rule", "--verify-rule RULE", ": token, block or match. All are exact.")
+VERIFY_RULE = _setting("verify-rule", "--verify-rule RULE", ": token, block or match. All are exact.")
 
 # sampling
 TEMP = _setting("temp", "--temp T", also="--temperature")

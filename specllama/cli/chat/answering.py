@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import InitVar, dataclass, field, replace
 from types import FrameType
+
+import typer
 
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.base.ranges import AUTO
@@ -191,6 +194,17 @@ class ChatState:
             self.output.data({"event": "error", "message": str(error), "hint": error.hint})
         else:
             say_error(error, self.output.err)
+
+    def agrees(self, question: str) -> bool:
+        """Ask a person; False if there is none, or without a yes."""
+        if not sys.stdin.isatty() or self.output.format != "human":
+            return False
+        with nullcontext() if self.keyboard is None else self.keyboard.lent():
+            try:
+                self.output.confirm(question)
+            except typer.Abort:
+                return False
+        return True
 
     @property
     def width(self) -> int:

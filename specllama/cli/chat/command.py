@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -46,6 +46,8 @@ from specllama.cli.screen.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
 from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
+from specllama.files import hub
+from specllama.files.catalog import load_catalog
 from specllama.pairs.ask import Drafting
 
 
@@ -55,6 +57,10 @@ class ChatOptions:
 
     title: ClassVar[str] = "Chat"
 
+    named: Annotated[
+        str | None,
+        typer.Argument(metavar="PAIR", help="A pair by name. [the default pair; asks if several are on this machine]"),
+    ] = None
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
     system_prompt_file: Annotated[str | None, SYSTEM_PROMPT_FILE] = None
     chat_template: Annotated[str | None, CHAT_TEMPLATE] = None
@@ -79,6 +85,7 @@ def chat(
         raise UsageError("--json does not work with chat, which has no single result", hint="use --jsonl")
     out = open_output(color=output.color, format=output.format, quiet=output.quiet, verbose=output.verbose)
     llama.set_log((lambda level, line: out.detail(line) if level != "debug" else None) if out.verbose else None)
+    models = replace(models, pair=conversation.named or models.pair or _picked(models, out))
     ask = ask_of(models, drafting, hardware)
     settings = _settings(sampling, ask.drafting)
     system, template = system_prompt_of(conversation) or "", template_of(conversation.chat_template)
@@ -115,6 +122,26 @@ def chat(
             talk.close()
     if code:
         raise typer.Exit(code)
+
+
+def _picked(models: ModelOptions, out: Output) -> str | None:
+    """The pair that a person picks; None if a model is named, or without a choice on this machine."""
+    if models.model or models.hf_repo or models.model_draft or models.hf_repo_draft or not _has_editor(out):
+        return None
+    catalog = load_catalog()
+    here = [pair for pair in catalog.pairs.values() if hub.find(pair.target) and hub.find(pair.draft)]
+    if len(here) < 2:
+        return None
+    names = sorted((pair.name for pair in here), key=lambda name: name != catalog.default)  # the default first
+    for number, name in enumerate(names, 1):
+        out.err.line(f"{number}  {name}  {catalog.pairs[name].summary}")
+    while True:
+        text: str = typer.prompt("Which pair", default="1", err=True).strip()
+        if text in names:
+            return text
+        if text.isdecimal() and 1 <= int(text) <= len(names):
+            return names[int(text) - 1]
+        out.err.line(f"expected a number from 1 to {len(names)}, or a name")
 
 
 def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.cells import cell_len, set_cell_size
 
 from specllama.base.disk import meant, size_text
-from specllama.base.errors import UsageError
+from specllama.base.errors import ConversationError, UsageError
 from specllama.base.ranges import whole
 from specllama.base.text import counted, decoded
 from specllama.chat import saved as chat_file
@@ -33,12 +33,12 @@ from specllama.cli.screen.clipboard import copy_to_clipboard
 from specllama.cli.screen.look import LOOKS
 from specllama.cli.screen.markdown import AnswerText
 from specllama.cli.screen.render import palette_of
-from specllama.cli.screen.visible import Raw, in_one_line
+from specllama.cli.screen.visible import Raw, in_one_line, wrapped
 from specllama.cli.tuned import length_text
 from specllama.files.catalog import load_catalog
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
-LENGTH = "draft-n-max"
+LENGTH = "spec-draft-n-max"
 MOST_LISTED = 20  # kept conversations
 
 
@@ -227,11 +227,23 @@ def _copy(chat: ChatState, rest: str) -> None:
 @_command(
     "/save FILE",
     "Save the conversation as JSON.",
-    "The file has the settings and seeds. An existing file is replaced in one step.",
+    "The file has the settings and seeds. Asks before it replaces a file that this chat has not saved or loaded.",
     takes="path",
 )
 def _save(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/save FILE")
+    is_own = chat.file and os.path.realpath(chat.file) == os.path.realpath(path)
+    if not is_own and path.is_file() and not chat.agrees(f"{path} exists. Replace it?"):
+        raise ConversationError(f"{path} exists; nothing was saved", hint=f"to replace it: /save! {path}")
+    _write(chat, path)
+
+
+@_command("/save! FILE", "Save the conversation, and replace an existing file.", takes="path")
+def _save_anyway(chat: ChatState, rest: str) -> None:
+    _write(chat, _path(rest or chat.file, "/save! FILE"))
+
+
+def _write(chat: ChatState, path: Path) -> None:
     chat_file.save(path, chat.session, chat.opened.names)
     chat.file = str(path)
     chat.note(f"saved {counted(len(chat.session.turns), 'turn')} to {path}")
@@ -330,7 +342,17 @@ def _parameters(chat: ChatState) -> str:
     if not chat.session.can_think:
         del rows["think"]
     rows.update({name: getattr(chat.look, name) for name in LOOKS})
-    return "\n".join(f"{name:<18} {value}" for name, value in rows.items())
+    return _table(chat, rows.items(), 18)
+
+
+def _table(chat: ChatState, rows: Iterable[tuple[str, str]], n_left: int) -> str:
+    """Names and values in two columns; on a terminal, long values are wrapped in theirs."""
+    width = max(chat.width - n_left - 1, 20) if chat.output.out.is_terminal else 0
+    lines = []
+    for name, value in rows:
+        first, *rest = wrapped(value, width).split("\n")
+        lines += [f"{name:<{n_left}} {first}", *(" " * (n_left + 1) + line for line in rest)]
+    return "\n".join(lines)
 
 
 def _remember(chat: ChatState, wanted: bool) -> None:
@@ -343,7 +365,7 @@ def _remember(chat: ChatState, wanted: bool) -> None:
 def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     name = find(name)
     if not value:
-        chat.say(f"{name} is {_value(chat, name)}: {SETTINGS[name].help}")
+        chat.say(wrapped(f"{name} is {_value(chat, name)}: {SETTINGS[name].help}", chat.output.out.width))
         return
     if name == "think" and not chat.session.can_think:
         raise UsageError("the chat template has no switch for thinking", hint="/show template shows it")
@@ -357,8 +379,8 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
 @_command(
     "/set NAME VALUE",
     "Change a setting; /set alone lists them.",
-    '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set drafter lookup; /set rule block; '
-    "/set draft-n-max 8, or auto (by the measured costs); "
+    '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set spec-type lookup; '
+    "/set verify-rule block; /set spec-draft-n-max 8, or auto (by the measured costs); "
     "/set colors marks,full,off (the origin of tokens); /set strip brief,full (live figures); "
     "/set fold on,off (hide thinking); /set think on,off; "
     "/set nohistory.",
@@ -412,10 +434,10 @@ def _info(chat: ChatState) -> str:
     rows.append(("context", f"{session.target_kv.n_used} of {target.n_ctx} tokens"))
     dropped = f", {session.n_dropped} of them dropped" if session.n_dropped else ""
     rows.append(("turns", f"{len(session.turns)}{dropped}"))
-    rows.append(("drafter", session.settings.drafter))
+    rows.append(("spec-type", session.settings.drafter))
     if session.turns:
         rows.append(("last seed", str(session.turns[-1].seed)))
-    return "\n".join(f"{name:<10} {value}" for name, value in rows)
+    return _table(chat, rows, 10)
 
 
 @_command(
@@ -442,7 +464,7 @@ def _model(chat: ChatState, rest: str) -> None:
     name = bare(rest)
     if not name:
         catalog = load_catalog()
-        chat.say("\n".join(f"{pair}  {catalog.pair(pair).summary}" for pair in catalog.pairs))
+        chat.say(_table(chat, ((name, pair.summary) for name, pair in catalog.pairs.items()), 20))
         return
     chat.change_pair(name)
     chat.note(f"{chat.opened.names['target']} is loaded; it evaluates the conversation with the next message")

@@ -10,6 +10,7 @@ from specllama.chat.session import ChatSession, KvUse
 from specllama.cli.record import acceptance, gain_json
 from specllama.cli.screen.render import Palette, bar, percent, rate, times_plain
 from specllama.cli.screen.visible import Raw, wrapped
+from specllama.cli.tuned import strategy_text
 from specllama.core.stats import SpecStats
 
 
@@ -86,7 +87,12 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
     lengths = [(str(i), n / n_spec) for i, n in enumerate(whole.accepted_lengths)]
     yield from _bars("acceptance rate by position", per_position, width, palette)
     yield from _bars("accepted tokens per step", lengths, width, palette)
-    sentences = [_gain(last, whole), _reuse(session), _kv("target", session.target_kv)]
+    sentences = [
+        _gain(last, whole),
+        strategy_text(session.settings.drafter),
+        _reuse(session),
+        _kv("target", session.target_kv),
+    ]
     if session.draft_kv is not None:
         sentences.append(_kv("draft", session.draft_kv))
     if session.n_dropped:
