@@ -217,7 +217,7 @@ def run_all(commands: Sequence[Sequence[str]], folder: Path) -> list[str]:
     try:
         for command in commands:
             running.append(_Running(command, stdin, folder))
-        return [each.failure(max(deadline - monotonic(), 0.0)) for each in running]
+        return [each.failure(deadline - monotonic()) for each in running]
     except subprocess.TimeoutExpired:
         minutes = f"{_TIMEOUT_S / 60:.0f} minutes"
         raise BackendError(

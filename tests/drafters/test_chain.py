@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,9 +16,9 @@ from specllama.core.types import Caps, Decision, Draft, DraftPlan, Observation, 
 from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.lookup import LookupDrafter
-from specllama.drafters.model import ModelDrafter
+from specllama.drafters.model import BROKEN, PROBE_CONTEXT, ModelDrafter
 from tests.exact.reference import token_law
-from tests.fakes import FakeModel, RandomTable, always, table_of
+from tests.fakes import FakeModel, RandomTable, always, replaced, table_of
 
 N_VOCAB = 12
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -260,6 +261,70 @@ def test_a_probe_judges_the_last_tokens_by_the_laws_at_their_places(n_said: int,
         p, q = (token_law(each.table(text[:n]).tolist(), text[:n], params) for each in (target, model))
         expected.append((max(q.values()), min(1.0, q[text[n]] / p[text[n]])))
     assert planner.learned == [pytest.approx(each) for each in expected]
+
+
+RISING = Distribution.dense([n / 78 for n in range(1, N_VOCAB + 1)])
+
+
+def plain_step(drafter: ModelDrafter, tokens: Sequence[int]) -> None:
+    """The last token was drawn from `RISING`, without a draft."""
+    drafter.observe(Observation(tokens, Draft(), Verdict((), tokens[-1]), "none", laws=(RISING,)))
+
+
+@pytest.mark.parametrize("n_held", [1, 3, 7, 8, 9, 12])
+def test_a_probe_judges_what_the_model_has_not_read(n_held: int) -> None:
+    """Tokens read twice, or judged by the row of another, where the KV is nearly empty or holds all but a few."""
+    text = tuple(5 * i % N_VOCAB for i in range(n_held + 10))
+    planner = Scripted(DraftPlan(n_drawn=1), DraftPlan(probe=99))
+    model = FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB)
+    drafter = ModelDrafter(model, policy=planner)
+    drafter.begin(text[:n_held])
+    drafter.propose(text[:n_held], 1, SAMPLED, RandomChooser(0))
+    for n in range(n_held + 1, len(text) + 1):
+        plain_step(drafter, text[:n])
+    drafter.propose(text, 1, SAMPLED, RandomChooser(0))
+    assert model.tokens == text[:-1]
+    expected = []
+    for n in range(n_held + 1 + max(0, PROBE_CONTEXT - n_held), len(text)):
+        q = token_law(model.table(text[:n]).tolist(), text[:n], SAMPLED)
+        expected.append((max(q.values()), min(1.0, q[text[n]] / RISING.prob(text[n]))))
+    assert planner.learned == [pytest.approx(each) for each in expected]
+
+
+def test_an_answer_teaches_nothing_of_the_answer_before_it() -> None:
+    """A probe that takes the laws of another text, or a token that was not drawn before an answer was given up."""
+
+    class Refusing(Scripted):
+        def go_on(self, depth: int, confidence: float) -> bool:
+            return False
+
+    planner = Refusing(*[DraftPlan(n_drawn=1)] * 3, DraftPlan(probe=99))
+    drafter = ModelDrafter(FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB), policy=planner)
+    for n in range(7, 10):
+        drafter.propose(TOKENS[:n], 1, SAMPLED, RandomChooser(0))
+        if n < 9:
+            plain_step(drafter, TOKENS[: n + 1])
+    assert len(planner.learned) == 2, "a refused token of each step that was verified"
+    planner.learned.clear()
+    drafter.begin(text := TOKENS[::-1])
+    plain_step(drafter, (*text, 0))
+    assert planner.learned == []
+    drafter.propose((*text, 0), 1, SAMPLED, RandomChooser(0))
+    assert len(planner.learned) == 1, "the token of this answer"
+
+
+def test_a_probe_ends_at_a_row_without_a_law() -> None:
+    """An internal error because a draft that is only probed computes NaN."""
+    table = replaced(RandomTable(N_VOCAB, 1), len(TOKENS) + 1, math.nan)
+    planner = Scripted(DraftPlan(probe=99))
+    drafter = ModelDrafter(FakeModel(table, N_VOCAB), policy=planner)
+    drafter.begin(TOKENS)
+    text = (*TOKENS, 4, 5, 6)
+    for n in range(len(TOKENS) + 1, len(text) + 1):
+        plain_step(drafter, text[:n])
+    assert drafter.propose(text, 1, SAMPLED, RandomChooser(0)) == Draft()
+    assert len(planner.learned) == 1, "the token before that row"
+    assert drafter.report().notice == BROKEN
 
 
 @pytest.mark.parametrize(("confidence", "n_given"), [(0.69, 0), (0.7, 1), (1.0, 1)])

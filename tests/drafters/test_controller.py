@@ -459,6 +459,30 @@ def test_catching_up_waits_until_as_much_was_lost_by_waiting() -> None:
     assert n_before / 2 * (1 - 1 / rate) == pytest.approx(profile.draft_cost(600 + n_before), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("cost", "offer", "n_unused", "is_read"),
+    [
+        (16.0, (), 0, True),  # rate 2 against 1: reading may cost half of the 32 tokens
+        (16.1, (), 0, False),
+        (16.1, (), 65, False),  # half of 65 tokens is 32
+        (16.5, (), 66, True),
+        (16.6, (), 66, False),
+        (5.3, (0.5,), 0, True),  # rate 2 against 1.5: a sixth
+        (5.4, (0.5,), 0, False),
+    ],
+)
+def test_what_catching_up_may_cost(cost: float, offer: Sequence[float], n_unused: int, is_read: bool) -> None:
+    """docs/controller.md: a lag counted a token too short or too long, or a gain over another rate than the best."""
+    profile = CostProfile(verify=((1, 1.0), (2, 1.0)), draft=((1, 0.0), (8, 0.0), (9, cost), (10, 2.0 * cost)))
+    calibration = Calibration(Prior(1.0, 1.0, 0.0))
+    calibration.learn(1.0, 1.0)
+    controller = Controller(profile, calibration=calibration)
+    for _ in range(n_unused):
+        controller.plan(1, lag=None)
+        controller.observe(seen(0, 0))
+    assert bool(controller.plan(1, lag=8, offer=offer).n_drawn) == is_read
+
+
 def test_a_drafter_that_knows_no_plans_is_probed_with_one_token() -> None:
     """A model that does not pay drafting whole blocks, or never again, for a drafter that only asks `go_on`."""
     hopeless, answers = Controller(HOPELESS, calibration=known(0.05)), []
@@ -564,10 +588,15 @@ def test_the_pause_of_a_model_counts_from_its_last_draft(n_drafted: int, n_until
 
 def test_a_probe_lets_old_samples_fade_by_the_tokens_since_the_last() -> None:
     """A model that is judged for ever by a page that is long over."""
-    controller, expected = Controller(HOPELESS, calibration=known(0.05)), known(0.05)
-    pass_time(controller, DOUBTFUL_GAP + 1)
+    calibration, expected = (Calibration(Prior(typical=0.5)) for _ in range(2))
+    for each in (calibration, expected):
+        for _ in range(100):
+            each.learn(0.9, 0.05)
+    before = expected.typical
+    pass_time(Controller(HOPELESS, calibration=calibration), DOUBTFUL_GAP + 1)
     expected.age(DOUBTFUL_GAP)
-    assert controller.calibration.typical == pytest.approx(expected.typical)
+    assert calibration.typical == pytest.approx(expected.typical)
+    assert expected.typical > before + 0.001
 
 
 def test_a_model_that_would_pay_is_probed_again_soon() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specllama.base.errors import UsageError
 from specllama.core import sampling
+from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Draft, DraftPlan, Observation, Verdict
-from specllama.drafters.model import FIRST_TOKEN_FIRST, PREFILL_AT_ONCE, ModelDrafter
+from specllama.drafters.model import FIRST_TOKEN_FIRST, FORBIDDEN, PREFILL_AT_ONCE, ModelDrafter
 from tests.enumeration import as_dict
 from tests.exact.harness import GREEDY, PLAIN
 from tests.exact.reference import History, token_law
@@ -263,3 +266,37 @@ def test_a_draft_just_fits_into_its_context() -> None:
         drafter = ModelDrafter(model(n_ctx=n_ctx), n_max=8)
         draft = drafter.propose(TOKENS, 8, PLAIN, RandomChooser(0))
         assert len(draft.tokens) == n_ctx - len(TOKENS) + 1
+
+
+def test_a_token_that_the_draft_lacks_is_found_in_the_next_answer() -> None:
+    """A text that counts as readable because the text of the answer before it was."""
+    drafter = ModelDrafter(model(n_vocab=4), n_max=2, vocab_size=N_VOCAB)
+    for tokens in ((1, 2, 3, 1, 2), (1, 4, 0)):
+        drafter.begin(tokens)
+        assert bool(drafter.propose(tokens, 2, PLAIN, RandomChooser(0)).tokens) == (4 not in tokens)
+        assert bool(drafter.report().notice) == (4 in tokens)
+
+
+def test_a_bias_that_leaves_the_draft_no_token_is_reported_at_that_step() -> None:
+    """A notice that comes a step later, or never if the answer ends there."""
+    drafter = ModelDrafter(model(n_vocab=4), n_max=2)
+    drafter.begin((1, 2, 3))
+    bias = replace(PLAIN, logit_bias=dict.fromkeys(range(4), -math.inf))
+    for notice in (FORBIDDEN, ""):
+        assert drafter.propose((1, 2, 3), 2, bias, RandomChooser(0)) == Draft()
+        assert drafter.report().notice == notice
+
+
+def test_a_narrow_model_drafts_only_what_the_target_knows_too() -> None:
+    """A column of a token beyond the target's vocabulary, read as a token of it."""
+
+    class Few(FakeModel):
+        known = np.array([1, 3, 5, N_VOCAB - 1])
+
+        def eval_known(self, tokens: Sequence[int]) -> FloatArray:
+            return self.eval(tokens)[:, self.known]
+
+    table = replaced(RandomTable(N_VOCAB, 51), len(TOKENS), 50.0, token=N_VOCAB - 1)
+    drafter = ModelDrafter(Few(table, N_VOCAB), n_max=1, vocab_size=N_VOCAB - 4)
+    (q,) = drafter.propose(TOKENS, 1, PLAIN, RandomChooser(0)).probs or ()
+    assert set(as_dict(q)) == {1, 3, 5}

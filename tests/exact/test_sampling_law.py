@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -164,8 +165,10 @@ def test_top_k_finds_the_largest_wherever_they_are(k: int, n_rest: int) -> None:
             assert law(row, (), params_of(top_k=k)).support().tolist() == sorted(expected.tolist())
 
 
-@pytest.mark.parametrize("n_vocab", [300, 5001, QWEN_VOCAB - 1])
-@pytest.mark.parametrize("params", [params_of(top_k=1), params_of(top_p=0.5), params_of(min_p=0.5)])
+@pytest.mark.parametrize("n_vocab", [65, 300, 5001, QWEN_VOCAB - 1])
+@pytest.mark.parametrize(
+    "params", [params_of(top_k=1), params_of(top_p=0.5), params_of(min_p=0.5), params_of(top_k=2, min_p=0.5)]
+)
 def test_the_last_few_tokens_of_a_vocabulary_are_not_forgotten(n_vocab: int, params: SamplingParams) -> None:
     """Prevents: a shortcut over 64 lines that leaves out what 64 does not divide."""
     row = np.zeros(n_vocab, dtype=np.float32)
@@ -331,6 +334,17 @@ def test_the_cause_of_a_row_without_a_law_is_told_apart() -> None:
         for broken in (np.full(3, -np.inf), np.array([1.0, math.nan, 1.0])):
             with pytest.raises(NumericsError, match="model's logits"):
                 law(broken, (), params)
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("penalty", [1.0, 1e-300])
+def test_an_error_names_the_number_that_gives_no_law(worst: float, penalty: float) -> None:
+    """A report of masked tokens for a NaN or an overflow, or of the logit -inf for masked tokens."""
+    row = np.full(3, worst, np.float32) if penalty == 1.0 else np.array([1e30, 1.0, worst], np.float32)
+    with pytest.raises(NumericsError) as caught:
+        law(row, (0,), params_of(repeat_penalty=penalty))
+    named = worst if penalty == 1.0 or math.isnan(worst) else math.inf
+    assert re.findall(r"-?\b(?:nan|inf)\b", str(caught.value)) == ([] if named == -math.inf else [str(named)])
 
 
 @pytest.mark.parametrize(

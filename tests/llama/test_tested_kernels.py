@@ -45,8 +45,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "kernels" / build.NAME)
-    made.library.parent.mkdir(mode=0o755)
+    made = World(tmp_path / "cache" / "kernels" / "key" / build.NAME)
+    made.library.parent.mkdir(mode=0o755, parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(child, "known", {})
     made.library.touch(mode=0o644)
@@ -166,6 +166,13 @@ def test_a_library_that_changes_after_its_test_is_tested_again(world: World) -> 
     assert tested_kernels.usable() is None
     assert tested_kernels.problem() == ""
     assert len(world.tested) == 2
+    assert tested_kernels.usable() == world.library
+
+
+def test_a_cache_that_a_group_can_change_holds_the_library(world: World) -> None:
+    """Prevents: no kernels where the folders of a user are made with umask 002: `build` protects its own two only."""
+    world.library.parents[2].chmod(0o775)
+    assert tested_kernels.problem() == ""
     assert tested_kernels.usable() == world.library
 
 
