@@ -240,7 +240,8 @@ def _answer(
                 out.note(f"note: the answer was cut {why}")
         if log is not None:
             logs.keep({**log, **record.header, **record.outcome(finished, answer)}, out)
-        if finished.reason != "cancelled":
+        looks = setup.profile is not None and not setup.profile.is_partial
+        if finished.reason != "cancelled" and not (looks and sampling.seed >= 0):  # that answer can be repeated
             for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
                 pass
         return finished.reason

@@ -116,6 +116,12 @@ def _draft_cost(passes: Passes, costs: CostProfile, unit_s: float) -> float:
     return c * median(seconds / unit_s / (n * c + reread * two) for seconds, n, two in passes.draft_s)
 
 
+def _near_the_beginning(ratio: float, n: int, costs: CostProfile, depth: int) -> float:
+    """T(n)/T(1) without the attention that n rows and one row have after `depth` tokens."""
+    extra = costs.attention * depth
+    return ratio * (1.0 + extra) - n * extra
+
+
 def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) -> Profile:
     """`profile` after an answer: with more evidence, and with other costs and habits once the evidence is clear."""
     medians = passes.medians()
@@ -129,9 +135,8 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     if passes.depth >= DEEP and 1 in medians:
         attention = _attention(attention or RowCost(1, costs.attention, first), ratios, passes, costs)
     elif passes.depth < DEEP and 1 in medians:  # by an expected T(1), an error would confirm itself
-        extra = costs.attention * passes.depth
         for n, ratio in ratios.items():
-            seen = ratio * (1.0 + extra) - n * extra
+            seen = _near_the_beginning(ratio, n, costs, passes.depth)
             weight = first if costs.measured_cost(n) else ASSUMED_WEIGHT
             known[n] = _row_cost(known.get(n), n, costs.verify_cost(n), weight, seen, len(passes.eval_s[n]))
     draft = evidence.draft
@@ -148,12 +153,13 @@ def learned(profile: Profile, passes: Passes, judged: Tally, *, greedy: bool) ->
     return _taken_over(replace(profile, step_s=step_s, evidence=more))
 
 
-def looked(profile: Profile, found: CostProfile) -> Profile:
-    """`profile` after its costs were measured again, without the rows that `found` assumes.
+def looked(profile: Profile, found: CostProfile, depth: int) -> Profile:
+    """`profile` after its costs were measured again behind `depth` tokens, without the rows that `found` assumes.
 
     Costs that differ clearly are taken over, and what was not measured moves with its neighbours, as after an answer.
     """
-    rows = tuple(RowCost(n, cost, 1.0) for n, cost in found.verify if n > 1 and n not in found.assumed)
+    ratios = {n: cost for n, cost in found.verify if n > 1 and n not in found.assumed}
+    rows = tuple(RowCost(n, _near_the_beginning(ratio, n, profile.costs, depth), 1.0) for n, ratio in ratios.items())
     seen = replace(profile.evidence, verify=rows, draft=RowCost(1, found.draft_cost(), 1.0))
     kept = replace(profile.evidence, verify=(), draft=None, n_answers=0)
     return replace(_taken_over(replace(profile, evidence=seen)), evidence=kept)

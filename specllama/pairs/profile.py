@@ -31,7 +31,7 @@ VERSION = 5  # of the file; other versions are not read
 LOOKUP_ALONE = "lookup"  # the strategy without a draft model
 
 # After so many answers the costs are measured again when no answer waits: a block that seems too expensive is drafted
-# no more, so answers cannot correct its cost. That takes at most 2 s or the time of 20 tokens: 1 % of 32 answers of 64.
+# no more, so answers cannot correct its cost. That takes at most 2 s or the time of 20 tokens.
 LOOK_AFTER = 32
 
 # "use": measured when the pair was first used; "quick" and "thorough": by `specllama tune`.

@@ -340,7 +340,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
     if choice.any_strategy:
         setup = _translated_if_tuned(setup)
     if choice.length.is_auto:
-        setup = tuned(setup, any_strategy=choice.any_strategy)
+        setup = tuned(setup, any_strategy=choice.any_strategy, may_look=choice.measure)
         if setup.profile is None:
             setup = _unmeasured(setup, listener, measure=choice.measure)
         elif setup.draft is not None:
@@ -388,24 +388,27 @@ def _translated_if_tuned(setup: Setup) -> Setup:
     return other if other_file.is_file() and not own_file.is_file() else setup
 
 
-def tuned(setup: Setup, *, any_strategy: bool) -> Setup:
-    """`setup` as its profile says; without a usable profile, `stale` gives the reason."""
+def tuned(setup: Setup, *, any_strategy: bool, may_look: bool = False) -> Setup:
+    """`setup` as its profile says; without a usable profile, `stale` gives the reason.
+
+    `may_look`: a draft that cannot pay stays if its costs are due to be measured again.
+    """
     setup = replace(setup, untuned=setup.subject, any_strategy=any_strategy)
     found = profiles.find(setup.subject)
     if found.profile is None:
         return replace(setup, stale=found.stale)
-    return replace(by_profile(setup, found.profile), stale=found.stale)
+    return replace(by_profile(setup, found.profile, may_look=may_look), stale=found.stale)
 
 
-def by_profile(setup: Setup, profile: Profile) -> Setup:
-    """`setup` with the draft, the load options and the strategy of `profile`."""
+def by_profile(setup: Setup, profile: Profile, *, may_look: bool = False) -> Setup:
+    """`setup` with the draft, the load options and the strategy of `profile`. `may_look`: see `tuned`."""
     if not setup.target_options.use_extra_bufts:  # the build crashes with them
         profile = replace(profile, target_path=AS_IN_FILE, draft_path=AS_IN_FILE, plain_path=AS_IN_FILE)
     strategy, draft = setup.strategy, setup.draft
     if profile.derived is not None and draft is not None:  # the measured draft
         draft = File(llama.read_header(profile.derived), known_checksum_of(profile.derived), "derived")
     if setup.any_strategy:
-        draft = draft if profile.draft_can_pay or profile.is_due else None  # saves its memory
+        draft = draft if profile.draft_can_pay or (may_look and profile.is_due) else None  # saves its memory
         strategy = LOOKUP_ALONE if draft is None else "chain"
     options = replace(profile.target_path.applied(setup.target_options), max_block=TUNED + 1)
     if profile.threads is not None:

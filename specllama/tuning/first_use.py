@@ -21,7 +21,7 @@ from specllama.drafters.length import TUNED
 from specllama.drafters.translated import TranslatedModel
 from specllama.llama.kernel_path import KernelPath
 from specllama.pairs import profile as profiles
-from specllama.pairs.learning import looked
+from specllama.pairs.learning import DEEP, looked
 from specllama.pairs.profile import Profile
 from specllama.pairs.setup import Models, Setup, by_profile
 from specllama.prompts.load import sample_text
@@ -263,7 +263,9 @@ class FirstUse:
         return self.setup
 
     def _measure(self) -> Iterator[float]:
-        if self.done:
+        profile = self.setup.profile
+        looks = profile is not None and not profile.is_partial
+        if self.done or (looks and self._models.target.length >= DEEP):  # there T(n) is that of attention
             return
         try:
             yield from self._passes()
@@ -315,7 +317,9 @@ class FirstUse:
         def completed(kept: Profile) -> Profile:
             """`kept` with the measured costs, and what answers taught of all else."""
             if not kept.is_partial:  # it is due; a tuned profile knows more rows than are measured here
-                return looked(kept, profile.costs)
+                if doubted:
+                    return replace(kept, evidence=replace(kept.evidence, n_answers=0))
+                return looked(kept, profile.costs, self._models.target.length)
             new = replace(profile.costs, attention=kept.costs.attention)
             rest = replace(kept.evidence, verify=(), draft=None, n_answers=0)
             return replace(kept, step_s=profile.step_s, costs=new, evidence=rest, doubted=doubted)

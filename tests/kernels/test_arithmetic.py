@@ -42,7 +42,7 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused(library: Path) -> None
 
 
 # One build covers the arithmetic and the attention of both (the self-test) and the buffer type inside ggml's CPU back
-# end (backend.cpp). avxvnni has two instructions of its own. Two of the six widths of a tile: the others repeat them.
+# end (backend.cpp). avxvnni has two instructions of its own. Two of the ten widths of a tile: the others repeat them.
 # Compiling path.cpp takes 25 s each; with every check of `undefined` it would take 50. It is kept with the library.
 SANITIZED = ("avx2", "avx512vnni")
 SANITIZERS = ("-O1", "-g1", "-DSPECK_TWO_WIDTHS", "-fno-sanitize-recover=all", "-w")

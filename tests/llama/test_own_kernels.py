@@ -23,7 +23,7 @@ from tests.marks import slow
 pytestmark = pytest.mark.skipif(bool(build.unsupported() or not build.compiler()), reason="no kernels on this machine")
 
 TOKENS = [5 + (7 * i) % 90 for i in range(48)]
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 33)
 FEW = (6, 12, 33)  # tokens in passes of 1, 4 and 33: beside other tests, two threads wait for each other in every pass
 ROUNDING = 0.05  # see `_distance`: two ways to round activations to eight bits
 MATRICES = (

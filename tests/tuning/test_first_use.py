@@ -171,11 +171,21 @@ def test_a_cost_that_was_learned_too_high_is_corrected_and_a_right_one_stays(wro
         if profile.is_due:
             found, _, spent_s = measured(FLAT_LONG, 0.1, lambda: rng.gauss(1.0, 0.1))
             looks_s.append(spent_s)
-            profile = looked(profile, found.costs)
+            profile = looked(profile, found.costs, 0)
     assert len(looks_s) == 3
     assert max(looks_s) < 20.0 * STEP_S
     assert fmean(rates[k] for k in lengths[LOOK_AFTER:]) > 0.97 * max(rates)
     assert sum(a != b for a, b in pairwise(lengths[LOOK_AFTER:])) <= LOOK_AFTER // 2
+
+
+@pytest.mark.parametrize("depth", [0, 300, 1000])
+def test_a_look_behind_an_answer_finds_the_costs_near_the_beginning(depth: int) -> None:
+    """Prevents: attention that counts twice, in T(n) and beside it."""
+    true = CostProfile(verify=FLAT_LONG, draft=((1, 0.1), (16, 0.3)), attention=1e-4)
+    found = CostProfile(verify=tuple((n, true.verify_cost(n, depth)) for n, _ in FLAT_LONG), draft=true.draft)
+    wrong = CostProfile(verify=tuple((n, 1.3 * cost if n > 1 else cost) for n, cost in FLAT_LONG), draft=true.draft)
+    kept = looked(replace(PROFILE, costs=replace(wrong, attention=1e-4)), found, depth)
+    assert [cost for _, cost in kept.costs.verify] == pytest.approx([cost for _, cost in FLAT_LONG])
 
 
 def test_what_is_not_measured_never_rules_out_a_draft_that_could_pay() -> None:
@@ -290,6 +300,25 @@ def test_a_draft_that_answers_made_too_expensive_is_looked_at_again(
             assert kept is not None
             assert (kept.source, kept.costs.draft_cost(), kept.evidence) == (source, pytest.approx(0.2), Evidence())
             profiles.path_of(setup.subject, kept.source).unlink()
+
+
+def test_a_look_at_a_busy_machine_takes_no_draft_away(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents: a tuned draft that is lost because other programs slowed its passes once."""
+
+    def busy(*_args: object, **_options: object) -> Generator[None, None, FirstCosts]:
+        yield
+        return FirstCosts(CostProfile(verify=FLAT, draft=((1, 2.0),)), STEP_S, 0.5)
+
+    monkeypatch.setattr(first_use, "measuring", busy)
+    costs = CostProfile(verify=FLAT, draft=((1, 0.2),))
+    profiles.save(setup.subject, replace(PROFILE, costs=costs, evidence=Evidence(n_answers=LOOK_AFTER)))
+    again = ask_again(setup)
+    assert again.completes
+    with load_models(again, Listener(), Cancel()) as models:
+        FirstUse(again, models).finish()
+    kept = profiles.find(setup.subject).profile
+    assert kept is not None
+    assert (kept.costs, kept.evidence.n_answers) == (costs, 0)
 
 
 def test_a_busy_machine_that_finds_the_same_twice_is_believed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ std::string try_floating(const Path& path, const Type& type, Random& random, int
 std::string try_types(const Path& path) {
     Random random;
     for (int i = 0; i < path.n_types; i++)
-        for (int columns : {1, 2, 3, 5, 8, 17})
+        for (int columns : {1, 2, 3, 5, 8, 10, 12, 17})
             for (bool with_nan : {false, true})
                 if (path.types[i].column_bytes == sizeof(ColumnFloat))
                     if (auto wrong = try_floating(path, path.types[i], random, 3, columns, with_nan); !wrong.empty())
@@ -241,7 +241,7 @@ std::string try_types(const Path& path) {
         for (const Reading& reading : readings)
             if (!strcmp(reading.name, path.types[i].name))
                 for (int kind = 0; kind < kinds; kind++)
-                    for (int columns : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17})
+                    for (int columns : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17})
                         for (int blocks : {1, 2, 5})
                             if (kind == ordinary || (columns % 4 == 1 && blocks == 2))
                                 if (auto wrong = try_type(path, path.types[i], reading, random, blocks, columns, (Kind)kind);
