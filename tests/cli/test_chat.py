@@ -154,7 +154,7 @@ def test_the_line_is_completed_remembered_and_edited(chat: Start, tmp_path: Path
     shown.wait_for(lambda t: ">>> /set parameter top-" in t.text)
     command(shown, "k 5", "top-k is 5")
     ask(shown, "remember me")
-    command(shown, "/set nohistory", "messages are not saved")
+    command(shown, "/set nohistory", "not kept from now on")
     ask(shown, "a secret", 2)
     shown.child.send("\x1b[A\x1b[A\x1b[A")
     shown.wait_for(lambda t: t.text.endswith(">>> remember me"))

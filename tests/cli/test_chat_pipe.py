@@ -342,6 +342,22 @@ def test_a_kept_conversation_is_found_and_continued(chat, tmp_path: Path) -> Non
     assert (both.code, "exclude each other" in both.err) == (2, True)
 
 
+@pytest.mark.slow
+def test_typed_options_win_over_those_of_a_conversation_and_start_comes_first(chat, tmp_path: Path) -> None:
+    """`--load FILE --temp 0` that samples at the temperature of the file; a record that begins with a reply."""
+    chat("/set temp 0.5", "/set seed 5", "/set predict 3", "/set system file", "hello", "/save talk.json")
+    folder = shelf_folder()
+    folder.mkdir(parents=True)
+    (folder / "talk.json").write_bytes((tmp_path / "talk.json").read_bytes())
+    show = '{"command": "/show system"}'
+    for option in (("--continue",), ("--load", "talk.json")):  # the fixture gives --temp 0 -n 12
+        start, *replies = _events(chat(show, args=("--jsonl", *option, "-sys", "typed")))
+        assert start["event"] == "start"
+        assert [start["settings"][name] for name in ("temp", "seed", "predict")] == [0, 6, 12]
+        assert replies[-1] == {"event": "reply", "text": "typed"}
+    assert _events(chat(show, args=("--jsonl", "--continue")))[-1]["text"] == "file"
+
+
 def test_without_a_kept_conversation_there_is_nothing_to_continue(chat) -> None:
     """An empty conversation in place of the one that was meant."""
     result = chat("hello", args=("--continue",))

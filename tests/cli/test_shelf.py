@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
-from specllama.base.errors import UsageError
+from specllama.base.errors import ConversationError, UsageError
+from specllama.chat import saved as chat_file
 from specllama.chat.session import Turn
 from specllama.chat.settings import Settings
 from specllama.cli.chat import reading
-from specllama.cli.chat.shelf import Shelf, kept_chats, shelf_folder
+from specllama.cli.chat.commands import MOST_LISTED, go_on, perform
+from specllama.cli.chat.input import _history
+from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
+from specllama.cli.chat.shelf import Shelf, kept_chats, kept_files, shelf_folder
 from specllama.cli.screen.clipboard import MOST_BYTES, copy_to_clipboard
 from specllama.cli.screen.markdown import AnswerText
 from specllama.cli.screen.output import Stream
+from specllama.drafters.length import AUTO_LENGTH
 from tests.homes import file_size_limit
 
 
@@ -34,9 +39,21 @@ def talk(*messages: str) -> Any:
     return SimpleNamespace(turns=[Turn(text, "fine", 1, "stop") for text in messages], system="", settings=Settings())
 
 
+class Session:
+    """A session that takes over a conversation."""
+
+    turns: Any = ()
+    system = ""
+    settings = Settings()
+
+    def restore(self, turns: Any, system: str, settings: Settings) -> None:
+        """As that of ChatSession."""
+        self.turns, self.system, self.settings = list(turns), system, settings
+
+
 def titles() -> list[list[str]]:
     """The messages of all kept conversations, the newest first."""
-    return [[turn.user for turn in kept.saved.turns] for kept in kept_chats()]
+    return [[turn.user for turn in chat_file.load(kept.path).turns] for kept in kept_chats(kept_files())]
 
 
 def test_a_conversation_is_kept_in_a_private_file_that_grows_with_it() -> None:
@@ -62,22 +79,129 @@ def test_two_chats_that_continue_the_same_conversation_keep_both() -> None:
     """A chat in one window that overwrites what was said in another."""
     first, second, third = (Shelf(wanted=True) for _ in range(3))
     first.keep(talk("one"), {})
-    [kept] = kept_chats()
-    second.take(kept.path)
-    third.take(kept.path)
+    [path] = kept_files()
+    second.begin(second.take(path)[0])
+    with pytest.raises(ConversationError):
+        third.take(path)
     for shelf, text in ((first, "first"), (second, "second"), (third, "third")):
         shelf.keep(talk("one", text), {})
     assert sorted(titles()) == [["one", "first"], ["one", "second"], ["one", "third"]]
 
 
+def test_a_conversation_is_continued_as_it_is_now_not_as_it_was_listed() -> None:
+    """Turns that another chat wrote after `/chats` or before the models were loaded, overwritten."""
+    first, second = Shelf(wanted=True), Shelf(wanted=True)
+    first.keep(talk("one"), {})
+    [kept] = kept_chats(kept_files())
+    first.keep(talk("one", "two"), {})
+    opened = SimpleNamespace(setup=SimpleNamespace(length=AUTO_LENGTH))
+    chat: Any = SimpleNamespace(shelf=second, session=Session(), opened=opened, listed=[kept])
+    go_on(chat, kept.path)
+    assert [turn.user for turn in chat.session.turns] == ["one", "two"]
+    second.keep(chat.session, {})
+    assert titles() == [["one", "two"]]
+
+
+def test_a_conversation_that_does_not_load_leaves_the_current_one_alone() -> None:
+    """The current conversation written over the one that was asked for."""
+    shelf = Shelf(wanted=True)
+    shelf.keep(talk("one"), {})
+    own = shelf.path
+    other = shelf_folder() / "other.json"
+    other.write_text("{")
+    with pytest.raises(ConversationError):
+        shelf.take(other)
+    assert shelf.path == own
+    shelf.keep(talk("one", "two"), {})
+    assert titles() == [["one", "two"]]
+    assert len(kept_files()) == 2
+
+
+def test_a_conversation_without_turns_leaves_no_file() -> None:
+    """A message that /undo took back and the disk still holds."""
+    shelf = Shelf(wanted=True)
+    shelf.keep(talk("secret"), {})
+    shelf.keep(talk(), {})
+    assert (shelf.path, list(kept_files())) == (None, [])
+
+
+def test_what_is_no_regular_file_is_not_read() -> None:
+    """A pipe in the folder that `--continue` waits on for ever."""
+    Shelf(wanted=True).keep(talk("one"), {})
+    os.mkfifo(shelf_folder() / "pipe.json")
+    (shelf_folder() / "link.json").symlink_to(os.devnull)
+    assert titles() == [["one"]]
+
+
+def test_a_list_reads_no_more_files_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that takes seconds after a year of conversations."""
+    loaded: list[Path] = []
+    load = chat_file.load
+    monkeypatch.setattr(chat_file, "load", lambda path: loaded.append(path) or load(path))
+    for number in range(MOST_LISTED + 5):
+        Shelf(wanted=True).keep(talk(f"talk {number}"), {})
+    said: list[str] = []
+    chat: Any = SimpleNamespace(shelf=Shelf(wanted=True), listed=[], width=80, say=said.append)
+    perform(chat, "/chats")
+    assert len(loaded) == len(chat.listed) == MOST_LISTED
+    assert said[0].splitlines()[-1].startswith("5 older")
+    loaded.clear()
+    perform(chat, '/chats talk 1"')
+    assert (loaded, chat.listed) == ([], [])
+    perform(chat, "/chats talk 17")
+    assert (len(loaded), [kept.title for kept in chat.listed]) == (1, ["talk 17"])
+
+
+def test_the_chat_that_was_cut_off_is_the_one_that_is_offered() -> None:
+    """`/chats 1` for the newest conversation, which another chat has written since."""
+    shelf = Shelf(wanted=True)
+    shelf.keep(talk("cut off"), {})
+    cut: Any = SimpleNamespace(shelf=shelf, session=talk("cut off"), opened=SimpleNamespace(names={}))
+    with pytest.raises(SystemExit), kept_on_hangup(cut):
+        raise SystemExit(129)
+    Shelf(wanted=True).keep(talk("newer"), {})
+    notes: list[str] = []
+    chat: Any = SimpleNamespace(session=talk(), output=SimpleNamespace(note=notes.append), listed=[])
+    tell_of_kept(chat)
+    tell_of_kept(chat)
+    assert ([kept.title for kept in chat.listed], len(notes)) == (["cut off"], 1)
+
+
+def test_a_command_after_edit_ends_the_edit() -> None:
+    """/edit, /chats 1 and a message, which replaces the last turn of the other conversation."""
+    chat: Any = SimpleNamespace(edits_last=True, attached=[], note=lambda _: None)
+    perform(chat, "/unread")
+    assert chat.edits_last is False
+
+
+def test_the_history_is_kept_if_and_only_if_set_history_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/set history` after `--no-history` that writes nothing, or on a pipe."""
+    path = tmp_path / "history"
+    history = _history(path, kept=False)
+    history.store_string("secret")
+    assert not path.exists()
+    history.wanted = True  # type: ignore[attr-defined]
+    history.store_string("told")
+    assert [line for line in path.read_text().splitlines() if line[:1] == "+"] == ["+told"]
+    chat: Any = SimpleNamespace(source=None, shelf=Shelf(wanted=False), note=lambda _: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(UsageError):
+        perform(chat, "/set history")
+    assert chat.shelf.wanted is False
+
+
 def test_a_conversation_that_is_continued_without_a_history_stays_as_it_was() -> None:
     """`--no-history` that renames or changes files."""
     Shelf(wanted=True).keep(talk("one"), {})
-    [kept] = kept_chats()
+    [path] = kept_files()
     shelf = Shelf(wanted=False)
-    shelf.take(kept.path)
+    own, saved = shelf.take(path)
+    assert (own, len(saved.turns)) == (None, 1)
+    shelf.begin(own)
     shelf.keep(talk("one", "two"), {})
-    assert [again.path for again in kept_chats()] == [kept.path]
+    assert list(kept_files()) == [path]
     assert titles() == [["one"]]
 
 
@@ -97,9 +221,8 @@ def test_words_are_searched_in_all_messages_and_damaged_files_are_left_out() -> 
     """A list that fails because of one file; a search of titles alone."""
     Shelf(wanted=True).keep(talk("one", "Zwei  Wörter"), {})
     (shelf_folder() / "x.json").write_text("{")
-    [kept] = kept_chats()
-    assert kept.title == "one"
-    assert [kept.holds(words) for words in ("", "WÖRTER one", "fine", "three")] == [True, True, True, False]
+    found = {words: list(kept_chats(kept_files(), words)) for words in ("", "WÖRTER one", "fine", "three", "settings")}
+    assert [[kept.title for kept in each] for each in found.values()] == [["one"], ["one"], ["one"], [], []]
 
 
 def test_read_finds_files_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

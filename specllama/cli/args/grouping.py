@@ -141,13 +141,20 @@ def _refuse_empty(ctx: typer.Context, values: dict[str, Any]) -> None:
             raise _empty(spoken)
 
 
+def typed(ctx: typer.Context) -> frozenset[str]:
+    """The parameters that the command line gives, not the environment or `config.toml`."""
+    sources = {str(param.name): ctx.get_parameter_source(str(param.name)) for param in ctx.command.params}
+    return frozenset(name for name, source in sources.items() if getattr(source, "name", "") == _SOURCES[0])
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` for typer. Its parameters are option groups (dataclasses) or annotated with one option each.
+    """`command` for typer. Its parameters are option groups (dataclasses) or annotated with one option each, or `ctx`.
 
     Typer reads options from a function's signature; this spreads the groups out into one.
     """
     hints = get_type_hints(command, include_extras=True)
-    declared = inspect.signature(command).parameters
+    declared = dict(inspect.signature(command).parameters)
+    takes_ctx = declared.pop("ctx", None) is not None
     groups: dict[str, Any] = {name: hints[name] for name in declared if dataclasses.is_dataclass(hints[name])}
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, parameter in declared.items():
@@ -165,6 +172,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             name: group(**{field.name: settled[field.name] for field in dataclasses.fields(group)})
             for name, group in groups.items()
         }
+        if takes_ctx:
+            packed["ctx"] = ctx
         command(**packed, **{name: settled[name] for name in declared if name not in groups})
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

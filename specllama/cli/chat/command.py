@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
@@ -17,8 +17,8 @@ from specllama.base.errors import Interrupted, SpecllamaError, UsageError
 from specllama.base.jsonable import parsed
 from specllama.base.ranges import sound
 from specllama.chat import saved as chat_file
-from specllama.chat.settings import Settings
-from specllama.cli.args.grouping import Option, with_options
+from specllama.chat.settings import SETTINGS, Settings, changed
+from specllama.cli.args.grouping import Option, typed, with_options
 from specllama.cli.args.options import (
     CHAT_TEMPLATE,
     SYSTEM_PROMPT,
@@ -29,12 +29,12 @@ from specllama.cli.args.options import (
     OutputOptions,
     SamplingOptions,
 )
-from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models
-from specllama.cli.chat.commands import go_on, is_command, perform
+from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models, steered
+from specllama.cli.chat.commands import go_on, is_command, load, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
-from specllama.cli.chat.shelf import kept_chats
+from specllama.cli.chat.shelf import kept_chats, kept_files
 from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
 from specllama.cli.config import look
 from specllama.cli.errors import told
@@ -73,6 +73,7 @@ class ChatOptions:
 
 @with_options
 def chat(
+    ctx: typer.Context,
     conversation: ChatOptions,
     models: ModelOptions,
     drafting: DraftOptions,
@@ -89,9 +90,10 @@ def chat(
     ask = ask_of(models, drafting, hardware)
     settings = _settings(sampling, ask.drafting)
     system, template = system_prompt_of(conversation) or "", template_of(conversation.chat_template)
-    if conversation.load:
-        chat_file.load(meant(bare(conversation.load)))  # a bad file fails before models are loaded
-    last = next(kept_chats(), None) if conversation.resume else None
+    file = meant(bare(conversation.load)) if conversation.load else None
+    if file is not None:
+        chat_file.load(file)  # a bad file fails before models are loaded
+    last = next(kept_chats(kept_files()), None) if conversation.resume else None
     if conversation.resume and last is None:
         raise UsageError("no conversation is kept here", hint="start one: specllama chat")
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
@@ -109,15 +111,18 @@ def chat(
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
             talk.shelf.wanted = conversation.history and sys.stdin.isatty()
-            if conversation.load:
-                perform(talk, f"/load {conversation.load}")
-            if last is not None:
-                go_on(talk, last)
+            told_first: list[str] = []
+            if file is not None:
+                told_first = load(talk, file)
+            elif last is not None:
+                told_first = go_on(talk, last.path)
+            if told_first:
+                _prefer(typed(ctx), talk, settings, system)
             source = _source(out, conversation, keyboard, early)
             if not source.edits:
                 talk.measure()
             with kept_on_hangup(talk):
-                code = _converse(talk, source)
+                code = _converse(talk, source, told_first)
         finally:
             talk.close()
     if code:
@@ -156,6 +161,20 @@ def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
     )
 
 
+def _prefer(names: frozenset[str], talk: ChatState, settings: Settings, system: str) -> None:
+    """Give the typed options among `names` their values, where a continued conversation has other ones."""
+    session = talk.session
+    restored = session.settings
+    wanted = restored
+    for name, setting in SETTINGS.items():
+        if name.replace("-", "_") in names:
+            wanted = changed(wanted, name, setting.get(settings))
+    if wanted != restored:
+        session.settings = steered(wanted, talk.opened, settings)
+    if names & {"system_prompt", "system_prompt_file"}:
+        session.system = system
+
+
 def _has_editor(out: Output) -> bool:
     """True for a person at a terminal that understands escape sequences."""
     return sys.stdin.isatty() and out.out.steerable and out.format == "human"
@@ -164,15 +183,15 @@ def _has_editor(out: Output) -> bool:
 def _source(out: Output, options: ChatOptions, keyboard: Keyboard | None, early: str) -> MessageSource:
     """An editor that begins with what was typed `early`, or lines of stdin."""
     if _has_editor(out):
-        path: Path | None = user_state_path("specllama") / "chat_history" if options.history else None
-        editor = Editor(path, complete, keyboard)
+        path = user_state_path("specllama") / "chat_history"
+        editor = Editor(path, complete, keyboard, kept=options.history)
         editor.type(early)
         return editor
     at_terminal = sys.stdin.isatty()
     return Lines(sys.stdin, out if at_terminal and out.format == "human" and not out.quiet else None)
 
 
-def _converse(talk: ChatState, source: MessageSource) -> int:
+def _converse(talk: ChatState, source: MessageSource, told_first: Iterable[str]) -> int:
     """Read and answer messages until the end; returns the exit code."""
     talk.source = source
     out = talk.output
@@ -183,6 +202,8 @@ def _converse(talk: ChatState, source: MessageSource) -> int:
         for words in greeting(talk.opened, talk.session.settings, measuring=not talk.first_use.done):
             out.note(words)
         tell_of_kept(talk)
+    for words in told_first:
+        talk.note(words)
     while True:
         try:
             talk.keep()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -27,7 +28,7 @@ from specllama.chat.settings import SETTINGS, find, value_text
 from specllama.cli.chat import reading
 from specllama.cli.chat.answering import ChatState, steered
 from specllama.cli.chat.input import Editor, bare, unquoted
-from specllama.cli.chat.shelf import KeptChat, kept_chats
+from specllama.cli.chat.shelf import KeptChat, kept_chats, kept_files
 from specllama.cli.chat.stats import stats_json, stats_lines
 from specllama.cli.screen.clipboard import copy_to_clipboard
 from specllama.cli.screen.look import LOOKS
@@ -256,14 +257,18 @@ def _write(chat: ChatState, path: Path) -> None:
     takes="path",
 )
 def _load(chat: ChatState, rest: str) -> None:
-    path = _path(rest or chat.file, "/load FILE")
+    for words in load(chat, _path(rest or chat.file, "/load FILE")):
+        chat.note(words)
+
+
+def load(chat: ChatState, path: Path) -> list[str]:
+    """Continue a saved conversation in place of the current one; returns what to say. Raises ConversationError."""
     saved = chat_file.load(path)
-    _restore(chat, saved)
+    told = _restore(chat, saved)
     chat.shelf.begin()
     chat.file = str(path)
-    chat.note(f"loaded {counted(len(saved.turns), 'turn')}, the system prompt and the settings from {path}")
-    if saved.turns:
-        chat.note(f"last message: {_short(saved.turns[-1].user)}")
+    told.append(f"loaded {counted(len(saved.turns), 'turn')}, the system prompt and the settings from {path}")
+    return told + [f"last message: {_short(turn.user)}" for turn in saved.turns[-1:]]
 
 
 @_command(
@@ -272,40 +277,47 @@ def _load(chat: ChatState, rest: str) -> None:
     "They are kept unless --no-history or /set nohistory is given. `specllama chat --continue` continues the last one.",
 )
 def _chats(chat: ChatState, rest: str) -> None:
+    files = {path: changed_s for path, changed_s in kept_files().items() if path != chat.shelf.path}
     if rest.isdecimal():
-        chat.listed = chat.listed or _others(chat)
+        chat.listed = chat.listed or list(islice(kept_chats(files), MOST_LISTED))
         if not chat.listed:
             raise UsageError("no other conversation is kept")
-        go_on(chat, chat.listed[whole(1, len(chat.listed))("the number", rest) - 1])
+        chosen = chat.listed[whole(1, len(chat.listed))("the number", rest) - 1]
+        for words in go_on(chat, chosen.path):
+            chat.note(words)
         return
-    chat.listed = [kept for kept in _others(chat) if kept.holds(rest)]
-    rows = [_row(number, kept, chat.width) for number, kept in enumerate(chat.listed[:MOST_LISTED], 1)]
-    if len(chat.listed) > MOST_LISTED:
-        rows.append(f"{len(chat.listed) - MOST_LISTED} older ones: /chats WORDS")
+    found = kept_chats(files, rest)
+    chat.listed = list(islice(found, MOST_LISTED))
+    rows = [_row(number, kept, chat.width) for number, kept in enumerate(chat.listed, 1)]
+    if not rest and len(files) > MOST_LISTED:
+        rows.append(f"{len(files) - MOST_LISTED} older ones: /chats WORDS")
+    elif rest and next(found, None) is not None:
+        rows.append(f"older ones: /chats {rest} MORE WORDS")
     chat.say("\n".join(rows) or f"no other conversation {f'with {rest} ' if rest else ''}is kept")
-
-
-def _others(chat: ChatState) -> list[KeptChat]:
-    return [kept for kept in kept_chats() if kept.path != chat.shelf.path]
 
 
 def _row(number: int, kept: KeptChat, width: int) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.changed_s))
-    begin = f"{number:>2}  {when}  {counted(len(kept.saved.turns), 'turn'):<8}  "
+    begin = f"{number:>2}  {when}  {counted(kept.n_turns, 'turn'):<8}  "
     title, room = in_one_line(kept.title), max(width - len(begin), 20)
     return begin + (title if cell_len(title) <= room else set_cell_size(title, room - 3) + "...")
 
 
-def go_on(chat: ChatState, kept: KeptChat) -> None:
-    """Continue a kept conversation in place of the current one."""
-    _restore(chat, kept.saved)
-    chat.shelf.take(kept.path)
+def go_on(chat: ChatState, path: Path) -> list[str]:
+    """Continue the kept conversation `path` in place of the current one; returns what to say.
+
+    Raises ConversationError if another chat has taken it.
+    """
+    own, saved = chat.shelf.take(path)
+    told = _restore(chat, saved)
+    chat.shelf.begin(own)
     chat.listed, chat.file = [], ""
-    chat.note(f"continued: {counted(len(kept.saved.turns), 'turn')}, the last: {_short(kept.saved.turns[-1].user)}")
+    last = f", the last: {_short(saved.turns[-1].user)}" if saved.turns else ""
+    return [*told, f"continued: {counted(len(saved.turns), 'turn')}{last}"]
 
 
-def _restore(chat: ChatState, saved: Saved) -> None:
-    """Take over turns, system prompt and, as far as these models support them, settings."""
+def _restore(chat: ChatState, saved: Saved) -> list[str]:
+    """Take over turns, system prompt and, as far as these models support them, settings; returns what to say."""
     own, settings = chat.session.settings, saved.settings
     if settings.drafting.length.is_auto and not own.drafting.length.is_auto:
         # The policy belongs to the loaded models, not to the conversation.
@@ -315,7 +327,8 @@ def _restore(chat: ChatState, saved: Saved) -> None:
     except UsageError as error:
         settings = replace(settings, strategy=own.strategy, drafting=own.drafting)
         chat.session.restore(saved.turns, saved.system, settings)
-        chat.note(f"note: the settings of drafting are kept: {error}")
+        return [f"note: the settings of drafting are kept: {error}"]
+    return []
 
 
 def _path(text: str, usage: str) -> Path:
@@ -356,10 +369,14 @@ def _table(chat: ChatState, rows: Iterable[tuple[str, str]], n_left: int) -> str
 
 
 def _remember(chat: ChatState, wanted: bool) -> None:
+    if wanted and not sys.stdin.isatty():
+        raise UsageError("a conversation on a pipe is not kept", hint="/save FILE")
+    what = "conversations"
     if isinstance(chat.source, Editor):
         chat.source.remember(wanted=wanted)
-    chat.shelf.wanted = wanted and sys.stdin.isatty()
-    chat.note(f"messages and conversations are {'' if wanted else 'not '}kept from now on")
+        what = "messages and conversations"
+    chat.shelf.wanted = wanted
+    chat.note(f"{what} are {'' if wanted else 'not '}kept from now on")
 
 
 def _set_parameter(chat: ChatState, name: str, value: str) -> None:
@@ -488,5 +505,6 @@ def is_command(line: str) -> bool:
 
 def perform(chat: ChatState, line: str) -> None:
     """Run a command line. Raises EOFError to leave, and what the command raises."""
+    chat.edits_last = False  # the last message may be another one after the command
     name, _, rest = line[1:].partition(" ")
     _find(name.strip().lower()).act(chat, rest.strip())

@@ -86,12 +86,12 @@ class Editor:
 
     edits = True
 
-    def __init__(self, history: Path | None, complete: Complete, keyboard: Keyboard | None = None) -> None:
+    def __init__(self, history: Path, complete: Complete, keyboard: Keyboard | None = None, *, kept: bool) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.shortcuts import CompleteStyle
 
         self._keyboard = keyboard
-        self._history = _history(history)
+        self._history = _history(history, kept=kept)
         self._session: PromptSession[str] = PromptSession(
             message=PROMPT,
             multiline=True,
@@ -136,21 +136,21 @@ class Editor:
 MessageSource: TypeAlias = Lines | Editor
 
 
-def _history(path: Path | None) -> FileHistory:
-    """The history in `path`, which only its owner can read; None keeps it in memory."""
+def _history(path: Path, *, kept: bool) -> FileHistory:
+    """The history in `path`, which only its owner can read; in memory until it is to be kept."""
     from prompt_toolkit.history import FileHistory
 
     class OwnerOnly(FileHistory):
-        wanted = path is not None
+        wanted = kept
 
         def load_history_strings(self) -> Iterable[str]:
             try:  # as a list: the generator would fail later, while the prompt is drawn
-                return list(super().load_history_strings()) if path is not None else ()
+                return list(super().load_history_strings()) if kept else ()
             except OSError:
                 return ()
 
         def store_string(self, string: str) -> None:
-            if not self.wanted or path is None or len(string) > MAX_REMEMBERED:
+            if not self.wanted or len(string) > MAX_REMEMBERED:
                 return
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def _history(path: Path | None) -> FileHistory:
             except OSError:
                 self.wanted = False  # a full or read-only disk does not end the chat
 
-    return OwnerOnly(os.fspath(path or os.devnull))
+    return OwnerOnly(os.fspath(path))
 
 
 def _completer(complete: Complete) -> Any:

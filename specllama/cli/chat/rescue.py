@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from specllama.base.disk import new_file
 from specllama.cli.chat.answering import ChatState
-from specllama.cli.chat.shelf import shelf_folder
+from specllama.cli.chat.shelf import kept_chats, kept_files, shelf_folder
 from specllama.cli.screen.ending import endings, handling
 from specllama.cli.screen.output import TerminalGone
 
 
 def _mark() -> Path:
-    """A file that says that the last chat was cut off."""
+    """A file with the name of the conversation of the last chat that was cut off."""
     return shelf_folder() / "cut_off"
 
 
@@ -35,14 +36,19 @@ def kept_on_hangup(talk: ChatState) -> Iterator[None]:
         except (SystemExit, TerminalGone):
             talk.shelf.keep(talk.session, talk.opened.names)
             if talk.shelf.path is not None:
-                with contextlib.suppress(OSError):  # the terminal is closed
-                    _mark().touch()
+                with contextlib.suppress(OSError), new_file(_mark(), 0o600) as file:  # the terminal is closed
+                    file.write(talk.shelf.path.name.encode())
             raise
 
 
 def tell_of_kept(talk: ChatState) -> None:
     """Say once that the last chat was cut off, unless this one continues a conversation."""
     with contextlib.suppress(OSError):
+        if not _mark().is_file():
+            return
+        name = _mark().read_text(encoding="utf-8", errors="replace")
         _mark().unlink()
-        if not talk.session.turns:
+        left = {path: changed_s for path, changed_s in kept_files().items() if path.name == name}
+        if left and not talk.session.turns:
+            talk.listed = list(kept_chats(left))  # so that number 1 is this one
             talk.output.note("the last chat was cut off; to continue it: /chats 1")
