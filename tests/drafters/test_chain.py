@@ -306,7 +306,7 @@ def test_an_answer_teaches_nothing_of_the_answer_before_it() -> None:
             plain_step(drafter, TOKENS[: n + 1])
     assert len(planner.learned) == 2, "a refused token of each step that was verified"
     planner.learned.clear()
-    drafter.begin(text := TOKENS[::-1])
+    drafter.begin(text := 2 * TOKENS[::-1])
     plain_step(drafter, (*text, 0))
     assert planner.learned == []
     drafter.propose((*text, 0), 1, SAMPLED, RandomChooser(0))
