@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -94,7 +95,7 @@ def load(path: Path) -> Saved:
         return _saved(parsed(decoded(read_bytes(path), str(path), ConversationError)))
     except OSError as error:
         raise ConversationError(
-            f"{path} cannot be read: {error.strerror}", hint="" if path.exists() else "is the name right?"
+            f"{path} cannot be read: {error.strerror}", hint="" if os.path.exists(path) else "is the name right?"
         ) from None
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}, column {error.colno}: {error.msg}"

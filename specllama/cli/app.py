@@ -109,7 +109,7 @@ def _root(
     if ctx.invoked_subcommand in CONFIGURED:
         from specllama.cli.config import defaults
 
-        ctx.default_map = {ctx.invoked_subcommand: defaults()}
+        ctx.default_map = {ctx.invoked_subcommand: defaults}  # called with the options, not for help
 
 
 # Typer's usage error: the parent of the one kind that typer exports.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -27,6 +28,8 @@ _ASKED = "specllama.help"  # in a context: the title of the one section to show,
 # Hidden names, those of other tools, as (long name of the option, hidden name): a hidden -r of one command is shown in
 # another. `Option.typed` in grouping.py fills it.
 SILENT: set[tuple[str, str]] = set()
+
+_NEGATIVE = re.compile(r"-\.?\d[\d.]*")
 
 # Names such as -md of any command; where -m takes a value and -md is unknown, the parser would read -m d.
 LONG_SHORT: set[str] = set()
@@ -125,14 +128,26 @@ def _topics(command: Any, ctx: Any) -> dict[str, str]:
     return {title.split()[0].lower(): title for _, title, _ in _rows(command, ctx) if title != REST}
 
 
+def _takes_value(arg: str, options: Mapping[str, TyperOption]) -> bool:
+    return arg in options and not options[arg].is_flag
+
+
+def _numbers_last(args: list[str], options: Mapping[str, TyperOption]) -> list[str]:
+    """`args` with negative numbers that are arguments behind a `--`: the parser takes -1 for an option."""
+    words, numbers = list[str](), list[str]()
+    for before, arg in zip(["", *args], args, strict=False):
+        is_number = _NEGATIVE.fullmatch(arg) and not _takes_value(before, options)
+        (numbers if is_number else words).append(arg)
+    return [*words, "--", *numbers] if numbers and "--" not in args else args
+
+
 def _asked_page(args: Sequence[str], options: Mapping[str, TyperOption], topics: Mapping[str, str]) -> str | None:
     """The page that the words ask for: HELP_ALL, the title of a section, "" for the first page; None for no help."""
     before = ""
     for i, arg in enumerate(args):
         if arg == "--":
             break
-        is_value = before in options and not options[before].is_flag
-        if arg in (*HELP, HELP_ALL) and not is_value:
+        if arg in (*HELP, HELP_ALL) and not _takes_value(before, options):
             return HELP_ALL if arg == HELP_ALL else topics.get("".join(args[i + 1 : i + 2]).lower(), "")
         before = arg
     return None
@@ -205,7 +220,11 @@ class CommandWithHelp(_Paged, TyperCommand):
         options = _declared(self.params)
         refuse_misread(args, options)
         ctx.meta[_ASKED] = _asked_page(args, options, _topics(self, ctx))
-        return super().parse_args(ctx, args if ctx.meta[_ASKED] is None else ["--help"])
+        if ctx.meta[_ASKED] is not None:
+            return super().parse_args(ctx, ["--help"])
+        if callable(ctx.default_map):
+            ctx.default_map = ctx.default_map()
+        return super().parse_args(ctx, _numbers_last(args, options))
 
     def invoke(self, ctx: Any) -> Any:
         require_home()

@@ -82,7 +82,7 @@ def load() -> dict[str, Any]:
                 raise UsageError(f"{name} is a {type(value).__name__}, expected one value")
             KEYS[_known(name)].check(name, value)
         except UsageError as error:
-            raise ConfigError(f"{path}: {error}", hint=error.hint) from None
+            raise ConfigError(f"{path}: {error}", hint=error.hint or f"specllama config --unset {name}") from None
     return values
 
 
@@ -98,17 +98,21 @@ def look() -> AnswerLook:
 
 
 def put(name: str, text: str | None) -> None:
-    """Set a value, or remove it if `text` is None. Raises UsageError, ConfigError, DiskFull."""
-    path, values = config_path(), load()
+    """Set a value, or remove it if `text` is None. Raises UsageError, ConfigError, DiskFull.
+
+    The other values of the file are not checked.
+    """
+    path = config_path()
+    before = models_toml.text_of(path) if path.exists() else ""
     if text is None:
-        if _known(name) not in values:
+        if name not in models_toml.parse(before, path):
+            _known(name)
             return
         value = None
     else:
         value = KEYS[_known(name)].check(name, text)
         if not isinstance(value, (int, float)):  # such as a draft length: the text gives it again
             value = text
-    before = models_toml.text_of(path) if path.exists() else ""
     models_toml.write(path, models_toml.edited(before, path, {(name,): value}))
 
 

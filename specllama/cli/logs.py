@@ -18,6 +18,7 @@ from specllama.base.text import counted
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color
 from specllama.cli.screen.output import Output, open_output, to_json
+from specllama.cli.screen.visible import in_one_line
 
 SHOWN = 3  # answers, by default
 
@@ -79,7 +80,7 @@ def _show(output: Output, entry: Mapping[str, Any]) -> None:
     target = models.get("target") if isinstance(models, dict) else None
     file = target.get("file", "") if isinstance(target, dict) else ""
     title = f"{entry.get('at', '')}  {os.path.basename(str(file))}"
-    output.line(output.out.paint(title, bold=True) if output.out.styled else title)
+    output.out.line(output.out.paint(in_one_line(title), bold=True))
     output.text(f"> {entry['prompt'].rstrip()}")
     output.text(entry["text"].rstrip())
     output.line()

@@ -106,7 +106,7 @@ def template_of(name: str | None) -> str | None:
     """The chat template of `--chat-template`: a name of `NAMED`, or a file. Raises UsageError."""
     if name is None or name in NAMED:
         return name and NAMED[name]
-    if not meant(name).exists():
+    if not os.path.exists(meant(name)):
         raise UsageError(f"there is no chat template {name} (expected a file, or {', '.join(NAMED)})")
     template = _read_file("--chat-template", name)
     if not template.strip():

@@ -20,11 +20,13 @@ from specllama.cli.screen.output import Output
 def writable(option: str, name: str) -> Path:
     """The file that an option names, checked before the minutes. Raises UsageError."""
     path = meant(name)
-    real = Path(os.path.realpath(path))
-    changed = real if real.exists() and not real.is_file() else real.parent  # a file is replaced, a device written to
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    is_replaced = os.path.isfile(real) or not os.path.exists(real)  # a device is written to
+    changed = folder if is_replaced else real
     reason = (
-        "it is a folder" if real.is_dir()
-        else "there is no such folder" if not real.parent.is_dir()
+        "it is a folder" if os.path.isdir(real)
+        else "there is no such folder" if not os.path.isdir(folder)
         else "permission denied" if not os.access(changed, os.W_OK)
         else ""
     )  # fmt: skip

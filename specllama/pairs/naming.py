@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +25,7 @@ def named(text: str, *, draft: bool = False) -> Wanted:
     if draft and (path := derived.named(text)) is not None:
         return path
     looks_like_path = text.startswith(_BEGINS_A_PATH) or "\\" in text or (text.endswith(".gguf") and ":" not in text)
-    if looks_like_path or meant(text).is_file():
+    if looks_like_path or os.path.isfile(meant(text)):
         return meant(text)
     catalog = load_catalog()
     try:
@@ -32,7 +33,7 @@ def named(text: str, *, draft: bool = False) -> Wanted:
     except ConfigError as error:
         if "/" in text:
             return text
-        if meant(text).exists():  # a folder: reading its header raises the error
+        if os.path.exists(meant(text)):  # a folder: reading its header raises the error
             return meant(text)
         what = "file, pair, model or derived draft" if draft else "file, pair or model"
         raise ConfigError(f"there is no {what} named {text!r}", hint=error.hint) from None

@@ -67,6 +67,30 @@ def test_a_wrong_file_is_named_before_models_are_loaded(specllama: Run, file: Pa
     assert specllama("models", "list").code == 0
 
 
+@pytest.mark.parametrize("words", [["run", "--help"], ["chat", "-h"], ["run", "--help-all"]])
+def test_help_needs_no_right_file(specllama: Run, file: Path, words: list[str]) -> None:
+    """Help that a typing error in a file takes away when it is needed."""
+    file.parent.mkdir(parents=True)
+    file.write_text("temp = \n")
+    assert specllama(*words).code == 0
+
+
+@pytest.mark.parametrize("text", ["temp = 'hot'\n", "x = 1\n", "temp = [1]\n", "[temp]\ny = 1\n"])
+def test_a_wrong_value_can_be_removed(specllama: Run, file: Path, text: str) -> None:
+    """A file that only an editor repairs."""
+    file.parent.mkdir(parents=True)
+    file.write_text(f"colors = 'full'\n{text}")
+    assert specllama("config", "--unset", "x" if "x" in text else "temp").code == 0
+    assert look() == AnswerLook(colors="full")
+
+
+def test_a_negative_number_is_a_value(specllama: Run) -> None:
+    """`-1` refused as an option; an unknown option taken as a value."""
+    assert [specllama("config", "seed", value).code for value in ("-1", "-x", "-1.5")] == [0, 2, 2]
+    assert specllama("config", "--color", "never", "seed").out == "-1\n"
+    assert "-1.5" in specllama("config", "seed", "-1.5").err
+
+
 def test_an_option_wins_over_the_environment_and_that_over_the_file(
     specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

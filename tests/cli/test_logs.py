@@ -46,6 +46,10 @@ def test_a_damaged_log_shows_what_can_be_read(specllama: Run) -> None:
     assert result.code == 0
     assert "\x1b" not in result.out
     assert "3 lines" in result.err
+    styled = specllama("logs", "--color", "always").out
+    assert styled.startswith("\x1b[1m")
+    assert "\x1b[2J" not in styled
+    assert "\\x1b[1m" not in styled
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions")

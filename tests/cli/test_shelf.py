@@ -6,25 +6,30 @@ import base64
 import io
 import os
 import stat
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
-from specllama.base.errors import ConversationError, UsageError
+from specllama.base.errors import ConfigError, ConversationError, UsageError
 from specllama.chat import saved as chat_file
 from specllama.chat.session import Turn
 from specllama.chat.settings import Settings
 from specllama.cli.chat import reading
-from specllama.cli.chat.commands import MOST_LISTED, go_on, perform
+from specllama.cli.chat.commands import MOST_LISTED, _row, go_on, perform
 from specllama.cli.chat.input import _history
 from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
 from specllama.cli.chat.shelf import Shelf, kept_chats, kept_files, shelf_folder
+from specllama.cli.prompting import template_of
+from specllama.cli.reports import writable
 from specllama.cli.screen.clipboard import MOST_BYTES, copy_to_clipboard
 from specllama.cli.screen.markdown import AnswerText
 from specllama.cli.screen.output import Stream
 from specllama.drafters.length import AUTO_LENGTH
+from specllama.pairs.naming import named as resolve
 from tests.homes import file_size_limit
 
 
@@ -251,6 +256,31 @@ def test_read_finds_files_folders_and_patterns(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(reading, "MAX_BYTES", 15)
     with pytest.raises(UsageError, match="15 bytes"):
         reading.find("src")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other limits of names")
+def test_a_name_that_is_too_long_is_an_error_in_one_sentence(tmp_path: Path) -> None:
+    """A system call that fails outside the place that words its error."""
+    name = "x" * 300
+    for text in (name, f"a {name}", f"{name} {name}"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            reading.find(text)
+    with pytest.raises(ConversationError, match="cannot be read"):
+        chat_file.load(tmp_path / name)
+    with pytest.raises(ConfigError, match="there is no file"):
+        resolve(name)
+    with pytest.raises(UsageError, match="there is no chat template"):
+        template_of(name)
+    assert writable("-o", name) == Path(name)
+
+
+@pytest.mark.parametrize("width", [34, 50, 80])
+def test_a_row_of_chats_fits_the_window(width: int) -> None:
+    """A list whose long titles take two rows each."""
+    shelf = Shelf(wanted=True)
+    shelf.keep(talk("漢字 word " * 20), {})
+    [kept] = kept_chats()
+    assert width - 1 <= cell_len(_row(1, kept, width)) <= width
 
 
 def test_code_blocks_are_those_of_the_answer_without_fences_and_thinking() -> None:

@@ -116,6 +116,19 @@ def test_ctrl_z_erases_the_live_lines_and_the_text_goes_on_below_the_shell() -> 
     assert window.lines == ["the answer", "Stopped", "$ fg", "x" * 29 + "y"]
 
 
+def test_a_line_whose_start_was_scrolled_out_is_not_written_again() -> None:
+    """A line of code that stands twice in the scrollback: the live lines have pushed its first rows out of reach."""
+    for n_characters in (200, 299, 300, 500):
+        window, line = Window(50, 12), "x" * n_characters
+        for piece in (line[:150], line[150:]):
+            window.screen.add(StyledText(piece))
+            window.screen.draw(["live"] * 6)
+        window.screen.repaint([StyledText(line)])
+        window.screen.add(StyledText("\n"))
+        window.screen.finish()
+        assert window.lines == _shown_alone(line, 50, 12)
+
+
 def test_at_most_half_of_a_small_window_is_taken() -> None:
     """A window of six lines in which the answer cannot be read for figures."""
     window = Window(40, 4)

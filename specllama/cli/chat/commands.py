@@ -234,7 +234,7 @@ def _copy(chat: ChatState, rest: str) -> None:
 def _save(chat: ChatState, rest: str) -> None:
     path = _path(rest or chat.file, "/save FILE")
     is_own = chat.file and os.path.realpath(chat.file) == os.path.realpath(path)
-    if not is_own and path.is_file() and not chat.agrees(f"{path} exists. Replace it?"):
+    if not is_own and os.path.isfile(path) and not chat.agrees(f"{path} exists. Replace it?"):
         raise ConversationError(f"{path} exists; nothing was saved", hint=f"to replace it: /save! {path}")
     _write(chat, path)
 
@@ -299,8 +299,8 @@ def _chats(chat: ChatState, rest: str) -> None:
 def _row(number: int, kept: KeptChat, width: int) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.changed_s))
     begin = f"{number:>2}  {when}  {counted(kept.n_turns, 'turn'):<8}  "
-    title, room = in_one_line(kept.title), max(width - len(begin), 20)
-    return begin + (title if cell_len(title) <= room else set_cell_size(title, room - 3) + "...")
+    row = begin + in_one_line(kept.title)
+    return row if cell_len(row) <= width else set_cell_size(row, width - 3) + "..."
 
 
 def go_on(chat: ChatState, path: Path) -> list[str]:

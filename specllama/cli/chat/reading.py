@@ -47,7 +47,7 @@ class Found:
 def find(text: str) -> Found:
     """Read what `text` means; hidden files of folders are left out. Raises UsageError."""
     whole = meant(bare(text))
-    if whole.is_dir() or (not whole.exists() and _has_several(text)):
+    if os.path.isdir(whole) or (not os.path.exists(whole) and _has_several(text)):
         return _several(list(islice(_paths(text), MOST_FILES + 1)), text)
     try:
         with whole.open("rb") as file:
@@ -70,10 +70,10 @@ def _words(text: str) -> list[str]:
 
 def _paths(text: str) -> Iterator[Path]:
     whole = meant(bare(text))
-    for path in [whole] if whole.exists() else map(meant, _words(text)):
-        if path.is_dir():
+    for path in [whole] if os.path.exists(whole) else map(meant, _words(text)):
+        if os.path.isdir(path):
             yield from _below(path)
-        elif path.exists():
+        elif os.path.exists(path):
             yield path
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in islice(glob.iglob(str(path), recursive=True), MOST_FILES + 1)]

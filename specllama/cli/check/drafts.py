@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -104,7 +105,7 @@ def _facts(each: FoundDraft) -> dict[str, object]:
 def _on_disk(target: Header, scan: str | None) -> Iterator[tuple[str, str, OpenHeader]]:
     """Name, value of -md, and header of the models in the folder `scan`, else in the model folders of this machine."""
     folder = meant(scan) if scan is not None else None
-    if folder is not None and not folder.is_dir():
+    if folder is not None and not os.path.isdir(folder):
         raise UsageError(f"--scan {folder} is not a folder")
     for place in folders_here() if folder is None else [folder]:
         for path in files_in(place, target):

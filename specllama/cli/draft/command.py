@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +171,7 @@ def _destination(text: str, *, force: bool) -> Path:
     path = writable("-o", text)
     if path.suffix != ".gguf":
         raise UsageError(f"-o {text} is not a model file (expected a name that ends in .gguf)")
-    if path.exists() and not force:
+    if os.path.exists(path) and not force:
         raise UsageError(f"{path} exists", hint="use another name, or --force to replace it")
     return path
 

@@ -162,7 +162,8 @@ class Screen:
         width, height = self.size
         rows = _place_after(self._line, 0, width)[0]
         text = "".join(piece.text for piece in pieces)
-        if self._text.steerable and text == self._line and rows < height and not self._is_reflowed:
+        is_in_reach = rows < height - height // 2  # `draw` may have scrolled the rows above to the scrollback
+        if self._text.steerable and text == self._line and is_in_reach and not self._is_reflowed:
             self._text.write(Raw("\r" + UP * rows + "".join(map(str, pieces))))
 
     def finish(self) -> None:
