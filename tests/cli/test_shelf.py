@@ -279,7 +279,7 @@ def test_a_row_of_chats_fits_the_window(width: int) -> None:
     """A list whose long titles take two rows each."""
     shelf = Shelf(wanted=True)
     shelf.keep(talk("漢字 word " * 20), {})
-    [kept] = kept_chats()
+    [kept] = kept_chats(kept_files())
     assert width - 1 <= cell_len(_row(1, kept, width)) <= width
 
 
