@@ -14,7 +14,6 @@ import typer
 from specllama import llama
 from specllama.base.errors import UsageError
 from specllama.base.text import counted, figure
-from specllama.chat.code_block import BlockWatch
 from specllama.chat.conversation import RenderedPrompt
 from specllama.chat.session import THINK
 from specllama.chat.settings import require_known
@@ -34,6 +33,7 @@ from specllama.cli.config import look
 from specllama.cli.loading import Said, ask_of
 from specllama.cli.prompting import PromptParts, prompt_parts, rendered, require_room
 from specllama.cli.record import begin
+from specllama.cli.screen.code_block import BlockWatch
 from specllama.cli.screen.keyboard import silent_keyboard
 from specllama.cli.screen.output import Output, open_output, to_json
 from specllama.cli.screen.render import Figures

@@ -24,6 +24,7 @@ _BESIDE_ORIGINS: dict[Kind, Style] = {
     "bold": Style(italic=True),
     "code": Style(),
     "block": Style(),
+    "fence": Style(dim=True),
     "mark": Style(dim=True),
     "think": Style(dim=True),
 }
@@ -33,6 +34,7 @@ _BY_ITSELF: dict[Kind, Style] = {
     "bold": Style(bold=True),
     "code": Style(),
     "block": Style(),
+    "fence": Style(dim=True),
     "mark": Style(dim=True),
     "think": Style(dim=True),
 }

@@ -7,20 +7,18 @@ that a copy of the screen is the answer.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, TypeAlias
 
 from specllama.chat.session import END_THINK, THINK
+from specllama.cli.screen.fences import Fences
 
-Kind = Literal["text", "heading", "bold", "code", "block", "mark", "think"]
+Kind = Literal["text", "heading", "bold", "code", "block", "fence", "mark", "think"]
 Letter: TypeAlias = tuple[str, str]  # a character, and the tag of who wrote it
 Shown: TypeAlias = tuple[str, str, Kind]  # a character, its tag, and how it looks
 
-_OPEN_START = re.compile(r" {0,3}(`*|~*|#{1,6})")  # a line that can still become a fence or a heading
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}#{1,6}")
 
 
@@ -28,10 +26,10 @@ _HEADING = re.compile(r" {0,3}#{1,6}")
 class Markdown:
     """Styles one answer. Unclosed bold and inline code end with their line."""
 
-    info: str = ""  # what follows the fence of the last code block, such as its language
+    fences: Fences = field(default_factory=Fences)
     _held: list[Letter] = field(default_factory=list)  # marks whose meaning the next character decides
     _at_start: bool = True  # of a line
-    _fence: str = ""  # what closes the code block that is open
+    _whole: str = ""  # this line so far
     _line: Kind = "text"  # what the rest of this line is
     _bold: bool = False
     _code: int = 0  # backticks that opened inline code
@@ -42,20 +40,23 @@ class Markdown:
         char = letter[0]
         if self._at_start:
             start = "".join(char for char, _ in self._held)
-            if _OPEN_START.fullmatch(start + char):
+            may_be_heading = not self.fences.mark and _HEADING.fullmatch(start + char)
+            if self.fences.may_be_fence(start + char) or may_be_heading:
                 self._held.append(letter)
                 return
             yield from self._begin_line(start, char)
+            self._whole = start
         elif self._held and char != self._held[0][0]:
             yield from self._end_run(char)
-        if char in "*`" and self._line == "text" and not self._fence:
+        self._whole += char
+        if char in "*`" and self._line == "text":
             self._held.append(letter)
             return
-        if self._fence and self._line == "mark" and char != "\n":
-            self.info += char
         yield (*letter, self._look)
         self._after_space = char.isspace()
         if char == "\n":
+            if self._line != "fence":
+                self.fences.take(self._whole[:-1])
             self._at_start, self._line, self._bold, self._code = True, "text", False, 0
 
     def finish(self) -> Iterator[Shown]:
@@ -65,31 +66,31 @@ class Markdown:
 
     @property
     def _look(self) -> Kind:
-        if self._fence and self._line == "text":
-            return "block"
         return self._line if self._line != "text" else "code" if self._code else "bold" if self._bold else "text"
 
     def _begin_line(self, start: str, after: str) -> Iterator[Shown]:
         """`start` begins a line and `after` follows: say what the line is."""
         self._at_start = False
-        fence = FENCE.fullmatch(start)
-        if self._fence:
-            closes = fence is not None and fence[1].startswith(self._fence) and after == "\n"
-            yield from self._release("mark" if closes else "block")
-            if closes:
-                self._fence, self._line = "", "mark"
-        elif fence:
-            yield from self._release("mark")
-            self._fence, self._line, self.info = fence[1], "mark", ""
+        if after == "\n" and self.fences.take(start):
+            self._line = "fence"
+            yield from self._release("fence")
+        elif self.fences.mark:
+            self._line = "block"
+            yield from self._release("block")
         elif _HEADING.fullmatch(start) and after == " ":
             yield from self._release("mark")
             self._line = "heading"
         elif start.strip(" ")[:1] == "`":
-            indent = len(start) - len(start.lstrip(" "))
-            run, self._held = self._held[indent:], self._held[:indent]
-            yield from self._release("text")
-            self._held = run
-            yield from self._end_run(after)
+            held, self._held = self._held, []
+            for letter in held:
+                if self._held and letter[0] != "`":
+                    yield from self._end_run(letter[0])
+                if letter[0] == "`":
+                    self._held.append(letter)
+                else:
+                    yield (*letter, self._look)
+            if after != "`":
+                yield from self._end_run(after)
         else:
             yield from self._release("text")
 
@@ -172,7 +173,7 @@ class AnswerReading:
     @property
     def info(self) -> str:
         """What follows the fence of the last code block, such as its language."""
-        return self._markdown.info
+        return self._markdown.fences.info
 
     @property
     def thought(self) -> str:
@@ -197,6 +198,31 @@ class AnswerReading:
                 yield from self._markdown.feed(letter)
 
 
+@dataclass(slots=True)
+class Blocks:
+    """The code between fences. Code in an indented block, as in a list, loses the indentation of its fence."""
+
+    n_fences: int = 0  # whole lines of fences so far
+    _fence: str = ""  # the line so far, if it is one
+    _indent: int = 0  # of the last fence
+    _left: int = 0  # spaces that this line of code still loses
+
+    def take(self, letters: Iterable[Shown]) -> Iterator[tuple[int, str]]:
+        """Yields (number of the block from 0, character)."""
+        for char, _, kind in letters:
+            if kind == "fence":
+                self._fence += char
+                if char == "\n":
+                    self._left = self._indent = len(self._fence) - len(self._fence.lstrip(" "))
+                    self.n_fences, self._fence = self.n_fences + 1, ""
+            elif kind == "block":
+                if self._left and char == " ":
+                    self._left -= 1
+                    continue
+                self._left = self._indent if char == "\n" else 0
+                yield self.n_fences // 2, char
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerText:
     """A whole answer without its thinking, and the code of its fenced blocks."""
@@ -209,8 +235,6 @@ class AnswerText:
         """`starts_thinking`: the template has written the mark already."""
         reading = AnswerReading(starts_thinking=starts_thinking)
         letters = [(char, kind) for char, _, kind in (*reading.feed(answer, ""), *reading.finish()) if kind != "think"]
-        blocks = []
-        for is_block, group in groupby(letters, lambda letter: letter[1] == "block"):
-            if is_block:
-                blocks.append(textwrap.dedent("".join(char for char, _ in group)))  # in a list it is indented
+        code = Blocks().take((char, "", kind) for char, kind in letters)
+        blocks = ("".join(char for _, char in group) for _, group in groupby(code, lambda one: one[0]))
         return cls("".join(char for char, _ in letters).strip("\n"), tuple(blocks))

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from rich.style import Style
 
-from specllama.chat.code_block import CodeBlock
 from specllama.chat.stream import TaggedText, TextStream
 from specllama.cli.record import Record
+from specllama.cli.screen.code_block import CodeBlock
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.render import Figures, codes_of, palette_of, strip, summary
 from specllama.cli.screen.terminal import Screen, StyledText

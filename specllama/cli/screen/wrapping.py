@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from rich.cells import get_character_cell_size
 
-from specllama.cli.screen.markdown import FENCE
+from specllama.cli.screen.fences import Fences
 from specllama.cli.screen.terminal import StyledText, column_after
 
 _Letter: TypeAlias = tuple[str, tuple[str, str]]  # a character, and the codes around it
@@ -33,7 +33,7 @@ class Wrapper:
         self._spaces: list[_Letter] = []  # before the word
         self._word: list[_Letter] = []
         self._line = ""  # as it came, without the held part
-        self._fence = ""  # the fence that closes the open code block
+        self._fences = Fences()
         self._flows = False  # the word begins its line or is wider than a line: it is not held
         self._out: list[_Letter] = []
         self._column = self._width = 0
@@ -63,7 +63,7 @@ class Wrapper:
         if char == "\n":
             self._end_word()
             self._end_line(style)
-        elif self._fence:
+        elif self._fences.mark:
             self._emit([(char, style)])
         elif char in " \t":
             self._end_word()
@@ -131,11 +131,7 @@ class Wrapper:
         if self._column + len(spaces) < self._width or not self._line.strip():
             self._emit(self._spaces)
         self._spaces = []
-        fence = FENCE.match(self._line)
-        if not self._fence:
-            self._fence = fence[1] if fence else ""
-        elif fence and fence[1].startswith(self._fence) and not self._line[fence.end() :].strip():
-            self._fence = ""
+        self._fences.take(self._line)
         self._line = ""
         self._out.append(("\n", style))
         self._column = 0

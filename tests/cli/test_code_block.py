@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.chat.code_block import BlockWatch, CodeBlock
+from specllama.cli.screen.code_block import BlockWatch, CodeBlock
+from specllama.cli.screen.markdown import AnswerText
 
 ANSWERS = [
     ("Here:\n```python\na = 1\n\nb = 2\n```\nDone.\n", "a = 1\n\nb = 2\n"),
@@ -18,6 +19,9 @@ ANSWERS = [
     ("```a`b\nno\n", None),
     ("<think>\n```\nnot this\n```\n</think>\n```\nthis\n```\n", "this\n"),
     ("```\n\u2028 `` ` \n `\n```\n", "\u2028 `` ` \n `\n"),
+    ("```\na\n``` \nb\n```\n", "a\n"),
+    ("```\na\n    ```\n```\n", "a\n    ```\n"),
+    ("a\n    ```\n    b\n", None),
     ("", None),
 ]
 
@@ -30,6 +34,7 @@ def test_the_code_does_not_depend_on_how_the_text_arrives(answer: str, code: str
     parts = [block.feed(answer[i : i + size]) for i in range(0, len(answer), size)]
     assert "".join([*parts, block.finish()]) == (code or "")
     assert block.found is (code is not None)
+    assert "".join(AnswerText.of(answer).blocks[:1]) == (code or "")
 
 
 def test_thinking_that_the_template_began_does_not_count() -> None:
