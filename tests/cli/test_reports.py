@@ -141,8 +141,8 @@ def test_a_pipe_that_is_full_and_does_not_block_loses_no_report(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(("command", "n_signals"), [("bench lines", 2), ("audit", 2), ("check", 1)])
-def test_ctrl_c_behind_a_pipe_that_nobody_reads_loses_no_report(place: Place, command: str, n_signals: int) -> None:
+@pytest.mark.parametrize("command", ["bench lines", "audit", "check"])
+def test_ctrl_c_behind_a_pipe_that_nobody_reads_loses_no_report(place: Place, command: str) -> None:
     """Prevents: minutes of measuring lost to the only way out of a write that blocks."""
     is_lines = command == "bench lines"  # they fill the pipe after some runs
     theirs, ours = os.pipe() if is_lines else full_pipe()
@@ -150,7 +150,7 @@ def test_ctrl_c_behind_a_pipe_that_nobody_reads_loses_no_report(place: Place, co
     program = [*place.program(command), *(["-r", "5000"] if is_lines else [])]
     with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=ours, stderr=subprocess.PIPE, text=True) as child:
         try:
-            for _ in range(n_signals):
+            for _ in range(2):  # the first ends the measuring
                 until_blocked(child.pid)
                 child.send_signal(signal.SIGINT)
                 time.sleep(0.3)

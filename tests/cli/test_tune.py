@@ -232,7 +232,7 @@ def test_a_profile_tells_the_gain_of_an_answer(specllama: Run, pair: Pair, keep:
     gain = record_of(specllama(*args, "--json"))["gain"]
     assert 0 < gain["low"] <= gain["value"] <= gain["high"]
     assert record_of(specllama(*args, "--spec-type", "none", "--json"))["gain"] is None
-    assert re.search(r"\| \d+\.\dx plain \| Draft:", specllama(*args).err)
+    assert re.search(r"t/s, \d+\.\dx plain \|", specllama(*args).err)
 
 
 def test_only_measured_costs_of_the_loaded_kernel_path_tell_the_gain(
