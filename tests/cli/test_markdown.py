@@ -84,6 +84,13 @@ def test_no_character_is_lost_or_moved(text: str, starts: bool) -> None:
     assert "".join(char for char, _, _ in shown) == text
 
 
+def test_a_long_line_is_not_held_to_its_end() -> None:
+    """A line behind three backticks that appears after minutes, in seconds of work for its characters."""
+    for mark in ("```", "```" * 80, " " * 300, "~~~"):
+        reading = AnswerReading()
+        assert len(list(reading.feed(f"{mark}{'x' * 20_000}", ""))) > 19_000
+
+
 def test_little_is_held_back() -> None:
     """A stream that stops because something may still become Markdown."""
     reading, n_shown = AnswerReading(), 0

@@ -10,7 +10,7 @@ from rich.style import Style
 if TYPE_CHECKING:
     from rich.syntax import Syntax
 
-MOST_CHARACTERS = 3_000  # of a block: each line costs a pass over all of it, together 0.2 s for this length
+MOST_CHARACTERS = 2_500  # of a block: each line costs a pass over all of it, together 0.2 s for this length
 # Kinds of tokens as Pygments names them. Green, yellow, blue and cyan are hard to read on one of the backgrounds.
 _STYLES = {
     ("Comment",): Style(dim=True, italic=True),

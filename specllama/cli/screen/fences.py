@@ -11,6 +11,7 @@ _MAY_OPEN = re.compile(r" *(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
 _CLOSES = re.compile(r"( *)(`{3,}|~{3,})[ \t\r]*")
 _MAY_CLOSE = re.compile(r" *(`*|~*)[ \t\r]*")
 _LIST_MARK = re.compile(r" *(?:[-*+]|\d{1,9}[.)]) +")
+_LONGEST = 200  # characters of a fence's line: it is held until it ends
 _MOST_INDENT = 3  # of a fence, from the text of its list item; more is indented code
 
 
@@ -25,11 +26,11 @@ class Fences:
 
     def may_be_fence(self, start: str) -> bool:
         """True if a line that begins with `start` can open or close the block."""
-        return bool((_MAY_CLOSE if self.mark else _MAY_OPEN).fullmatch(start))
+        return len(start) <= _LONGEST and bool((_MAY_CLOSE if self.mark else _MAY_OPEN).fullmatch(start))
 
     def take(self, line: str) -> bool:
         """Take the next line, without its newline; True if it is a fence."""
-        found = (_CLOSES if self.mark else _OPENS).fullmatch(line)
+        found = (_CLOSES if self.mark else _OPENS).fullmatch(line) if len(line) <= _LONGEST else None
         if found and len(found[1]) <= self._content + _MOST_INDENT and found[2].startswith(self.mark):
             if self.mark:
                 self.mark = ""
