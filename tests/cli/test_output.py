@@ -95,7 +95,7 @@ def test_a_history_that_is_the_users_link_stays_one(tmp_path: Path) -> None:
     theirs, link = tmp_path / "theirs", tmp_path / "chat_history"
     theirs.touch(mode=0o644)
     link.symlink_to(theirs)
-    _history(link).store_string("hello")
+    _history(link, kept=True).store_string("hello")
     assert link.is_symlink()
     assert (theirs.stat().st_mode & 0o777, "+hello" in theirs.read_text()) == (0o644, True)
 
@@ -104,7 +104,7 @@ def test_a_history_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     """Prevents: a traceback in the middle of the screen; the file is read by a generator, after it was asked for."""
     folder = tmp_path / "history"
     folder.mkdir()  # opening a folder fails for every user
-    assert list(_history(folder).load_history_strings()) == []
+    assert list(_history(folder, kept=True).load_history_strings()) == []
 
 
 @pytest.mark.parametrize(
