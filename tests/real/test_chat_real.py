@@ -20,11 +20,11 @@ def test_a_person_talks_stops_and_goes_on(model_file: Callable[[str], Path], tmp
     file = str(model_file(SMALL))
     command = [*SPECLLAMA, "chat", "-m", file, "-md", file, "-c", "4096", "--temp", "0", "-n", "200",
                "--spec-draft-n-max", "4"]  # fmt: skip
-    shown = Terminal(command, 80, 30, {"XDG_STATE_HOME": str(tmp_path)})
+    shown = Terminal(command, 120, 30, {"XDG_STATE_HOME": str(tmp_path)})
     shown.display.write_process_input = lambda data: shown.child.send(data.encode())  # type: ignore[method-assign]
     shown.wait_for(lambda t: ">>>" in t.text, 120)
     shown.child.send("Tell me a story about a fox.\r")
-    shown.wait_for(lambda t: "% accepted" in t.text and "cached 0" in t.text, 120)
+    shown.wait_for(lambda t: "% accepted" in t.text, 120)
     shown.read(1.0)
     shown.interrupt()
     pressed = time.monotonic()
@@ -34,8 +34,8 @@ def test_a_person_talks_stops_and_goes_on(model_file: Callable[[str], Path], tmp
     shown.child.send("/set predict 10\r")
     shown.wait_for(lambda t: "predict is 10" in t.text and t.text.endswith("\n>>>"))
     shown.child.send("And then?\r")
-    shown.wait_for(lambda t: len(re.findall(r"cached \d+, read \d+", t.text)) == 2, 120)
-    cached, read = map(int, re.findall(r"cached (\d+), read (\d+)", shown.text)[1])
+    shown.wait_for(lambda t: bool(re.search(r"tokens,\s+\d+\s+cached\)", t.text)), 120)
+    [(read, cached)] = [map(int, pair) for pair in re.findall(r"\((\d+)\s+tokens,\s+(\d+)\s+cached\)", shown.text)]
     assert cached > 40
     assert read < 25
     assert "fox" in shown.text
