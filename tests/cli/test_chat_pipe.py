@@ -392,7 +392,7 @@ def test_a_line_without_an_end_is_refused_before_the_memory_is_full(specllama: R
     lines = b"/read /dev/zero\n" + b"y" * (2 * MAX_BYTES)
     result = specllama("chat", *talker.options, "-n", "3", stdin=lines)
     assert result.code == 1
-    assert "/dev/zero holds more than 16.8 MB" in result.err
+    assert "/dev/zero is not a regular file" in result.err
     assert result.err.count("a line of stdin is longer than 16.8 MB") == 1
 
 

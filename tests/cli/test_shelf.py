@@ -303,3 +303,11 @@ def test_the_clipboard_gets_text_that_cannot_act_and_only_from_a_terminal() -> N
     with pytest.raises(UsageError):
         copy_to_clipboard("a" * (MOST_BYTES + 1), Stream(paper, True, True, True, True))
     assert paper.getvalue() == sent
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_not_read_into_a_message(tmp_path: Path) -> None:
+    """Prevents: a chat that waits without a word for a pipe that nothing is written to."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="regular file"):
+        reading.find(str(tmp_path / "pipe"))

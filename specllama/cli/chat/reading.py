@@ -49,6 +49,8 @@ def find(text: str) -> Found:
     whole = meant(bare(text))
     if os.path.isdir(whole) or (not os.path.exists(whole) and _has_several(text)):
         return _several(list(islice(_paths(text), MOST_FILES + 1)), text)
+    if os.path.exists(whole) and not os.path.isfile(whole):  # a pipe is waited for, a device may have no end
+        raise UsageError(f"{whole} is not a regular file")
     try:
         with whole.open("rb") as file:
             data = read_whole(file, str(whole))
