@@ -240,8 +240,8 @@ def _answer(
                 out.note(f"note: the answer was cut {why}")
         if log is not None:
             logs.keep({**log, **record.header, **record.outcome(finished, answer)}, out)
-        looks = setup.profile is not None and not setup.profile.is_partial
-        if finished.reason != "cancelled" and not (looks and sampling.seed >= 0):  # that answer can be repeated
+        # An answer with a fixed seed can be repeated: costs that are complete stay as they are.
+        if finished.reason != "cancelled" and not (setup.looks and sampling.seed >= 0):
             for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
                 pass
         return finished.reason

@@ -224,6 +224,11 @@ class Setup:
     untuned: ProfileKey | None = None  # `subject` before a profile changed the draft and the options
 
     @property
+    def looks(self) -> bool:
+        """True if the costs to be measured are those of a complete profile, again."""
+        return self.completes and self.profile is not None and not self.profile.is_partial
+
+    @property
     def subject(self) -> ProfileKey:
         """The key of the pair's profile."""
         if self.untuned is not None:

@@ -263,9 +263,7 @@ class FirstUse:
         return self.setup
 
     def _measure(self) -> Iterator[float]:
-        profile = self.setup.profile
-        looks = profile is not None and not profile.is_partial
-        if self.done or (looks and self._models.target.length >= DEEP):  # there T(n) is that of attention
+        if self.done or (self.setup.looks and self._models.target.length >= DEEP):  # there T(n) is that of attention
             return
         try:
             yield from self._passes()

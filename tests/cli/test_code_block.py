@@ -44,7 +44,7 @@ def test_thinking_that_the_template_began_does_not_count() -> None:
 
 
 def test_the_answer_ends_with_the_line_of_the_closing_fence() -> None:
-    """Prevents: minutes of explanations behind the code that nobody reads; an end inside the block."""
+    """Prevents: minutes of explanations behind the code, which are not printed; an end inside the block."""
     pieces = [b"```", b"py\n", b"``", b"x\n", b"``", b"`", b"\n", b"More."]
     watch = BlockWatch([], pieces.__getitem__, starts_thinking=False)
     assert [watch.push(token) for token in range(7)] == [False] * 6 + [True]

@@ -564,7 +564,7 @@ def test_costs_follow_the_length_of_the_text() -> None:
 
 
 def test_a_draft_that_was_cut_teaches_as_far_as_it_was_verified() -> None:
-    """A token behind an end token, which nobody judged, counted as a wrong guess of the model."""
+    """A token behind an end token, which was never verified, counted as a wrong guess of the model."""
     calibration, expected = Calibration(), Calibration()
     controller = Controller(FLAT, calibration=calibration)
     assert controller.plan(4, lag=0).n_drawn

@@ -196,7 +196,7 @@ class ChatState:
             say_error(error, self.output.err)
 
     def agrees(self, question: str) -> bool:
-        """Ask a person; False if there is none, or without a yes."""
+        """True if a person at the terminal says yes; on a pipe and with JSON lines False, without a question."""
         if not sys.stdin.isatty() or self.output.format != "human":
             return False
         with nullcontext() if self.keyboard is None else self.keyboard.lent():

@@ -13,7 +13,7 @@ MOST_BYTES = 74_994 * 3 // 4  # before base64; what the strictest common termina
 
 
 def copy_to_clipboard(text: str, stream: Stream) -> bool:
-    """Ask the terminal to copy `text`; False if `stream` is none. The terminal does not say whether it did.
+    """Ask the terminal to copy `text`; False if `stream` is no terminal. A terminal does not say whether it did.
 
     Raises UsageError for a text that terminals would cut or ignore.
     """
