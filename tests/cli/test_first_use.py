@@ -20,6 +20,7 @@ from specllama.cli.chat.answering import ChatState
 from specllama.core.types import Cancel
 from specllama.llama import LoadOptions
 from specllama.pairs import learning
+from specllama.pairs import profile as profile_module
 from specllama.pairs.profile import Profile
 from specllama.tuning import first_use
 from specllama.tuning.first_use import FirstCosts
@@ -159,6 +160,20 @@ def test_an_answer_teaches_the_next_unless_its_seed_was_fixed(
         for options in ({"seed": 1}, {}, {"temperature": 0.0, "seed": 1}):
             loaded.answer("abc", raw=True, max_tokens=5, **options)
     assert cost("--temp", "1", "-s", "3") == pytest.approx(first + 0.02)
+
+
+def test_costs_are_looked_at_again_unless_the_seed_was_fixed(
+    specllama: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: an answer that cannot be repeated, because costs were measured behind it."""
+    args = ["run", *pair.options, *ASK, "--temp", "1"]
+    assert specllama(*args).code == 0
+    assert specllama(*args).code == 0  # completes the profile of the first answer, if that did not
+    real, looks = first_use.looked, []
+    monkeypatch.setattr(profile_module, "LOOK_AFTER", 0)
+    monkeypatch.setattr(first_use, "looked", lambda *args: looks.append(args) or real(*args))
+    assert (specllama(*args, "-s", "3").code, len(looks)) == (0, 0)
+    assert (specllama(*args, "-s", "-1").code, len(looks)) == (0, 1)
 
 
 @pytest.mark.parametrize(

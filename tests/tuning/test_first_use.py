@@ -322,6 +322,24 @@ def test_a_look_at_a_busy_machine_takes_no_draft_away(setup: Setup, monkeypatch:
     assert (kept.costs, kept.evidence.n_answers) == (costs, 0)
 
 
+def test_a_look_is_left_out_in_a_long_context_and_where_nothing_is_measured(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: T(n) measured where attention hides it; a draft in memory for a look that never comes."""
+    slow = CostProfile(verify=FLAT, draft=((1, 1.5),))
+    evidence = Evidence(draft=RowCost(1, 1.5, 1.0), n_answers=LOOK_AFTER)
+    profiles.save(setup.subject, replace(PROFILE, costs=slow, evidence=evidence))
+    assert ask_again(setup, Drafting(measure=False)).draft is None
+    again = ask_again(setup)
+    monkeypatch.setattr(first_use, "DEEP", 3)
+    with load_models(again, Listener(), Cancel()) as models:
+        models.target.feed([1, 2, 3])
+        assert list(FirstUse(again, models)) == []
+    kept = profiles.find(setup.subject).profile
+    assert kept is not None
+    assert kept.evidence == evidence
+
+
 def test_a_busy_machine_that_finds_the_same_twice_is_believed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents: a hopeless draft that is loaded and measured at every start, on a machine that is always busy."""
 
