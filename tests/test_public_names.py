@@ -26,6 +26,6 @@ def test_dir_lists_the_public_names() -> None:
 
 def test_the_defaults_of_the_seams_are_those_of_the_design() -> None:
     """Prevents: a model taken for one with trees, or with other limits, because it says nothing of them."""
-    assert Caps() == Caps(rollback=True, tree=False, features=False, max_block=32)
+    assert Caps() == Caps(rollback=True, tree=False, max_leaves=1, features=False, max_block=32)
     assert DraftPlan() == DraftPlan(n_given=0, n_drawn=0, probe=0, rate=1.0)
     assert Decision(0, 0.5, go_on=True).plan is None

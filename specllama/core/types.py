@@ -81,7 +81,8 @@ class Caps:
     """What a loaded model can do."""
 
     rollback: bool = True  # tokens can be removed from the KV again
-    tree: bool = False  # eval understands `parents`
+    tree: bool = False  # eval understands `parents`, and the model is a `Growing` one
+    max_leaves: int = 1  # most leaves of a tree
     features: bool = False  # hidden rows are available
     max_block: int = 32  # most tokens one eval may hold
 
@@ -260,6 +261,18 @@ class Narrow(Protocol):
 
     def eval_known(self, tokens: Sequence[int]) -> FloatArray:
         """`eval` of a chain; column i belongs to token `known[i]`.  (len(tokens), n)"""
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """For a model with `caps.tree`: a tree that grows level by level."""
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """Append nodes to the tree of the last `eval` or `grow` and return their logits (len(tokens), V).
+
+        Nodes count on: node 0 is the first token of that `eval` after the pending one. parents[i]: an earlier node, or
+        -1 for the pending token. As after `eval`, `keep` or `truncate` ends the tree.
+        """
 
 
 @runtime_checkable
