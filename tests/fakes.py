@@ -116,18 +116,19 @@ class Call:
 class FakeModel:
     """A `LanguageModel` over a table of logits, with a KV that checks how it is used.
 
-    It raises ContractBroken unless ids lie in the vocabulary; `eval` gets 1 to `caps.max_block` tokens, parents before
-    children; an `eval` with branches is followed by `keep`, or by a `truncate` to the pending token or below; `keep`
-    names the pending token of the last `eval` and a path from its root. Rows are read-only views and turn into NaN with
-    the next `feed` or `eval`. A full context raises ContextFull. `hook` is called before every call and may raise; an
-    Interrupted in `feed` leaves the first half of its tokens in the KV, as an aborted prefill does.
+    It raises ContractBroken unless ids lie in the vocabulary; `eval` and `grow` get 1 to `caps.max_block` tokens,
+    parents before children, with at most `caps.max_leaves` leaves; `grow` follows an `eval` or `grow`; a tree with
+    branches is followed by `keep`, or by a `truncate` to the pending token or below; `keep` names the pending token of
+    the last `eval` and a path from its root. Rows are read-only views and turn into NaN with the next `feed`, `eval` or
+    `grow`. A full context raises ContextFull. `hook` is called before every call and may raise; an Interrupted in
+    `feed` leaves the first half of its tokens in the KV, as an aborted prefill does.
     """
 
     table: Table
     vocab_size: int
     n_ctx: int = 64
     end_tokens: frozenset[int] = frozenset()
-    caps: Caps = field(default_factory=lambda: Caps(tree=True))
+    caps: Caps = field(default_factory=lambda: Caps(tree=True, max_leaves=32))
     hook: Hook = lambda n_call, name: None
     calls: list[Call] = field(default_factory=list)
     watched: Cancel | None = None
@@ -159,22 +160,32 @@ class FakeModel:
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         self._require_line()
-        n_nodes = len(tokens) - 1
-        if not 0 <= n_nodes < self.caps.max_block:
-            raise ContractBroken(f"eval of {len(tokens)} tokens, expected 1 to {self.caps.max_block}")
-        layout = tuple(range(-1, n_nodes - 1)) if parents is None else tuple(parents)
-        if len(layout) != n_nodes or any(not -1 <= parent < i for i, parent in enumerate(layout)):
-            raise ContractBroken(f"parents {layout} do not lay out {n_nodes} nodes")
         if parents is not None and not self.caps.tree:
             raise ContractBroken("parents given to a model that cannot do trees")
-        self._record("eval", tokens)
-        prefix = self.tokens
+        chain = range(-1, len(tokens) - 2)
+        return self._decode("eval", tokens, self.length, tuple(chain if parents is None else parents))
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        if self._pending_at is None or not self.caps.tree or len(parents) != len(tokens):
+            raise ContractBroken(f"grow of {len(tokens)} tokens with {len(parents)} parents; a tree must be open")
+        return self._decode("grow", tokens, self._pending_at, (*self._parents, *parents))
+
+    def _decode(self, name: str, tokens: Sequence[int], pending_at: int, layout: tuple[int, ...]) -> FloatArray:
+        """Appends `tokens` to the tree whose pending token is at `pending_at`; `layout`: its parents, with the new."""
+        n_nodes = self.length + len(tokens) - pending_at - 1
+        if not 1 <= len(tokens) <= self.caps.max_block:
+            raise ContractBroken(f"{name} of {len(tokens)} tokens, expected 1 to {self.caps.max_block}")
+        if len(layout) != n_nodes or any(not -1 <= parent < i for i, parent in enumerate(layout)):
+            raise ContractBroken(f"parents {layout} do not lay out {n_nodes} nodes")
+        if len(set(range(n_nodes)) - set(layout)) > self.caps.max_leaves:
+            raise ContractBroken(f"parents {layout} have more than {self.caps.max_leaves} leaves")
+        self._record(name, tokens)
         self._append(tokens)
-        self._pending_at, self._parents = len(prefix), layout
-        lines = [(*prefix, tokens[0])]
-        for node, parent in enumerate(layout):
-            lines.append((*lines[parent + 1], tokens[node + 1]))
-        self._rows = np.array([self.table(line) for line in lines])
+        self._pending_at, self._parents = pending_at, layout
+        lines = [self.tokens[: pending_at + 1]]
+        for token, parent in zip(self.tokens[pending_at + 1 :], layout, strict=True):
+            lines.append((*lines[parent + 1], token))
+        self._rows = np.array([self.table(line) for line in lines[-len(tokens) :]])
         view = self._rows.view()
         view.setflags(write=False)
         return view

@@ -88,7 +88,11 @@ class AuditSubject:
     def drafter(self, strategy: str, draft: LanguageModel | None, n_max: int) -> Drafter:
         # It drafts in the first step, which elsewhere has no draft: the law of that step is enumerated.
         settings = replace(
-            self.drafting, length=DraftLength(n_max), vocab_size=self.target.vocab_size, n_at_once=sys.maxsize
+            self.drafting,
+            length=DraftLength(n_max),
+            vocab_size=self.target.vocab_size,
+            n_leaves=self.target.caps.max_leaves,
+            n_at_once=sys.maxsize,
         )
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))
 

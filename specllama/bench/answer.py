@@ -98,6 +98,7 @@ class Answerer:
                 p_min=self._job.p_min,
                 temperature=self._job.draft_temperature,
                 vocab_size=loaded.target.vocab_size,
+                n_leaves=loaded.target.caps.max_leaves,
                 policy=loaded.policy(arm, params) if arm.length.is_auto else None,
             ),
         )

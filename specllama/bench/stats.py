@@ -117,19 +117,22 @@ def _steps_by_length(stats: SpecStats) -> list[tuple[int, int]]:
     return [(0, stats.n_steps - stats.n_spec_steps), *lengths]
 
 
+_MIXED = ("chain", "tree")  # the cost of a token depends on which of two drafters made it
+
+
 def _model_alone(arm: Arm) -> bool:
     """True if the draft model drafts every token."""
-    return REGISTRY[arm.spec_type].needs_model and arm.spec_type != "chain"
+    return REGISTRY[arm.spec_type].needs_model and arm.spec_type not in _MIXED
 
 
 def expected(arm: Arm, stats: SpecStats, costs: CostProfile) -> tuple[float | None, float | None]:
     """(predicted speedup, speedup if every drafted token were accepted).
 
     A draft model with a fixed length uses the formula of `forecast.speedup`, other arms the drafts that were made. None
-    for `chain`: the cost of a token depends on which of two drafters made it.
+    for `chain` and `tree`.
     """
     alpha = stats.alpha
-    if arm.plain or alpha is None or arm.spec_type == "chain":
+    if arm.plain or alpha is None or arm.spec_type in _MIXED:
         return None, None
     if _model_alone(arm) and arm.n_max:
         return forecast.speedup(costs, alpha, arm.n_max), forecast.speedup(costs, 1.0, arm.n_max)
@@ -140,7 +143,7 @@ def expected(arm: Arm, stats: SpecStats, costs: CostProfile) -> tuple[float | No
 
 def weight_bytes_s(arm: Arm, stats: SpecStats, n_runs: int, n_target: int, n_draft: int) -> float | None:
     """Bytes of weights read per second of decoding: the target's once per step, the draft's once per drafted token."""
-    if not stats.decode_s or arm.spec_type == "chain":
+    if not stats.decode_s or arm.spec_type in _MIXED:
         return None
     n_steps = stats.n_steps - n_runs  # without the first pass of every run, which belongs to the prompt
     n_drawn = stats.n_drafted * n_steps / stats.n_steps if _model_alone(arm) else 0.0

@@ -196,7 +196,9 @@ class ChatSession:
         key = (settings.drafter, settings.drafting)
         if self._drafter is None or self._drafter_key != key:
             self._forget_drafter()
-            drafting = replace(settings.drafting, vocab_size=self._target.vocab_size)
+            drafting = replace(
+                settings.drafting, vocab_size=self._target.vocab_size, n_leaves=self._target.caps.max_leaves
+            )
             self._drafter = REGISTRY[settings.drafter].make(self._draft, drafting)
             self._drafter_key = key
         return self._drafter

@@ -17,7 +17,7 @@ from specllama.core.row_laws import RowLaws
 from specllama.core.sampling import SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Chooser, Draft, Drafter, DraftReport, LanguageModel, Observation, Rule, Stopper
-from specllama.core.verification import children_of, verify
+from specllama.core.verification import verify
 
 PREFILL_SLICE = 512  # prompt tokens between two PromptProgress events
 
@@ -177,13 +177,11 @@ class Engine:
         done = perf_counter()
 
         # The counters leave out drafted tokens behind the end of the answer.
-        n_drafted = len(draft.tokens) if n_seen > len(path) else path[n_seen - 1] + 1
-        n_accepted = min(n_seen, len(path))
-        rejected = n_seen > len(path) and bool(children_of(draft, path[-1] if path else -1))
+        shown, nodes = draft.cut(path[n_seen - 1 : n_seen])
         event = StepEvent(
             step=stats.n_steps,
-            drafted=draft.tokens[:n_drafted],
-            accepted=n_accepted,
+            drafted=shown.tokens,
+            accepted=min(n_seen, len(path)),
             drafter=drafter.name,
             decisions=report.decisions,
             draft_s=drafted - started,
@@ -194,7 +192,9 @@ class Engine:
             loop_s=max(done - started - (request.busy_s() - busy_s), 0.0),
             n_rows=len(rows),
             cost=request.cost(len(rows), n_context),
+            parents=shown.parents,
+            path=None if shown.parents is None else tuple(nodes.index(node) for node in path[:n_seen]),
         )
-        stats.take(event, rejected, drafts=drafter.name != NoDrafter.name)
-        origin: Origin = "correction" if rejected else "bonus" if draft.tokens else "target"
+        stats.take(event, drafts=drafter.name != NoDrafter.name)
+        origin: Origin = "correction" if event.rejected else "bonus" if draft.tokens else "target"
         return event, origin, report.notice, ended

@@ -48,7 +48,7 @@ class StepEvent(_Event):
     kind = "step"
     step: int
     drafted: tuple[int, ...]  # drafted ids, without those behind the end of the answer
-    accepted: int
+    accepted: int  # the length of the accepted path
     drafter: str
     decisions: tuple[Decision, ...]
     draft_s: float
@@ -59,6 +59,25 @@ class StepEvent(_Event):
     loop_s: float  # the part of `step_s` outside the models' own calls
     n_rows: int  # of the verify pass
     cost: float | None  # of so many rows in T(1), by the profile; None without a profile
+    parents: tuple[int, ...] | None = None  # of a tree: the parent of each drafted node, as in `Draft`; None = a chain
+    path: tuple[int, ...] | None = None  # of a tree: the accepted nodes; None = the first `accepted` of a chain
+
+    @property
+    def rejected(self) -> bool:
+        """The target had another token than any that was drafted for its place."""
+        if self.parents is None:
+            return self.accepted < len(self.drafted)
+        return (self.path[-1] if self.path else -1) in self.parents
+
+    @property
+    def levels(self) -> list[int]:
+        """Drafted tokens by depth; of a chain, 1 each."""
+        if self.parents is None:
+            return [1] * len(self.drafted)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return [depths.count(depth) for depth in range(max(depths, default=-1) + 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from specllama.base.errors import ModelBusy, PairError
 from specllama.core.arrays import FloatArray
-from specllama.core.types import Adapter, LanguageModel, Narrow, common_prefix
+from specllama.core.types import Adapter, Growing, LanguageModel, Narrow, common_prefix
 
 
 class KeptPrefix:
@@ -30,7 +30,9 @@ class KeptPrefix:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        self._growing = model if isinstance(model, Growing) else None
         self._tokens: list[int] = []
+        self._tree: list[tuple[int, int]] = []  # (token, parent) of the nodes that `grow` added after them
         self._line: object = None  # marks the text that the record was last compared with
         self._n_same = 0  # tokens of the record that lead to it
         self._in_use = Lock()
@@ -55,15 +57,30 @@ class KeptPrefix:
         over a long context the comparison takes longer than the sampling of a step.
         """
         # Another length means another user: then the contents are unknown.
-        if self._model.length != len(self._tokens):
-            self._tokens, self._line = [], None
+        if self._model.length != len(self._tokens) + len(self._tree):
+            self._tokens, self._tree, self._line = [], [], None
         n_same = self._n_same if line is not None and line is self._line else 0
         n_kept = n_same + common_prefix(self._tokens[n_same:], tokens[n_same : len(self._tokens)])
         n_kept = min(n_kept, len(tokens) - 1)
-        self._cut(n_kept)
-        del self._tokens[n_kept:]
-        self._line, self._n_same = line, n_kept
-        return n_kept
+        path = self._path(tokens[n_kept:-1]) if n_kept == len(self._tokens) else []
+        if path:
+            self._model.keep(n_kept, path)
+        else:
+            self._cut(n_kept)
+        self._tokens[n_kept:] = (self._tree[node][0] for node in path)
+        self._tree.clear()
+        self._line, self._n_same = line, len(self._tokens)
+        return len(self._tokens)
+
+    def _path(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes of the tree that hold the longest beginning of `tokens`."""
+        path: list[int] = []
+        for token in tokens if self._tree else ():
+            step = (token, path[-1] if path else -1)
+            if step not in self._tree:
+                break
+            path.append(self._tree.index(step))
+        return path
 
     def feed(self, tokens: Sequence[int]) -> None:
         """`model.feed`, recorded as far as it came."""
@@ -82,8 +99,18 @@ class KeptPrefix:
         finally:
             self._settle()
 
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """`model.grow` after an `eval` of one token, recorded. Siblings must differ.  (len(tokens), V)"""
+        assert self._growing is not None, "a tree for a model that reads only chains"
+        self._tree.extend(zip(tokens, parents, strict=True))
+        try:
+            return self._growing.grow(tokens, parents)
+        finally:
+            self._settle()
+
     def _settle(self) -> None:
         """After a call that may have failed: the record is no longer than the KV."""
+        del self._tree[max(self._model.length - len(self._tokens), 0) :]
         del self._tokens[self._model.length :]
         self._n_same = min(self._n_same, len(self._tokens))
 
@@ -91,7 +118,7 @@ class KeptPrefix:
         """Cut the KV to `tokens[:-1]`, or to the part of it that was prefilled, and record it."""
         n_held = min(self._model.length, len(tokens) - 1)
         self._cut(n_held)
-        self._tokens = list(tokens[:n_held])
+        self._tokens, self._tree = list(tokens[:n_held]), []
 
     def _cut(self, length: int) -> None:
         if self._model.length > length:

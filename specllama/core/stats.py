@@ -53,11 +53,11 @@ class SpecStats:
     n_from_draft: int = 0  # emitted tokens that were drafted
     n_steps: int = 0  # verify passes of the target, with and without a draft
     n_spec_steps: int = 0  # verify passes with at least one drafted token
-    n_drafted: int = 0  # drafted tokens submitted to a verify pass
+    n_drafted: int = 0  # drafted tokens submitted to a verify pass: of a tree, all its nodes
     n_accepted: int = 0
-    n_rejected: int = 0  # verify passes that ended in a rejection
-    accepted_at: list[int] = field(default_factory=list)  # per position: accepted tokens
-    drafted_at: list[int] = field(default_factory=list)  # per position: drafted tokens
+    n_rejected: int = 0  # verify passes that ended in a rejection: of a tree, of every token drafted for one place
+    accepted_at: list[int] = field(default_factory=list)  # per position (of a tree, depth): accepted tokens
+    drafted_at: list[int] = field(default_factory=list)  # per position (of a tree, depth): drafted tokens
     accepted_lengths: list[int] = field(default_factory=list)  # histogram: spec steps that accepted i tokens
     prompt_s: float = 0.0  # from the start to the first row of logits: prefill and the first pass
     # The first pass belongs to the prompt and is left out of the following.
@@ -80,9 +80,13 @@ class SpecStats:
             f"accepted, {self.n_emitted / self.n_steps:.2f} tokens per step"
         )
 
-    def record(self, n_drafted: int, n_accepted: int, rejected: bool) -> None:
-        """Count one verify pass; `rejected`: it ended in a rejection."""
-        if not 0 <= n_accepted <= n_drafted:
+    def record(self, n_drafted: int, n_accepted: int, rejected: bool, levels: Sequence[int] | None = None) -> None:
+        """Count one verify pass; `rejected`: it ended in a rejection.
+
+        `levels`: drafted tokens by depth; None = a chain.
+        """
+        levels = [1] * n_drafted if levels is None else levels
+        if not 0 <= n_accepted <= len(levels):
             raise ValueError(f"accepted {n_accepted} of {n_drafted} drafted tokens")
         self.n_steps += 1
         if self.n_steps == 1:
@@ -92,16 +96,16 @@ class SpecStats:
         self.n_rejected += rejected
         if n_drafted:
             self.n_spec_steps += 1
-            _add(self.drafted_at, [1] * n_drafted)
+            _add(self.drafted_at, levels)
             _add(self.accepted_at, [1] * n_accepted)
             _add(self.accepted_lengths, [0] * n_accepted + [1])
 
-    def take(self, event: StepEvent, rejected: bool, *, drafts: bool = True) -> None:
+    def take(self, event: StepEvent, *, drafts: bool = True) -> None:
         """Count a step and its times; the first pass counts as prompt, whose last token it reads.
 
         `drafts`: False in plain decoding, which has no gain.
         """
-        self.record(len(event.drafted), event.accepted, rejected)
+        self.record(len(event.drafted), event.accepted, event.rejected, event.levels)
         self.loop_s += event.loop_s
         whole_s = event.draft_s + event.eval_s + event.sample_s + event.kv_s
         if self.n_steps == 1:
@@ -134,12 +138,15 @@ class SpecStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """accepted / drafted; falls with k, because tokens behind the first rejection count as drafted."""
+        """accepted / drafted; falls with k, because tokens behind the first rejection count as drafted.
+
+        Of a tree at most one child of a node is accepted, so it falls with the width as well.
+        """
         return _ratio(self.n_accepted, self.n_drafted)
 
     @property
     def alpha(self) -> float | None:
-        """Per-token acceptance for the cost model: accepted / (accepted + rejections)."""
+        """Per-token acceptance for the cost model: accepted / (accepted + rejections). Of a tree, per depth."""
         return _ratio(self.n_accepted, self.n_accepted + self.n_rejected)
 
     @property

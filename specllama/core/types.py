@@ -40,11 +40,29 @@ class Draft:
     parents: tuple[int, ...] | None = None  # None = chain; else per node the parent's index, -1 = pending token
 
     def until(self, end_tokens: Collection[int]) -> Draft:
-        """A chain up to its first end token; a tree as it is."""
-        n = next((n for n, token in enumerate(self.tokens, 1) if token in end_tokens), len(self.tokens))
-        if self.parents is not None or n == len(self.tokens):
-            return self
-        return Draft(self.tokens[:n], self.probs and self.probs[:n])
+        """The draft without the nodes below an end token. A tree of one path becomes a chain."""
+        draft, _ = self.cut([node for node, token in enumerate(self.tokens) if token in end_tokens])
+        if draft.parents is not None and all(parent == node - 1 for node, parent in enumerate(draft.parents)):
+            return Draft(draft.tokens, draft.probs)
+        return draft
+
+    def cut(self, ends: Collection[int]) -> tuple[Draft, Sequence[int]]:
+        """The draft without the nodes below `ends`, and the number that each of its nodes has here."""
+        if not ends:
+            return self, range(len(self.tokens))
+        parents = range(-1, len(self.tokens) - 1) if self.parents is None else self.parents
+        kept, below = list[int](), set(ends)
+        for node, parent in enumerate(parents):
+            if parent in below:
+                below.add(node)
+            else:
+                kept.append(node)
+        at = {-1: -1, **{node: i for i, node in enumerate(kept)}}
+        return Draft(
+            tuple(self.tokens[node] for node in kept),
+            self.probs and tuple(self.probs[node] for node in kept),
+            self.parents and tuple(at[self.parents[node]] for node in kept),
+        ), kept
 
 
 def require_chain(parents: Sequence[int] | None = None, kept: Sequence[int] = ()) -> None:

@@ -11,6 +11,8 @@ from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.length import AUTO_LENGTH, DraftLength
 from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
+from specllama.drafters.shape import FixedShape, Grounds, TreePolicy, best_shapes, by_rank
+from specllama.drafters.tree import TreeDrafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class DraftSettings:
     policy: DraftPolicy | None = None  # decides within the longest draft; None = only the length and p_min do
     # If the draft model has at least so many tokens to read, the first step of an answer has no draft.
     n_at_once: int = FIRST_TOKEN_FIRST
+    n_leaves: int = 1  # most leaves of a tree that the target evaluates; 1 = chains
+    tree: TreePolicy | None = None  # decides which tree; None = always the one that `length` nodes are best spent on
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,25 @@ def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) ->
     return ChainDrafter(_make_model_drafter(model, settings), _make_lookup_drafter(model, settings))
 
 
+def _likeliest_tree(n_nodes: int) -> tuple[int, ...]:
+    """Its parents, before anything is known of the pair."""
+    chances, levels = (0.8, 0.45, 0.35, 0.3), (0.0, 0.1, 0.11, 0.12, 0.13)
+    return best_shapes(Grounds(by_rank(chances), (1.0,) * (n_nodes + 1), levels, n_nodes))[n_nodes].parents
+
+
+def _make_tree_drafter(model: LanguageModel | None, settings: DraftSettings) -> TreeDrafter:
+    assert model is not None, "a drafter that needs a draft model was made without one"
+    return TreeDrafter(
+        model,
+        settings.tree or FixedShape(_likeliest_tree(settings.length.longest)),
+        lookup=_make_lookup_drafter(None, settings),
+        n_leaves=settings.n_leaves,
+        temperature=settings.temperature,
+        vocab_size=settings.vocab_size,
+        n_at_once=settings.n_at_once,
+    )
+
+
 SIMPLE = "draft-simple"  # its draft speaks the target's token ids
 TRANSLATED = "draft-tli"  # its draft has a tokenizer of its own
 
@@ -69,6 +92,7 @@ REGISTRY: dict[str, Strategy] = {
     SIMPLE: Strategy(True, "a smaller model drafts by sampling", _make_model_drafter),
     "lookup": Strategy(False, "copies what followed the same words earlier in the text", _make_lookup_drafter),
     "chain": Strategy(True, "lookup where it matches, the smaller model elsewhere", _make_chain_drafter),
+    "tree": Strategy(True, "a smaller model and lookups draft several continuations at once", _make_tree_drafter),
     TRANSLATED: Strategy(True, "a smaller model of another tokenizer drafts the tokens both have", _make_tli_drafter),
     "none": Strategy(False, "plain decoding", lambda _model, _settings: NoDrafter()),
 }

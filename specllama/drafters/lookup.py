@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
 
 from specllama.base.errors import UsageError
 from specllama.core.arrays import FloatArray
@@ -19,7 +21,7 @@ from specllama.core.types import (
     common_prefix,
 )
 from specllama.drafters.length import ConfidencePolicy
-from specllama.drafters.suffix import Continuation, LookupGuess, SuffixIndex
+from specllama.drafters.suffix import Continuation, LookupGuess, Match, SuffixIndex
 
 # Tokens indexed within one step, about 20 ms. A longer prompt is read over several steps.
 INDEXED_AT_ONCE = 4096
@@ -110,21 +112,51 @@ class LookupDrafter:
             evidence = _evidence(guessed, self._index.n_seen(match) - 1)  # the place at the end has no successor
             self._record.learn(match.length, evidence, right=guessed.token == token)
 
-    def offer(self, tokens: Sequence[int], limit: int) -> Iterator[LookupGuess]:
-        """At most `limit` guesses of what follows `tokens`, each on condition that those before it are right."""
+    def offer(self, tokens: Sequence[int], limit: int, max_leaves: int = 1) -> Iterator[LookupGuess]:
+        """At most `limit` guesses of what follows `tokens`: a chain, or a trie of `max_leaves` leaves.
+
+        Each is on condition that the guess it follows is right. The likeliest come first, a guess before those that
+        follow it, and siblings by frequency.
+        """
         if not self.follow(tokens):
             return
         match = self._index.match()
-        at_end = True
-        for _ in range(min(limit, TOKENS_PER_MATCHED * match.length)):
-            match = self._index.continued(match)
-            guess = self._index.favourite(match)
-            if guess is None:
-                return
-            evidence = _evidence(guess, self._index.n_seen(match) - at_end)
-            yield LookupGuess(guess.token, self._record.chance(match.length, evidence))
-            match = self._index.advance(match, guess.token)
-            at_end = False
+        deepest, n_leaves, numbers = TOKENS_PER_MATCHED * match.length, 1, count()
+        # A heap of the next sibling of every family: -chance to be reached and right, a number, the chance to be
+        # reached, depth, rank, guesses and the matches with them.
+        waiting: list[tuple[float, int, float, int, int, list[tuple[LookupGuess, Match]]]] = []
+
+        def wait(reach: float, depth: int, rank: int, family: list[tuple[LookupGuess, Match]]) -> None:
+            if rank < len(family) and depth < deepest:
+                heappush(waiting, (-reach * family[rank][0].confidence, next(numbers), reach, depth, rank, family))
+
+        wait(1.0, 0, 0, self._family(match, -1, max_leaves, at_end=True))
+        n_guesses = 0
+        while waiting and n_guesses < limit:
+            _, _, reach, depth, rank, family = heappop(waiting)
+            if rank and n_leaves == max_leaves:
+                continue
+            n_leaves += rank > 0
+            guess, after = family[rank]
+            yield guess
+            wait(reach * (1.0 - guess.confidence), depth, rank + 1, family)
+            wait(reach * guess.confidence, depth + 1, 0, self._family(after, n_guesses, max_leaves, at_end=False))
+            n_guesses += 1
+
+    def _family(self, match: Match, parent: int, width: int, *, at_end: bool) -> list[tuple[LookupGuess, Match]]:
+        """The guesses of what follows `match`, the most frequent first, with the matches that they lead to.
+
+        The chance of the first is that of the record, that of each other one its share of what followed.
+        """
+        match = self._index.continued(match)
+        favourite = self._index.favourite(match)
+        if favourite is None:
+            return []
+        n_seen = self._index.n_seen(match) - at_end  # the place at the end has no successor
+        chances = [(favourite.token, self._record.chance(match.length, _evidence(favourite, n_seen)))]
+        if width > 1 and not favourite.alone:
+            chances += [(other.token, other.n_followed / n_seen) for other in self._index.others(match, width - 1)]
+        return [(LookupGuess(token, chance, parent), self._index.advance(match, token)) for token, chance in chances]
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens, as point masses."""

@@ -1,9 +1,11 @@
-"""A smaller model samples a chain from its own law q, with the target's sampler settings."""
+"""A smaller model as a drafter: what all such drafters share, and the one that samples a chain from its law q."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.core.arrays import FloatArray
@@ -32,6 +34,9 @@ PREFILL_AT_ONCE, FIRST_TOKEN_FIRST = 12, 0
 FORBIDDEN = "the logit bias forbids every token that the draft knows: the answer goes on without drafts"
 BROKEN = "the draft's logits cannot be turned into probabilities: these steps have no drafts"
 
+PlanFor: TypeAlias = Callable[[int | None], DraftPlan]  # the plan of a step, given `Planner.plan`'s `lag`
+Learn: TypeAlias = Callable[[float, float], None]  # `Planner.learn`
+
 # Before a probe the model must hold so many tokens as context: without context every model guesses badly.
 PROBE_CONTEXT = 8
 
@@ -44,46 +49,33 @@ def confidence_of(row: FloatArray, q: Distribution, *, greedy: bool) -> float:
     return peak_share(row) if greedy else q.peak()
 
 
-class ModelDrafter:
-    """Drafts from any `LanguageModel` with the target's token ids.
+class ModelReader:
+    """What every drafter with a draft model does with it: follow the text, make q of a row, probe.
 
-    Invariant: outside `propose` the model's KV holds a prefix of the committed tokens without the pending one. After a
-    fully accepted block the last drafted token is missing, because it was not evaluated; the next evaluation feeds it.
+    It takes any `LanguageModel` with the target's token ids. Invariant: outside `propose` the model's KV holds a prefix
+    of the committed tokens without the pending one. After a fully accepted block the last drafted token is missing,
+    because it was not evaluated; the next evaluation feeds it.
     """
 
-    name = "draft-simple"
     wants: frozenset[str] = frozenset()
 
     def __init__(
         self,
         model: LanguageModel,
         *,
-        n_max: int = UNTUNED,
-        p_min: float = 0.0,
         temperature: float | None = None,
         vocab_size: int | None = None,
-        policy: DraftPolicy | None = None,
         n_at_once: int = PREFILL_AT_ONCE,
     ) -> None:
         """`temperature` None = the target's; `vocab_size`: the target's, ids at or above it are never drafted.
 
-        `policy` None = `ConfidencePolicy(n_max, p_min)`; any other is limited to `n_max` as well. A `Planner` also
-        decides whether the model is evaluated at all. The first step of an answer drafts only if the model has fewer
-        than `n_at_once` tokens to read; 0 = the first token never waits for a draft.
+        The first step of an answer drafts only if the model has fewer than `n_at_once` tokens to read; 0 = the first
+        token never waits for a draft.
         """
-        if n_max < 0:
-            raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")
-        if not 0.0 <= p_min <= 1.0:
-            raise UsageError(f"p_min is {p_min}, expected a probability from 0 to 1")
         self.model = model
         self.models = (model,)
-        self.n_max = n_max
         self.temperature = temperature
         self.n_vocab = min(model.vocab_size, vocab_size or model.vocab_size)
-        self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
-        self._planner = self.policy if isinstance(self.policy, Planner) else None
-        # A pass over the whole row for every drafted token is wasted if the policy ignores the confidence.
-        self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
         self._kv = KeptPrefix.of(model)
         self._narrow = model if isinstance(model, Narrow) else None
         # Not `types.room_after`: at every step its isinstance would take as long as the sampling.
@@ -95,7 +87,8 @@ class ModelDrafter:
         self._as_own: tuple[SamplingParams, SamplingParams] | None = None  # argument and result of the last `_own`
         self._n_at_once = n_at_once
         self._said: list[float] = []  # p of the last committed tokens of this answer
-        self._undrawn: tuple[float, Distribution] | None = None  # confidence and law of a token that was not drawn
+        # By the drafted path to it: confidence and law of a token that was not drawn.
+        self._undrawn: dict[tuple[int, ...], tuple[float, Distribution]] = {}
         self._fresh = False  # no proposal yet for this answer
         self._barred = False  # a bias forbids every token of the draft in this answer
         self._decisions: list[Decision] = []
@@ -107,7 +100,7 @@ class ModelDrafter:
         self._line, self._n_readable = object(), 0
         self._kv.rewind(tokens, self._line)
         self._said.clear()
-        self._undrawn = None
+        self._undrawn.clear()
         self._fresh = True
         self._barred = False
         self._noticed.clear()
@@ -161,38 +154,9 @@ class ModelDrafter:
             self._as_own = (params, replace(params, temperature=self.temperature))
         return self._as_own[1]
 
-    def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        """A chain of at most min(limit, n_max) tokens with the law of each draw (None = greedy)."""
-        plan = self.plan(tokens, limit, params)
-        drawn, laws = self.draw(tokens, (), plan, params, choose)
-        return Draft(tuple(drawn), tuple(laws) or None)
-
-    def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> DraftPlan:
-        """Begin a step: what to draft after `tokens`. May probe the model. `offer`: see `Planner.plan`."""
+    def _start_step(self) -> None:
         self._decisions.clear()
         self._notice = ""
-        limit = min(limit, self.n_max)
-        lag = self._lag(tokens) if limit > 0 else None
-        if self._planner is None:
-            n_given = self._n_taken(offer[:limit])
-            return DraftPlan(n_given, 0 if lag is None else limit - n_given)
-        plan = self._ask(self._planner, limit, offer, lag, len(tokens))
-        if plan.probe:
-            self._probe(self._planner, tokens, plan.probe, self._own(params))
-            plan = self._ask(self._planner, limit, offer, self._lag(tokens), len(tokens))
-        return plan
-
-    def _n_taken(self, offer: Sequence[float]) -> int:
-        """How many offered tokens to take without a planner."""
-        for depth, confidence in enumerate(offer):
-            if confidence < OFFER_TAKEN_FROM or not self._may_draw(depth, confidence):
-                return depth
-        return len(offer)
-
-    def _ask(self, planner: Planner, limit: int, offer: Sequence[float], lag: int | None, depth: int) -> DraftPlan:
-        plan = planner.plan(limit, offer=offer, lag=lag, depth=depth)
-        self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
-        return plan
 
     def _lag(self, tokens: Sequence[int]) -> int | None:
         """Tokens that the model has to read before the pending one; None = it cannot draft now."""
@@ -204,8 +168,20 @@ class ModelDrafter:
         lag = len(tokens) - 1 - self.model.length
         return None if fresh and lag >= self._n_at_once else lag
 
-    def _probe(self, planner: Planner, tokens: Sequence[int], n_most: int, params: SamplingParams) -> None:
-        """Evaluate the end of `tokens` without the pending one; the planner learns what would have been accepted.
+    def _planned(
+        self, plan_for: PlanFor, learn: Learn, tokens: Sequence[int], lag: int | None, params: SamplingParams
+    ) -> DraftPlan:
+        """The answer of a planner. If it wants a probe, it is asked again after that."""
+        plan = plan_for(lag)
+        self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
+        if plan.probe:
+            self._probe(learn, tokens, plan.probe, self._own(params))
+            plan = plan_for(self._lag(tokens))
+            self._decisions.append(Decision(0, 0.0, plan.n_given + plan.n_drawn > 0, plan))
+        return plan
+
+    def _probe(self, learn: Learn, tokens: Sequence[int], n_most: int, params: SamplingParams) -> None:
+        """Evaluate the end of `tokens` without the pending one, and learn what would have been accepted.
 
         With y drawn from p, the mean of min(1, q(y)/p(y)) is the acceptance of a draft, sum of min(p, q). A model that
         lags by more than `n_most` tokens reads only the last `n_most`, as if they followed what it holds: an estimate
@@ -222,7 +198,86 @@ class ModelDrafter:
             if q is None:
                 return
             acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
-            planner.learn(confidence_of(row, q, greedy=params.greedy), acceptance)
+            learn(confidence_of(row, q, greedy=params.greedy), acceptance)
+
+    def _follow(self, seen: Observation, learn: Learn | None) -> None:
+        """Cut the KV to what was committed. With `learn`, keep p of the new tokens for the next probe, and learn from a
+        token that was reached but not drawn.
+        """
+        self._kv.rewind(seen.tokens, self._line)
+        if learn is not None and (laws := seen.laws) is not None:
+            path = seen.verdict.path
+            rows, drafted = (0, *(node + 1 for node in path)), tuple(seen.draft.tokens[node] for node in path)
+            block = (*drafted, seen.verdict.next_token)
+            self._said.extend(laws[row].prob(token) for row, token in zip(rows, block, strict=True))
+            del self._said[: -self.model.caps.max_block]
+            if (undrawn := self._undrawn.get(drafted)) is not None:
+                confidence, q = undrawn
+                learn(confidence, laws[rows[-1]].overlap(q))
+        self._undrawn.clear()  # the last step of an answer may have no proposal
+
+    def report(self) -> DraftReport:
+        return DraftReport(tuple(self._decisions), self._notice)
+
+    def close(self) -> None:
+        """The caller loaded the model and closes it."""
+
+
+class ModelDrafter(ModelReader):
+    """Drafts a chain. A greedy draft has no laws: its tokens are chosen without chance."""
+
+    name = "draft-simple"
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        n_max: int = UNTUNED,
+        p_min: float = 0.0,
+        temperature: float | None = None,
+        vocab_size: int | None = None,
+        policy: DraftPolicy | None = None,
+        n_at_once: int = PREFILL_AT_ONCE,
+    ) -> None:
+        """The other arguments are those of `ModelReader`.
+
+        `policy` None = `ConfidencePolicy(n_max, p_min)`; any other is limited to `n_max` as well. A `Planner` also
+        decides whether the model is evaluated at all.
+        """
+        if n_max < 0:
+            raise UsageError(f"n_max is {n_max}, expected 0 or more drafted tokens")
+        if not 0.0 <= p_min <= 1.0:
+            raise UsageError(f"p_min is {p_min}, expected a probability from 0 to 1")
+        super().__init__(model, temperature=temperature, vocab_size=vocab_size, n_at_once=n_at_once)
+        self.n_max = n_max
+        self.policy: DraftPolicy = policy or ConfidencePolicy(n_max, p_min)
+        self._planner = self.policy if isinstance(self.policy, Planner) else None
+        # A pass over the whole row for every drafted token is wasted if the policy ignores the confidence.
+        self._asks_confidence = not (isinstance(self.policy, ConfidencePolicy) and self.policy.p_min <= 0.0)
+
+    def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
+        """A chain of at most min(limit, n_max) tokens with the law of each draw (None = greedy)."""
+        plan = self.plan(tokens, limit, params)
+        drawn, laws = self.draw(tokens, (), plan, params, choose)
+        return Draft(tuple(drawn), tuple(laws) or None)
+
+    def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> DraftPlan:
+        """Begin a step: what to draft after `tokens`. May probe the model. `offer`: see `Planner.plan`."""
+        self._start_step()
+        limit = min(limit, self.n_max)
+        lag = self._lag(tokens) if limit > 0 else None
+        if self._planner is None:
+            n_given = self._n_taken(offer[:limit])
+            return DraftPlan(n_given, 0 if lag is None else limit - n_given)
+        ask = partial(self._planner.plan, limit, offer=offer, depth=len(tokens))
+        return self._planned(lambda lag: ask(lag=lag), self._planner.learn, tokens, lag, params)
+
+    def _n_taken(self, offer: Sequence[float]) -> int:
+        """How many offered tokens to take without a planner."""
+        for depth, confidence in enumerate(offer):
+            if confidence < OFFER_TAKEN_FROM or not self._may_draw(depth, confidence):
+                return depth
+        return len(offer)
 
     def draw(
         self, tokens: Sequence[int], given: Sequence[int], plan: DraftPlan, params: SamplingParams, choose: Chooser
@@ -252,7 +307,8 @@ class ModelDrafter:
                 break
             confidence = confidence_of(row, q, greedy=params.greedy and self._asks_confidence)
             if not self._may_draw(len(given) + len(drawn), confidence):
-                self._undrawn = (confidence, q)
+                path = (*given, *drawn)
+                self._undrawn[path] = (confidence, q)
                 break
             last = token = choose.pick(q)
             drawn.append(token)
@@ -273,31 +329,6 @@ class ModelDrafter:
         self._decisions.append(Decision(depth, confidence, go_on))
         return go_on
 
-    def report(self) -> DraftReport:
-        return DraftReport(tuple(self._decisions), self._notice)
-
     def observe(self, seen: Observation) -> None:
-        self._kv.rewind(seen.tokens, self._line)
         self.policy.observe(seen)
-        undrawn, self._undrawn = self._undrawn, None  # the last step of an answer may have no proposal
-        if self._planner is not None and seen.laws is not None and seen.draft.parents is None:
-            self._remember(self._planner, seen, seen.laws, undrawn)
-
-    def _remember(
-        self,
-        planner: Planner,
-        seen: Observation,
-        laws: Sequence[Distribution],
-        undrawn: tuple[float, Distribution] | None,
-    ) -> None:
-        """Keep p of the new tokens for the next probe; learn from a token that was reached but not drawn."""
-        n_accepted = len(seen.verdict.path)
-        block = (*seen.draft.tokens[:n_accepted], seen.verdict.next_token)
-        self._said.extend(laws[row].prob(token) for row, token in enumerate(block))
-        del self._said[: -self.model.caps.max_block]
-        if undrawn is not None and n_accepted == len(seen.draft.tokens):
-            confidence, q = undrawn
-            planner.learn(confidence, laws[n_accepted].overlap(q))
-
-    def close(self) -> None:
-        """The caller loaded the model and closes it."""
+        self._follow(seen, None if self._planner is None else self._planner.learn)

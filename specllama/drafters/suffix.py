@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import nlargest
 
 # Occurrences are counted for so many contexts of a token, the longest first. A text has about ten; only a text that
 # repeats itself endlessly has more, and there the short ones do not matter.
@@ -31,10 +32,14 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class LookupGuess:
-    """A token that a lookup proposes, and the chance that it is right if those before it are."""
+    """A token that a lookup proposes, and the chance that it is right if those before it are.
+
+    In a trie it follows guess number `parent` (-1 = the text), and earlier siblings are wrong.
+    """
 
     token: int
     confidence: float
+    parent: int = -1
 
 
 class SuffixIndex:
@@ -124,6 +129,16 @@ class SuffixIndex:
             return None
         following = self._next[match.state]
         return Continuation(token, self._n_seen[following[token]], len(following) == 1)
+
+    def others(self, match: Match, n: int) -> list[Continuation]:
+        """The `n` tokens that followed most often after the favourite; the latest to appear among equals."""
+        following = self._next[match.state]
+        if len(following) < 2 or not match.length:
+            return []
+        favourite = self._favourite[match.state]
+        counts = ((self._n_seen[state], i, token) for i, (token, state) in enumerate(following.items()))
+        best = nlargest(n, (each for each in counts if each[2] != favourite))
+        return [Continuation(token, n_followed, alone=False) for n_followed, _, token in best]
 
     def n_seen(self, match: Match) -> int:
         """Places where the match occurred, with the end of the text."""

@@ -69,9 +69,10 @@ class Passes:
         asked = [each for each in step.decisions if each.plan is None and each.confidence > 0.0]
         probes = any(each.plan is not None and each.plan.probe for each in step.decisions)
         plan = next((each.plan for each in step.decisions if each.plan is not None), None)
-        if asked and self._drew and not probes and (plan is None or not plan.n_given):
+        chain = len({each.depth for each in asked}) == len(asked)  # a tree has several questions in one pass
+        if asked and chain and self._drew and not probes and (plan is None or not plan.n_given):
             self.draft_s.append((step.draft_s, len(asked), self._rereads))
-        self._drew = bool(asked)
+        self._drew = bool(asked) and chain
         self._rereads = bool(asked) and all(each.go_on for each in asked) and step.accepted == len(step.drafted)
 
     @property

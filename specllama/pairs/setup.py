@@ -497,7 +497,9 @@ class Models:
             self.draft.watch(cancel)
 
     def drafter(self, strategy: str, settings: DraftSettings) -> Drafter:
-        return REGISTRY[strategy].make(self.draft, replace(settings, vocab_size=self.target.vocab_size))
+        target = self.target
+        settings = replace(settings, vocab_size=target.vocab_size, n_leaves=target.caps.max_leaves)
+        return REGISTRY[strategy].make(self.draft, settings)
 
     def drop_draft(self) -> None:
         """Free the draft."""

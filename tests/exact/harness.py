@@ -12,6 +12,8 @@ from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Cancel, Caps, Chooser, Drafter, Rule
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.shape import FixedShape
+from specllama.drafters.tree import TreeDrafter
 from tests.enumeration import law_of, tv
 from tests.exact.reference import Answer, History, TokenLaw, answer_law, token_law
 from tests.exact.translating import WatchedDraft
@@ -41,6 +43,7 @@ class Pair:
     n_max: int = 2
     p_min: float = 0.0
     draft_temperature: float | None = None
+    tree: tuple[int, ...] | None = None  # parents of a drafted tree; None = a chain of `n_max`
     end_tokens: frozenset[int] = frozenset()
     n_ctx: int = 64
     n_draft_ctx: int = 64
@@ -49,18 +52,20 @@ class Pair:
     parts: Parts = field(default_factory=Parts)  # broken ones, where a fault is seeded
 
     def rig(self) -> Rig:
-        caps = Caps(max_block=self.max_block, tree=True)
+        caps = Caps(max_block=self.max_block, tree=True, max_leaves=32)
         target = FakeModel(self.target, self.n_vocab, self.n_ctx, self.end_tokens, caps)
         if self.draft is None:
             return Rig(target, None, None, rule=self.rule)
         draft = FakeModel(self.draft, self.n_draft_vocab or self.n_vocab, self.n_draft_ctx, self.end_tokens)
-        drafter = ModelDrafter(
-            self.parts.draft(draft),
-            n_max=self.n_max,
-            p_min=self.p_min,
-            temperature=self.draft_temperature,
-            vocab_size=self.n_vocab,
-        )
+        model, temperature, n_vocab = self.parts.draft(draft), self.draft_temperature, self.n_vocab
+        drafter: Drafter
+        if self.tree is not None:
+            shape = FixedShape(self.tree)
+            drafter = TreeDrafter(model, shape, n_leaves=32, temperature=temperature, vocab_size=n_vocab)
+        else:
+            drafter = ModelDrafter(
+                model, n_max=self.n_max, p_min=self.p_min, temperature=temperature, vocab_size=n_vocab
+            )
         return Rig(target, draft, drafter, rule=self.rule, parts=self.parts)
 
     def law_at(self, params: SamplingParams) -> Callable[[History], TokenLaw]:
@@ -163,13 +168,14 @@ class Rig:
             held = self.draft.tokens
             assert held == tokens[: len(held)], "the draft's cache holds a prefix of what is committed"
         assert 0 <= step.accepted <= len(step.drafted)
-        assert from_draft == tuple(step.drafted)[: len(from_draft)] or self.draft is None, "a chain is said in order"
+        path, n_rejected = _path_and_rest(step)
+        assert step.accepted == len(path)
+        assert from_draft == tuple(step.drafted[node] for node in path)[: len(from_draft)], "a path is said in order"
         # All accepted tokens are emitted, except an accepted end token; then one more, unless the answer ended.
         assert step.accepted - 1 <= len(from_draft) <= step.accepted
         assert len(from_draft) <= len(own) <= step.accepted + 1
         if len(own) > len(from_draft):
-            rejected = step.accepted < len(step.drafted) and self.draft is not None
-            assert own[-1].origin in (("correction",) if rejected else ("correction", "bonus", "target"))
+            assert own[-1].origin in (("correction",) if n_rejected else ("bonus", "target"))
 
     def _check_rest(self, prompt: Sequence[int]) -> None:
         """After any end: the KV holds all yielded tokens but the last, or a part of the prompt."""
@@ -190,10 +196,19 @@ class Rig:
         assert stats.n_spec_steps == sum(bool(step.drafted) for step in steps)
         tokens = [event for event in self.events if isinstance(event, TokenEvent)]
         assert stats.n_from_draft == sum(event.origin == "draft" for event in tokens)
-        if self.draft is not None:  # of a tree, not every drafted token can be accepted
-            assert stats.n_rejected == sum(step.accepted < len(step.drafted) for step in steps)
+        assert stats.n_rejected == sum(_path_and_rest(step)[1] > 0 for step in steps)
+        assert (sum(stats.drafted_at), sum(stats.accepted_at)) == (stats.n_drafted, stats.n_accepted)
         assert 0 <= stats.n_accepted <= stats.n_drafted
         assert (stats.acceptance_rate is None) == (stats.n_drafted == 0)
+
+
+def _path_and_rest(step: StepEvent) -> tuple[tuple[int, ...], int]:
+    """The accepted nodes, checked to be a line from the root, and how many children its end has."""
+    parents = tuple(range(-1, len(step.drafted) - 1)) if step.parents is None else step.parents
+    path = tuple(range(step.accepted)) if step.path is None else step.path
+    assert [parents[node] for node in path] == [-1, *path][:-1]
+    assert len(parents) == len(step.drafted)
+    return path, parents.count(path[-1] if path else -1)
 
 
 def random_pair(seed: int = 0, **changes: object) -> Pair:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,8 @@ from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import FORBIDDEN, PREFILL_AT_ONCE, ModelDrafter
+from specllama.drafters.shape import FixedShape
+from specllama.drafters.tree import TreeDrafter
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, params_of, random_pair
 from tests.exact.reference import Answer, History
@@ -57,6 +60,24 @@ class Moody:
         n_given = self._die(min(len(offer), limit) + 1)
         n_drawn = 0 if lag is None else self._die(limit - n_given + 1)
         return DraftPlan(n_given, n_drawn, probe=(0, 0, 2, 9)[self._die(4)])
+
+    def plan_tree(
+        self,
+        limit: int,
+        max_leaves: int,
+        *,
+        offer: Sequence[tuple[float, int]] = (),
+        lag: int | None = None,
+        depth: int = 0,
+    ) -> DraftPlan:
+        plan = self.plan(limit, offer=[chance for chance, _ in offer], lag=lag, depth=depth)
+        return replace(plan, n_drawn=min(plan.n_drawn, 3))
+
+    def expand(self, nodes: Sequence[int]) -> Sequence[int]:
+        return [node for node in nodes if self._die(4) > 0][::-1]
+
+    def go_on_tree(self, parent: int, confidence: float) -> bool:
+        return self._die(3) > 0
 
     def look(self, depth: int) -> bool:
         return self._die(4) > 0
@@ -102,11 +123,23 @@ def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = Fals
     return Rig(target, draft, REGISTRY["chain" if chain else "draft-tli"].make(draft, settings), rule=pair.rule)
 
 
+def tree_rig(pair: Pair, policy: DraftPolicy | None) -> Rig:
+    """A model and lookups in one tree. Where the policy is none for trees, the tree is a fixed one."""
+    assert pair.draft is not None
+    target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
+    draft = FakeModel(pair.draft, pair.n_draft_vocab or pair.n_vocab, pair.n_draft_ctx, pair.end_tokens)
+    shape = policy if isinstance(policy, Moody) else FixedShape((-1, -1, 0, 1))
+    lookup = LookupDrafter(n_max=pair.n_max)
+    drafter = TreeDrafter(draft, shape, lookup=lookup, n_leaves=32, vocab_size=pair.n_vocab)
+    return Rig(target, draft, drafter, rule=Rule.TOKEN if pair.rule is Rule.BLOCK else pair.rule)
+
+
 DRAFTERS: dict[str, Callable[[Pair, DraftPolicy | None], Rig]] = {
     "lookup": lookup_rig,
     "draft-simple": lambda pair, policy: model_rig(pair, policy, chain=False),
     "chain": lambda pair, policy: model_rig(pair, policy, chain=True),
     "draft-tli": translated_rig,
+    "tree": tree_rig,
     "chain-tli": lambda pair, policy: translated_rig(pair, policy, chain=True, first=FIRST),
 }
 

@@ -109,8 +109,8 @@ def test_the_passes_after_the_first_are_kept_for_the_gain() -> None:
     stats, plain, merged = SpecStats(), SpecStats(), SpecStats()
     for n_drafted, n_accepted in ((2, 1), (3, 2), *[(0, 0)] * 5):
         event = step_of(n_drafted, n_accepted, 0.1, 1.0, 0.2, 0.3, 0.0, 1.0 + 0.5 * n_drafted)
-        stats.take(event, rejected=n_accepted < n_drafted)
-        plain.take(event, rejected=n_accepted < n_drafted, drafts=False)
+        stats.take(event)
+        plain.take(event, drafts=False)
     first, *others = stats.passes
     assert first == TimedPass(n_rows=4, n_tokens=3, cost=2.5, eval_s=1.0, sample_s=0.2, step_s=1.6)
     assert others == [TimedPass(n_rows=1, n_tokens=1, cost=1.0, eval_s=1.0, sample_s=0.2, step_s=1.6)] * 5
@@ -137,7 +137,7 @@ def test_every_figure_of_an_answer_is_the_one_of_its_definition() -> None:
     stats = SpecStats(n_prompt=50, n_cached=10, n_emitted=12, n_from_draft=9)
     for n_drafted, n_accepted, times in ((3, 3, 1.0), (4, 1, 2.0), (0, 0, 4.0), (5, 5, 8.0)):
         event = step_of(n_drafted, n_accepted, *(share * times for share in (0.1, 0.2, 0.3, 0.4, 0.5)))
-        stats.take(event, rejected=n_accepted < n_drafted)
+        stats.take(event)
     assert (stats.n_steps, stats.n_spec_steps, stats.n_first, stats.n_rejected) == (4, 3, 4, 1)
     assert (stats.drafted_at, stats.accepted_at) == ([3, 3, 3, 2, 1], [3, 2, 2, 1, 1])
     assert stats.accepted_lengths == [0, 1, 0, 1, 0, 1]
@@ -160,6 +160,6 @@ def test_every_figure_of_an_answer_is_the_one_of_its_definition() -> None:
 def test_the_tokens_of_the_first_pass_do_not_count_into_the_decoding_speed() -> None:
     """A first pass that emits a whole block: it belongs to the prompt, so its tokens must not count as decoded."""
     stats = SpecStats(n_emitted=10)
-    stats.take(step_of(4, 4, 0.1, 1.0, 0.0, 0.0, 0.0), rejected=False)
-    stats.take(step_of(4, 4, 0.5, 0.5, 0.0, 0.0, 0.0), rejected=False)
+    stats.take(step_of(4, 4, 0.1, 1.0, 0.0, 0.0, 0.0))
+    stats.take(step_of(4, 4, 0.5, 0.5, 0.0, 0.0, 0.0))
     assert stats.decode_tok_s == 5.0

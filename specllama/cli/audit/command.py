@@ -178,7 +178,8 @@ def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
 def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
     if names is not None:
         return names
-    usual = (name for name in REGISTRY if name not in ("none", SIMPLE if model_strategy == TRANSLATED else TRANSLATED))
+    other = SIMPLE if model_strategy == TRANSLATED else TRANSLATED
+    usual = (name for name in REGISTRY if name not in ("none", "tree", other))  # trees only if they are named
     return tuple(name for name in usual if has_draft or not REGISTRY[name].needs_model)
 
 

@@ -135,7 +135,7 @@ class Figures:
 
     def _take_step(self, event: StepEvent) -> None:
         self.k = len(event.drafted)
-        self.stats.take(event, event.accepted < self.k, drafts=self.drafts)
+        self.stats.take(event, drafts=self.drafts)
         self._recent.append((self._n_pending, event.step_s))
         self._n_pending = 0
         while len(self._recent) > 1 and sum(s for _, s in self._recent) - self._recent[0][1] >= RECENT_S:
