@@ -164,9 +164,13 @@ class Controller:
         rows = range(1, self.n_max + 2)
         self._verify = [self.costs.verify_cost(n, depth) for n in rows]  # [n] = T(n+1), of n drafted tokens
 
-    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
+    def _come_to(self, depth: int) -> None:
+        """`_go_to` if the costs have changed since."""
         if abs(depth - self._depth) >= DEPTH_STEP:
             self._go_to(depth)
+
+    def plan(self, limit: int, *, offer: Sequence[float] = (), lag: int | None = None, depth: int = 0) -> DraftPlan:
+        self._come_to(depth)
         return self._begin_step(limit, offer, lag, looks=True).plan
 
     def _begin_step(self, limit: int, offer: Sequence[float], lag: int | None, *, looks: bool) -> _Step:
@@ -174,7 +178,7 @@ class Controller:
         n_given, rate = self._best_offer(offer[:limit])
         plan = DraftPlan(n_given, rate=rate)
         if lag is not None and limit > 0:
-            plan = self._with_model(plan, offer[:n_given], limit, lag)
+            plan = self._with_model(plan, self._best_model(offer[:n_given], limit), limit, lag)
         step = self._step = _Step(plan, limit, looks, self.calibration.typical)
         for chance in offer[: plan.n_given]:
             step.add(None, chance)
@@ -191,9 +195,12 @@ class Controller:
                 n_best, best = n, rate
         return n_best, best
 
-    def _with_model(self, without: DraftPlan, chances: Sequence[float], limit: int, lag: int) -> DraftPlan:
-        """The plan with the model, if it is better than `without`; else `without`, perhaps with a probe."""
-        n_given, rate = self._best_model(chances, limit)
+    def _with_model(self, without: DraftPlan, best: tuple[int, float], limit: int, lag: int) -> DraftPlan:
+        """The plan with the model, if it is better than `without`; else `without`, perhaps with a probe.
+
+        best: (tokens of the offer to take first, rate) of the best plan with the model.
+        """
+        n_given, rate = best
         pays = rate > LEAST_RATE * without.rate
         if pays and self._worth_catching_up(lag, rate, without.rate):
             return DraftPlan(n_given, limit - n_given, rate=rate)
@@ -275,8 +282,7 @@ class Controller:
         """Learn from the accepted tokens and the first rejected one; those after it were not judged."""
         step, self._step = self._step, None
         n_accepted = len(seen.verdict.path)
-        self._n_idle += n_accepted + 1
-        self._n_unused += n_accepted + 1
+        self._pass(n_accepted + 1)
         if step is None or seen.draft.parents is not None:
             return
         n_drafted = min(len(seen.draft.tokens), len(step.confidences))
@@ -284,5 +290,14 @@ class Controller:
             if confidence is not None:
                 self.calibration.learn(confidence, float(depth < n_accepted))
         if step.plan.n_drawn and n_drafted > step.plan.n_given:
-            self._n_unused = self._n_idle = 0
-            self._gap, self._probed = FIRST_GAP, False
+            self._restart()
+
+    def _pass(self, n_tokens: int) -> None:
+        """So many tokens were emitted."""
+        self._n_idle += n_tokens
+        self._n_unused += n_tokens
+
+    def _restart(self) -> None:
+        """The model drafted: count anew."""
+        self._n_unused = self._n_idle = 0
+        self._gap, self._probed = FIRST_GAP, False
