@@ -1,4 +1,4 @@
-"""Which tree to draft: the protocol of a policy for trees, the search for the best tree, and a policy of one fixed tree.
+"""Which tree to draft: the protocol of such a policy, the search for the best tree, and a policy of one fixed tree.
 
 Source of the search's aim, and of acceptance by rank: Sequoia, Chen et al., arXiv 2402.12374, section 3.1.
 """
@@ -114,7 +114,7 @@ def _grow(on: Grounds, depth: int, width: int, best: list[Shape]) -> None:
     row = on.levels[2] - on.levels[1]  # a node that the draft reads again costs it a row, and the target another
     parents, at, reach = list[int](), list[int](), list[float]()  # of each node: its parent, depth and reach
     expanded, n_leaves, n_expected, drafting, again = [0] * depth, 1, 1.0, 0.0, 0.0
-    has_child, on_first = set[int](), {-1}
+    on_first = {-1}
     waiting = [(-on.by_rank[0], -1, 0)]  # (-reach, parent, rank)
     while waiting and len(parents) + 1 < len(on.verify):
         less, parent, rank = heapq.heappop(waiting)

@@ -10,7 +10,7 @@ from specllama.core.verification import children_of
 from specllama.drafters.calibration import Calibration, Prior
 from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import TUNED
-from specllama.drafters.shape import GrownTree, Grounds, Shape, best_shapes, by_rank
+from specllama.drafters.shape import Grounds, GrownTree, Shape, best_shapes, by_rank
 
 # Acceptance of the second, third and fourth child of a node, given that those before it are rejected.
 SIBLINGS = (Prior(0.45, 0.25, 0.3), Prior(0.35, 0.2, 0.2), Prior(0.3, 0.2, 0.1))
@@ -44,7 +44,7 @@ class _TreeStep:
 class TreeController(Controller):
     """A `TreePolicy`, and for models without trees a `Planner`.
 
-    The plan's rate R is that of the best shape (see `best_shapes`) for the acceptance learned so far; plain decoding and
+    The rate R of the plan is that of the best shape (`best_shapes`) for the acceptance learned so far; plain decoding and
     the first nodes of the offer are among the candidates. While drafting, a node is drawn or evaluated if it, or the
     chain that may follow it, is expected to emit more tokens than R times its cost; so the tree follows the confidences
     and is a chain where siblings do not pay. The siblings of each rank have a calibration of their own.
