@@ -54,6 +54,9 @@ class TreePolicy(Protocol):
     def observe(self, seen: Observation) -> None:
         """Learn from a verification. Siblings in `seen.draft` stand in the order in which they joined the tree."""
 
+    def learn(self, confidence: float, acceptance: float) -> None:
+        """As `Planner.learn`: from a probe, or from a first child that was looked at but not drawn."""
+
 
 @dataclass(slots=True)
 class GrownTree:
@@ -212,3 +215,6 @@ class FixedShape:
 
     def observe(self, seen: Observation) -> None:
         """A fixed shape learns nothing."""
+
+    def learn(self, confidence: float, acceptance: float) -> None:
+        """Nor from probes."""
