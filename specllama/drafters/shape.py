@@ -89,7 +89,7 @@ class Shape:
 
     parents: tuple[int, ...] = ()  # parents before children; children of a node in the order of their rank
     n_expected: float = 1.0  # tokens of a step, the one after the draft included
-    draft: float = 0.0  # cost of drafting, in T(1)
+    draft: float = 0.0  # cost of drafting and of computing nodes again, in T(1)
     rate: float = 1.0  # tokens per T(1)
 
 
@@ -116,7 +116,7 @@ def _grow(on: Grounds, depth: int, width: int, best: list[Shape]) -> None:
     """Add the likeliest nodes one by one, and improve `best`, the best shapes by their number of nodes."""
     row = on.levels[2] - on.levels[1]  # a node that the draft reads again costs it a row, and the target another
     parents, at, reach = list[int](), list[int](), list[float]()  # of each node: its parent, depth and reach
-    expanded, n_leaves, n_expected, drafting, again = [0] * depth, 1, 1.0, 0.0, 0.0
+    expanded, n_leaves, n_expected, drafting, again, off_first = [0] * depth, 1, 1.0, 0.0, 0.0, 0.0
     on_first = {-1}
     waiting = [(-on.by_rank[0], -1, 0)]  # (-reach, parent, rank)
     while waiting and len(parents) + 1 < len(on.verify):
@@ -142,10 +142,11 @@ def _grow(on: Grounds, depth: int, width: int, best: list[Shape]) -> None:
         if rank == 0 and parent in on_first:
             on_first.add(node)
         else:
-            again += chance * max(on.verify[n] - on.verify[1], 0.0) / n
-        rate = n_expected / (drafting + again + on.verify[n])
+            off_first += chance
+        draft = drafting + again + off_first * max(on.verify[n] - on.verify[1], 0.0) / n
+        rate = n_expected / (draft + on.verify[n])
         if rate > best[n].rate:
-            best[n] = Shape(tuple(parents), n_expected, drafting + again, rate)
+            best[n] = Shape(tuple(parents), n_expected, draft, rate)
         if level + 1 < depth:
             heapq.heappush(waiting, (less * on.by_rank[0], node, 0))
         if rank + 1 < len(on.by_rank):
