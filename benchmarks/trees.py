@@ -1,11 +1,11 @@
 """Trees against chains: recorded acceptance by rank, replayed with the costs of several machines, and real answers.
 
-    python benchmarks/trees.py record FILE.jsonl [--tokens 96] [--prompts 3] [--minutes 4]    # repeat it to continue
+    python benchmarks/trees.py record FILE.jsonl --answers ANSWERS.jsonl [--minutes 4]    # repeat it to continue
     python benchmarks/trees.py report FILE.jsonl
 
-`record` lets the target of the default pair answer a few prompts of each class of `bars.py` plainly. At every token the
-draft's law is compared with the target's: which sibling would be accepted. Siblings are the most likely tokens at
-temperature 0, else drawn without replacement, several times.
+`record` takes the answers of a recording by `replay.py`. At every token the draft's law is compared with the target's:
+which sibling would be accepted. Siblings are the likeliest tokens at temperature 0, else drawn without replacement,
+several times. The answers at temperature 1 are also judged at temperature 0.7.
 
 `report` replays the answers. A step walks down the drafted tree as long as the next token of the answer is the child of
 the recorded rank. Off the answer's path the draft's laws are not known; there a node has the confidences of its depth.
@@ -28,25 +28,21 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bars_arms import SAMPLER, SOURCES, prompts_of, published_draft
-from replay import AMX_READS, ELSEWHERE, FLAT, FLAT_READS, OURS_READS, ZEN4_READS
+from bars_arms import SOURCES, published_draft
+from replay import AMX_READS, ELSEWHERE, FLAT, FLAT_READS, OURS_READS, ZEN4_READS, as_answer, read
 from replay import _costs as costs_of
 from replaying import Machine
 from rows import append, mend, rows_of
 from tree_replay import LONGEST, MAX_LEAVES, AsChain, Spent, Trace, play, total, trace_of
 
 from specllama import llama
-from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, law
-from specllama.core.types import Cancel
 from specllama.drafters.controller import PROBE_TOKENS, Controller, CostProfile, Points
 from specllama.drafters.shape import FixedShape, Grounds, Shape, TreePolicy, best_shapes
 from specllama.drafters.shape import by_rank as ranked
 from specllama.drafters.tree_controller import MOST_WIDE, TreeController
-from specllama.pairs.draft_in_target_ids import in_target_ids
-from specllama.pairs.setup import Listener, load_models
 from specllama.tuning import traces
 from specllama.tuning.traces import TracedAnswer
 
@@ -86,8 +82,15 @@ def rounded(ranks: Sequence[tuple[float, float]]) -> list[list[float]]:
     return [[round(each, 4) for each in pair] for pair in ranks]
 
 
-def by_rank(rows: Sequence[FloatArray], said: TracedAnswer) -> tuple[list[Any], list[Any]]:
-    """(the likeliest siblings at every token; several draws of siblings, none at temperature 0)."""
+def tempered(p: Distribution, temperature: float) -> Distribution:
+    """The law at another temperature, of a law at temperature 1: filters come before the temperature."""
+    ids, probs = p.items()
+    powers = probs ** (1.0 / temperature)
+    return Distribution.on(ids, powers / powers.sum())
+
+
+def judged(rows: Sequence[FloatArray], said: TracedAnswer) -> dict[str, list[Any]]:
+    """At every token, "top": the likeliest siblings; "draws": several draws of siblings, none at temperature 0."""
     choose, history = RandomChooser(0), [*said.prompt, *said.tokens]
     top, draws = list[Any](), list[Any]()
     for i, row in enumerate(rows[: len(said.tokens)]):
@@ -95,41 +98,36 @@ def by_rank(rows: Sequence[FloatArray], said: TracedAnswer) -> tuple[list[Any], 
         if not said.params.greedy:
             q = law(row, history[: len(said.prompt) + i], said.params)
             draws.append([rounded(drawn(q, said.laws[i], choose)) for _ in range(N_DRAWS)])
-    return top, draws
+    return {"top": top, "draws": draws}
 
 
 def record(args: argparse.Namespace) -> None:
-    path, until = args.file, time.monotonic() + 60 * args.minutes
+    until = time.monotonic() + 60 * args.minutes
     llama.set_log(None)
     setup = published_draft()
     assert setup.draft is not None
-    mend(path)
-    known = {(row["answer"]["prompt"], row["answer"]["temperature"]) for row in rows_of(path)}
-    plan = [(group, prompts_of(group)[i], temperature)
-            for i in range(args.prompts) for group in SOURCES for temperature in TEMPERATURES]  # fmt: skip
-    options = replace(setup.draft_options(0), max_block=PROBE_TOKENS)
-    with load_models(replace(setup, draft=None), Listener(), Cancel()) as models:
-        target = models.target
-        talk = Conversation(target.vocab, setup.target.template)
-        with llama.load(args.draft or setup.draft.path, replace(options, n_ctx=target.n_ctx)) as loaded:
-            draft = in_target_ids(target, loaded)
-            n_vocab = min(target.vocab_size, draft.vocab_size)
-            for group, prompt, temperature in plan:
-                if (prompt.id, temperature) in known:
-                    continue
-                if time.monotonic() > until:
-                    say("time ran out: the same command continues")
-                    return
-                params = replace(SAMPLER, temperature=temperature)
-                tokens = talk.tokens([Message("user", prompt.turns[0])])
-                said = traces.answer(target, group, tokens, n_tokens=args.tokens, params=params)
-                rows = traces.rows(draft, said.prompt, said.tokens, n_vocab)
-                draft.truncate(0)
-                top, draws = by_rank(rows, said)
-                append(path, "answer", {"group": group, "prompt": prompt.id, "temperature": temperature,
-                                        "top": top, "draws": draws})  # fmt: skip
-                say(f"{prompt.id} at {temperature:g}: {len(top)} tokens, "
-                    f"{sum(ranks[0][1] for ranks in top) / max(len(top), 1):.2f} right")  # fmt: skip
+    mend(args.file)
+    known = {(row["judged"]["prompt"], row["judged"]["temperature"]) for row in rows_of(args.file)}
+    with llama.load(
+        args.draft or setup.draft.path, replace(setup.draft_options(4096), max_block=PROBE_TOKENS)
+    ) as draft:
+        for row in read(args.answers).answers.values():
+            said = as_answer(row, draft.vocab_size)
+            kinds = [said]
+            if row["temperature"] == 1.0:
+                laws = tuple(tempered(p, 0.7) for p in said.laws)
+                kinds.append(replace(said, laws=laws, params=replace(said.params, temperature=0.7)))
+            kinds = [each for each in kinds if (row["prompt"], each.params.temperature) not in known]
+            if not kinds or not said.tokens:
+                continue
+            if time.monotonic() > until:
+                say("time ran out: the same command continues")
+                return
+            rows = traces.rows(draft, said.prompt, said.tokens, draft.vocab_size)
+            for each in kinds:
+                append(args.file, "judged", {"group": row["group"], "prompt": row["prompt"],
+                                             "temperature": each.params.temperature, **judged(rows, each)})  # fmt: skip
+            say(f"{row['prompt']} at {row['temperature']:g}")
 
 
 AVX2: Points = ((1, 1.0), (2, 1.07), (3, 1.28), (4, 1.49), (6, 2.28), (8, 2.77), (12, 4.55), (16, 4.82))
@@ -261,7 +259,7 @@ def shape_table(by_case: Cases) -> Iterator[str]:
 
 
 def report(args: argparse.Namespace) -> None:
-    rows = [row["answer"] for row in rows_of(args.file)]
+    rows = [row["judged"] for row in rows_of(args.file)]
     by_case: dict[tuple[float, str], list[Trace]] = {}
     for temperature in TEMPERATURES:
         for group in SOURCES:
@@ -288,8 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "report"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--tokens", type=int, default=96, help="longest answer")
-    parser.add_argument("--prompts", type=int, default=3, choices=range(1, 9), help="of each class")
+    parser.add_argument("--answers", type=Path, help="recorded by replay.py")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no answer after this time")
     parser.add_argument("--draft", type=Path, help="another draft than the pair's")
     parser.add_argument("--siblings", choices=("draws", "top"), default="draws", help="above temperature 0")

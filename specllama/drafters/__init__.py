@@ -11,7 +11,7 @@ from specllama.drafters.chain import ChainDrafter
 from specllama.drafters.length import AUTO_LENGTH, DraftLength
 from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
-from specllama.drafters.shape import FixedShape, Grounds, TreePolicy, best_shapes, by_rank
+from specllama.drafters.shape import FixedShape, TreePolicy, best_shape
 from specllama.drafters.tree import TreeDrafter
 
 
@@ -66,17 +66,11 @@ def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) ->
     return ChainDrafter(_make_model_drafter(model, settings), _make_lookup_drafter(model, settings))
 
 
-def _likeliest_tree(n_nodes: int) -> tuple[int, ...]:
-    """Its parents, before anything is known of the pair."""
-    chances, levels = (0.8, 0.45, 0.35, 0.3), (0.0, 0.1, 0.11, 0.12, 0.13)
-    return best_shapes(Grounds(by_rank(chances), (1.0,) * (n_nodes + 1), levels, n_nodes))[n_nodes].parents
-
-
 def _make_tree_drafter(model: LanguageModel | None, settings: DraftSettings) -> TreeDrafter:
     assert model is not None, "a drafter that needs a draft model was made without one"
     return TreeDrafter(
         model,
-        settings.tree or FixedShape(_likeliest_tree(settings.length.longest)),
+        settings.tree or FixedShape(best_shape(settings.length.longest)),
         lookup=_make_lookup_drafter(None, settings),
         n_leaves=settings.n_leaves,
         temperature=settings.temperature,

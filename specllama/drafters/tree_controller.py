@@ -44,10 +44,10 @@ class _TreeStep:
 class TreeController(Controller):
     """A `TreePolicy`, and for models without trees a `Planner`.
 
-    The rate R of the plan is that of the best shape (`best_shapes`) for the acceptance learned so far; plain decoding and
-    the first nodes of the offer are among the candidates. While drafting, a node is drawn or evaluated if it, or the
-    chain that may follow it, is expected to emit more tokens than R times its cost; so the tree follows the confidences
-    and is a chain where siblings do not pay. The siblings of each rank have a calibration of their own.
+    The rate R of the plan is that of the best shape (`best_shapes`) for the acceptance learned so far; plain decoding
+    and the first nodes of the offer are among the candidates. While drafting, a node is drawn or evaluated if it, or
+    the chain that may follow it, is expected to emit more tokens than R times its cost. So the tree follows the
+    confidences, and is a chain where siblings do not pay. Each rank of siblings has a calibration of its own.
     """
 
     def __init__(self, costs: CostProfile, *, n_max: int = TUNED, calibration: Calibration | None = None) -> None:
@@ -61,7 +61,9 @@ class TreeController(Controller):
         super()._go_to(depth)
         self._shaped_by = ()
 
-    def _by_rank(self) -> list[Calibration]:
+    @property
+    def by_rank(self) -> list[Calibration]:
+        """The calibrations of a node's children."""
         return [self.calibration, *self._siblings]
 
     def plan_tree(
@@ -104,7 +106,7 @@ class TreeController(Controller):
         shapes = self._best_shapes(offered.tree.max_leaves)
         found = [(0, shape.rate) for shape in shapes[1 : limit + 1]]
         if n_given := len(offered.tree.parents):
-            by_rank = self._by_rank()
+            by_rank = self.by_rank
             rank = min(len(offered.tree.children[0]), len(by_rank) - 1)
             share = offered.left[0] * by_rank[rank].typical / by_rank[0].typical
             for n, shape in enumerate(shapes[1 : limit - n_given + 1], n_given + 1):
@@ -114,7 +116,7 @@ class TreeController(Controller):
 
     def _best_shapes(self, max_leaves: int) -> list[Shape]:
         """`best_shapes` for what was learned so far; searched anew when that has moved."""
-        typical = (*(each.typical for each in self._by_rank()), float(max_leaves))
+        typical = (*(each.typical for each in self.by_rank), float(max_leaves))
         if not self._shaped_by or any(
             abs(now - then) > MOVED for now, then in zip(typical, self._shaped_by, strict=True)
         ):
@@ -168,7 +170,7 @@ class TreeController(Controller):
     def go_on_tree(self, parent: int, confidence: float) -> bool:
         step = self._tree
         assert step is not None, "a tree grows after its plan"
-        rank, by_rank = len(step.tree.children[parent + 1]), self._by_rank()
+        rank, by_rank = len(step.tree.children[parent + 1]), self.by_rank
         if rank >= len(by_rank) or not step.tree.has_room(parent):
             return False
         chance = by_rank[rank].at(confidence)
@@ -186,7 +188,7 @@ class TreeController(Controller):
         self._pass(len(seen.verdict.path) + 1)
         if len(seen.draft.tokens) != len(step.tree.parents):  # cut, or another drafter's
             return
-        calibrations, node, at = self._by_rank(), -1, -1  # the same node as drafted and as submitted
+        calibrations, node, at = self.by_rank, -1, -1  # the same node as drafted and as submitted
         for accepted in (*seen.verdict.path, None):
             children, siblings = step.tree.children[node + 1], children_of(seen.draft, at)
             n_judged = len(siblings) if accepted is None else siblings.index(accepted) + 1

@@ -8,10 +8,7 @@ from functools import cache
 
 import pytest
 
-from specllama.core.types import Caps
-from specllama.drafters.shape import FixedShape, Grounds, best_shapes, by_rank
-
-assert Caps  # placeholder
+from specllama.drafters.shape import FixedShape, Grounds, TreePolicy, best_shape, best_shapes, by_rank
 
 
 @cache
@@ -77,9 +74,74 @@ def test_the_shape_is_the_best_of_all_trees(seed: int) -> None:
     """A search that overlooks a shape: chain, root only, broad and narrow trees are all best somewhere."""
     on = grounds(seed)
     found = best_shapes(on)
-    for n in range(7):
-        best = max(rate_of(parents, on) for parents in every_tree(n))
-        assert rate_of(found[n].parents, on) == pytest.approx(found[n].rate), "a shape is what it says"
-        assert found[n].rate >= 0.98 * best
-    whole = max(shape.rate for shape in found)
-    assert whole == pytest.approx(max(rate_of(parents, on) for n in range(7) for parents in every_tree(n)), rel=0.01)
+    best = [max(rate_of(parents, on) for parents in every_tree(n)) for n in range(7)]
+    assert [rate_of(shape.parents, on) for shape in found] == pytest.approx([shape.rate for shape in found])
+    assert max(shape.rate for shape in found) == pytest.approx(max(best))
+    assert all(shape.rate >= 0.98 * rate for shape, rate in zip(found, best, strict=True))
+
+
+def test_plain_decoding_and_chains_are_among_the_shapes() -> None:
+    """A tree where a chain is faster; a draft where nothing pays."""
+    levels = (0.0, 0.1, 0.2, 0.3)
+    steep = best_shapes(Grounds(by_rank((0.8, 0.5)), tuple(1.0 + n for n in range(7)), levels, 8))
+    assert max(steep, key=lambda shape: shape.rate).parents == ()
+    sure = best_shapes(Grounds(by_rank((0.98, 0.5)), tuple(1.0 + 0.05 * n for n in range(7)), levels, 8))
+    assert max(sure, key=lambda shape: shape.rate).parents == (-1, 0, 1, 2, 3, 4)
+    doubtful = best_shapes(Grounds(by_rank((0.4, 0.5)), tuple(1.0 + 0.05 * n for n in range(7)), levels, 8))
+    assert max(doubtful, key=lambda shape: shape.rate).parents.count(-1) == 2
+    assert (
+        max(best_shapes(Grounds(by_rank((0.4, 0.5)), (1.0,) * 7, levels, 1))[3].parents.count(p) for p in (-1, 0)) == 1
+    )
+
+
+def test_the_best_shape_of_a_number_of_nodes_has_so_many() -> None:
+    """A `--tree 16` that drafts fewer nodes."""
+    for n in range(33):
+        parents = best_shape(n)
+        assert len(parents) == n
+        assert all(-1 <= parent < node for node, parent in enumerate(parents))
+        assert not n or parents[0] == -1
+
+
+def grown(policy: TreePolicy, confidence: float = 0.9, n_most: int = 64) -> list[int]:
+    """The parents of the nodes that a policy lets grow, in the order of drawing."""
+    parents, level = list[int](), [-1]
+    while level and (chosen := policy.expand(level)):
+        assert set(chosen) <= set(level)
+        level = []
+        for parent in chosen:
+            while len(parents) < n_most and policy.go_on_tree(parent, confidence):
+                level.append(len(parents))
+                parents.append(parent)
+    return parents
+
+
+def test_a_fixed_shape_grows_as_it_is() -> None:
+    """Children under the wrong parent, when nodes are drawn level by level and the shape is not."""
+    policy = FixedShape((-1, 0, 1, -1, 0, 3))
+    assert policy.plan_tree(16, 8, lag=0).n_drawn == 6
+    assert grown(policy) == [-1, -1, 0, 0, 1, 2]
+
+
+def test_a_fixed_shape_keeps_the_limits() -> None:
+    """More leaves or nodes than the target can take."""
+    policy = FixedShape((-1, -1, -1, 0, 0, 3))
+    policy.plan_tree(16, 1, lag=0)
+    assert grown(policy) == [-1, 0, 1]
+    policy.plan_tree(16, 3, lag=0)
+    assert grown(policy) == [-1, -1, -1, 0, 3]
+    policy.plan_tree(2, 8, lag=0)
+    assert grown(policy) == [-1, -1]
+    assert policy.plan_tree(16, 8, lag=None).n_drawn == 0
+
+
+def test_a_fixed_shape_takes_likely_offers_first() -> None:
+    """An unlikely lookup in the place of drawn nodes; numbers of nodes that ignore the offered ones."""
+    policy = FixedShape((-1, 0, -1, 0))
+    plan = policy.plan_tree(16, 8, offer=[(0.9, -1), (0.8, 0), (0.3, 1)], lag=0)
+    assert (plan.n_given, plan.n_drawn) == (2, 2)
+    assert policy.expand([-1]) == [-1]
+    assert policy.go_on_tree(-1, 0.5)  # node 2 of the step
+    assert policy.go_on_tree(-1, 0.5)
+    assert not policy.go_on_tree(-1, 0.5)
+    assert list(policy.expand([2, 3])) == [2]
