@@ -146,7 +146,8 @@ class LookupDrafter:
     def _family(self, match: Match, parent: int, width: int, *, at_end: bool) -> list[tuple[LookupGuess, Match]]:
         """The guesses of what follows `match`, the most frequent first, with the matches that they lead to.
 
-        The chance of the first is that of the record, that of each other one its share of what followed.
+        The chance of the first is that of the record. That of each other one is its share of the places where none
+        before it followed, and of one place more: for a token that never followed.
         """
         match = self._index.continued(match)
         favourite = self._index.favourite(match)
@@ -155,7 +156,10 @@ class LookupDrafter:
         n_seen = self._index.n_seen(match) - at_end  # the place at the end has no successor
         chances = [(favourite.token, self._record.chance(match.length, _evidence(favourite, n_seen)))]
         if width > 1 and not favourite.alone:
-            chances += [(other.token, other.n_followed / n_seen) for other in self._index.others(match, width - 1)]
+            n_left = n_seen - favourite.n_followed + 1
+            for other in self._index.others(match, width - 1):
+                chances.append((other.token, other.n_followed / n_left))
+                n_left -= other.n_followed
         return [(LookupGuess(token, chance, parent), self._index.advance(match, token)) for token, chance in chances]
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:

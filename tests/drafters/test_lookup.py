@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -309,3 +310,45 @@ def test_chances_before_and_after_samples_are_those_of_the_definitions() -> None
         for _ in range(n):
             record.learn(2, 3, right=right)
     assert record.chance(2, 3) == pytest.approx(0.5, abs=0.005), "after 69 samples an old one counts half"
+
+
+def guesses_of(text: Sequence[int], limit: int, max_leaves: int) -> list[tuple[int, float, int]]:
+    return [(each.token, each.confidence, each.parent) for each in begun(text).offer(text, limit, max_leaves)]
+
+
+def test_a_trie_holds_every_continuation_by_its_share() -> None:
+    """One continuation where the text had several; a chance that still counts the siblings before it."""
+    text = [7, 1, 2, 5, 8, 1, 2, 6, 9, 1, 2, 6, 4, 1, 2, 3, 1, 2]
+    found = guesses_of(text, 16, 16)
+    mostly = lookup_room._Record().chance(2, 1)
+    roots = [(token, chance) for token, chance, parent in found if parent == -1]
+    assert roots == [(6, pytest.approx(mostly)), (3, 1 / 3), (5, 1 / 2)], "6 followed twice; then the latest"
+    below = {parent: token for token, _, parent in reversed(found)}
+    firsts = {token: node for node, (token, _, parent) in enumerate(found) if parent == -1}
+    assert {token: below[node] for token, node in firsts.items()} == {6: 4, 3: 1, 5: 8}, "the latest among equals"
+
+
+@pytest.mark.parametrize("max_leaves", [1, 2, 3, 16])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_trie_is_a_tree_of_the_likeliest_guesses(seed: int, max_leaves: int) -> None:
+    """A guess before the one it follows, equal siblings, more leaves than the target can evaluate, a worse order."""
+    text = texts(seed)
+    found = guesses_of(text, 12, max_leaves)
+    parents = [parent for _, _, parent in found]
+    assert all(parent < node for node, parent in enumerate(parents))
+    assert len({(token, parent) for token, _, parent in found}) == len(found)
+    assert not found or len(set(range(-1, len(found))) - {*parents}) <= max_leaves
+    reach, since = list[float](), list[int]()  # `since`: the last guess that this one needs before it
+    for node, (_, chance, parent) in enumerate(found):
+        earlier = [each for each in range(node) if parents[each] == parent]
+        missed = math.prod(1.0 - found[each][1] for each in earlier)
+        reach.append((reach[parent] if parent >= 0 else 1.0) * missed * chance)
+        since.append(max([parent, *earlier]))
+        assert 0.0 < chance <= 1.0
+    if max_leaves == 16:
+        for i, mine in enumerate(reach):
+            assert all(other <= mine + 1e-12 for other, needs in zip(reach[i:], since[i:], strict=True) if needs < i)
+    if max_leaves == 1:
+        assert parents == list(range(-1, len(found) - 1))
+    assert len(guesses_of(text, 5, max_leaves)) == min(5, len(found))
+    assert found[:1] == guesses_of(text, 1, 1)

@@ -35,6 +35,8 @@ from tests.exact.reference import Answer
 from tests.fakes import FakeModel, RandomTable
 
 N_TOKENS = 12
+COMPUTING = ("feed", "eval", "grow")
+SHAPES = {"chain": None, "tree": (-1, -1, 0, 0, 1, 2)}
 
 
 def test_the_pair_of_these_tests_accepts_and_rejects() -> None:
@@ -44,6 +46,14 @@ def test_the_pair_of_these_tests_accepts_and_rejects() -> None:
     lengths = Counter(step.accepted for step in rig.steps if len(step.drafted) == 3)
     assert set(lengths) == {0, 1, 2, 3}
     assert 0.4 < rig.finished.stats.alpha < 0.9
+
+
+def test_the_trees_of_these_tests_branch_and_are_left_on_every_side() -> None:
+    """Trees that are always accepted along the first children: chains in effect."""
+    rig = good_pair(tree=SHAPES["tree"]).rig()
+    rig.answer(PROMPT, GREEDY, Certain(), 60)
+    paths = {step.path for step in rig.steps}
+    assert {(), (0,), (0, 1, 2), (0, 3), (4, 5)} <= paths, "and second children"
 
 
 @pytest.mark.parametrize("n_max", range(1, 9))
@@ -107,10 +117,11 @@ def test_a_paused_drafter_is_back_at_once_and_catches_up_in_one_go() -> None:
     assert len(spec_steps) == 5
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("at", range(24))
-def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
+def test_abandoned_at_any_event_the_session_goes_on(at: int, shape: str) -> None:
     """A session that is broken after Ctrl-C, a closed pipe or a `break` (docs/design.md, invariant 1)."""
-    rig = good_pair().rig()
+    rig = good_pair(tree=SHAPES[shape]).rig()
     rig.answer((*PROMPT, 4), GREEDY, Certain(), 5)
     with closing(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS)) as run:
         for n_events, _ in enumerate(run):
@@ -121,10 +132,11 @@ def test_abandoned_at_any_event_the_session_goes_on(at: int) -> None:
     assert_answers_like_new(rig, said)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("at", range(24))
-def test_cancelled_at_any_event_the_session_goes_on(at: int) -> None:
+def test_cancelled_at_any_event_the_session_goes_on(at: int, shape: str) -> None:
     """A conversation that does not continue from the cancelled answer."""
-    rig, cancel = good_pair().rig(), Cancel()
+    rig, cancel = good_pair(tree=SHAPES[shape]).rig(), Cancel()
     n_last, reason = N_TOKENS, "length"
     for n_events, event in enumerate(rig.run(PROMPT, GREEDY, Certain(), N_TOKENS, cancel=cancel)):
         if n_events == at:
@@ -138,12 +150,13 @@ def test_cancelled_at_any_event_the_session_goes_on(at: int) -> None:
 
 @pytest.mark.parametrize("failure", [BackendError, Interrupted, RollbackRefused])
 @pytest.mark.parametrize("who", ["target", "draft"])
-def test_a_failure_in_any_model_call_leaves_a_usable_session(who: str, failure: type[BackendError]) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_failure_in_any_model_call_leaves_a_usable_session(shape: str, who: str, failure: type[BackendError]) -> None:
     """An error that leaves more in the KV than was emitted: the next answer would follow other text."""
-    n_calls = count_calls(who)
+    n_calls = count_calls(who, shape)
     assert n_calls > 10
     for at in range(n_calls):
-        rig, model = prepared(who)
+        rig, model = prepared(who, shape)
         failed = arm(model, at, failure)
         try:
             for _ in rig.run(PROMPT, GREEDY, Certain(), N_TOKENS):
@@ -159,9 +172,9 @@ def test_a_failure_in_any_model_call_leaves_a_usable_session(who: str, failure: 
         assert_answers_like_new(rig, said)
 
 
-def prepared(who: str) -> tuple[Rig, FakeModel]:
+def prepared(who: str, shape: str) -> tuple[Rig, FakeModel]:
     """A rig with another conversation in its caches, and the model that will fail."""
-    rig = good_pair().rig()
+    rig = good_pair(tree=SHAPES[shape]).rig()
     rig.answer((PROMPT[0], 4, 4, 4, 4), GREEDY, Certain(), 5)
     model = rig.target if who == "target" else rig.draft
     assert model is not None
@@ -169,9 +182,9 @@ def prepared(who: str) -> tuple[Rig, FakeModel]:
     return rig, model
 
 
-def count_calls(who: str) -> int:
+def count_calls(who: str, shape: str) -> int:
     """Model calls of the answer that nothing interrupts."""
-    rig, model = prepared(who)
+    rig, model = prepared(who, shape)
     rig.answer(PROMPT, GREEDY, Certain(), N_TOKENS)
     return len(model.calls)
 
@@ -182,7 +195,7 @@ def arm(model: FakeModel, at: int, failure: type[BackendError]) -> list[str]:
 
     def hook(n_call: int, name: str) -> None:
         # Only these look at the cancel flag; anything can fail.
-        if n_call == at and (failure is not Interrupted or name in ("feed", "eval")):
+        if n_call == at and (failure is not Interrupted or name in COMPUTING):
             failed.append(name)
             raise failure("failed by the test")
 
@@ -241,7 +254,7 @@ def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: Sampli
 
         def count_call(n_call: int, name: str) -> None:
             nonlocal n_calls
-            if name in ("feed", "eval"):  # only these can be interrupted, and before anything was decided
+            if name in COMPUTING:  # only these can be interrupted, and before anything was decided
                 n_calls += 1
                 if n_calls == at + 1:
                     cancel.set()
@@ -270,8 +283,9 @@ def interrupted_law(pair: Pair, how: str, at: int, n_tokens: int, params: Sampli
 @pytest.mark.slow
 @pytest.mark.parametrize("at", range(8))
 @pytest.mark.parametrize("how", ["cancel", "close", "target call", "draft call"])
-def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(how: str, at: int) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_answer_interrupted_anywhere_goes_on_with_the_same_law(shape: str, how: str, at: int) -> None:
     """A cache that keeps what was never yielded, or a law that depends on where one stopped reading."""
-    pair = random_pair(29, n_vocab=2, n_max=2)
+    pair = random_pair(29, n_vocab=2, n_max=2, tree=SHAPES[shape])
     found = interrupted_law(pair, how, at, 4, REPEAT)
     assert_same_law(without_reasons(found), without_reasons(pair.plain_law(REPEAT, 4)))

@@ -114,14 +114,36 @@ def test_rows_are_read_only_and_die_with_the_next_call(spoil: Callable[[FakeMode
         lambda fake: (fake.eval((1, 2, 3), parents=(-1, -1)), fake.feed((1,))),
         lambda fake: (fake.eval((1, 2, 3), parents=(-1, -1)), fake.truncate(4)),
         lambda fake: (fake.eval((1, 2)), fake.truncate(3), fake.keep(3, (0,))),
+        lambda fake: (fake.eval((1,)), fake.grow((1, 2), (-1,))),
+        lambda fake: (fake.eval((1,)), fake.grow((1, 2), (-1, 2))),
+        lambda fake: (fake.eval((1,)), fake.keep(3, ()), fake.grow((1,), (-1,))),
+        lambda fake: (fake.eval((1,)), fake.grow((1, 2), (-1, -1)), fake.eval((1,))),
+        lambda fake: (fake.eval((1,)), fake.grow((1, 2), (-1, -1)), fake.truncate(4)),
+        lambda fake: (fake.eval((1,)), fake.grow((1, 2), (-1, 0)), fake.keep(3, (1,))),
+        lambda fake: (fake.eval((1,)), fake.grow((1, 2, 3), (-1, -1, -1))),
+        lambda fake: fake.eval((1, 2, 3, 4), parents=(-1, -1, -1)),
     ],
 )
 def test_misuse_is_refused(misuse: Callable[[FakeModel], object]) -> None:
     """A fake that tolerates a call on which llama.cpp aborts or returns other numbers."""
-    fake = model(caps=Caps(tree=True, max_block=4))
+    fake = model(caps=Caps(tree=True, max_leaves=2, max_block=4))
     fake.feed((0, 1))
     with pytest.raises(ContractBroken):
         misuse(fake)
+
+
+def test_a_tree_that_grows_has_the_rows_of_its_lines_and_keeps_one_of_them() -> None:
+    """A row of a sibling or of the batch's order; a KV with another branch."""
+    fake = model()
+    fake.feed((0, 1))
+    fake.eval((2,))
+    first = fake.grow((3, 4), (-1, -1)).copy()
+    second = fake.grow((0, 1, 2), (1, 0, 1)).copy()
+    lines = [(3,), (4,), (4, 0), (3, 1), (4, 2)]
+    for row, line in zip([*first, *second], lines, strict=True):
+        assert np.array_equal(row, fake.table((0, 1, 2, *line)))
+    fake.keep(3, (1, 4))
+    assert fake.tokens == (0, 1, 2, 4, 2)
 
 
 def test_a_full_context_raises_and_keeps_what_it_has() -> None:

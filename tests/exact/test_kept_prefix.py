@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,9 +12,20 @@ import pytest
 from specllama.base.errors import Interrupted
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.types import common_prefix
-from tests.fakes import FakeModel, RandomTable
+from tests.fakes import FakeModel, History, RandomTable
 
 N_VOCAB = 3  # few, so that wrong tokens are often right by chance
+
+
+def lines_of(model: FakeModel) -> list[History]:
+    """What the KV holds: a text, or the line to every node of a tree."""
+    tokens, n = model.tokens, (model._pending_at or 0) + 1
+    if model._pending_at is None or len(tokens) < n:
+        return [tokens]
+    lines = [tokens[:n]]
+    for token, parent in zip(tokens[n:], model._parents, strict=False):
+        lines.append((*lines[parent + 1], token))
+    return lines
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -25,11 +37,13 @@ def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
     text, mark = [0], object()
 
     def lose(n_call: int, name: str) -> None:
-        del model._kv[chance.randrange(model.length + 1) :]
+        n_line = model.length if model._pending_at is None else model._pending_at + 1
+        del model._kv[chance.randrange(n_line + 1) :]
+        model._pending_at, model._parents = None, ()
         raise OSError("lost")
 
     for _ in range(60):
-        action = chance.randrange(9)
+        action = chance.randrange(11)
         some = [chance.randrange(N_VOCAB) for _ in range(chance.randrange(5))]
         if action == 0:  # another answer
             text, mark = text[: chance.randrange(1, len(text) + 1)] + some, object()
@@ -50,14 +64,28 @@ def test_a_marked_text_keeps_exactly_what_leads_to_it(seed: int) -> None:
             with pytest.raises(OSError, match="lost"):
                 record.eval([*some, 0])
             model.hook = lambda n_call, name: None
+        elif action >= 9:  # a tree; perhaps a failed pass in it
+            model.hook = lose if action == 10 and chance.random() < 0.5 else lambda n_call, name: None
+            nodes: list[tuple[int, int]] = []
+            with suppress(OSError):
+                record.eval(text[model.length : model.length + 1] or [0])
+                while len(nodes) < 8:
+                    new = [(chance.randrange(N_VOCAB), chance.randrange(-1, len(nodes))) for _ in range(2)]
+                    new = [node for node in dict.fromkeys(new) if node not in nodes]
+                    nodes += new
+                    if new:
+                        record.grow([token for token, _ in new], [parent for _, parent in new])
+                    if action == 10:
+                        model.hook = lose if chance.random() < 0.2 else model.hook
+            model.hook = lambda n_call, name: None
         else:
             record.feed(some if chance.random() < 0.5 else text[model.length : -1])
         text = [*text, *(chance.randrange(N_VOCAB) for _ in range(chance.randrange(4)))]
-        known = model.tokens
+        known = lines_of(model)
         n_kept = record.rewind(text, mark)
         assert model.tokens == tuple(text[:n_kept])
         if action != 2:  # after a stranger nothing is known
-            assert n_kept == min(common_prefix(known, text), len(text) - 1)
+            assert n_kept == min(max(common_prefix(line, text) for line in known), len(text) - 1)
 
 
 class Read(list[int]):

@@ -17,7 +17,9 @@ from specllama.core.sampling import RandomChooser
 from specllama.core.types import LanguageModel
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.shape import FixedShape
 from specllama.drafters.translated import TranslatedModel
+from specllama.drafters.tree import TreeDrafter
 from tests import tiny
 from tests.exact.harness import GREEDY, N_VOCAB, agreeing, plain_greedy
 from tests.exact.reference import History
@@ -126,7 +128,10 @@ def fake_benches() -> dict[str, Bench]:
     def draft() -> ModelDrafter:
         return ModelDrafter(FakeModel(DRAFT, N_VOCAB), n_max=3)
 
-    target, shared = fake(TARGET), FakeModel(DRAFT, N_VOCAB)
+    def tree(model: FakeModel) -> TreeDrafter:
+        return TreeDrafter(model, FixedShape((-1, -1, 0, 0, 1, 2)), lookup=LookupDrafter(n_max=4), n_leaves=8)
+
+    target, shared, grown = fake(TARGET), FakeModel(DRAFT, N_VOCAB), FakeModel(DRAFT, N_VOCAB)
     one, plain = Engine(fake(TARGET), draft()), Engine(fake(TARGET))
     return {
         "one engine": Bench({"A": one, "B": one}),
@@ -135,14 +140,17 @@ def fake_benches() -> dict[str, Bench]:
         "two targets with one draft": Bench(
             {who: Engine(fake(table), ModelDrafter(shared, n_max=3)) for who, table in (("A", TARGET), ("B", OTHER))}
         ),
+        "two targets with one draft of trees": Bench(
+            {who: Engine(fake(table), tree(grown)) for who, table in (("A", TARGET), ("B", OTHER))}
+        ),
     }
 
 
 @pytest.mark.parametrize("ending", [slow("read"), "close", "collect"])
-@pytest.mark.parametrize("shared", fake_benches())
+@pytest.mark.parametrize("shared", [slow(name) if "trees" in name else name for name in fake_benches()])
 def test_two_answers_in_any_order_are_right_or_refused(shared: str, ending: str) -> None:
     """Prevents: a generator closed late that records what the KV does not hold, so that a third answer is wrong."""
-    tables = {"A": TARGET, "B": OTHER if shared == "two targets with one draft" else TARGET}
+    tables = {"A": TARGET, "B": OTHER if shared.startswith("two targets") else TARGET}
     n_refused = 0
     for order in ORDERS:
         bench = fake_benches()[shared]

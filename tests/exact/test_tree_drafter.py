@@ -15,17 +15,18 @@ from specllama.audit.law import block_law, distance
 from specllama.core import sampling
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
-from specllama.core.events import Finished, Notice, StepEvent
+from specllama.core.events import Finished, Notice, StepEvent, TokenEvent
 from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Caps, Draft, DraftPlan, Observation, Rule, Verdict
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import BROKEN, FORBIDDEN, ModelDrafter
 from specllama.drafters.shape import FixedShape
 from specllama.drafters.tree import CHAINS_ONLY, TreeDrafter
 from tests.enumeration import as_dict
-from tests.exact.harness import GREEDY, N_VOCAB, PLAIN, REPEAT, agreeing, params_of, plain_greedy
+from tests.exact.harness import GREEDY, N_VOCAB, PLAIN, REPEAT, Rig, agreeing, params_of, plain_greedy
 from tests.exact.reference import History, token_law
-from tests.fakes import FakeModel, RandomTable, Table, replaced
+from tests.fakes import FakeModel, RandomTable, ScriptedDrafter, Table, replaced, table_of
 from tests.marks import slow
 
 SHAPES = {
@@ -518,3 +519,74 @@ def test_greedy_text_is_the_plain_one(n_nodes: int) -> None:
         engine = Engine(FakeModel(target, N_VOCAB), tree_of(fake, shape, 1))
         events = list(engine.generate((0, 1, 0), GREEDY, RandomChooser(0), max_tokens=30))
         assert tuple(event.token for event in events if event.kind == "token") == plain_greedy(target, (0, 1, 0), 30)
+
+
+TREE = Draft((2, 0, 1, 3, 1, 2), None, (-1, 0, 1, 0, -1, 4))  # 2 (0 (1) 3) 1 (2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ({9}, TREE),
+        ({0}, Draft((2, 0, 3, 1, 2), None, (-1, 0, 0, -1, 3))),
+        ({2}, Draft((2, 1, 2), None, (-1, -1, 1))),
+        ({1, 2}, Draft((2, 1), None, (-1, -1))),
+    ],
+)
+def test_nothing_is_submitted_below_an_end_token(ends: set[int], expected: Draft) -> None:
+    """Rows and laws of tokens behind the end; a branch that is lost, or hung to another node, with them."""
+    laws = tuple(Distribution.on((token, 20 + node), (0.5, 0.5)) for node, token in enumerate(TREE.tokens))
+    found = replace(TREE, probs=laws).until(ends)
+    assert replace(found, probs=None) == expected
+    kept = [node for node, law in enumerate(laws) if law in (found.probs or ())]
+    assert [TREE.tokens[node] for node in kept] == list(found.tokens)
+    assert TREE.until(ends).probs is None
+
+
+def test_a_tree_of_one_path_is_submitted_as_a_chain() -> None:
+    """A model without trees that refuses a chain because its parents are spelled out."""
+    assert Draft((1, 2, 3), None, (-1, 0, 1)).until({9}) == Draft((1, 2, 3))
+    assert Draft((1, 2, 3), None, (-1, 0, -1)).until({9}) == Draft((1, 2, 3), None, (-1, 0, -1))
+    assert Draft((1, 2, 3), None, (-1, 0, -1)).until({1}) == Draft((1, 3), None, (-1, -1))
+    assert Draft((1, 2), None, (-1, 0)).until({1}) == Draft((1,))
+    assert Draft().until({1}) == Draft()
+
+
+@pytest.mark.parametrize(
+    ("answer", "stops", "nodes", "path", "origins", "levels"),
+    [  # the target says `answer`; `nodes` are those of TREE that count
+        ((2, 3, 4), (), range(6), (0, 3), ("draft", "draft", "bonus"), [2, 3, 1]),
+        ((2, 4), (), range(6), (0,), ("draft", "correction"), [2, 3, 1]),
+        ((3,), (), range(6), (), ("correction",), [2, 3, 1]),
+        ((1, 2, 4), (), range(6), (4, 5), ("draft", "draft", "bonus"), [2, 3, 1]),
+        ((2, 0, 1, 4), ((0,),), (0, 1, 3, 4, 5), (0, 1), ("draft", "draft"), [2, 3]),
+        ((2, 0, 1, 4), ((2,),), (0, 4, 5), (0,), ("draft",), [2, 1]),
+        ((1, 2, 4), ((1,),), range(5), (4,), ("draft",), [2, 2, 1]),
+    ],
+)
+def test_a_step_reports_the_tree_and_how_it_was_walked(
+    answer: History,
+    stops: tuple[History, ...],
+    nodes: Sequence[int],
+    path: History,
+    origins: tuple[str, ...],
+    levels: list[int],
+) -> None:
+    """Drafted tokens counted behind the end of an answer; a path in the numbers of another tree; a wrong origin."""
+    said = table_of(lambda history: tuple(float(token == (*answer, *[4] * 9)[len(history) - 2]) for token in range(5)))
+    drafter = ScriptedDrafter(lambda tokens, limit, choose: TREE if len(tokens) == 2 else Draft())
+    rig = Rig(FakeModel(said, 5), None, drafter)
+    rig.answer((3, 3), GREEDY, RandomChooser(0), 7, stops=stops)
+    step, stats = rig.steps[0], SpecStats()
+    assert step.drafted == tuple(TREE.tokens[node] for node in nodes)
+    assert step.parents is not None
+    assert TREE.parents is not None
+    assert [-1 if each < 0 else nodes[each] for each in step.parents] == [TREE.parents[node] for node in nodes]
+    assert step.path == path
+    own = tuple(event.origin for event in rig.events if isinstance(event, TokenEvent) and event.step == 0)
+    assert own == origins
+    assert step.rejected == ("correction" in origins)
+    stats.take(step)
+    assert (stats.drafted_at, stats.accepted_at) == (levels, [1] * len(path))
+    assert (stats.n_drafted, stats.n_accepted, stats.n_rejected) == (len(nodes), len(path), step.rejected)
+    assert step.to_json()["path"] == path
