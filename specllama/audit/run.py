@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from specllama.audit import self_test as audit_self_test
 from specllama.audit.models import Heard
 from specllama.audit.parts import AuditEffort, AuditSubject
 from specllama.audit.report import AuditReport, DrawRow, FaultRow, GreedyRun, KvRow, LawRow
+from specllama.base.clock import perf_counter
 from specllama.base.errors import Interrupted
 
 N_ROOM = 160  # tokens of room that the audit needs after a prompt

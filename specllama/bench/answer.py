@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter
 
+from specllama.base.clock import perf_counter
 from specllama.base.errors import Interrupted
 from specllama.bench.job import BenchJob, Loaded
 from specllama.bench.plan import ArmSpeed

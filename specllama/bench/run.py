@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from time import perf_counter
 from time import sleep as real_sleep
 
+from specllama.base.clock import perf_counter
 from specllama.base.errors import Interrupted, PromptError
 from specllama.bench import insight as bench_insight
 from specllama.bench import machine

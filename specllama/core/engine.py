@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
+from specllama.base.clock import perf_counter
 from specllama.base.errors import Interrupted, PromptError, UnsupportedModel
 from specllama.base.text import counted
 from specllama.core.events import Event, Finished, Notice, Origin, PromptProgress, Reason, StepEvent, TokenEvent

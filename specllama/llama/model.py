@@ -10,13 +10,13 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from specllama.base.clock import perf_counter
 from specllama.base.errors import BackendError, ContextFull, Interrupted, MemoryShort, RollbackRefused, SpecllamaError
 from specllama.base.text import counted
 from specllama.core.arrays import FloatArray

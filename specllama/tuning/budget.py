@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 from specllama.base.child import Tell
+from specllama.base.clock import perf_counter
 
 
 class Budget:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, quantiles
-from time import perf_counter
 from typing import TypeVar
 
 from specllama.base.child import TellShare
+from specllama.base.clock import perf_counter
 from specllama.core.engine import Engine
 from specllama.core.events import Finished
 from specllama.core.sampling import RandomChooser, SamplingParams

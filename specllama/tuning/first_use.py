@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 from functools import partial
 from itertools import pairwise
 from statistics import median_low
-from time import perf_counter
 
 from specllama.base import disk
 from specllama.base.child import TellShare
+from specllama.base.clock import perf_counter
 from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.core.types import LanguageModel
 from specllama.drafters.controller import LEAST_COST, LEAST_RATE, UNMEASURED, CostProfile, Points, best_case, rows_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
+from specllama.base.clock import perf_counter
 from specllama.base.errors import Interrupted, PairError
 from specllama.chat.conversation import fitting_prompts
 from specllama.cli.loading import Said
@@ -42,7 +42,7 @@ class _Probe:
     budget_s: float
     cancel: Cancel
     keeps: bool  # the costs are saved as the pair's profile
-    began: float = field(default_factory=monotonic)
+    began: float = field(default_factory=perf_counter)
     outlook: Outlook | None = None  # None until the costs are measured
 
     def steps(self) -> Iterator[tuple[str, float]]:
@@ -56,7 +56,7 @@ class _Probe:
         self.outlook = outlook(profile.costs, profile.step_s, {}, noise=work.noise)
         if not profile.draft_can_pay:
             return
-        left_s = max(self.budget_s - (monotonic() - self.began), 0.0)
+        left_s = max(self.budget_s - (perf_counter() - self.began), 0.0)
         accepting = measuring_acceptance(
             self.models.target,
             draft,
@@ -76,7 +76,7 @@ class _Probe:
 
     def shown(self, share: float) -> tuple[float, float]:
         """The share that is done, and the seconds left, if `share` of the present part is done."""
-        spent_s = monotonic() - self.began
+        spent_s = perf_counter() - self.began
         if self.outlook is None and share:  # the costs take as long as they need
             left_s = max(self.budget_s - spent_s, spent_s * (1 - share) / share)
         else:
@@ -110,7 +110,7 @@ def probe_pair(choice: Choice, budget_s: float, cancel: Cancel, output: Output) 
             doing, done = "measuring costs", 0.0
             for batch in worker.batches(0.1):
                 doing, done = batch[-1] if batch else (doing, done)
-                if probe.outlook is not None and monotonic() - probe.began > budget_s:
+                if probe.outlook is not None and perf_counter() - probe.began > budget_s:
                     cancel.set()  # also in the middle of a pass
                 share, left_s = probe.shown(done)
                 status.show(doing, share, f"{clock(left_s)} left")

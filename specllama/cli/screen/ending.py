@@ -18,6 +18,8 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
+from specllama.base.clock import standing_still
+
 
 class OnTerminal(Protocol):
     """Something that has changed the terminal. Both methods run in a signal handler."""
@@ -106,7 +108,8 @@ def stop(number: int, _frame: FrameType | None = None) -> None:
     for each in reversed(held):
         each.suspend()
     before = signal.signal(number, signal.SIG_DFL)
-    signal.raise_signal(number)
+    with standing_still():
+        signal.raise_signal(number)
     signal.signal(number, before)  # the process continues here
     for each in held:
         each.resume()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from specllama.base.clock import perf_counter
 from specllama.base.disk import FetchWatch, Silent, size_text
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.render import clock, flow, palette_of, progress
@@ -36,7 +36,7 @@ class StatusLine:
 
     def show(self, what: str, share: float | None, detail: str = "") -> None:
         """Draw the progress of a step, at most ten times a second; without a bar if the share is unknown."""
-        tenths, now = int(10 * (share or 0.0)), time.monotonic()
+        tenths, now = int(10 * (share or 0.0)), perf_counter()
         if self._logs and (what != self._step or (tenths > self._tenths and now > self._logged + _LOG_S)):
             self._step, self._tenths, self._logged = what, tenths, now
             self._output.note(f"{what}: {tenths}0 %" if tenths else f"{what} ...")
@@ -83,7 +83,7 @@ class _Fetching:
     def advance(self, n_bytes: int) -> None:
         self._n_done += n_bytes
         if self._first is None:
-            self._first = time.monotonic(), self._n_done
+            self._first = perf_counter(), self._n_done
         self._show()
 
     def note(self, text: str) -> None:
@@ -98,7 +98,7 @@ class _Fetching:
         if not self._what:
             return
         since, n_before = self._first or (0.0, 0)
-        speed = (self._n_done - n_before) / max(time.monotonic() - since, 0.1)
+        speed = (self._n_done - n_before) / max(perf_counter() - since, 0.1)
         figures = [f"{size_text(int(speed))}/s"] if speed else []
         if speed and self._total:
             figures.append(f"{clock(max(self._total - self._n_done, 0) / speed)} left")
