@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from specllama.base.text import counted
 from specllama.bench.report import ALL, BenchReport, BenchRow, BenchRun, Condition, Interval
 from specllama.bench.stats import decode_speed, interval
 from specllama.bench.verdict import condition_name, span
@@ -111,6 +112,8 @@ def _verdict(rows: tuple[Compared, ...]) -> str:
     known = [(row, row.ratio) for row in rows if row.ratio is not None]
     if not known:
         return "The reports have no setting and prompt in common: nothing to compare."
+    if all(ratio.low is None for _, ratio in known):
+        return f"Too few prompts for a confidence interval, in {counted(len(known), 'setting')}."
     said = []
     for what in ("faster", "slower"):
         some = [(row, ratio) for row, ratio in known if ratio.sure and (ratio.value > 1.0) == (what == "faster")]
@@ -120,7 +123,7 @@ def _verdict(rows: tuple[Compared, ...]) -> str:
                 f"B is {what} than A in {len(some)} of {len(known)} settings, most in {row.arm} at {row.condition} "
                 f"({ratio.value:.2f} times; {span(ratio)})"
             )
-    return "; ".join(said) + "." if said else f"No difference beyond the noise, in {len(known)} settings."
+    return "; ".join(said) + "." if said else f"No difference beyond the noise, in {counted(len(known), 'setting')}."
 
 
 def compare(a: BenchReport, b: BenchReport) -> ReportComparison:

@@ -55,10 +55,15 @@ def _for_plain(report: BenchReport, pick: Pick, arm: Arm) -> str:
     name, best = found
     reached = f"{name} reached {best.value:.2f} times its speed ({span(best)})"
     if not best.sure:
-        return f"no draft is clearly faster or slower than plain decoding: {reached}"
+        return f"no draft {'is clearly' if best.value > 1.0 else 'was'} faster than plain decoding: {reached}"
     if best.value > 1.0:
         return f"plain decoding was picked, although {reached} on all prompts"
     return f"plain decoding is fastest: the best draft ({name}) reached {best.value:.2f} times its speed ({span(best)})"
+
+
+def is_held(pick: Pick) -> bool:
+    """False if the pick was slower than plain decoding on the prompts that should confirm it."""
+    return pick.confirmed is None or pick.confirmed.value >= 1.0
 
 
 def _for_draft(report: BenchReport, pick: Pick, arm: Arm) -> str:
@@ -68,7 +73,7 @@ def _for_draft(report: BenchReport, pick: Pick, arm: Arm) -> str:
     words = f"{found.value:.2f} times plain decoding on {counted(pick.n_confirming, 'other prompt')}"
     if found.sure and found.value > CLEAR:
         return f"{arm.name} is fastest: {words} (95 % confidence: {span(found)}){_by_class(report, pick)}"
-    if found.sure and found.value < 1.0:
+    if not is_held(pick):
         return f"nothing is clearly faster than plain decoding: {arm.name} looked best, but was {words} ({span(found)})"
     return f"{arm.name} may or may not be faster than plain decoding: {words} ({span(found)})"
 

@@ -161,11 +161,14 @@ def test_of_equals_within_one_percent_the_smaller_k_wins(k4: float, arm: int) ->
     ("speeds", "words", "advice"),
     [
         ([[10.0] * 4, [8.0] * 4, [7.0] * 4], "plain decoding is fastest: the best draft (K=2) reached 0.80", "none."),
-        ([[10.0] * 4, [5.0, 60.0, 5.0, 60.0]], "no draft is clearly faster or slower", ""),
+        ([[10.0] * 4, [5.0, 60.0, 5.0, 60.0]], "no draft is clearly faster than plain decoding", ""),
         ([[10.0] * 8, [16.0] * 4 + [12.4, 12.5, 12.6, 12.7]], "K=2 is fastest: 1.4", "--spec-draft-n-max 2."),
         ([[10.0], [16.0]], "no prompts were left to confirm it", ""),
+        ([[10.0] * 2, [1.2] * 2], "no draft was faster than plain decoding: K=2 reached 0.12", ""),
+        ([[10.0] * 2, [12.0, 1.2]], "nothing is clearly faster than plain decoding: K=2 looked best, but was 0.12", ""),
+        ([[10.0] * 2, [12.0, 11.0]], "K=2 may or may not be faster than plain decoding: 1.10", ""),
     ],
-    ids=["a loss", "noise", "a gain", "one prompt"],
+    ids=["a loss", "noise", "a gain", "one prompt", "a loss on few", "a refuted gain on few", "a gain on few"],
 )
 def test_the_verdict_says_what_is_fastest_how_sure_that_is_and_what_to_type(
     speeds: list[list[float]], words: str, advice: str

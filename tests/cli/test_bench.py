@@ -27,7 +27,7 @@ from specllama.bench.report import ALL, BenchReport
 from specllama.cli import reports
 from specllama.cli.bench import command
 from specllama.cli.bench.options import BenchDrafting, BenchRuns, BenchSampling
-from specllama.cli.bench.view import main_table
+from specllama.cli.bench.view import LEGEND, main_table
 from specllama.drafters.controller import CostProfile
 from specllama.llama import LoadOptions
 from specllama.llama.kernel_path import AS_IN_FILE, DEFAULT, OWN, KernelPath
@@ -160,13 +160,25 @@ def test_a_narrow_terminal_gets_fewer_columns_and_never_a_broken_table() -> None
     plan = plan_of([PLAIN, arm_of(4)], prompts_of(4), temperatures=(0.0, 0.7))
     runs = [run_of(arm, i, 10.0 + i + arm, condition=c) for arm in (0, 1) for i in range(4) for c in (0, 1)]
     report = report_of(plan, runs)
-    whole = main_table(report, None)
-    assert main_table(report, 200) == whole
+    whole, legend = main_table(report, None)
+    assert main_table(report, 200) == (whole, legend)
+    assert all(f"{head}: " in legend for head in LEGEND)
     for width in (80, 60):
-        narrow = main_table(report, width)
+        narrow, legend = main_table(report, width)
         assert max(map(len, narrow)) <= width
         assert "speedup" in narrow[0]
         assert len(narrow) == len(whole)
+        assert [head for head in LEGEND if f"{head}: " in legend] == [head for head in LEGEND if head in narrow[0]]
+
+
+@pytest.mark.parametrize(("speeds", "bold"), [((12.0, 12.0), True), ((12.0, 1.2), False), ((12.0, 9.0), False)])
+def test_a_setting_below_plain_decoding_is_not_bold(speeds: tuple[float, float], bold: bool) -> None:
+    """Prevents: 'the best' in bold beside 0.12, and a legend for what is not there."""
+    plan = plan_of([PLAIN, arm_of(4)], prompts_of(4))
+    runs = [run_of(0, i, 10.0) for i in range(4)] + [run_of(1, i, speeds[i % 2]) for i in range(4)]
+    table, legend = main_table(report_of(plan, runs), None)
+    assert any("**K=4**" in line for line in table) == bold
+    assert ("Bold" in legend) == bold
 
 
 def test_plots_go_into_their_folder(

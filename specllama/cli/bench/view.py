@@ -23,7 +23,7 @@ from specllama.bench.report import (
     Interval,
     TimeSplit,
 )
-from specllama.bench.verdict import condition_name
+from specllama.bench.verdict import condition_name, is_held
 from specllama.cli.screen.output import to_json
 from specllama.cli.screen.render import clock
 from specllama.cli.screen.tables import markdown_table
@@ -93,15 +93,29 @@ def _main_row(report: BenchReport, row: BenchRow, picked: set[tuple[int, int]]) 
     return [temperature, *shown] if len(report.plan.conditions) > 1 else shown
 
 
-def main_table(report: BenchReport, width: int | None) -> list[str]:
-    """Every setting under every condition, over all classes of prompts; the picked ones in bold.
+# What the columns of the main table mean; the others need no words.
+LEGEND = {
+    "speedup": "tokens per second after the first pass, relative to plain decoding, with a 95 % interval; it includes "
+    "the draft's prefill, which matters in short answers",
+    "answer": "speedup of the whole answer",
+    "TTFT": "time to the first token",
+    "accepted": "per token",
+    "expected": "speedup predicted from the measured costs, after prefill",
+}
+
+
+def main_table(report: BenchReport, width: int | None) -> tuple[list[str], str]:
+    """Every setting under every condition, over all classes of prompts, the picked ones in bold; and the legend.
 
     Columns are removed until the table fits `width`, the least informative first.
     """
     several = len(report.plan.conditions) > 1
     heads = ["temp"] * several + ["setting", "t/s", "speedup", "answer", "TTFT", "accepted", "tok/step", "expected"]
-    picked = {(pick.condition, pick.arm) for pick in report.picks}
-    rows = [_main_row(report, row, picked) for row in report.rows_of(ALL)]
+    picked = {(pick.condition, pick.arm) for pick in report.picks if is_held(pick)}
+    rows = [
+        _main_row(report, row, picked if row.speedup is None or row.speedup.value >= 1.0 else set())
+        for row in report.rows_of(ALL)
+    ]
     for spare in ("TTFT", "answer", "tok/step", "expected", ""):
         lines = markdown_table(heads, rows, n_left=1 + several)
         if width is None or len(lines[0]) <= width or not spare:
@@ -109,15 +123,9 @@ def main_table(report: BenchReport, width: int | None) -> list[str]:
         i = heads.index(spare)
         for cells in (heads, *rows):
             del cells[i]
-    return lines
-
-
-LEGEND = (
-    "speedup: tokens per second after the first pass, relative to plain decoding, with a 95 % interval; it includes "
-    "the draft's prefill, which matters in short answers. answer: speedup of the whole answer. TTFT: time to the first "
-    "token. accepted: per token. expected: speedup predicted from the measured costs, after prefill. Bold: the best, "
-    "picked on half of the prompts."
-)
+    legend = [f"{head}: {LEGEND[head]}." for head in heads if head in LEGEND]
+    has_bold = any(cell.startswith("**") for row in rows for cell in row)
+    return lines, " ".join([*legend, *["Bold: the best, picked on half of the prompts."] * has_bold])
 
 
 def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -> list[str]:
@@ -128,8 +136,8 @@ def report_lines(report: BenchReport, *, full: bool, width: int | None = None) -
     lines = [*filter(None, (_models(report), _machine(report), report.plan.note, _spent(report))), ""]
     if report.synthetic is not None:
         lines[:0] = ["**SYNTHETIC ACCEPTANCE: the output is not valid.**", ""]
-    lines += main_table(report, width)
-    lines += ["", LEGEND, ""]
+    table, legend = main_table(report, width)
+    lines += [*table, "", legend, ""]
     if full:
         lines += _detail_lines(report)
     lines += [f"- warning: {warning}" for warning in report.warnings]
