@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+from specllama.cli.args.completing import rejoin, whole_words
 from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED, OK, READER_GONE, USAGE
 from specllama.cli.command import CONTEXT, Group, adopt, write_commands
 from specllama.cli.errors import misused, report
@@ -39,6 +41,7 @@ COMMANDS = {
     "bench": LazyCommand("specllama.cli.bench.command", "bench", "Compare drafting with plain decoding."),
     "models": LazyCommand("specllama.cli.models.command", "app", "List, fetch and describe models and pairs."),
     "config": LazyCommand("specllama.cli.config", "config", "Show and change settings that stay."),
+    "templates": LazyCommand("specllama.cli.templates", "templates", "List, show and edit prompt templates."),
     "logs": LazyCommand("specllama.cli.logs", "logs", "Show the answers that `run --log` kept."),
     "doctor": LazyCommand("specllama.cli.doctor", "doctor", "Check the installed llama.cpp build."),
 }
@@ -127,7 +130,10 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         prepare_streams()
-        code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
+        if os.environ.get("_SPECLLAMA_COMPLETE") == "complete_bash":
+            rejoin(os.environ)
+        with whole_words(os.environ):
+            code = get_command(app).main(words, prog_name="specllama", standalone_mode=False)
         if code != INTERRUPTED:  # typer's return value after Ctrl-C, maybe in the middle of a write that blocks
             sys.stdout.flush()
         return code if isinstance(code, int) else OK

@@ -89,7 +89,7 @@ def _record(param: TyperOption, metavar: str, stream: Stream) -> tuple[str, str]
     long_name = _long_name(param)
     names = [name for name in (*param.opts, *param.secondary_opts) if (long_name, name) not in SILENT]
     names.sort(key=lambda name: name.startswith("--"))  # stable: short names first
-    left = ", ".join(stream.paint(name, fg="cyan", bold=True) for name in names)
+    left = ", ".join(stream.paint(name, bold=True) for name in names)
     if not param.is_flag:
         left += f" {metavar}"
     right = param.help or ""
@@ -118,7 +118,7 @@ def _rows(command: Any, ctx: Any) -> Iterator[tuple[frozenset[str], str, tuple[s
             names, rest = frozenset((*param.opts, *param.secondary_opts)), REST
         else:
             name = param.metavar or param.name
-            row = (stream.paint(name, fg="cyan", bold=True), param.help or "")
+            row = (stream.paint(name, bold=True), param.help or "")
             names, rest = frozenset([name]), "Arguments"
         yield names, param.rich_help_panel or rest, row
 
@@ -208,7 +208,7 @@ def write_commands(rows: Sequence[tuple[str, str]], formatter: Any) -> None:
     """Write the section of the commands and their summaries."""
     stream = stream_of(sys.stdout)
     with formatter.section(stream.paint("Commands", bold=True)):
-        formatter.write_dl([(stream.paint(name, fg="cyan", bold=True), summary) for name, summary in rows])
+        formatter.write_dl([(stream.paint(name, bold=True), summary) for name, summary in rows])
 
 
 class CommandWithHelp(_Paged, TyperCommand):

@@ -14,6 +14,7 @@ from platformdirs import user_config_path
 from specllama.base.errors import ConfigError, UsageError
 from specllama.base.ranges import Check, sound
 from specllama.chat.settings import on_off
+from specllama.cli.args.completing import Offer, completer
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import (
     COLOR,
@@ -80,7 +81,9 @@ def load() -> dict[str, Any]:
         try:
             if not isinstance(value, (str, int, float)):
                 raise UsageError(f"{name} is a {type(value).__name__}, expected one value")
-            KEYS[_known(name)].check(name, value)
+            check = KEYS[_known(name)].check
+            # A bool of TOML is a value of switches alone; Python would write it as True.
+            check(name, str(value).lower() if isinstance(value, bool) and check is not on_off else value)
         except UsageError as error:
             raise ConfigError(f"{path}: {error}", hint=error.hint or f"specllama config --unset {name}") from None
     return values
@@ -116,12 +119,21 @@ def put(name: str, text: str | None) -> None:
     models_toml.write(path, models_toml.edited(before, path, {(name,): value}))
 
 
+def _offered(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """The values of the setting that is typed before."""
+    name = str(ctx.params.get("name"))
+    complete = completer(f"--{name}", KEYS[name].check) if name in KEYS else None
+    return complete(incomplete) if complete else []
+
+
 @with_options
 def config(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A long option of run and chat, or a look.")
+        str | None, typer.Argument(metavar="SETTING", help="A long option of run and chat, or a look.")
     ] = None,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE", help="The new value.", autocompletion=_offered)
+    ] = None,
     unset: Annotated[bool, Option("--unset", "Remove the value: the default holds again.")] = False,
     color: Color = "auto",
 ) -> None:
@@ -131,7 +143,9 @@ def config(
     """
     output = open_output(color=color)
     if unset and (name is None or value is not None):
-        raise UsageError("--unset takes a name alone", hint="specllama config --unset NAME")
+        raise UsageError("--unset takes a setting alone", hint="specllama config --unset SETTING")
+    if value == "" and name != "system-prompt":
+        raise UsageError(f"{name} is empty", hint=f"to remove it: specllama config --unset {name}")
     if name is None:
         values = load()
         for key in sorted(values):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from specllama.base.errors import ConfigError
+from specllama.base.text import counted
+from specllama.cli import config, templates
 from specllama.cli.args.grouping import Option, with_options
 from specllama.cli.args.options import Color
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.visible import Raw, wrapped
 from specllama.llama import tested_kernels
-from specllama.pairs.checkup import Checkup, Level, look
+from specllama.pairs.checkup import Checkup, Finding, Level, look
 
 # Sign, word and colour each show the level alone.
 _SIGNS = {Level.OK: ("✓", "+"), Level.NOTE: ("·", "-"), Level.ATTENTION: ("!", "!")}
-_COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.ATTENTION: "yellow"}
+_COLOURS = {Level.OK: "green", Level.NOTE: None, Level.ATTENTION: "red"}
 
 _GAP = "  "
 _HINT = "hint:"
@@ -35,6 +40,7 @@ def doctor(
         output.note("compiling and testing specllama's kernels; this takes about a minute")
         tested_kernels.renew()
     checkup = look()
+    checkup = replace(checkup, findings=(*checkup.findings, *_of_settings()))
     if json:
         output.data(checkup.to_json())
     elif output.out.steerable:
@@ -43,6 +49,20 @@ def doctor(
         _write(output, checkup)
     if checkup.needs_attention:
         raise typer.Exit(1)
+
+
+def _of_settings() -> Iterator[Finding]:
+    """The user's files of `config` and `templates`."""
+    try:
+        if values := config.load():
+            yield Finding("settings", Level.OK, f"{counted(len(values), 'default')} in {config.config_path()}")
+    except ConfigError as error:
+        yield Finding("settings", Level.ATTENTION, str(error), error.hint)
+    for name in templates.template_names():
+        try:
+            templates.find(name)
+        except ConfigError as error:
+            yield Finding("template", Level.ATTENTION, str(error), error.hint)
 
 
 def _draw(output: Output, checkup: Checkup) -> None:
@@ -63,7 +83,7 @@ def _draw(output: Output, checkup: Checkup) -> None:
             # A line too long for its column starts further left if that keeps it whole.
             margin = " " * max(indent - max(len(line) - width, 0), 0)
             if n == len(rest):
-                line = stream.paint(_HINT, fg="cyan", bold=True) + line.removeprefix(_HINT)
+                line = stream.paint(_HINT, bold=True) + line.removeprefix(_HINT)
             stream.line(margin + line)
     output.line()
     output.line(_conclusion(checkup))

@@ -108,6 +108,7 @@ PAGES = {
         )
     ),
     "config": Page(("specllama config", "specllama config temp 0.6", "specllama config temp --unset")),
+    "templates": Page(("specllama templates", "specllama templates summary --edit", "specllama templates summary")),
     "logs": Page(("specllama logs", "specllama logs -n 20 --json")),
     "doctor": Page(("specllama doctor", "specllama doctor --fix")),
 }

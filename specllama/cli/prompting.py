@@ -16,6 +16,7 @@ from specllama.base.errors import MemoryShort, PromptError, UsageError
 from specllama.base.text import counted, decoded, figure
 from specllama.chat.conversation import Conversation, Message, RenderedPrompt, TemplateVocabulary, raw_tokens
 from specllama.chat.named_templates import NAMED
+from specllama.cli import templates
 from specllama.cli.args.options import PromptOptions
 from specllama.cli.screen.output import Output
 from specllama.pairs.setup import Setup, longest_context
@@ -24,24 +25,22 @@ WAIT_S = 2.0  # after which a silent stdin is mentioned
 MAX_BYTES = 16 << 20  # of one text: millions of tokens, more than any context holds
 
 
-def read_prompt(options: PromptOptions, output: Output) -> str:
+def _read_input(options: PromptOptions, output: Output) -> str:
     """stdin, then the file, then the argument, separated by blank lines; with `--raw` joined unchanged.
 
-    stdin is read if it is not a terminal, or if the prompt or the file is `-`. Raises UsageError for an empty prompt.
+    stdin is read if it is not a terminal, or if the prompt or the file is `-`.
     """
     argument = None if options.prompt == "-" else options.prompt
     file = None if options.file == "-" else options.file
     parts = []
     if "-" in (options.prompt, options.file) or not sys.stdin.isatty():
-        parts.append(_read_stdin(output, may_be_forgotten=argument is not None or file is not None))
+        is_optional = argument is not None or file is not None or options.template is not None
+        parts.append(_read_stdin(output, may_be_forgotten=is_optional))
     if file is not None:
         parts.append(_read_file("--file", file))
     if argument is not None:
         parts.append(argument)
-    prompt = "".join(parts) if options.raw else "\n\n".join(text for part in parts if (text := _without_end(part)))
-    if not prompt.strip():
-        raise UsageError("there is no prompt", hint='specllama run "PROMPT", --file FILE, or stdin')
-    return prompt
+    return "".join(parts) if options.raw else "\n\n".join(text for part in parts if (text := _without_end(part)))
 
 
 def _read_stdin(output: Output, *, may_be_forgotten: bool) -> str:
@@ -125,9 +124,22 @@ class PromptParts:
 
 
 def prompt_parts(options: PromptOptions, output: Output) -> PromptParts:
-    """The parts of the prompt, read from their files. Raises UsageError."""
-    system, template = system_prompt_of(options), template_of(options.chat_template)
-    return PromptParts(read_prompt(options, output), system, template, options.raw)
+    """The parts of the prompt, read from their files. Raises UsageError, also for an empty prompt, and ConfigError."""
+    system, chat_template = system_prompt_of(options), template_of(options.chat_template)
+    values = templates.values_of(options.param or ())
+    if options.template is None:
+        if values:
+            raise UsageError("--param needs a template", hint="specllama run --template NAME --param KEY=VALUE")
+        text = _read_input(options, output)
+        if not text.strip():
+            raise UsageError("there is no prompt", hint='specllama run "PROMPT", --file FILE, or stdin')
+        return PromptParts(text, system, chat_template, options.raw)
+    template = templates.find(options.template)
+    if options.raw and template.system is not None:
+        raise UsageError(f"--raw has no system prompt, but template {template.name} has one")
+    joint = "" if options.raw else "\n\n"
+    text, system = template.filled(_read_input(options, output), values, joint=joint)
+    return PromptParts(text, system, chat_template, options.raw)
 
 
 def rendered(parts: PromptParts, vocab: TemplateVocabulary, template: str | None, output: Output) -> RenderedPrompt:

@@ -50,7 +50,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("SPECLLAMA_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setattr(tested_kernels, "renew", _compiles_nothing)
     monkeypatch.setenv("SPECLLAMA_SPEC_DRAFT_N_MAX", "4")  # what is drafted must not depend on the clock; see `auto`
     monkeypatch.chdir(tmp_path)

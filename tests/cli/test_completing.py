@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-import subprocess
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specllama.pairs import derived
-from tests.cli.conftest import REPOSITORY, Run
+from tests.cli.conftest import Run, Terminal
 
 PAIR = "qwen2.5-coder-1.5b"
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    """A mark of tests that run this program."""
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program}")
 
 
 @pytest.fixture
@@ -21,12 +28,14 @@ def offered(specllama: Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
     """The offers for a command line, in the form of a shell."""
 
     def offer(line: str, shell: str = "bash") -> list[str]:
-        words = line.split(" ")
         monkeypatch.setenv("_SPECLLAMA_COMPLETE", f"complete_{shell}")
-        monkeypatch.setenv("COMP_WORDS", line)
-        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
-        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+        if shell == "bash":
+            words = re.split(" |(?<=[:=])(?=.)|(?=[:=])", line)  # as bash splits them
+            monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+            monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        else:
+            monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
+            monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
         result = specllama()
         assert (result.code, result.err) == (0, "")
         return [line for line in result.out.splitlines() if line]
@@ -51,17 +60,33 @@ def offered(specllama: Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
         ("specllama run -hf user/", "user/repo-GGUF"),
         ("specllama run --chat-template ph", "phi3"),
         ("specllama chat --load ta", "talk.json"),
+        ("specllama config spec-t", "spec-type"),
+        ("specllama config spec-type lo", "lookup"),
+        ("specllama config colors f", "full"),
+        (f"specllama config pair {PAIR[:14]}", PAIR),
+        (f"specllama run --pair={PAIR[:14]}", PAIR),
+        ("specllama run --color=", "never"),
+        ("specllama run -hf user/repo-GGUF:", "Q4_K_M"),
+        ("specllama run -hf user/repo-GGUF:Q", "Q4_K_M"),
+        ("specllama run --hf-repo=user/repo-GGUF:Q4", "Q4_K_M"),
+        ("specllama run -hf user/repo", "user/repo-GGUF:Q4_K_M"),
+        ("specllama run --template su", "summary"),
+        ("specllama templates su", "summary"),
         ("specllama run --no-such x --pair qwen2.5-coder-1", PAIR),
         ("specllama run -mx --pair qwen2.5-coder-1", PAIR),
     ],
 )
 def test_values_are_offered(offered, monkeypatch, tmp_path: Path, line: str, offers: str) -> None:  # type: ignore[no-untyped-def]
     """Prevents: names that must be typed by heart, and a traceback at the prompt for a half-typed line."""
-    for name in ("mine.gguf", "mine.txt", "talk.json", "hub/models--user--repo-GGUF/x", "drafts/smaller-q4.gguf"):
+    for name in (
+        *("mine.gguf", "mine.txt", "talk.json", "drafts/smaller-q4.gguf", "config/specllama/templates/summary.toml"),
+        "hub/models--user--repo-GGUF/snapshots/1/a-q4_k_m.gguf",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    for name in ("hub", "drafts"):  # a folder beside the files would leave ./mi to the shell
+    for name in ("hub", "drafts", "config"):  # a folder beside the files would leave ./mi to the shell
         (tmp_path / name).rename(tmp_path.parent / f"{tmp_path.name}-{name}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path.parent / f"{tmp_path.name}-config"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path.parent / f"{tmp_path.name}-hub"))
     monkeypatch.setattr(derived, "paths", lambda: iter([tmp_path / "smaller-q4.gguf"]))
     found = offered(line)
@@ -84,6 +109,10 @@ def test_zsh_and_fish_show_what_a_pair_is(offered) -> None:  # type: ignore[no-u
     line = f"specllama run --pair {PAIR[:14]}"
     assert any(PAIR in each and "code on any laptop" in each for each in offered(line, "zsh"))
     assert any(each.startswith(f"{PAIR}\t") for each in offered(line, "fish"))
+    line = f"specllama run --pair={PAIR[:14]}"
+    assert ['"--pair=qwen' in each for each in offered(line, "zsh")] == [True] * len(offered(line, "fish")) != []
+    assert any(each.startswith(f"--pair={PAIR}\t") for each in offered(line, "fish"))
+    assert offered("specllama run --file=x", "zsh") == ["_files"]
 
 
 def test_a_damaged_models_toml_offers_nothing_and_says_nothing(offered, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -92,17 +121,34 @@ def test_a_damaged_models_toml_offers_nothing_and_says_nothing(offered, tmp_path
     assert offered("specllama run --pair q") == []
 
 
+SHELLS = {
+    "bash": (["--norc", "-i"], 'eval "$(specllama --show-completion bash)"'),
+    "zsh": (["-f", "-i"], 'autoload -Uz compinit; compinit -u; eval "$(specllama --show-completion zsh)"'),
+    "fish": (["--no-config", "-i"], "specllama --show-completion fish | source"),
+}
+
+
 @pytest.mark.slow
-def test_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:
-    """Prevents: offers that never reach the command line."""
+@pytest.mark.parametrize("shell", [pytest.param(name, marks=needs(name)) for name in SHELLS])
+def test_a_shell_completes_with_the_script_that_is_installed(
+    shell: str, tmp_path: Path, terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: offers that never reach the command line, or are put behind what they should replace."""
     shim = tmp_path / "specllama"
     shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m specllama "$@"\n')
     shim.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
-    script = subprocess.run(
-        [shim], env={**environment, "_SPECLLAMA_COMPLETE": "source_bash"}, capture_output=True, text=True, check=True
-    ).stdout
-    asked = f"COMP_WORDS=(specllama run --pair {PAIR[:14]}); COMP_CWORD=3; _specllama_completion specllama"
-    shell = ["bash", "--norc", "-c", f"{script}\n{asked}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""]
-    done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert PAIR in done.stdout.splitlines()
+    (tmp_path / "hub/models--user--repo-GGUF/snapshots/1").mkdir(parents=True)
+    (tmp_path / "hub/models--user--repo-GGUF/snapshots/1/a-q4_k_m.gguf").touch()
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_HUB_CACHE": str(tmp_path / "hub"), "HOME": str(tmp_path)}
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # a name can be given
+    options, start = SHELLS[shell]
+    typed = terminal(command=[shell, *options], columns=120, env=env)
+    typed.child.sendline(f"{start}; echo re''ady")
+    typed.wait_for(lambda seen: "ready" in seen.text.split())
+    for line, whole in (
+        (f"specllama run --pair {PAIR[:16]}", PAIR),
+        (f"specllama run --pair={PAIR[:16]}", f"--pair={PAIR}"),
+        ("specllama run -hf user/repo-GGUF:", "user/repo-GGUF:Q4_K_M"),
+    ):
+        typed.child.send(f"\x15{line}\t")  # Ctrl-U: over the line before
+        typed.wait_for(lambda seen, whole=whole: whole in seen.text.split())

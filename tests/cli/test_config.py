@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli import doctor
 from specllama.cli.config import KEYS, defaults, look
 from specllama.cli.screen.look import AnswerLook
 from tests.cli.conftest import ENDLESS, Pair, Run, record_of
+from tests.cli.test_doctor import checkup_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +44,11 @@ def test_a_value_stays_until_it_is_removed_and_comments_stay_longer(specllama: R
         (["colors", "many"], "colors is many, expected one of marks"),
         (["tmep", "1"], "unknown setting tmep"),
         (["tmep"], "unknown setting tmep"),
-        (["--unset"], "--unset takes a name"),
+        (["--unset"], "--unset takes a setting"),
         (["--unset", "tmep"], "unknown setting tmep"),
         (["json", "true"], "unknown setting json"),
+        (["", "1"], "SETTING is empty"),
+        (["temp", ""], "--unset temp"),
     ],
 )
 def test_what_no_answer_could_use_is_refused(specllama: Run, file: Path, words: list[str], error: str) -> None:
@@ -55,8 +59,12 @@ def test_what_no_answer_could_use_is_refused(specllama: Run, file: Path, words: 
     assert not file.exists()
 
 
-@pytest.mark.parametrize("text", ["temp = 'hot'\n", "x = 1\n", "temp = [1]\n", "temp = \n", "[temp]\n"])
-def test_a_wrong_file_is_named_before_models_are_loaded(specllama: Run, file: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["temp = 'hot'\n", "x = 1\n", "temp = [1]\n", "temp = \n", "[temp]\n", "temp = true\n"]
+)
+def test_a_wrong_file_is_named_before_models_are_loaded(
+    specllama: Run, file: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A traceback, or a typing error that changes nothing without a word."""
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -64,6 +72,10 @@ def test_a_wrong_file_is_named_before_models_are_loaded(specllama: Run, file: Pa
         result = specllama(*command)
         assert result.code == 1
         assert str(file) in result.err
+        assert "True" not in result.err
+    monkeypatch.setattr(doctor, "look", lambda: checkup_of())
+    result = specllama("doctor")
+    assert (result.code, str(file) in result.out) == (1, True)
     assert specllama("models", "list").code == 0
 
 

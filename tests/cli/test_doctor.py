@@ -103,4 +103,4 @@ def test_a_terminal_gets_a_table_and_text_is_never_markup(
     doctor._draw(Output(stream_of(file), stream_of(file)), checkup_of(GOOD, BAD))
     text = file.getvalue()
     assert [part for part in ("[bold]AVX512[/bold]", "! attention", "build again") if part not in text] == []
-    assert ("\x1b[33m" in text) is coloured
+    assert ("\x1b[31m" in text) is coloured

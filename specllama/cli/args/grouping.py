@@ -24,6 +24,8 @@ EXCLUSIVE = (
     (("scan", "hub"), "each names a place to search"),
     (("load", "resume"), "each names a conversation"),
     (("system_prompt", "system_prompt_file"), "each gives the system prompt"),
+    (("template", "system_prompt"), "a template has its own system prompt"),
+    (("template", "system_prompt_file"), "a template has its own system prompt"),
     (("raw", "system_prompt"), "a system prompt needs the chat template"),
     (("raw", "system_prompt_file"), "a system prompt needs the chat template"),
     (("raw", "chat_template"), "--raw uses no chat template"),
@@ -36,12 +38,13 @@ EXCLUSIVE = (
 
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # of a value, the nearest first; the last is `config.toml`
 
-_MAY_BE_EMPTY = ("PROMPT", "--system-prompt", "--summary")
+_MAY_BE_EMPTY = ("PROMPT", "VALUE", "--system-prompt", "--summary")
 
 
 def _empty(name: str) -> UsageError:
     """The error for an empty value, which would silently mean the default."""
-    return UsageError(f"{name} is empty", hint="leave it out for the default, or check for an unset shell variable")
+    default = "leave it out for the default, or " if name.startswith("--") else ""
+    return UsageError(f"{name} is empty", hint=f"{default}check for an unset shell variable")
 
 
 def _checked(check: Check, name: str, text: object) -> Any:

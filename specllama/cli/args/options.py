@@ -38,6 +38,8 @@ CHAT_TEMPLATE = Option(
     f"A chat template instead of the model's: a Jinja file, or {', '.join(NAMED)}.",
     also="--chat-template-file",
 )
+TEMPLATE = Option("--template NAME", "A prompt template: a name of `specllama templates`, or a file.")
+PARAM = Option("--param KEY=VALUE", "A value for a variable of the template; repeatable.", sound)
 RAW = Option("--raw", "Do not use the chat template: the model continues the prompt.")
 
 # models
@@ -169,6 +171,8 @@ class PromptOptions:
     file: Annotated[str | None, FILE] = None
     system_prompt: Annotated[str | None, SYSTEM_PROMPT] = None
     system_prompt_file: Annotated[str | None, SYSTEM_PROMPT_FILE] = None
+    template: Annotated[str | None, TEMPLATE] = None
+    param: Annotated[list[str] | None, PARAM] = None
     chat_template: Annotated[str | None, CHAT_TEMPLATE] = None
     raw: Annotated[bool, RAW] = False
     dry_run: Annotated[
