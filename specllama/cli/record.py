@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from specllama import __version__
+from specllama.chat.settings import Settings, to_json
 from specllama.chat.stream import TextStream
 from specllama.core.events import Event, Finished, Notice, StepEvent
 from specllama.core.stats import SpecStats
@@ -69,6 +70,11 @@ def timings(stats: SpecStats) -> dict[str, object]:
     }
 
 
+def figures(stats: SpecStats) -> dict[str, object]:
+    """What was measured, of one answer or of several."""
+    return {"timings": timings(stats), "acceptance": acceptance(stats), "gain": gain_json(stats)}
+
+
 def acceptance(stats: SpecStats) -> dict[str, object]:
     """Counts and rates of drafted tokens."""
     return {
@@ -123,9 +129,7 @@ class Record:
             "text": answer.text,
             "tokens": answer.tokens,
             "finish_reason": finished.reason,
-            "timings": timings(stats),
-            "acceptance": acceptance(stats),
-            "gain": gain_json(stats),
+            **figures(stats),
             "times": {key: value for key, value in stats.to_json().items() if key.endswith("_s")},
             "overhead": {
                 "s": self.loop_s,
@@ -138,9 +142,7 @@ class Record:
         }
 
 
-def begin(
-    settings: Mapping[str, object], setup: Setup, models: Models, *, schema: Mapping[str, object] = SCHEMA
-) -> Record:
+def begin(settings: Settings, setup: Setup, models: Models, *, schema: Mapping[str, object] = SCHEMA) -> Record:
     """The record of an answer that is about to start."""
     draft = models.loaded_draft
     assert (setup.draft is None) == (draft is None)
@@ -148,7 +150,7 @@ def begin(
         {
             "schema": schema,
             "versions": versions(build_info()),
-            "settings": settings,
+            "settings": to_json(settings),
             "profile": setup.profile.to_json() if setup.profile else None,
             "models": {
                 "target": describe_model(setup.target, models.target),

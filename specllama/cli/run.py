@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ from specllama.base.errors import UsageError
 from specllama.base.text import counted, figure
 from specllama.chat.conversation import RenderedPrompt
 from specllama.chat.session import THINK
-from specllama.chat.settings import require_known
+from specllama.chat.settings import Settings, require_known
 from specllama.chat.stream import StopWatch, TextStream
 from specllama.cli import logs
 from specllama.cli.args.grouping import Option, with_options
@@ -120,7 +119,7 @@ def _show_prompt(parts: PromptParts, choice: Choice, listener: Said, out: Output
         read = rendered(parts, vocab, header.chat_template, out)
         pieces = [vocab.piece(token, special=True).decode("utf-8", "replace") for token in read.tokens]
     if out.format == "json":
-        out.data({"prompt": read.text, "tokens": read.tokens, "pieces": pieces})
+        out.data({"prompt": read.text, "prompt_tokens": read.tokens, "pieces": pieces})
         return
     out.text(read.text)
     for token, piece in zip(read.tokens, pieces, strict=True):
@@ -132,7 +131,7 @@ def _show_prompt(parts: PromptParts, choice: Choice, listener: Said, out: Output
 def _refuse_name(prompt: PromptOptions, models: ModelOptions) -> None:
     """Raise UsageError for the name of a pair or a model in place of the prompt, where no other model is named."""
     name = prompt.prompt or ""
-    if name.split() != [name] or models.pair or models.model or models.hf_repo:
+    if name.split() != [name] or prompt.template or models.pair or models.model or models.hf_repo:
         return
     catalog = load_catalog()
     option = "--pair" if name in catalog.pairs else "-m" if name in catalog.models else ""
@@ -179,22 +178,15 @@ def _answer(
         models.watch(cancel)
         setup = measured(setup, models, out, hurried=True)
         draft_settings = setup.settings(drafting, greedy=params.greedy)
-        settings = {
-            **asdict(params),
-            # JSON has no infinity.
-            "logit_bias": {
-                str(token): bias if bias > -math.inf else "-inf" for token, bias in params.logit_bias.items()
-            },
-            "seed": seed,
-            "n_predict": sampling.predict,
-            "stop": stops,
-            "verify_rule": drafting.rule.value,
-            "spec_type": setup.strategy,
-            "draft_n_max": draft_settings.length.longest,
-            "draft_n_max_auto": draft_settings.policy is not None,
-            "draft_p_min": draft_settings.p_min,
-            "draft_temperature": draft_settings.temperature,
-        }
+        settings = Settings(
+            params=params,
+            strategy=setup.strategy,
+            drafting=draft_settings,
+            rule=drafting.rule,
+            seed=seed,
+            n_predict=sampling.predict,
+            stops=stops,
+        )
         drafter = models.drafter(setup.strategy, draft_settings)
         stack.callback(drafter.close)
         record = begin(settings, setup, models)

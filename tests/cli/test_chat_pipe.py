@@ -32,7 +32,7 @@ from specllama.files.catalog import load_catalog
 from specllama.llama import LoadOptions
 from specllama.pairs.setup import FREE_SHARE
 from tests import tiny
-from tests.cli.conftest import SILENT, Pair, Result, Run
+from tests.cli.conftest import SILENT, Pair, Result, Run, record_of
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_each_line_is_a_message_and_stdout_holds_the_answers_alone(chat) -> None
     assert result.err.count(" | prompt ") == 2
 
 
-def test_json_in_and_out(chat) -> None:
+def test_json_in_and_out(chat, specllama: Run, talker: Pair) -> None:
     """A program that cannot tell answers, replies and errors apart, or whose text is taken for a command."""
     result = chat(
         '{"message": "hello"}',
@@ -82,14 +82,18 @@ def test_json_in_and_out(chat) -> None:
     assert events[0]["schema"]["name"] == "specllama.chat.events"
     turns = [event for event in events if event["event"] == "turn"]
     assert [turn["kept"] for turn in turns] == [True, True]
-    assert turns[0]["cached"] == {"target": 0, "draft": 0}
-    assert turns[1]["prompt_tokens"] > turns[1]["cached"]["target"] > 20
-    assert turns[1]["cached"]["draft"] > 20
+    reuse = [turn["reuse"] for turn in turns]
+    assert (reuse[0]["n_target"], reuse[0]["n_draft"]) == (0, 0)
+    assert reuse[1]["n_prompt"] > reuse[1]["n_target"] > 20
+    assert reuse[1]["n_draft"] > 20
     finished = [event for event in events if event["event"] == "finished"]
-    assert finished[1]["stats"]["n_cached"] == turns[1]["cached"]["target"]
+    assert finished[1]["stats"]["n_cached"] == reuse[1]["n_target"]
     stats = next(event for event in events if event["event"] == "stats")
-    assert stats["session"]["emitted"] == sum(event["stats"]["n_emitted"] for event in finished)
-    assert set(stats["gain"]) == {"session", "last"}
+    assert stats["session"]["acceptance"]["emitted"] == sum(event["stats"]["n_emitted"] for event in finished)
+    assert stats["last"] == {key: finished[1][key] for key in ("timings", "acceptance", "gain")}
+    record = record_of(specllama("run", *talker.options, "hello", "-n", "2", "--json"))
+    assert set(record["settings"]) == set(events[0]["settings"])
+    assert set(record) - set(finished[1]) == set(events[0]) - {"event"}
     assert [event["message"] for event in events if event["event"] == "error"] == [
         "a line of stdin is not JSON",
         "unknown command /nope",

@@ -105,7 +105,7 @@ def test_never_measures_nothing_and_loads_no_draft(specllama: Run, pair: Pair, t
 def test_a_number_needs_no_measurement(specllama: Run, pair: Pair, tmp_path: Path) -> None:
     """Prevents: a second of waiting, or another length, for a number that was asked for."""
     record = record_of(specllama("run", *pair.options, *ASK, "--draft", "3", "--json"))
-    assert (record["settings"]["draft_n_max"], record["settings"]["spec_type"]) == (3, "draft-simple")
+    assert (record["settings"]["spec_draft_n_max"], record["settings"]["spec_type"]) == (3, "draft-simple")
     assert record["profile"] is None
     assert kept(tmp_path) == []
 
@@ -350,7 +350,7 @@ def test_a_number_set_while_a_chat_measures_gives_way_to_the_measured_setup(
     events = events_of(specllama("chat", *talker.options, "-n", "12", "--temp", "0", "--jsonl"))
     assert len(loaded) == 2
     first, second = (event for event in events if event["event"] == "turn")
-    assert second["cached"]["target"] > first["prompt_tokens"]
+    assert second["reuse"]["n_target"] > first["reuse"]["n_prompt"]
     assert [event["source"] for event in events if event["event"] == "profile"] == ["use"]
     assert events[-1]["text"].startswith(f"spec-type is {strategy}:")
 

@@ -17,7 +17,7 @@ def test_json_is_one_object_that_holds_everything(specllama: Run, pair: Pair) ->
     assert len(record["tokens"]) == 20
     assert record["finish_reason"] == "length"
     settings = record["settings"]
-    assert (settings["seed"], settings["temperature"], settings["draft_n_max"]) == (5, 0.9, 3)
+    assert (settings["seed"], settings["temp"], settings["spec_draft_n_max"]) == (5, 0.9, 3)
     assert (settings["stop"], settings["verify_rule"], settings["spec_type"]) == (["zz"], "block", "draft-simple")
     assert settings["logit_bias"]["10"] == "-inf"
     assert record["models"]["target"]["file"] == "target.gguf"

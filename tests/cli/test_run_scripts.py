@@ -102,9 +102,9 @@ def test_a_dry_run_shows_the_prompt_and_loads_no_weights(
     record = record_of(specllama(*args, "--dry-run", "--json"))
     assert record["prompt"] == prompt
     assert "".join(record["pieces"]) == prompt
-    assert f"{len(record['tokens'])} tokens" in shown.err
+    assert f"{len(record['prompt_tokens'])} tokens" in shown.err
     assert loaded == []
-    assert events_of(specllama(*args, "--jsonl"))[0]["prompt_tokens"] == record["tokens"]
+    assert events_of(specllama(*args, "--jsonl"))[0]["prompt_tokens"] == record["prompt_tokens"]
 
 
 def test_a_dry_run_of_a_raw_prompt_shows_its_tokens(specllama: Run, pair: Pair) -> None:

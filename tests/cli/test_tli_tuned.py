@@ -51,12 +51,12 @@ def test_a_tuned_draft_keeps_the_text(specllama: Run, strangers: Pair) -> None:
     for more, strategy in ([], "chain"), (["--spec-type", "draft-tli"], "draft-tli"):
         record = record_of(specllama(*args, *more, "--json"))
         assert record["settings"]["spec_type"] == strategy
-        assert record["settings"]["draft_n_max_auto"]
+        assert record["settings"]["spec_draft_n_max"] == "auto"
         assert record["acceptance"]["drafted"] > 0
         assert record["text"] == plain
     assert "times plain decoding expected with draft-tli" in specllama(*args).err.splitlines()[0]
     fixed = record_of(specllama(*args, "--draft-max", "3", "--json"))
-    assert (fixed["settings"]["spec_type"], fixed["settings"]["draft_n_max"]) == ("draft-tli", 3)
+    assert (fixed["settings"]["spec_type"], fixed["settings"]["spec_draft_n_max"]) == ("draft-tli", 3)
     chat = specllama("chat", *strangers.options, "-n", "8", "--jsonl", stdin=b'{"message": "hello"}\n')
     assert chat.code == 0, chat.err
     assert '"strategy": "draft-tli"' in chat.out
@@ -87,7 +87,7 @@ def test_with_a_stale_profile_only_lookups_draft(specllama: Run, strangers: Pair
     assert HINT in told.err
     assert "--spec-type draft-tli`" in told.err
     settings = record_of(specllama("run", *strangers.options, *ASK, "--json"))["settings"]
-    assert (settings["spec_type"], settings["draft_n_max_auto"]) == ("lookup", True)
+    assert (settings["spec_type"], settings["spec_draft_n_max"]) == ("lookup", "auto")
 
 
 def test_bench_and_audit_take_the_pair_as_answers_do(

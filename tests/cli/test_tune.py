@@ -188,7 +188,7 @@ def test_a_target_alone_is_tuned_for_lookups(specllama: Run, byte_pair: Pair) ->
     alone = ["-m", str(byte_pair.target), "-t", "1"]
     assert specllama("tune", *alone, "--quick").code == 0
     record = record_of(specllama("run", *alone, "hi", "-n", "3", "--json"))
-    assert (record["settings"]["spec_type"], record["settings"]["draft_n_max_auto"]) == ("lookup", True)
+    assert (record["settings"]["spec_type"], record["settings"]["spec_draft_n_max"]) == ("lookup", "auto")
 
 
 def test_on_a_terminal_there_is_a_table_and_ctrl_c_keeps_nothing(
@@ -215,7 +215,7 @@ def test_an_automatic_length_keeps_the_text_and_records_every_decision(
     args = ["run", *pair.options, *ASK, "--temp", "0"]
     record = record_of(specllama(*args, "--json"))
     assert record["settings"]["spec_type"] == "chain"
-    assert record["settings"]["draft_n_max_auto"] is True
+    assert record["settings"]["spec_draft_n_max"] == "auto"
     assert from_plain(Profile, record["profile"]) == PROFILE
     assert record["acceptance"]["drafted"] > 0
     assert record["text"] == record_of(specllama(*args, "--spec-type", "none", "--json"))["text"]

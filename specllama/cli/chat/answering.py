@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from types import FrameType
 
 import typer
@@ -17,7 +17,7 @@ from specllama.base.errors import Interrupted, SpecllamaError
 from specllama.base.ranges import AUTO
 from specllama.base.text import counted
 from specllama.chat.session import ChatSession
-from specllama.chat.settings import Settings, changed, to_json
+from specllama.chat.settings import Settings, changed
 from specllama.chat.stream import TextStream
 from specllama.cli.chat.input import MessageSource
 from specllama.cli.chat.shelf import KeptChat, Shelf
@@ -330,10 +330,8 @@ class ChatState:
         reuse = self.session.reuse
         assert reuse is not None
         if self.output.format == "jsonl":
-            told = {"target": reuse.n_target, "draft": reuse.n_draft}
             seed = self.session.turns[-1].seed if self.kept else None
-            turn = {"kept": self.kept, "seed": seed, "prompt_tokens": reuse.n_prompt, "cached": told}
-            self.output.data({"event": "turn", **turn})
+            self.output.data({"event": "turn", "kept": self.kept, "seed": seed, "reuse": asdict(reuse)})
             return
         for notice in self.session.template_notes:
             if notice not in self._told:
@@ -360,8 +358,7 @@ class ChatState:
 
     def header(self) -> Mapping[str, object]:
         """The beginning of every answer's record."""
-        settings = to_json(self.session.settings)
-        return begin(settings, self.opened.setup, self.opened.models, schema=CHAT_SCHEMA).header
+        return begin(self.session.settings, self.opened.setup, self.opened.models, schema=CHAT_SCHEMA).header
 
     def change_setting(self, name: str, value: str) -> None:
         """Change a setting from the next answer on. Raises UsageError, and as `open_models` if that is needed."""

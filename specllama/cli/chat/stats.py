@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from specllama.base.text import counted
 from specllama.chat.session import ChatSession, KvUse
-from specllama.cli.record import acceptance, gain_json
+from specllama.cli.record import figures
 from specllama.cli.screen.render import Palette, bar, percent, rate, times_plain
 from specllama.cli.screen.visible import Raw, wrapped
 from specllama.cli.tuned import strategy_text
@@ -53,7 +53,7 @@ def _bars(title: str, shares: Sequence[tuple[str, float]], width: int, palette: 
     yield palette.paint("label", title)
     n_cells = max(min(width - 14, 30), 5)
     for label, share in shares:
-        cells = palette.paint("bar", bar(share, n_cells, palette.bar)) + palette.paint("label", palette.edge)
+        cells = palette.paint("value", bar(share, n_cells, palette.bar)) + palette.paint("label", palette.edge)
         yield f"{label:>4} " + cells + f" {percent(share)}"
 
 
@@ -105,13 +105,8 @@ def stats_json(session: ChatSession) -> dict[str, object]:
     """The figures of `/stats` as JSON."""
     return {
         "event": "stats",
-        "session": acceptance(session.stats),
-        "last": acceptance(session.answers[-1]) if session.answers else None,
-        "gain": {
-            "session": gain_json(session.stats),
-            "last": gain_json(session.answers[-1]) if session.answers else None,
-        },
-        "tok_s": session.stats.decode_tok_s,
+        "session": figures(session.stats),
+        "last": figures(session.answers[-1]) if session.answers else None,
         "reuse": asdict(session.reuse) if session.reuse else None,
         "target_kv": asdict(session.target_kv),
         "draft_kv": asdict(session.draft_kv) if session.draft_kv else None,
