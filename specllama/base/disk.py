@@ -248,6 +248,20 @@ def _lock(file: IO[bytes]) -> bool | None:
     return True
 
 
+def is_held(path: Path) -> bool:
+    """True if a process has the lock of this file."""
+    try:
+        with open(path, "r+b") as file:
+            return _lock(file) is False
+    except OSError:
+        return False
+
+
+def held(file: IO[bytes]) -> int | None:
+    """A descriptor that keeps the lock of `file` until it is closed; None on Windows, where an open file stays."""
+    return None if sys.platform == "win32" or not _lock(file) else os.dup(file.fileno())
+
+
 @contextmanager
 def only_one(name: str, watch: FetchWatch, folder: Path | None = None) -> Iterator[None]:
     """Hold a lock of this name against other processes; tells `watch` if it has to wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -61,18 +61,18 @@ class Saved:
     models: Mapping[str, object]  # names, for information only
 
 
-def packed(session: ChatSession, models: Mapping[str, object]) -> str:
-    """The conversation as the text of a file."""
+def packed(system: str, turns: Iterable[Turn], settings: Settings, models: Mapping[str, object]) -> str:
+    """A conversation as the text of a file."""
     messages: list[dict[str, object]] = []
-    if session.system:
-        messages.append({"role": "system", "content": session.system})
-    for turn in session.turns:
+    if system:
+        messages.append({"role": "system", "content": system})
+    for turn in turns:
         answer = {"role": "assistant", "content": turn.answer, "seed": turn.seed, "finish_reason": turn.reason}
         messages += [{"role": "user", "content": turn.user}, answer]
     data = {
         "schema": {"name": SCHEMA, "version": VERSION},
         "models": dict(models),
-        "settings": setting_table.to_json(session.settings),
+        "settings": setting_table.to_json(settings),
         "messages": messages,
     }
     text = json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
@@ -84,7 +84,7 @@ def save(path: Path, session: ChatSession, models: Mapping[str, object]) -> None
     try:
         if not path.parent.is_dir():
             raise ConversationError(f"the folder {path.parent} does not exist")
-        write_text(path, packed(session, models))
+        write_text(path, packed(session.system, session.turns, session.settings, models))
     except OSError as error:
         raise ConversationError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -233,13 +233,13 @@ OTHER_NAMES = {
 }
 
 
-def find(name: str) -> str:
-    """The name in SETTINGS for `name`. Raises UsageError with a similar name."""
+def find(name: str, others: Iterable[str] = ()) -> str:
+    """The name in SETTINGS for `name`. Raises UsageError with a similar name, also one of `others`."""
     plain = name.lower().lstrip("-").replace("_", "-")
     known = OTHER_NAMES.get(plain, plain)
     if known not in SETTINGS:
-        near = get_close_matches(plain, [*SETTINGS, *OTHER_NAMES], 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(SETTINGS)}"
+        near = get_close_matches(plain, [*SETTINGS, *OTHER_NAMES, *others], 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join([*SETTINGS, *others])}"
         raise UsageError(f"unknown setting {name}", hint=hint)
     return known
 

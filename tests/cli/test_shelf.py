@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from specllama.base.disk import is_held
 from specllama.base.errors import ConfigError, ConversationError, UsageError
 from specllama.chat import saved as chat_file
 from specllama.chat.session import Turn
@@ -85,7 +86,9 @@ def test_two_chats_that_continue_the_same_conversation_keep_both() -> None:
     first, second, third = (Shelf(wanted=True) for _ in range(3))
     first.keep(talk("one"), {})
     [path] = kept_files()
-    second.begin(second.take(path)[0])
+    taken = second.take(path)
+    assert taken.is_open == (sys.platform != "win32")
+    second.begin(taken.path)
     with pytest.raises(ConversationError):
         third.take(path)
     for shelf, text in ((first, "first"), (second, "second"), (third, "third")):
@@ -101,7 +104,7 @@ def test_a_conversation_is_continued_as_it_is_now_not_as_it_was_listed() -> None
     first.keep(talk("one", "two"), {})
     opened = SimpleNamespace(setup=SimpleNamespace(length=AUTO_LENGTH))
     chat: Any = SimpleNamespace(shelf=second, session=Session(), opened=opened, listed=[kept])
-    go_on(chat, kept.path)
+    go_on(chat, second.take(kept.path))
     assert [turn.user for turn in chat.session.turns] == ["one", "two"]
     second.keep(chat.session, {})
     assert titles() == [["one", "two"]]
@@ -128,6 +131,42 @@ def test_a_conversation_without_turns_leaves_no_file() -> None:
     shelf.keep(talk("secret"), {})
     shelf.keep(talk(), {})
     assert (shelf.path, list(kept_files())) == (None, [])
+
+
+def test_what_is_removed_leaves_the_file_also_without_a_history() -> None:
+    """A message that /undo took back after `/set nohistory` and the disk still holds; later words in the file."""
+    shelf = Shelf(wanted=True)
+    shelf.keep(talk("one", "secret"), {})
+    shelf.wanted = False
+    later = talk("one", "secret", "later")
+    later.system = "also later"
+    shelf.keep(later, {})
+    assert titles() == [["one", "secret"]]
+    del later.turns[1:]
+    shelf.keep(later, {})
+    assert titles() == [["one"]]
+    assert shelf.path is not None
+    assert "later" not in shelf.path.read_text()
+    later.turns.clear()
+    shelf.keep(later, {})
+    assert (shelf.path, list(kept_files())) == (None, [])
+
+
+def test_a_conversation_is_open_until_its_chat_goes_on_with_another() -> None:
+    """A note about another chat that is not there; none while the models load, or after the file was written anew."""
+    first, second = Shelf(wanted=True), Shelf(wanted=True)
+    first.keep(talk("one"), {})
+    first.begin()
+    [path] = kept_files()
+    taken = second.take(path)
+    assert not taken.is_open
+    second.begin(taken.path)
+    [path] = kept_files()
+    assert is_held(path) == (sys.platform != "win32")
+    second.keep(talk("one", "two"), {})
+    assert is_held(path) == (sys.platform != "win32")
+    second.begin()
+    assert not is_held(path)
 
 
 def test_what_is_no_regular_file_is_not_read() -> None:
@@ -202,9 +241,9 @@ def test_a_conversation_that_is_continued_without_a_history_stays_as_it_was() ->
     Shelf(wanted=True).keep(talk("one"), {})
     [path] = kept_files()
     shelf = Shelf(wanted=False)
-    own, saved = shelf.take(path)
-    assert (own, len(saved.turns)) == (None, 1)
-    shelf.begin(own)
+    taken = shelf.take(path)
+    assert (taken.path, len(taken.saved.turns)) == (None, 1)
+    shelf.begin(taken.path)
     shelf.keep(talk("one", "two"), {})
     assert list(kept_files()) == [path]
     assert titles() == [["one"]]

@@ -30,11 +30,11 @@ from specllama.cli.args.options import (
     SamplingOptions,
 )
 from specllama.cli.chat.answering import ChatState, fitted, greeting, open_models, steered
-from specllama.cli.chat.commands import go_on, is_command, load, perform
+from specllama.cli.chat.commands import go_on, is_command, load, open_elsewhere, perform
 from specllama.cli.chat.complete import complete
 from specllama.cli.chat.input import Editor, Lines, MessageSource, bare, unquoted
 from specllama.cli.chat.rescue import kept_on_hangup, tell_of_kept
-from specllama.cli.chat.shelf import kept_chats, kept_files
+from specllama.cli.chat.shelf import Shelf, kept_chats, kept_files
 from specllama.cli.codes import FAILED, HUNG_UP, INTERRUPTED
 from specllama.cli.config import look
 from specllama.cli.errors import told
@@ -96,6 +96,12 @@ def chat(
     last = next(kept_chats(kept_files()), None) if conversation.resume else None
     if conversation.resume and last is None:
         raise UsageError("no conversation is kept here", hint="start one: specllama chat")
+    shelf, taken = Shelf(wanted=conversation.history and sys.stdin.isatty()), None
+    if last is not None:
+        taken = shelf.take(last.path)  # now: another chat may take it while the models load
+        shelf.begin(taken.path)
+        for words in open_elsewhere(taken):
+            out.note(words)
     with held_keyboard(sys.stdin, out.out) if _has_editor(out) else nullcontext() as keyboard:
         early = keyboard.early() if keyboard is not None else ""
         cancel = Cancel()
@@ -107,15 +113,14 @@ def chat(
         say_profile(opened.setup, out)
         if opened.choice.length.is_auto and out.out.is_terminal:
             hint_at_tuning(opened.setup, ask.names, out)
-        talk = ChatState(out, opened, settings, system, cancel, keyboard, template, look=look())
+        talk = ChatState(out, opened, settings, system, cancel, keyboard, template, look=look(), shelf=shelf)
         try:
             talk.live = out.live and out.format != "jsonl" and output.live is not False and out.out.is_terminal
-            talk.shelf.wanted = conversation.history and sys.stdin.isatty()
             told_first: list[str] = []
             if file is not None:
                 told_first = load(talk, file)
-            elif last is not None:
-                told_first = go_on(talk, last.path)
+            elif taken is not None:
+                told_first = go_on(talk, taken)
             if told_first:
                 _prefer(typed(ctx), talk, settings, system)
             source = _source(out, conversation, keyboard, early)

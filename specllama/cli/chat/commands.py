@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterable
@@ -21,16 +18,17 @@ from rich.cells import cell_len, set_cell_size
 from specllama.base.disk import meant, size_text
 from specllama.base.errors import ConversationError, UsageError
 from specllama.base.ranges import whole
-from specllama.base.text import counted, decoded
+from specllama.base.text import counted
 from specllama.chat import saved as chat_file
 from specllama.chat.saved import Saved
 from specllama.chat.settings import SETTINGS, find, value_text
 from specllama.cli.chat import reading
 from specllama.cli.chat.answering import ChatState, steered
 from specllama.cli.chat.input import Editor, bare, unquoted
-from specllama.cli.chat.shelf import KeptChat, kept_chats, kept_files
+from specllama.cli.chat.shelf import KeptChat, Taken, kept_chats, kept_files
 from specllama.cli.chat.stats import stats_json, stats_lines
 from specllama.cli.screen.clipboard import copy_to_clipboard
+from specllama.cli.screen.editor import edited, editor
 from specllama.cli.screen.look import LOOKS
 from specllama.cli.screen.markdown import AnswerText
 from specllama.cli.screen.render import palette_of
@@ -139,9 +137,9 @@ def _edit(chat: ChatState, rest: str) -> None:
     last = chat.session.last_turn().user
     text = unquoted(rest)
     if not text:
-        if _editor():
+        if editor():
             with nullcontext() if chat.keyboard is None else chat.keyboard.lent():
-                text = _edited(last)
+                text = edited(last, "message.md").removesuffix("\n")
         elif chat.source is not None and chat.source.edits:
             chat.prefilled, chat.edits_last = last, True
             return
@@ -152,25 +150,6 @@ def _edit(chat: ChatState, rest: str) -> None:
         return
     chat.edits_last = True
     chat.message(text)
-
-
-def _editor() -> list[str]:
-    return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
-
-
-def _edited(text: str) -> str:
-    """`text` after the user has edited it in $VISUAL or $EDITOR."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "message.md"
-        path.write_text(text, encoding="utf-8")
-        try:
-            code = subprocess.run([*_editor(), str(path)], check=False).returncode
-        except OSError as error:
-            raise UsageError(f"the editor {_editor()[0]} does not start: {error.strerror}") from None
-        if code:
-            raise UsageError(f"the editor ended with exit code {code}; nothing was sent")
-        edited = decoded(path.read_bytes(), "the edited message", UsageError)
-        return edited.replace("\r\n", "\n").removesuffix("\n")
 
 
 @_command(
@@ -283,7 +262,8 @@ def _chats(chat: ChatState, rest: str) -> None:
         if not chat.listed:
             raise UsageError("no other conversation is kept")
         chosen = chat.listed[whole(1, len(chat.listed))("the number", rest) - 1]
-        for words in go_on(chat, chosen.path):
+        taken = chat.shelf.take(chosen.path)
+        for words in [*open_elsewhere(taken), *go_on(chat, taken)]:
             chat.note(words)
         return
     found = kept_chats(files, rest)
@@ -303,14 +283,16 @@ def _row(number: int, kept: KeptChat, width: int) -> str:
     return row if cell_len(row) <= width else set_cell_size(row, width - 3) + "..."
 
 
-def go_on(chat: ChatState, path: Path) -> list[str]:
-    """Continue the kept conversation `path` in place of the current one; returns what to say.
+def open_elsewhere(taken: Taken) -> list[str]:
+    """What to say about a conversation that another chat has as well."""
+    return ["note: this conversation is open in another chat; each goes on in a file of its own"] * taken.is_open
 
-    Raises ConversationError if another chat has taken it.
-    """
-    own, saved = chat.shelf.take(path)
+
+def go_on(chat: ChatState, taken: Taken) -> list[str]:
+    """Continue a kept conversation in place of the current one; returns what to say."""
+    saved = taken.saved
     told = _restore(chat, saved)
-    chat.shelf.begin(own)
+    chat.shelf.begin(taken.path)
     chat.listed, chat.file = [], ""
     last = f", the last: {_short(saved.turns[-1].user)}" if saved.turns else ""
     return [*told, f"continued: {counted(len(saved.turns), 'turn')}{last}"]
@@ -379,8 +361,17 @@ def _remember(chat: ChatState, wanted: bool) -> None:
     chat.note(f"{what} are {'' if wanted else 'not '}kept from now on")
 
 
+# What `/set` takes besides SETTINGS.
+OWN_WORDS = {
+    "system": "the system prompt",
+    "history": "keep messages and conversations",
+    "nohistory": "keep no messages and conversations",
+    **{name: look.help for name, look in LOOKS.items()},
+}
+
+
 def _set_parameter(chat: ChatState, name: str, value: str) -> None:
-    name = find(name)
+    name = find(name, OWN_WORDS)
     if not value:
         chat.say(wrapped(f"{name} is {_value(chat, name)}: {SETTINGS[name].help}", chat.output.out.width))
         return
@@ -478,11 +469,13 @@ def _think(chat: ChatState, rest: str) -> None:
 
 @_command("/model [PAIR]", "Load another pair, or list the pairs; keeps the conversation.", takes="pair")
 def _model(chat: ChatState, rest: str) -> None:
-    name = bare(rest)
+    name, catalog = bare(rest), load_catalog()
     if not name:
-        catalog = load_catalog()
         chat.say(_table(chat, ((name, pair.summary) for name, pair in catalog.pairs.items()), 20))
         return
+    if name not in catalog.pairs:
+        near = get_close_matches(name, catalog.pairs, 1)
+        raise UsageError(f"there is no pair {name}", hint=f"did you mean {near[0]}?" if near else "/model lists them")
     chat.change_pair(name)
     chat.note(f"{chat.opened.names['target']} is loaded; it evaluates the conversation with the next message")
 

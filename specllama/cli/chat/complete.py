@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from specllama.base.disk import meant
 from specllama.chat.settings import OTHER_NAMES, SETTINGS
-from specllama.cli.chat.commands import BY_NAME, SHOWN
+from specllama.cli.chat.commands import BY_NAME, OWN_WORDS, SHOWN
 from specllama.cli.screen.look import LOOKS
 from specllama.files.catalog import load_catalog
 
@@ -56,8 +56,7 @@ def _set_words(before: list[str]) -> dict[str, str]:
     if before[:1] == ["parameter"]:
         before = before[1:]
     elif not before:
-        own = {"parameter": "a setting by name", "system": "the system prompt", "nohistory": "save no messages"}
-        return {**own, **{name: look.help for name, look in LOOKS.items()}, **named}
+        return {"parameter": "a setting by name", **OWN_WORDS, **named}
     if not before:
         return named
     if len(before) > 1:
