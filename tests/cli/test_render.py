@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
+from specllama.cli.screen import render
 from specllama.cli.screen.look import AnswerLook
 from specllama.cli.screen.output import Stream
 from specllama.cli.screen.render import (
@@ -187,6 +189,17 @@ def test_the_default_is_readable_on_light_and_dark_backgrounds(paper: float) -> 
             )
             assert (max(shade, paper) + 0.05) / (min(shade, paper) + 0.05) > 2.5
     assert {_palette(colors="off").codes[origin] for origin in ORIGINS} == {("", "")}
+
+
+def test_every_other_colour_is_readable_on_both_backgrounds() -> None:
+    """Prevents: names and warnings in yellow or cyan, which vanish on white, or in blue, which vanishes on black."""
+    colours = re.compile(r'"(?:bright_)?(cyan|yellow|blue|white|black)"')
+    found = {
+        (path.name, colour)
+        for path in Path(render.__file__).parents[1].rglob("*.py")
+        for colour in colours.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found == {("render.py", "cyan")}, "only `/set colors full`, which is asked for"
 
 
 def test_a_stream_without_styles_gets_no_codes_and_one_without_blocks_gets_ascii() -> None:

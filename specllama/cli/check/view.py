@@ -12,7 +12,7 @@ from specllama.cli.screen.terminal import size_of
 from specllama.cli.screen.visible import Raw, in_one_line, wrapped
 from specllama.pairs.report import RULE, CheckRow, CompatReport, RowMark
 
-_COLOURS = {RowMark.PASS: "green", RowMark.WARN: "yellow", RowMark.FAIL: "red"}
+_COLOURS = {RowMark.PASS: "green", RowMark.WARN: "magenta", RowMark.FAIL: "red"}
 _MARK_WIDTH, _TEST_WIDTH, _GAP = 4, 14, 2
 _INDENT = " " * 5
 

@@ -112,7 +112,7 @@ def report(output: Output, models: Sequence[Readable], pairs: Sequence[PairOffer
         for pair in pairs:
             output.row("pair", pair.name, pair.target.name, pair.draft.name, pair.command)
         return
-    rows = [((each.found.name, "cyan"), each.found.program, size_text(each.header.n_file_bytes)) for each in models]
+    rows = [((each.found.name, "bold"), each.found.program, size_text(each.header.n_file_bytes)) for each in models]
     if rows:
         draw_table(output, ("model", "program", "size"), rows, figures=("size",))
     for pair in pairs:

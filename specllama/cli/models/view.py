@@ -107,7 +107,7 @@ def show_list(output: Output, catalog: Catalog) -> None:
 def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
     pairs = [
         (
-            (pair.name, "cyan"),
+            (pair.name, "bold"),
             f"{pair.memory_gb} GB" if pair.memory_gb else "-",
             _pair_size_text(pair),
             _here(here, pair),
@@ -117,7 +117,7 @@ def _draw_list(output: Output, catalog: Catalog, here: set[str]) -> None:
     ]
     models = [
         (
-            (model.name, "cyan"),
+            (model.name, "bold"),
             _model_size_text(model),
             _yes(model.name in here),
             "not yet" if model.unpinned else "known",

@@ -46,12 +46,12 @@ class Stream:
     def line(self, text: str) -> None:
         self.write(text + "\n")
 
-    def labelled(self, label: str, fg: str, text: str) -> Raw:
+    def labelled(self, label: str, fg: str | None, text: str) -> Raw:
         """`label text`, the label painted, wrapped on a terminal."""
         return self.paint(label, fg=fg, bold=True) + wrapped(f"{label} {text}", self.width).removeprefix(label)
 
     def hint(self, text: str) -> Raw:
-        return self.labelled("hint:", "cyan", text)
+        return self.labelled("hint:", None, text)
 
     @property
     def reaches_a_terminal(self) -> bool:
@@ -185,7 +185,7 @@ class Output:
     def warn(self, text: str, hint: str = "") -> None:
         """A warning on stderr, unless `quiet`."""
         if not self.quiet:
-            _say(self.err, "warning", "yellow", text, hint)
+            _say(self.err, "warning", "magenta", text, hint)
 
     def confirm(self, question: str) -> None:
         """Ask on stderr; any answer but yes raises typer.Abort."""

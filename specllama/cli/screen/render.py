@@ -27,7 +27,7 @@ ORIGINS = {
     "target": Style(bold=True),
 }
 MARKED = ("correction", "bonus")
-STYLES = {"label": Style(dim=True), "value": Style(), "bar": Style(color="cyan")}
+STYLES = {"label": Style(dim=True), "value": Style()}
 LEGEND = {"draft": "drafted", "correction": "correction", "bonus": "bonus", "target": "target"}
 RECENT_S = 2.0  # 'now' is the mean over the steps of the last two seconds
 MAX_POSITIONS = 16  # bars
@@ -207,7 +207,7 @@ def _positions(figures: Figures, width: int, palette: Palette) -> Iterator[Item]
     for position, share in enumerate(shares, 1):
         yield (
             ("label", f"{position} "),
-            ("bar", bar(share, n_cells, palette.bar)),
+            ("value", bar(share, n_cells, palette.bar)),
             ("value", f" {100 * share:.0f} %"),
         )
 
@@ -288,7 +288,7 @@ def progress(what: str, share: float | None, detail: str, width: int, palette: P
     else:
         yield (
             ("label", f"{what} "),
-            ("bar", bar(share, n_cells, palette.bar)),
+            ("value", bar(share, n_cells, palette.bar)),
             ("label", palette.edge),
             ("value", f"{100 * share:3.0f} %"),
         )

@@ -76,7 +76,9 @@ def draw_table(
         console.print(table)
         return
     for ((first, first_style), *others), style in zip_longest(cells, styles):
-        output.out.line(output.out.paint(first, fg=first_style or style))
+        colour = first_style or style
+        is_bold = colour == "bold"
+        output.out.line(output.out.paint(first, fg=None if is_bold else colour, bold=is_bold))
         facts = [(head, text) for head, (text, _) in zip(heads[1:], others, strict=True) if text not in ("", "-")]
         told = "; ".join(text if head == prose else f"{head} {text}".strip() for head, text in facts)
         output.out.line(indent(wrapped(told, max(console.width - len(_INDENT), 1)), _INDENT))
