@@ -18,7 +18,7 @@ class Page:
 PAGES = {
     "": Page(
         ('specllama run "Explain tail calls."', "specllama chat"),
-        ("--version", "--help-all"),
+        ("--help-all",),
     ),
     "run": Page(
         (

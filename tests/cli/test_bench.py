@@ -441,6 +441,13 @@ def test_two_reports_are_compared(specllama: Run, args: list[str], tmp_path: Pat
     assert [row["ratio"]["value"] for row in record["rows"]] == pytest.approx([2.0] * 3)
 
 
+def test_two_reports_of_few_prompts_are_not_called_equal() -> None:
+    """Prevents: 'no difference beyond the noise' beside a ratio of 0.12 that no interval judges."""
+    plan = plan_of([PLAIN, arm_of(4)], prompts_of(2))
+    fast, slow = (report_of(plan, [run_of(arm, i, speed) for arm in (0, 1) for i in (0, 1)]) for speed in (10.0, 1.2))
+    assert compare(fast, slow).verdict.startswith("Too few prompts for a confidence interval, in 2 settings.")
+
+
 def test_reports_of_other_machines_builds_and_models_are_said_to_be() -> None:
     """Prevents: a program called slower because the other report is of a faster machine or smaller model."""
     a = report()
