@@ -280,6 +280,9 @@ class Narrow(Protocol):
     def eval_known(self, tokens: Sequence[int]) -> FloatArray:
         """`eval` of a chain; column i belongs to token `known[i]`.  (len(tokens), n)"""
 
+    def grow_known(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """`Growing.grow`, if `caps.tree`, with the columns of `eval_known`."""
+
 
 @runtime_checkable
 class Growing(Protocol):
@@ -289,7 +292,8 @@ class Growing(Protocol):
         """Append nodes to the tree of the last `eval` or `grow` and return their logits (len(tokens), V).
 
         Nodes count on: node 0 is the first token of that `eval` after the pending one. parents[i]: an earlier node, or
-        -1 for the pending token. As after `eval`, `keep` or `truncate` ends the tree.
+        -1 for the pending token. As after `eval`, `keep` or `truncate` ends the tree. After an error, nodes of earlier
+        calls may be gone as well; the pending token stays.
         """
 
 

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from specllama.base.errors import ContextFull
+from specllama.base.errors import ContextFull, UnsupportedModel
 from specllama.core.arrays import FloatArray, IntArray
 from specllama.core.optional import clock_of
-from specllama.core.types import Cancel, LoadedModel, require_chain
+from specllama.core.types import Cancel, Growing, LoadedModel, require_chain
 from specllama.drafters.token_map import NO_TOKEN
 
 
@@ -33,9 +33,10 @@ class Spell(Protocol):
 
 
 class TranslatedModel:
-    """Takes and returns the target's ids; `model` reads their spellings in its own ids. Chains only.
+    """Takes and returns the target's ids; `model` reads their spellings in its own ids.
 
-    Invariant, also after any error: `model`'s KV holds the whole spellings of the committed tokens, in order.
+    The nodes of a tree must be tokens of one cell, as all are that the draft proposes. Invariant, also after any error:
+    `model`'s KV holds the whole spellings of the committed tokens, in order.
     """
 
     def __init__(self, model: LoadedModel, to_target: IntArray, spell: Spell, *, vocab_size: int) -> None:
@@ -51,14 +52,16 @@ class TranslatedModel:
         if self.known[0] < 0 or self.known[-1] >= vocab_size or not np.diff(self.known).all():
             raise ValueError(f"a map of ids must lead to different ids from 0 to {vocab_size - 1}")
         self.model = model
+        self._growing = model if isinstance(model, Growing) else None
         self._busy_s = clock_of((model,))
         self._spell = spell
         self.vocab_size = vocab_size
         self.n_ctx = model.n_ctx  # at most: see `room_after`
-        self.caps = replace(model.caps, tree=False, features=False)
+        self.caps = replace(model.caps, features=False)
         ends = (int(to_target[token]) for token in model.end_tokens)
         self.end_tokens = frozenset(token for token in ends if token != NO_TOKEN)
-        self._ends: list[int] = []  # the draft's length after every held token
+        self._ends: list[int] = []  # the draft's length after every held token; of a tree, its nodes follow in order
+        self._in_tree = False  # until `keep` or `truncate`
         self._rows = np.empty((0, vocab_size), np.float32)
         self._known_rows = np.empty((0, mapped.size), np.float32)
 
@@ -127,20 +130,43 @@ class TranslatedModel:
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         """Append tokens and return their logits, (len(tokens), V): a read-only view, valid until the next call.
 
-        `parents` may only describe a chain. After an error the KV is as before.
+        After an error the KV is as before. Raises UnsupportedModel for a tree with a node of several cells.
         """
-        require_chain(parents)
-        rows = self.eval_known(tokens)
-        if len(tokens) > len(self._rows):
-            self._rows = np.full((len(tokens), self.vocab_size), -np.inf, np.float32)
-        self._rows[: len(tokens), self.known] = rows
-        return _read_only(self._rows[: len(tokens)])
+        return self._wide(self._eval(tokens, parents))
 
     def eval_known(self, tokens: Sequence[int]) -> FloatArray:
         """`eval` without the tokens that the draft lacks: column i belongs to token `known[i]`."""
+        return self._eval(tokens, None)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """See `types.Growing`."""
+        return self._wide(self.grow_known(tokens, parents))
+
+    def grow_known(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """`grow` without the tokens that the draft lacks."""
+        assert self._growing is not None, "a tree for a model without caps.tree"
+        spelled = self._spelled(tokens)
+        if any(len(cells) > 1 for cells in spelled):
+            raise UnsupportedModel(
+                "this draft spells a token of the tree with several of its own", hint="draft a chain"
+            )
+        ends = self._ends_of(spelled)
+        try:
+            rows = self._growing.grow([cells[0] for cells in spelled], parents)[:, self._columns]
+        except BaseException:
+            self._settle(self._ends)
+            raise
+        self._ends += ends
+        self._in_tree = True
+        return _read_only(rows)
+
+    def _eval(self, tokens: Sequence[int], parents: Sequence[int] | None) -> FloatArray:
         spelled = self._spelled(tokens)
         ends = self._ends_of(spelled)
         passes = list(_passes(spelled))
+        if len(passes) > 1 or not self.caps.tree:
+            require_chain(parents)
+            parents = None
         if len(passes) > 1 and len(tokens) > len(self._known_rows):
             self._known_rows = np.empty((len(tokens), self.known.size), np.float32)
         try:
@@ -148,7 +174,7 @@ class TranslatedModel:
             for unseen, seen in passes:
                 if unseen:
                     self.model.feed(unseen)
-                rows = self.model.eval(seen)[:, self._columns]
+                rows = self.model.eval(seen, parents)[:, self._columns]
                 if len(passes) > 1:
                     self._known_rows[n_done : n_done + len(seen)] = rows
                 n_done += len(seen)
@@ -156,7 +182,15 @@ class TranslatedModel:
             self._settle(self._ends)
             raise
         self._ends += ends
+        self._in_tree = parents is not None
         return _read_only(rows if len(passes) == 1 else self._known_rows[: len(tokens)])
+
+    def _wide(self, known: FloatArray) -> FloatArray:
+        """Rows over all of the target's tokens."""
+        if len(known) > len(self._rows):
+            self._rows = np.full((len(known), self.vocab_size), -np.inf, np.float32)
+        self._rows[: len(known), self.known] = known
+        return _read_only(self._rows[: len(known)])
 
     def truncate(self, length: int) -> None:
         """Drop every token from `length` on. Drops nothing if it raises RollbackRefused."""
@@ -164,10 +198,16 @@ class TranslatedModel:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         self.model.truncate(self._end(length))
         del self._ends[length:]
+        self._in_tree = False
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        require_chain(kept=path)
-        self.truncate(length + len(path))
+        if not self._in_tree:
+            require_chain(kept=path)
+            self.truncate(length + len(path))
+            return
+        self.model.keep(self._end(length), path)
+        self._ends[length:] = range(self._end(length) + 1, self._end(length) + 1 + len(path))
+        self._in_tree = False
 
 
 def _read_only(rows: FloatArray) -> FloatArray:

@@ -207,6 +207,18 @@ def memory_kind(header: Header) -> str:
     return _kind_of(header) or (f"window of {figure(header.n_swa)} tokens" if header.n_swa else "dense")
 
 
+def why_no_tree(header: Header, max_block: int) -> str:
+    """Why a model that can draft cannot evaluate token trees, as far as the header tells; "" = it can.
+
+    Models that cannot roll back are refused altogether, see `refuse_architecture`.
+    """
+    if max_block < 3:
+        return f"a block of {max_block} tokens holds no branches"
+    if 0 < header.n_swa <= max_block:  # our attention finds the place of a branch by the text before it
+        return f"its window of {figure(header.n_swa)} tokens is no longer than a block of {max_block}"
+    return ""
+
+
 def _check_kind(header: Header) -> None:
     kind = header.gguf.text("general.type", "model")
     if header.architecture in _PARTS_OF_MODELS:

@@ -25,6 +25,7 @@ _AMX = {"q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs"}
 # llama.cpp's AMX kernels read uninitialized memory if a row is one block of 32: with MALLOC_PERTURB_=1 all logits of
 # such a model are NaN (llama-cpp-python 0.3.36). Rows of 64 numbers are computed correctly.
 AMX_SHORTEST_ROW = 64
+MOST_LEAVES = 256  # sequences in llama.cpp
 _TOLERATED_COPY = 0.1  # a file is mapped if at most this share is kept twice: it loads faster and is shared
 
 
@@ -44,7 +45,13 @@ class LoadOptions:
     use_extra_bufts: bool = True  # llama.cpp rearranges weights for faster kernels
     kernels: bool = True  # our kernels for the weights that they take, where they are built and tested
     max_block: int = 33  # longest eval: the draft and the pending token
+    max_leaves: int = 1  # most leaves of a tree; 1 = chains only
     use_mmap: bool | None = None  # None = unless that keeps weights twice
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows of logits that llama.cpp keeps room for: at least one for each sequence."""
+        return max(self.max_block, self.max_leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class LoadPlan:
     n_threads_batch: int
     n_gpu_layers: int  # the output layer counts as one
     max_block: int
+    max_leaves: int
     use_mmap: bool
     use_extra_bufts: bool
     kernels: bool
@@ -85,10 +93,10 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
     room = free + (gpu.n_free if _may_offload(options, gpu) and not gpu.shared else 0)
     n_ctx = options.n_ctx
     if n_ctx == 0:
-        n_ctx = fit_context(header, room, n_ubatch=options.n_ubatch, n_outputs=options.max_block, n_more=n_more, **kv)
+        n_ctx = fit_context(header, room, n_ubatch=options.n_ubatch, n_outputs=options.n_outputs, n_more=n_more, **kv)
     n_batch = min(options.n_batch, n_ctx)
     n_ubatch = min(options.n_ubatch, n_batch)
-    need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.max_block, n_more=n_more, **kv)
+    need = need_for(header, n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs=options.n_outputs, n_more=n_more, **kv)
     n_gpu_layers = _gpu_layers(header, options, need, gpu)
     on_gpu = 0.0 if gpu.shared else n_gpu_layers / (header.n_layer + 1)
     require_memory(header.path.name, int(need.total * (1.0 - on_gpu)), free, n_ctx)
@@ -101,6 +109,7 @@ def plan_load(header: Header, options: LoadOptions, *, free: int, gpu: GpuMemory
         n_threads_batch=options.n_threads_batch or n_threads,
         n_gpu_layers=n_gpu_layers,
         max_block=min(options.max_block, n_batch),
+        max_leaves=options.max_leaves,
         use_mmap=_use_mmap(header, options, extra, n_gpu_layers),
         use_extra_bufts=options.use_extra_bufts and not _spoiled_by_amx(header, extra),
         kernels=options.kernels and BUFFER_TYPE in extra,
@@ -133,6 +142,8 @@ def check_options(header: Header, options: LoadOptions) -> None:
         value = getattr(options, name)
         if not isinstance(value, int) or not lowest <= value < 1 << 31:
             raise UsageError(f"{name} is {value}, expected a whole number of at least {lowest}")
+    if not 1 <= options.max_leaves <= MOST_LEAVES:
+        raise UsageError(f"max_leaves is {options.max_leaves}, expected a whole number from 1 to {MOST_LEAVES}")
     for name in ("n_threads", "n_threads_batch"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, int) and 1 <= value <= 1024):

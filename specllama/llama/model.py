@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ from specllama.kernels.library import Kernels, self_test
 from specllama.llama import crash_test
 from specllama.llama.bindings import abort_callback, attach_kernels, bindings, devices, extra_buffer_types, log
 from specllama.llama.crash_test import Use
-from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture
+from specllama.llama.header import Header, cannot_roll_back, make_header, refuse_architecture, why_no_tree
 from specllama.llama.load_plan import (
     GpuMemory,
     LoadOptions,
@@ -49,11 +50,13 @@ from specllama.llama.open import (
     refuse_kind,
 )
 from specllama.llama.quantize import quantize
+from specllama.llama.tree import Growth, Tree
 from specllama.llama.vocab import Vocabulary
 
-_SEQUENCE = 0  # a chain needs one sequence
+_EVERY = -1  # sequence
 _WIDE = 6  # rows of the test of our kernels
 _N_REHEARSED = 128  # tokens of context
+_TREE_ROUNDING = 0.5  # most that a logit of a row depends on the rows beside it, in parts of the logits' spread
 _CHARACTERS = (*range(0x250), *range(0x4E00, 0x4E20), *range(0x1F600, 0x1F620))  # of a rehearsal: 1 to 4 bytes long
 _OK, _NO_SLOT, _ABORTED, _INVALID_BATCH, _NO_MEMORY = 0, 1, 2, -1, -2  # what llama_decode returns
 
@@ -85,7 +88,7 @@ def memory_needed(model: Header, options: LoadOptions | None = None) -> MemoryNe
         model,
         n_ctx=wish.n_ctx or model.n_ctx_train,
         n_ubatch=wish.n_ubatch,
-        n_outputs=wish.max_block,
+        n_outputs=wish.n_outputs,
         type_k=wish.type_k,
         type_v=wish.type_v,
         n_more=bytes_beyond_file(model, wish, extra_buffer_types(kernels=wish.kernels)),
@@ -111,6 +114,8 @@ def load(
         open_context(native, about, plan, wish)
         loaded = LlamaModel(native, about, plan)
         loaded.probe_rollback()
+        if plan.max_leaves > 1:
+            loaded.probe_tree()
     except BaseException:
         native.close()
         raise
@@ -217,10 +222,12 @@ class LlamaModel:
         self._context = pointers.context
         self._memory = lib.llama_get_memory(pointers.context)
         self._n_batch = plan.n_batch
-        self._slots = _BatchSlots(lib, pointers, plan.n_batch)
+        self._slots = _BatchSlots(lib, pointers, plan.n_batch, plan.max_leaves)
         self._views: dict[tuple[int, int], FloatArray] = {}  # (address, rows) -> logits
         self._n_decoded = 0
         self._held: list[int] = []
+        self._tree: Tree | None = None  # of the last eval; a model for chains keeps none
+        self._reach = [0] * plan.max_leaves  # the positions from 0 on that each line holds, see tree.py
         self.header = about
         self.path = about.path
         self.architecture = about.architecture
@@ -235,6 +242,7 @@ class LlamaModel:
         self.n_bytes: int = lib.llama_model_size(pointers.model)
         self.description = describe(native)
         self.caps = Caps(rollback=True, tree=False, features=False, max_block=plan.max_block)
+        self.no_tree = ""  # why trees, though asked for, cannot be evaluated
         self.busy_s = 0.0  # time in llama.cpp since loading
         self.watch(None)
 
@@ -248,11 +256,12 @@ class LlamaModel:
 
         Raises ContextFull, Interrupted (computed tokens stay, see `length`) and BackendError.
         """
+        self._require_line()
         self._require_room(len(tokens))
         start, held = self._n_decoded, self._held
         waiting = [*held, *tokens]
         n_done = 0
-        self._held = []
+        self._held, self._tree = [], None
         try:
             while len(waiting) - n_done >= self._n_batch:
                 self._decode(waiting[n_done : n_done + self._n_batch], 0)
@@ -265,47 +274,75 @@ class LlamaModel:
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         """Append tokens and return their logits, (len(tokens), V) float32: a read-only view, valid until the next call.
 
-        `parents` (one per token after the first) must describe a chain. An error leaves the KV cache unchanged. Raises
-        ContextFull, Interrupted, UnsupportedModel for trees, BackendError for too many tokens or a failure.
+        `parents`: one for each token after the first, see `types.LanguageModel`. An error leaves the KV cache
+        unchanged. Raises ContextFull, Interrupted, UnsupportedModel for trees that the model cannot evaluate,
+        BackendError for too many tokens or a failure.
         """
         n_rows = len(tokens)
-        self._require_room(n_rows)
-        if not 1 <= n_rows <= self.caps.max_block:
-            raise BackendError(
-                f"eval got {counted(n_rows, 'token')} (expected 1 to {self.caps.max_block})",
-                hint="draft fewer tokens, or load the model with a larger max_block and n_batch",
-            )
-        require_chain(parents)
+        self._require_line()
+        self._require_rows(n_rows)
+        growth = None
+        if self.caps.tree:
+            growth = Tree(self.length).growth(tokens[1:], range(-1, n_rows - 2) if parents is None else parents)
+            self._require_leaves(growth.n_lines)
+        else:
+            require_chain(parents)
         start, held = self._n_decoded, self._held
         self._held = []
         try:
             if held and len(held) + n_rows > self._n_batch:
                 self._decode(held, 0)
                 held = []
-            self._decode([*held, *tokens] if held else tokens, n_rows)
+            self._decode([*held, *tokens] if held else tokens, n_rows, growth)
         except BaseException:
             self._held = held if self._n_decoded == start else []
             raise
         return self._logits(n_rows)
 
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        """Append nodes to the tree of the last `eval`, see `types.Growing`. Errors are those of `eval`; they end the
+        tree, and the pending token stays.
+        """
+        self._require_rows(len(tokens))
+        if self._tree is None:
+            raise ValueError("there is no tree that can grow, expected an eval of a model with caps.tree")
+        growth = self._tree.growth(tokens, parents)
+        self._require_leaves(growth.n_lines)
+        self._decode(tokens, len(tokens), growth)
+        return self._logits(len(tokens))
+
     def truncate(self, length: int) -> None:
         """Remove all tokens from `length` on. Raises RollbackRefused and then removes none."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
+        if self._tree is not None and self._tree.branches and length > self._tree.root + 1:
+            raise ValueError(f"cannot truncate to {length} tokens, within a tree: use keep")
         if length < self._n_decoded:
-            if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
-                raise RollbackRefused(
-                    f"llama.cpp did not remove the tokens from {length} on from its memory of {self._n_decoded}"
-                )
+            if not self._remove(_EVERY, length):
+                raise self._refused(length)
             self._n_decoded = length
             self._held = []
         else:
             del self._held[length - self._n_decoded :]
+        self._tree = None
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Keep the KV cache up to `length` (the pending token) and the nodes of `path` of the last eval."""
-        require_chain(kept=path)
-        self.truncate(length + len(path))
+        """Keep the KV cache up to `length` (the pending token) and the nodes of `path`.
+
+        Only nodes that follow each other in the cache keep their cells. The rest of the path is computed again, with
+        the next `eval`: in other cells, attention would add in another order than after a chain.
+        """
+        tree = self._tree
+        if tree is None or not tree.branches:
+            require_chain(kept=path)
+            self.truncate(length + len(path))
+            return
+        if length != tree.root + 1:
+            raise ValueError(f"cannot keep {length} tokens: the pending token is number {tree.root + 1}")
+        n_kept = tree.in_order(path)
+        again = [tree.tokens[node] for node in path[n_kept:]]
+        self._prune(tree, n_kept)
+        self._held = again
 
     def watch(self, cancel: Cancel | None) -> None:
         """Stop a `feed` or `eval` within one graph node of `cancel.set()`, on CPU back ends; None ends the watch."""
@@ -341,6 +378,25 @@ class LlamaModel:
         if not self._native.close.alive:
             raise BackendError(f"{self.path.name} is closed")
 
+    def _require_line(self) -> None:
+        if self._tree is not None and self._tree.branches:
+            raise ValueError("the KV cache holds a tree, expected keep or truncate first")
+
+    def _require_rows(self, n_rows: int) -> None:
+        self._require_room(n_rows)
+        if not 1 <= n_rows <= self.caps.max_block:
+            raise BackendError(
+                f"eval got {counted(n_rows, 'token')} (expected 1 to {self.caps.max_block})",
+                hint="draft fewer tokens, or load the model with a larger max_block and n_batch",
+            )
+
+    def _require_leaves(self, n_leaves: int) -> None:
+        if n_leaves > self.caps.max_leaves:
+            raise BackendError(
+                f"eval got a tree with {n_leaves} leaves (expected 1 to {self.caps.max_leaves})",
+                hint="draft a tree with fewer branches, or load the model with a larger max_leaves",
+            )
+
     def _require_room(self, n_new: int) -> None:
         self._require_open()
         if self.length + n_new > self.n_ctx:
@@ -362,27 +418,85 @@ class LlamaModel:
             pointers.in_call = False
             log.read()
 
-    def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
-        """Append `tokens`, with logits for the last `n_rows` of them; all or nothing."""
+    def _decode(self, tokens: Sequence[int], n_rows: int, growth: Growth | None = None) -> None:
+        """Append `tokens`, with logits for the last `n_rows` of them; all or nothing.
+
+        `growth`: the last tokens are these nodes; those before them end with the pending token of a new tree. An error
+        also ends a tree that grows.
+        """
         start = self._n_decoded
+        before = start if growth is None or len(tokens) > len(growth.tokens) else growth.tree.root + 1
         self._slots.fill(tokens, start, n_rows)
         try:
+            if growth is not None and growth.n_lines > 1:
+                self._join(growth)
+                self._slots.branch(growth, len(tokens))
             status = self._timed(self._lib.llama_decode, self._context, self._slots.batch)
             if status == _OK:
                 self._n_decoded = start + len(tokens)
+                self._tree = None if growth is None else self._grown(growth)
                 return
         except BaseException:  # Ctrl-C arrives when the call returns
-            self._cut_back(start)
+            self._cut_back(before)
             raise
-        self._cut_back(start)
+        self._cut_back(before)
         raise self._failure(status, tokens)
+
+    def _join(self, growth: Growth) -> None:
+        """New lines take the cells of the text and of the nodes from which they branch off, as far as computed."""
+        for old, line in growth.joins:
+            begin, end = self._reach[line], min(growth.tree.position(old) + 1, self._n_decoded)
+            if begin < end:
+                source = growth.tree.line(old)
+                self._timed(self._lib.llama_memory_seq_cp, self._memory, source, line, begin, end)
+                self._reach[line] = end
+
+    def _grown(self, growth: Growth) -> Tree:
+        growth.tree.add(growth)
+        for line in range(growth.n_lines):
+            self._reach[line] = max(self._reach[line], growth.tree.root + 1)
+        for position, lines in zip(growth.positions, growth.lines, strict=True):
+            for line in lines:
+                self._reach[line] = position + 1
+        return growth.tree
+
+    def _remove(self, line: int, start: int) -> bool:
+        """Take a line, or every line, out of the cells from position `start` on; a cell without any is free."""
+        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, line, start, -1):
+            return False
+        for each in range(len(self._reach)) if line == _EVERY else (line,):
+            self._reach[each] = min(self._reach[each], start)
+        return True
+
+    def _prune(self, tree: Tree, n_kept: int) -> None:
+        """Keep the first nodes, a path in order, and no others. Raises RollbackRefused: the memory is then empty."""
+        start, end = tree.root + 1, tree.root + 1 + n_kept
+        removed = self._remove(_EVERY, end)
+        for line in range(1, tree.n_lines):  # the first holds them all
+            shared = start + tree.n_shared(line, n_kept)
+            if shared < self._reach[line]:
+                removed = removed and self._remove(line, shared)
+        if not removed:
+            self._clear()
+            raise self._refused(end)
+        self._n_decoded = end
+        self._tree = None
+
+    def _refused(self, length: int) -> RollbackRefused:
+        return RollbackRefused(
+            f"llama.cpp did not remove the tokens from {length} on from its memory of {self._n_decoded}"
+        )
+
+    def _clear(self) -> None:
+        self._timed(self._lib.llama_memory_clear, self._memory, False)
+        self._n_decoded, self._tree = 0, None
+        self._reach = [0] * len(self._reach)
 
     def _cut_back(self, length: int) -> None:
         """Remove the tokens of a failed call; if llama.cpp refuses, empty the memory, so that `length` is right."""
-        self._n_decoded = length
-        if not self._timed(self._lib.llama_memory_seq_rm, self._memory, _SEQUENCE, length, -1):
-            self._timed(self._lib.llama_memory_clear, self._memory, False)
-            self._n_decoded = 0
+        self._n_decoded, self._tree = length, None
+        if not self._remove(_EVERY, length):
+            self._clear()
 
     def _failure(self, status: int, tokens: Sequence[int]) -> SpecllamaError:
         if status == _ABORTED:
@@ -423,8 +537,27 @@ class LlamaModel:
             self.truncate(1)
         except RollbackRefused:
             raise cannot_roll_back(self.path, "a model with a failed rollback", self.architecture) from None
-        self._lib.llama_memory_clear(self._memory, False)
-        self._n_decoded = 0
+        self._clear()
+        self.busy_s = 0.0
+
+    def probe_tree(self) -> None:
+        """Set `caps.tree` if two siblings do not see each other; else `no_tree` says why."""
+        chains, self.no_tree = self.caps, why_no_tree(self.header, self.plan.max_block)
+        if self.no_tree:
+            return
+        self.caps = replace(chains, tree=True, max_leaves=self.plan.max_leaves)
+        pending, first, second = (token % self.vocab_size for token in range(3))
+        try:
+            beside = np.array(self.eval([pending, first, second], [-1, -1])[2])
+            self.keep(1, ())
+            alone = self.eval([second])[0]
+            if not np.abs(beside - alone).max() <= _TREE_ROUNDING * alone.std():
+                self.no_tree = "a token sees its sibling"
+        except (BackendError, ContextFull, RollbackRefused) as error:
+            self.no_tree = str(error)
+        if self.no_tree:
+            self.caps = chains
+        self._clear()
         self.busy_s = 0.0
 
 
@@ -440,24 +573,36 @@ def _gpu_memory() -> GpuMemory:
 class _BatchSlots:
     """A llama_batch allocated once, and numpy views of its arrays."""
 
-    def __init__(self, lib: Any, pointers: Pointers, capacity: int) -> None:
-        self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, 1)
+    def __init__(self, lib: Any, pointers: Pointers, capacity: int, n_lines: int) -> None:
+        self.batch = pointers.batch = lib.llama_batch_init(capacity, 0, n_lines)
         self._token = _view(self.batch.token, np.int32, capacity)
         self._position = _view(self.batch.pos, np.int32, capacity)
         self._output = _view(self.batch.logits, np.int8, capacity)
         self._offsets = np.arange(capacity, dtype=np.int32)
-        _view(self.batch.n_seq_id, np.int32, capacity)[:] = 1
-        for index in range(capacity):
-            self.batch.seq_id[index][0] = _SEQUENCE
+        self._n_lines = _view(self.batch.n_seq_id, np.int32, capacity)
+        self._n_branched = capacity  # tokens at the beginning that may be in other lines than the first
 
     def fill(self, tokens: Sequence[int], start: int, n_rows: int) -> None:
-        """Put `tokens` at positions from `start` on, with logits for the last `n_rows`."""
+        """Put `tokens` at positions from `start` on in the first line, with logits for the last `n_rows`."""
         count = len(tokens)
         self._token[:count] = tokens
         np.add(self._offsets[:count], start, out=self._position[:count])
         self._output[:count] = 0
         self._output[count - n_rows : count] = 1
         self.batch.n_tokens = count
+        for index in range(self._n_branched):
+            self.batch.seq_id[index][0] = 0
+        self._n_lines[: self._n_branched] = 1
+        self._n_branched = 0
+
+    def branch(self, growth: Growth, count: int) -> None:
+        """Put the nodes, the last of `count` tokens, in their lines; all lines hold the tokens before them."""
+        n_text, self._n_branched = count - len(growth.tokens), count
+        self._position[n_text:count] = growth.positions
+        for index, lines in enumerate([range(growth.n_lines)] * n_text + [*growth.lines]):
+            self._n_lines[index] = len(lines)
+            for at, line in enumerate(lines):
+                self.batch.seq_id[index][at] = line
 
 
 def _view(pointer: Any, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:

@@ -103,14 +103,15 @@ def refuse_kind(native: Native, about: Header) -> None:
 
 
 def open_context(native: Native, about: Header, plan: LoadPlan, options: LoadOptions) -> None:
-    """Open a context for one sequence on a loaded model. Raises MemoryShort and BackendError."""
+    """Open a context for one text on a loaded model. Raises MemoryShort and BackendError."""
     lib = native.pointers.lib
     params = lib.llama_context_default_params()
     params.n_ctx = plan.n_ctx
     params.n_batch = plan.n_batch
     params.n_ubatch = plan.n_ubatch
-    params.n_seq_max = 1
-    params.n_outputs_max = plan.max_block  # a decode with more rows ends the process
+    params.n_seq_max = plan.max_leaves
+    # A decode with more rows ends the process; so does a context for more sequences than rows.
+    params.n_outputs_max = max(plan.max_block, plan.max_leaves)
     params.n_threads = plan.n_threads
     params.n_threads_batch = plan.n_threads_batch
     params.flash_attn_type = _FLASH_ATTN[options.flash_attn]

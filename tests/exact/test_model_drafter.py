@@ -296,6 +296,9 @@ def test_a_narrow_model_drafts_only_what_the_target_knows_too() -> None:
         def eval_known(self, tokens: Sequence[int]) -> FloatArray:
             return self.eval(tokens)[:, self.known]
 
+        def grow_known(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+            raise AssertionError
+
     table = replaced(RandomTable(N_VOCAB, 51), len(TOKENS), 50.0, token=N_VOCAB - 1)
     drafter = ModelDrafter(Few(table, N_VOCAB), n_max=1, vocab_size=N_VOCAB - 4)
     (q,) = drafter.propose(TOKENS, 1, PLAIN, RandomChooser(0)).probs or ()

@@ -171,7 +171,7 @@ def test_the_drafts_own_model_is_watched_and_closed() -> None:
     assert (model.fake.watched, model.fake.closed) == (cancel, True)
 
 
-def test_trees_are_refused_and_a_spelled_out_chain_is_not() -> None:
+def test_a_model_for_chains_refuses_trees_and_not_a_spelled_out_chain() -> None:
     """A tree flattened into a chain."""
     model = WatchedDraft(N_VOCAB)
     assert not model.caps.tree
@@ -200,7 +200,7 @@ def test_end_tokens_are_the_drafts_in_the_targets_ids() -> None:
     model = TranslatedModel(fake, id_map(N_VOCAB), FixedSpelling(SPELLINGS), vocab_size=N_VOCAB)
     assert model.end_tokens == {3}
     assert model.known.tolist() == [0, 2, 3]
-    assert (model.busy_s, model.n_ctx, model.caps) == (0.0, 64, Caps(max_block=7))
+    assert (model.busy_s, model.n_ctx, model.caps) == (0.0, 64, Caps(tree=True, max_block=7))
 
 
 def test_the_target_itself_under_other_ids_is_accepted_whole_for_fifty_rounds() -> None:

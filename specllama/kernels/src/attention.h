@@ -3,7 +3,8 @@
 // Positions are taken in blocks of 32 and chunks of 256, counted from the start of the cache. Within a chunk the
 // softmax runs over its blocks in order, from nothing; the chunks are then joined in order. Threads may share out the
 // chunks of few rows, or take whole rows: the numbers are the same. Masked positions are left out, not multiplied by
-// zero, so the padding of the cache does not count.
+// zero, so the padding of the cache does not count. Where a row sees no position between two that it sees, as in a branch
+// of a tree, those behind the gap are counted on from it: the row has the numbers that it has after its path alone.
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -15,6 +16,7 @@
 namespace speck::SPECK_ISA {
 
 constexpr int attention_block = 32;
+constexpr uint16_t hidden_half = 0xfc00;  // -infinity
 
 #if defined(__AVX512F__)
 struct Wide {
@@ -74,18 +76,51 @@ SPECK_INLINE __m256 sums(const __m256* v) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
-// True if a row may see any of 32 positions; `mask` is null where it sees all.
-SPECK_INLINE bool sees_any(const uint16_t* mask) {
-    if (!mask) return true;
-    const __m256i hidden = _mm256_set1_epi16((short)0xfc00);  // -infinity
-    const __m256i both = _mm256_and_si256(_mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)mask), hidden),
-                                          _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)(mask + 16)), hidden));
-    return _mm256_movemask_epi8(both) != -1;
+// For 32 positions, a bit pair for each that a row does not see.
+struct Hidden {
+    int low, high;
+    explicit Hidden(const uint16_t* mask) {
+        const __m256i hidden = _mm256_set1_epi16((short)hidden_half);
+        low = _mm256_movemask_epi8(_mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)mask), hidden));
+        high = _mm256_movemask_epi8(_mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i*)(mask + 16)), hidden));
+    }
+    bool all() const { return (low & high) == -1; }
+    bool none() const { return (low | high) == 0; }
+};
+
+// The first position that a row does not see between two that it sees; no_gap if there is none.
+inline int first_gap(const uint16_t* mask, int positions) {
+    int at = 0;
+    const auto pass = [&](bool visible) {
+        const auto whole = [&] {
+            const Hidden hidden(mask + at);
+            return visible ? hidden.none() : hidden.all();
+        };
+        while (at + attention_block <= positions && whole()) at += attention_block;
+        while (at < positions && (mask[at] != hidden_half) == visible) at++;
+    };
+    pass(false);
+    pass(true);
+    const int gap = at;
+    pass(false);
+    return at < positions ? gap : no_gap;
 }
 
-inline void widen(const char* from, size_t stride, int count, int n, float* to) {
-    for (int j = 0; j < count; j++)
-        for (int d = 0; d < n; d += Wide::n) Wide::store(to + j * n + d, Wide::halfs((const uint16_t*)(from + j * stride) + d));
+// Where the 32 positions from `at` on of a row with a gap lie in the cache; returns how many there are.
+inline int places(const uint16_t* mask, int gap, int positions, int at, int* place) {
+    int n = 0, before = at > gap ? at - gap : 0;
+    for (; n < attention_block && at + n < gap; n++) place[n] = at + n;
+    for (int j = gap; j < positions && n < attention_block; j++)
+        if (mask[j] != hidden_half && before-- <= 0) place[n++] = j;
+    return n;
+}
+
+// `place`: which of the numbers from `from` on; null: the first `count`.
+inline void widen(const char* from, size_t stride, const int* place, int count, int n, float* to) {
+    for (int j = 0; j < count; j++) {
+        const auto* one = (const uint16_t*)(from + (place ? place[j] : j) * stride);
+        for (int d = 0; d < n; d += Wide::n) Wide::store(to + j * n + d, Wide::halfs(one + d));
+    }
 }
 
 // One block of 32 positions for one row of one head. `k` and `v` are widened; `count` positions are in the cache.
@@ -165,23 +200,27 @@ inline void attend_chunk(const Attention& a, int kv_head, int row, int rows, int
         memset(states + i * size + 1, 0, (size - 1) * sizeof(float));
     }
     float *k = work, *v = work + attention_block * a.k_size;
+    const char *all_k = a.k + kv_head * a.k_head, *all_v = a.v + kv_head * a.v_head;
     const int end = a.positions < (chunk + 1) * attention_chunk ? a.positions : (chunk + 1) * attention_chunk;
     for (int at = chunk * attention_chunk; at < end; at += attention_block) {
-        const int count = end - at < attention_block ? end - at : attention_block;
         bool widened = false;
         for (int r = 0; r < rows; r++) {
-            const auto* mask = a.mask ? (const uint16_t*)(a.mask + (row + r) * a.mask_row) + at : nullptr;
-            uint16_t padded[attention_block];
-            if (mask && count < attention_block) {
-                for (int j = 0; j < attention_block; j++) padded[j] = j < count ? mask[j] : 0xfc00;
-                mask = padded;
+            const auto* visible = a.mask ? (const uint16_t*)(a.mask + (row + r) * a.mask_row) : nullptr;
+            const auto* mask = visible ? visible + at : nullptr;
+            const bool broken = a.gaps && a.gaps[row + r] < at + attention_block;
+            int count = end - at < attention_block ? end - at : attention_block, place[attention_block];
+            if (broken) count = places(visible, a.gaps[row + r], a.positions, at, place);
+            uint16_t own[attention_block];
+            if (mask && (broken || count < attention_block)) {
+                for (int j = 0; j < attention_block; j++) own[j] = j < count ? visible[broken ? place[j] : at + j] : hidden_half;
+                mask = own;
             }
-            if (!sees_any(mask)) continue;
-            if (!widened) {
-                widen(a.k + at * a.k_position + kv_head * a.k_head, a.k_position, count, a.k_size, k);
-                widen(a.v + at * a.v_position + kv_head * a.v_head, a.v_position, count, a.v_size, v);
+            if (mask && Hidden(mask).all()) continue;
+            if (broken || !widened) {
+                widen(broken ? all_k : all_k + at * a.k_position, a.k_position, broken ? place : nullptr, count, a.k_size, k);
+                widen(broken ? all_v : all_v + at * a.v_position, a.v_position, broken ? place : nullptr, count, a.v_size, v);
                 for (int j = count; j < attention_block; j++) memset(k + j * a.k_size, 0, a.k_size * sizeof(float));
-                widened = true;
+                widened = !broken;
             }
             for (int h = 0; h < a.shared; h++)
                 attend_block(a, (const float*)(a.q + (row + r) * a.q_row + (kv_head * a.shared + h) * a.q_head), k, v, count,

@@ -251,10 +251,13 @@ struct Attend : ggml::cpu::tensor_traits {
         return a.work_floats() + (size_t)2 * rows_at_once * a.shared * a.state_floats() + 16;
     }
 
+    static size_t gap_floats(const ggml_tensor* op) { return rounded(op->src[0]->ne[1] * sizeof(int)) / sizeof(float); }
+
     bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
         if (!supported(op)) return false;
         const Attention a = arguments(op);
         size_t floats = own_floats(a) * n_threads;
+        floats += gap_floats(op);
         if (op->src[0]->ne[1] <= few_rows) floats += op->src[0]->ne[1] * op->src[0]->ne[2] * chunks(a) * a.state_floats();
         size = floats * sizeof(float) + alignment;
         return true;
@@ -271,10 +274,17 @@ struct Attend : ggml::cpu::tensor_traits {
         size_t needed;
         // The graph was planned before attention was ours.
         if (!work_size(params->nth, op, needed) || params->wsize < needed) return false;
-        const Attention a = arguments(op);
+        Attention a = arguments(op);
         const int rows = (int)op->src[0]->ne[1], heads = (int)op->src[1]->ne[2], n_chunks = chunks(a);
         const int size = a.state_floats();
         float* shared = (float*)rounded((size_t)params->wdata);
+        int* gaps = (int*)shared;
+        shared += gap_floats(op);
+        if (a.mask) {
+            for (int r = params->ith; r < rows; r += params->nth)
+                gaps[r] = path->first_gap((const uint16_t*)(a.mask + r * a.mask_row), a.positions);
+            a.gaps = gaps;  // all of them from the barrier on
+        }
         float* own = shared + own_floats(a) * params->ith;
         float* states = own + a.work_floats();
         shared += own_floats(a) * params->nth;

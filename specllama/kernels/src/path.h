@@ -21,6 +21,7 @@ struct Type {
 };
 
 constexpr int attention_chunk = 256;  // positions whose softmax is computed from nothing
+constexpr int no_gap = 0x7fffffff;
 
 // The sizes and strides (in bytes) of an attention of float queries over a cache of binary16.
 struct Attention {
@@ -30,6 +31,7 @@ struct Attention {
     int positions;       // in the cache
     int shared;          // query heads that share a head of the cache
     float scale, softcap;  // softcap 0: none
+    const int* gaps;  // of each row, see `Path::first_gap`; null: there are none
 
     int state_floats() const { return v_size + 2; }
     int work_floats() const { return 32 * (k_size + v_size); }
@@ -41,6 +43,7 @@ struct Path {
     const Type* types;
     int n_types;
 
+    int (*first_gap)(const uint16_t* mask, int positions);
     void (*attend_chunk)(const Attention&, int kv_head, int row, int rows, int chunk, float* states, float* work);
     void (*join)(int v_size, float* all, const float* next);
     void (*finish)(int v_size, const float* state, float* out);

@@ -256,9 +256,11 @@ struct Case {
     float softcap = 0.0f;
     int window = 1 << 30;
     bool masked = true;  // else every row sees all, and the cache has no padding
+    bool branches = false;  // of the last tokens, a row sees every third
 
     bool sees(int row, int position) const {
         const int last = positions - rows + row;
+        if (branches && position > positions - 90 && (position - last) % 3) return false;
         return !masked || (position <= last && position > last - window);
     }
 };
@@ -293,6 +295,9 @@ std::string try_attention(const Path& path, const Case& its) {
     a.mask_row = (size_t)padded * 2;
     a.k_size = k_size, a.v_size = v_size, a.positions = padded, a.shared = shared;
     a.softcap = its.softcap, a.scale = 0.1f / (its.softcap != 0.0f ? its.softcap : 1.0f);
+    std::vector<int> gaps(rows);
+    for (int r = 0; r < rows; r++) gaps[r] = path.first_gap(&mask[(size_t)r * padded], padded);
+    if (its.masked) a.gaps = gaps.data();
     const int floats = a.state_floats(), chunks = (padded + attention_chunk - 1) / attention_chunk;
     std::vector<float> work(a.work_floats()), states((size_t)rows * shared * floats), next(states.size());
     std::vector<float> out(v_size), one(v_size);
@@ -346,6 +351,59 @@ std::string try_attention(const Path& path, const Case& its) {
     return "";
 }
 
+// A row that sees a branch of a tree, behind other branches, against the same row where nothing else is in the cache.
+std::string try_branches(const Path& path) {
+    constexpr int size = 64, text = 240, nodes = 50, rows = 9, positions = 320;  // the branches cross the end of a chunk
+    Random random;
+    std::vector<float> q((size_t)rows * size);
+    std::vector<half> k((size_t)positions * size), v(k.size()), path_k(k.size()), path_v(k.size());
+    for (float& x : q) x = random.number() * 4;
+    for (half& x : k) x = (half)(0x3000 + random.next() % 0xc00 + (random.next() & 0x8000));
+    for (half& x : v) x = (half)(0x3000 + random.next() % 0xc00 + (random.next() & 0x8000));
+    std::vector<half> mask((size_t)rows * positions, 0xfc00);
+    std::vector<int> gaps(rows);
+    for (int r = 0; r < rows; r++) {
+        half* row = &mask[(size_t)r * positions];
+        for (int j = r % 3 * 70; j < text; j++) row[j] = 0;  // a window begins later
+        for (int j = text; j < text + nodes; j++) row[j] = random.next() % (1 + r % 4) ? 0xfc00 : 0;
+        gaps[r] = path.first_gap(row, positions);
+    }
+    Attention a{};
+    a.q_row = a.q_head = size * 4, a.k_position = a.k_head = a.v_position = a.v_head = size * 2;
+    a.mask_row = positions * 2, a.k_size = a.v_size = size, a.shared = 1, a.scale = 0.1f, a.positions = positions;
+    const int floats = a.state_floats();
+    std::vector<float> work(a.work_floats()), all(rows * floats), next(all.size()), tree(rows * size), alone(size);
+    const auto run = [&](int n, float* out) {
+        for (int chunk = 0; chunk < 2; chunk++) {
+            path.attend_chunk(a, 0, 0, n, chunk, (chunk ? next : all).data(), work.data());
+            for (int i = 0; chunk && i < n; i++) path.join(size, &all[i * floats], &next[i * floats]);
+        }
+        for (int i = 0; i < n; i++) path.finish(size, &all[i * floats], out + i * size);
+    };
+    a.q = (const char*)q.data(), a.k = (const char*)k.data(), a.v = (const char*)v.data();
+    a.mask = (const char*)mask.data(), a.gaps = gaps.data();
+    run(rows, tree.data());
+    a.k = (const char*)path_k.data(), a.v = (const char*)path_v.data(), a.gaps = nullptr;
+    for (int r = 0; r < rows; r++) {
+        const half* row = &mask[(size_t)r * positions];
+        std::vector<half> own(positions, 0xfc00);
+        int n = 0;
+        for (int j = 0; j < positions; j++) {
+            if (j >= text && row[j]) continue;
+            own[n] = row[j];
+            memcpy(&path_k[(size_t)n * size], &k[(size_t)j * size], size * sizeof(half));
+            memcpy(&path_v[(size_t)n++ * size], &v[(size_t)j * size], size * sizeof(half));
+        }
+        if ((path.first_gap(own.data(), positions) != no_gap) || (gaps[r] == no_gap) != (r % 4 == 0))
+            return std::string(path.name) + " attention: a gap where there is none, or none where there is one";
+        a.q = (const char*)&q[(size_t)r * size], a.mask = (const char*)own.data();
+        run(1, alone.data());
+        if (memcmp(&tree[(size_t)r * size], alone.data(), size * sizeof(float)))
+            return std::string(path.name) + " attention: a row of a tree is not that of its path";
+    }
+    return "";
+}
+
 const Case cases[] = {
     {40, 3, 3, 64, 64},
     {600, 2, 2, 128, 128},
@@ -355,6 +413,7 @@ const Case cases[] = {
     {33, 2, 1, 96, 96, 0.0f, 1 << 30, false},
     {1, 1, 1, 192, 128, 0.0f, 1 << 30, false},
     {290, 1, 1, 16, 48},
+    {300, 9, 2, 64, 64, 0.0f, 120, true, true},
 };
 
 }  // namespace
@@ -370,6 +429,7 @@ SPECK_EXPORT const char* specllama_kernels_self_test(const char* isa) {
         const Path* path = path_of_this_cpu(all ? name : isa);
         if (!path && !all) return missing_instructions;
         if (path && wrong.empty()) wrong = try_types(*path);
+        if (path && wrong.empty()) wrong = try_branches(*path);
         for (const Case& each : cases)
             if (path && wrong.empty()) wrong = try_attention(*path, each);
         if (!all) break;

@@ -1,0 +1,107 @@
+"""A tree of tokens in one KV cache: which of llama.cpp's sequences hold which node.
+
+A cell may belong to several sequences, and a token sees the earlier positions of its own. So there is a sequence, here
+called line, for each leaf: it holds the text and the path to the leaf. A first child continues the line of its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """New nodes of a tree, before they are computed."""
+
+    tree: Tree
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    positions: Sequence[int]
+    lines: Sequence[Sequence[int]]  # those that hold each node
+    joins: Sequence[tuple[int, int]]  # (old node, new line): the line branches off there
+    n_lines: int  # of the whole tree
+
+
+class Tree:
+    """The nodes after a pending token, parents before children; node -1 is the pending token."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root  # position of the pending token
+        self.tokens: list[int] = []
+        self.n_lines = 1
+        self._parents: list[int] = []
+        self._positions = [root]  # this list and the next begin with node -1
+        self._lines = [[0]]
+        self._tips = {-1: 0}  # nodes without a child, and the line that ends there
+
+    @property
+    def branches(self) -> bool:
+        return self.n_lines > 1
+
+    def position(self, node: int) -> int:
+        return self._positions[node + 1]
+
+    def line(self, node: int) -> int:
+        """A line that holds the node."""
+        return self._lines[node + 1][0]
+
+    def growth(self, tokens: Sequence[int], parents: Sequence[int]) -> Growth:
+        """The places of new nodes. Raises ValueError if `parents` do not lay them out."""
+        n_old, n_lines = len(self.tokens), self.n_lines
+        if len(parents) != len(tokens) or any(not -1 <= parent < node for node, parent in enumerate(parents, n_old)):
+            raise ValueError(f"parents {tuple(parents)} do not lay out {len(tokens)} nodes after {n_old}")
+        tips, positions, lines = dict(self._tips), list[int](), list[list[int]]()
+        joins: list[tuple[int, int]] = []
+        for node, parent in enumerate(parents, n_old):
+            line = tips.pop(parent, None)
+            if line is None:
+                line, n_lines = n_lines, n_lines + 1
+                above = parent
+                while above >= n_old:
+                    lines[above - n_old].append(line)
+                    above = parents[above - n_old]
+                joins.append((above, line))
+            tips[node] = line
+            lines.append([line])
+            positions.append(1 + (positions[parent - n_old] if parent >= n_old else self.position(parent)))
+        return Growth(self, tokens, parents, positions, lines, joins, n_lines)
+
+    def add(self, growth: Growth) -> None:
+        """The nodes are computed."""
+        for old, line in growth.joins:
+            for node in self._up(old):
+                self._lines[node + 1].append(line)
+        for parent in growth.parents:
+            self._tips.pop(parent, None)
+        self._tips.update(
+            (node, lines[0]) for node, lines in enumerate(growth.lines, len(self.tokens)) if node not in growth.parents
+        )
+        self.tokens += growth.tokens
+        self._parents += growth.parents
+        self._positions += growth.positions
+        self._lines += map(list, growth.lines)
+        self.n_lines = growth.n_lines
+
+    def _up(self, node: int) -> list[int]:
+        """The node and its ancestors, the pending token last."""
+        found = [node]
+        while found[-1] >= 0:
+            found.append(self._parents[found[-1]])
+        return found
+
+    def in_order(self, path: Sequence[int]) -> int:
+        """How many nodes of `path` follow each other in the cache from the pending token on.
+
+        Raises ValueError if it is no path from the pending token.
+        """
+        if any(
+            not 0 <= node < len(self.tokens) or self._parents[node] != above
+            for above, node in zip((-1, *path), path, strict=False)
+        ):
+            raise ValueError(f"{tuple(path)} is no path from the pending token")
+        return next((n for n, node in enumerate(path) if n != node), len(path))
+
+    def n_shared(self, line: int, n: int) -> int:
+        """How many of the first `n` nodes, which are a path, the line holds."""
+        return next((node for node in range(n) if line not in self._lines[node + 1]), n)
