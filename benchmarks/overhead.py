@@ -4,7 +4,8 @@
 
 Two stand-in models return prepared rows and take no time, so the engine's `loop_s` is everything else: laws, draws,
 verification, bookkeeping, events. The first table has K = 0, 1, 2, 4, 8 drafted tokens after a short prompt. The second
-has a line for everything that could make a step expensive.
+has a line for everything that could make a step expensive. The third is the verification of a tree by each rule, with
+the laws of the rows that it reads.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
-from specllama import Caps, Engine, Observation, RandomChooser, SamplingParams, StepEvent
+from specllama import Caps, Draft, Engine, Observation, RandomChooser, Rule, SamplingParams, StepEvent, verify
+from specllama.core.row_laws import RowLaws
+from specllama.core.sampling import law
 from specllama.core.types import DraftPlan
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.translated import TranslatedModel
@@ -30,11 +34,14 @@ N_TOKENS = 200
 N_ANSWERS = 3
 KS = (0, 1, 2, 4, 8)
 N_PROBED = 16
+N_TREES = 200
+TREE = (-1, 0, 1, 2, 2, 1, 0, 6, -1, 8, 9, 8, -1, 12, -1, 14)  # parents of 16 nodes
 
 Table = npt.NDArray[np.float32]
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams()
+UNFILTERED = SamplingParams(top_k=0, top_p=1.0, min_p=0.0)
 NO_END = {N_VOCAB - 2: -math.inf, N_VOCAB - 1: -math.inf}  # what `bench` asks for
 
 
@@ -140,9 +147,30 @@ def cases(target: Table, draft: Table) -> Iterator[tuple[str, float]]:
         yield f"{name}, trimmed draft", best_ms(target, trimmed, params)
     yield "temperature 0, confidence asked for", best_ms(target, asking, GREEDY)
     yield "temperature 0.8, no top-k", best_ms(target, plain, SamplingParams(top_k=0))
-    yield "temperature 0.8, no filter", best_ms(target, plain, SamplingParams(top_k=0, top_p=1.0, min_p=0.0))
+    yield "temperature 0.8, no filter", best_ms(target, plain, UNFILTERED)
     yield f"temperature 0, no drafts, {N_PROBED} rows probed", best_ms(target, probing, GREEDY, 0, 64)
     yield f"the same, {N_LONG:,} tokens of context", best_ms(target, probing, GREEDY, 0, N_LONG)
+
+
+def tree_us(target: Table, draft: Table, params: SamplingParams, rule: Rule) -> float:
+    """Median of the verifications of many trees, each with other rows."""
+    random = np.random.default_rng(0)
+    choose = RandomChooser(0)
+    times = []
+    for _ in range(N_TREES):
+        at = random.permutation(64)[: len(TREE) + 1]
+        wide = replace(params, top_p=1.0, min_p=0.0)  # there are enough tokens for all children
+        laws = [law(draft[row], (), wide) for row in at]  # of the children of each node, -1 first
+        tokens: list[int] = []
+        for node, parent in enumerate(TREE):
+            taken = [tokens[i] for i in range(node) if TREE[i] == parent]
+            tokens.append(choose.pick(laws[parent + 1].without(*taken)))
+        tree = Draft(tuple(tokens), tuple(laws[parent + 1] for parent in TREE), TREE)
+        rows = RowLaws(target[at], (0,), tree, params)
+        started = perf_counter()
+        verify(tree, rows, choose, rule)
+        times.append(perf_counter() - started)
+    return 1e6 * statistics.median(times)
 
 
 def main() -> None:
@@ -165,6 +193,10 @@ def main() -> None:
     print("\n| K = 4 | a step |\n|---|---|")
     for name, ms in cases(target, draft):
         print(f"| {name} | {ms:.3f} ms |", flush=True)
+    print(f"\n| a tree of {len(TREE)} nodes, us | " + " | ".join(rule.value for rule in Rule) + " |\n|---|---|---|---|")
+    for name, params in (("temperature 0.8", SAMPLED), ("temperature 0.8, no filter", UNFILTERED)):
+        figures = " | ".join(f"{tree_us(target, draft, params, rule):.0f}" for rule in Rule)
+        print(f"| {name} | {figures} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -265,10 +265,8 @@ def drawn_tree(laws: Laws, widths: Sequence[int]) -> Script:
         for width in widths:
             children = []
             for parent in level:
-                law = left = laws(lines[parent + 1])
-                for _ in range(min(width, sum(prob > 0.0 for prob in law), limit - len(drawn))):
-                    token = choose.pick(dense(left))
-                    left = _without(left, token)
+                law = laws(lines[parent + 1])
+                for token in drawn_siblings(law, min(width, limit - len(drawn)), choose):
                     children.append(len(drawn))
                     lines.append((*lines[parent + 1], token))
                     drawn.append(token)
@@ -279,6 +277,17 @@ def drawn_tree(laws: Laws, widths: Sequence[int]) -> Script:
         return Draft(tuple(drawn), tuple(probs), None if chain else tuple(parents))
 
     return script
+
+
+def drawn_siblings(law: Probs, width: int, choose: Chooser, taken: History = ()) -> History:
+    """At most `width` tokens drawn from `law` without replacement and without those of `taken`."""
+    drawn: History = ()
+    for token in taken:
+        law = _without(law, token)
+    while len(drawn) < width and any(law):
+        drawn = (*drawn, choose.pick(dense(law)))
+        law = _without(law, drawn[-1])
+    return drawn
 
 
 @cache

@@ -16,6 +16,7 @@ from specllama.audit.rules import BlockVerifier, MatchVerifier, Probs, TokenVeri
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.engine import Engine
+from specllama.core.row_laws import RowLaws
 from specllama.core.sampling import SamplingParams
 from specllama.core.types import Chooser, Draft, Drafter, LanguageModel, Rule
 
@@ -96,15 +97,54 @@ class UnweightedResidual(BlockVerifier):
         return super().weighted_residual(1.0, p, q)
 
 
-class BlockStopsAtFirstFailure(BlockVerifier):
-    stops_at_first_failure = True
+class LosesTheBranch(BlockVerifier):
+    """Gives up a whole branch when its leaf is rejected."""
+
+    def removed(self, path: Sequence[int]) -> int:
+        return 1
 
 
-class TokenRatioInBlocks(BlockVerifier):
-    """Accepts a prefix with its weight, without the excess of the next row."""
+class WeightStays(BlockVerifier):
+    """Judges a node by its ratio alone, also after the rejection of its children."""
 
-    def pass_prob(self, weight: float, p: Probs, q: Probs) -> float:
+    def weight_left(self, weight: float, p: Probs, q: Probs) -> float:
         return weight
+
+
+class ResidualOfTheRoot(BlockVerifier):
+    """A rejection reduces the root's p instead of the parent's."""
+
+    def target(self, path: Sequence[int]) -> int:
+        return path[0]
+
+
+class ForgetsRemoval(TokenVerifier):
+    """Judges a sibling by a q that still has the siblings drawn before it."""
+
+    def law_after(self, q: Probs, sibling: int) -> Probs:
+        return q
+
+
+class NormalisesTwice(TokenVerifier):
+    """Divides q twice by what the earlier siblings leave of it."""
+
+    def law_after(self, q: Probs, sibling: int) -> Probs:
+        left = 1.0 - q.get(sibling, 0.0)
+        return {token: prob / left for token, prob in super().law_after(q, sibling).items()} if left > 0.0 else q
+
+
+class KeepsTarget(TokenVerifier):
+    """Judges a sibling by p itself, not by what the rejected ones leave of it."""
+
+    def next_sibling_target(self, before: Probs, residual: Probs) -> Probs:
+        return before
+
+
+class RowOfTheSibling(BlockVerifier):
+    """Takes the row of the next sibling for that of a node."""
+
+    def row(self, node: int, siblings: Sequence[int]) -> int:
+        return siblings[(siblings.index(node) + 1) % len(siblings)] + 1
 
 
 class MatchRedraws(MatchVerifier):
@@ -112,6 +152,17 @@ class MatchRedraws(MatchVerifier):
 
     def redraw(self, drawn: int, p: Distribution, choose: Chooser) -> int:
         return choose.pick(p)
+
+
+class PathlessLaws(RowLaws):
+    """Penalties that do not see the tokens of the draft."""
+
+    def _path(self, node: int) -> list[int]:
+        return []
+
+
+class PenaltiesWithoutPath(Engine):
+    _row_laws = PathlessLaws
 
 
 def engine_with(verifier: TokenVerifier) -> type[Engine]:
@@ -260,8 +311,8 @@ FAULTS = (
     _rule("the bonus token comes from the row before", BonusFromTheRowBefore()),
     _block("block: weights above 1", UnclippedWeight()),
     _block("block: the residual is not weighted", UnweightedResidual()),
-    _block("block: stops at the first failure", BlockStopsAtFirstFailure()),
-    _block("block: a prefix passes by its ratio alone", TokenRatioInBlocks()),
+    _block("block: a rejected leaf takes its branch with it", LosesTheBranch()),
+    _block("block: the weight stays after a rejection", WeightStays()),
     _rule("match: draws again after a mismatch", MatchRedraws(), rule=Rule.MATCH),
     _drafts("a drawn token is dropped because it is unlikely", drops_unlikely),
     _drafts("q is not the law that was drawn from", claims_another_law),

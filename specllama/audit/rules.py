@@ -6,6 +6,7 @@ dictionaries over their support, with ascending ids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -32,8 +33,14 @@ def normalised(weights: Mapping[int, float], otherwise: Probs) -> Probs:
     return {token: weight / total for token, weight in weights.items() if weight > 0.0} if total > 0.0 else otherwise
 
 
+def children_of(draft: Draft) -> dict[int, list[int]]:
+    """The children of every node; -1 is the pending token."""
+    parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
+    return {node: [child for child, parent in enumerate(parents) if parent == node] for node in range(-1, len(parents))}
+
+
 class TokenVerifier:
-    """Token by token, chains and trees. Leviathan et al., arXiv 2211.17192; siblings: Jeon et al., arXiv 2402.14160."""
+    """Token by token, from the root down. Leviathan et al., arXiv 2211.17192; siblings: Jeon et al., 2402.14160."""
 
     def accept_prob(self, p: Probs, q: Probs, token: int) -> float:
         return min(1.0, p.get(token, 0.0) / q[token])
@@ -45,48 +52,52 @@ class TokenVerifier:
         """The token after a rejection; `p` is the residual, `q` and `token` belong to the last rejected node."""
         return choose.pick(law_of_probs(p))
 
-    def next_sibling_law(self, q: Probs, rejected: int) -> Probs:
-        """q of the next sibling: siblings are drawn without replacement."""
-        return normalised({token: prob for token, prob in q.items() if token != rejected}, q)
+    def law_after(self, q: Probs, sibling: int) -> Probs:
+        """q of a node after the draw of a sibling: siblings are drawn without replacement."""
+        return normalised({token: prob for token, prob in q.items() if token != sibling}, q)
 
     def next_sibling_target(self, before: Probs, residual: Probs) -> Probs:
         return residual
+
+    def row(self, node: int, siblings: Sequence[int]) -> int:
+        """The row of p that follows `node`, which is one of `siblings`."""
+        return node + 1
 
     def bonus(self, p: Sequence[Distribution], row: int, choose: Chooser) -> int:
         """The token after a fully accepted draft."""
         return choose.pick(p[row])
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        parents = draft.parents or tuple(range(-1, len(draft.tokens) - 1))
+        children = children_of(draft)
         path: list[int] = []
-        node = -1
-        while siblings := [child for child, parent in enumerate(parents) if parent == node]:
-            left = probs_of(p[node + 1])
-            q = self.law_of(draft, siblings[0])
-            for sibling in siblings:
-                token = draft.tokens[sibling]
-                if draft.probs is None:
-                    q = self.law_of(draft, sibling)
+        row = 0
+        while siblings := children[path[-1] if path else -1]:
+            left = probs_of(p[row])
+            for node in siblings:
+                token, q = draft.tokens[node], self.law_of(draft, node, siblings)
                 if choose.flip(self.accept_prob(left, q, token)):
-                    path.append(sibling)
-                    node = sibling
+                    path.append(node)
+                    row = self.row(node, siblings)
                     break
-                judged_by = q
                 residual = self.residual(left, q, token, len(path))
-                left = residual if sibling == siblings[-1] else self.next_sibling_target(left, residual)
-                q = self.next_sibling_law(q, token)
+                left = residual if node == siblings[-1] else self.next_sibling_target(left, residual)
             else:
-                return Verdict(tuple(path), self.correct(left, judged_by, token, choose))
-        return Verdict(tuple(path), self.bonus(p, node + 1, choose))
+                return Verdict(tuple(path), self.correct(left, q, token, choose))
+        return Verdict(tuple(path), self.bonus(p, row, choose))
 
-    def law_of(self, draft: Draft, node: int) -> Probs:
-        return {draft.tokens[node]: 1.0} if draft.probs is None else probs_of(draft.probs[node])
+    def law_of(self, draft: Draft, node: int, siblings: Sequence[int]) -> Probs:
+        """The law that `node` was drawn from, after its earlier siblings."""
+        q: Probs = {draft.tokens[node]: 1.0} if draft.probs is None else probs_of(draft.probs[node])
+        for earlier in siblings[: siblings.index(node)]:
+            q = self.law_after(q, draft.tokens[earlier])
+        return q
 
 
 class BlockVerifier(TokenVerifier):
-    """Block verification of chains. Sun et al., arXiv 2403.10444."""
+    """Leaf to root: Weng et al., arXiv 2505.12398; on a chain block verification, Sun et al., arXiv 2403.10444.
 
-    stops_at_first_failure = False
+    The first leaf is accepted with its weight, or removed; then its parent may be a leaf. The root is always accepted.
+    """
 
     def weight(self, before: float, p: Probs, q: Probs, token: int) -> float:
         return min(1.0, before * p.get(token, 0.0) / q[token])
@@ -95,48 +106,69 @@ class BlockVerifier(TokenVerifier):
         """The excess of the weighted p over q."""
         return {token: max(weight * prob - q.get(token, 0.0), 0.0) for token, prob in p.items()}
 
-    def pass_prob(self, weight: float, p: Probs, q: Probs) -> float:
-        """h of a prefix that is not the whole draft; `p` and `q` belong to the token after it."""
-        spare = sum(self.spare(weight, p, q).values())
-        return spare / (spare + 1.0 - weight) if spare + 1.0 - weight > 0.0 else 1.0
+    def weight_left(self, weight: float, p: Probs, q: Probs) -> float:
+        """The weight of a node after the rejection of a child that was drawn from `q`."""
+        spare = math.fsum(self.spare(weight, p, q).values())
+        return spare / (spare + (1.0 - weight)) if spare + (1.0 - weight) > 0.0 else 1.0
 
     def weighted_residual(self, weight: float, p: Probs, q: Probs) -> Probs:
         return normalised(self.spare(weight, p, q), p)
 
+    def removed(self, path: Sequence[int]) -> int:
+        """Index in `path` of the first node that goes with its rejected last one."""
+        return len(path) - 1
+
+    def target(self, path: Sequence[int]) -> int:
+        """The node of `path` whose p is reduced by a rejection of its last one."""
+        return path[-2]
+
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        n = len(draft.tokens)
-        targets = [probs_of(p[row]) for row in range(n + 1)]
-        laws = [self.law_of(draft, node) for node in range(n)]
-        weights = [1.0]
-        for node, token in enumerate(draft.tokens):
-            weights.append(self.weight(weights[-1], targets[node], laws[node], token))
-        n_accepted = 0
-        for i in range(1, n + 1):
-            pass_prob = weights[n] if i == n else self.pass_prob(weights[i], targets[i], laws[i])
-            if choose.flip(pass_prob):
-                n_accepted = i
-            elif self.stops_at_first_failure:
-                break
-        path = tuple(range(n_accepted))
-        if n_accepted == n:
-            return Verdict(path, choose.pick(p[n]))
-        law = self.weighted_residual(weights[n_accepted], targets[n_accepted], laws[n_accepted])
-        return Verdict(path, choose.pick(law_of_probs(law)))
+        siblings, left = children_of(draft), children_of(draft)
+        weights = {-1: 1.0}
+        targets: dict[int, Probs] = {}
+        path = [-1]
+        while True:
+            node = path[-1]
+            if node not in targets:
+                row = self.row(node, siblings[path[-2]]) if node >= 0 else 0
+                targets[node] = probs_of(p[row])
+            if left[node]:
+                child = left[node][0]
+                q = self.law_of(draft, child, siblings[node])
+                weights[child] = self.weight(weights[node], targets[node], q, draft.tokens[child])
+                path.append(child)
+            elif node < 0 or choose.flip(weights[node]):
+                return Verdict(tuple(path[1:]), choose.pick(law_of_probs(targets[node])))
+            else:
+                del path[self.removed(path) + 1 :]
+                target = targets[self.target(path)]
+                child = path.pop()
+                parent = path[-1]
+                left[parent].remove(child)
+                q = self.law_of(draft, child, siblings[parent])
+                targets[parent] = self.weighted_residual(weights[parent], target, q)
+                weights[parent] = self.weight_left(weights[parent], target, q)
 
 
 class MatchVerifier(TokenVerifier):
-    """Draws from p and continues while the draw equals the draft; for chains."""
+    """Draws from p and continues while the draw equals a drafted token."""
 
     def redraw(self, drawn: int, p: Distribution, choose: Chooser) -> int:
         """The token after a mismatch: the draw itself."""
         return drawn
 
     def __call__(self, draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule) -> Verdict:
-        for node, token in enumerate(draft.tokens):
-            drawn = choose.pick(p[node])
-            if drawn != token:
-                return Verdict(tuple(range(node)), self.redraw(drawn, p[node], choose))
-        return Verdict(tuple(range(len(draft.tokens))), self.bonus(p, len(draft.tokens), choose))
+        children = children_of(draft)
+        path: list[int] = []
+        row = 0
+        while siblings := children[path[-1] if path else -1]:
+            drawn = choose.pick(p[row])
+            node = next((node for node in siblings if draft.tokens[node] == drawn), None)
+            if node is None:
+                return Verdict(tuple(path), self.redraw(drawn, p[row], choose))
+            path.append(node)
+            row = self.row(node, siblings)
+        return Verdict(tuple(path), self.bonus(p, row, choose))
 
 
 RULES: Mapping[Rule, TokenVerifier] = {

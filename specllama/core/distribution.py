@@ -126,22 +126,37 @@ class Distribution:
         """Sum of min(p, q): the chance that a token drawn from q is accepted. Both must be normalised."""
         return max(0.0, 1.0 - float(self.excess(q)[1].sum()))
 
+    def spare(self, q: Distribution, weight: float = 1.0) -> tuple[float, Distribution]:
+        """(mass of max(weight*p - q, 0), that normalised); (0, p itself) if rounding leaves no mass."""
+        ids, left = self.excess(q, weight)
+        mass = float(left.sum())
+        if not mass > 0.0:
+            return 0.0, self
+        left /= mass
+        left.setflags(write=False)
+        return mass, Distribution(ids, left)
+
     def residual(self, q: Distribution, weight: float = 1.0) -> Distribution:
         """normalised max(weight*p - q, 0); p itself if rounding leaves no mass.
 
         Source: Leviathan et al., arXiv 2211.17192, section 2.3; with `weight`, Sun et al., arXiv 2403.10444.
         """
-        ids, left = self.excess(q, weight)
+        return self.spare(q, weight)[1]
+
+    def without(self, *tokens: int) -> Distribution:
+        """The law given that the draw is none of `tokens`, renormalised; itself if no other token has mass."""
+        left = self._probs.copy()
+        if self._ids is None:
+            left[[token for token in tokens if 0 <= token < left.size]] = 0.0
+        else:
+            at = np.minimum(self._ids.searchsorted(tokens), self._ids.size - 1)
+            left[at[self._ids[at] == tokens]] = 0.0
         mass = float(left.sum())
         if not mass > 0.0:
             return self
         left /= mass
         left.setflags(write=False)
-        return Distribution(ids, left)
-
-    def without(self, token: int) -> Distribution:
-        """The law given that the draw is not `token`, renormalised; itself if no other token has mass."""
-        return self.residual(Distribution.point(token), 0.5)  # 0.5: a probability that rounding put above 1 goes too
+        return Distribution(self._ids, left)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Distribution):

@@ -45,7 +45,7 @@ class Engine:
     also holds after an answer that was finished, cancelled or abandoned, or that failed.
     """
 
-    _verify = staticmethod(verify)  # the audit's self-test replaces it by broken ones
+    _verify, _row_laws = staticmethod(verify), RowLaws  # the audit's self-test replaces them by broken ones
 
     def __init__(
         self, target: LanguageModel, drafter: Drafter | None = None, *, rule: Rule = Rule.TOKEN, cost: Cost = unmeasured
@@ -162,7 +162,7 @@ class Engine:
         drafted, n_context = perf_counter(), self.target.length
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
-        laws = RowLaws(rows, tokens, draft, request.params, self.target.end_tokens)
+        laws = self._row_laws(rows, tokens, draft, request.params, self.target.end_tokens)
         verdict = laws.settled(self._verify(draft, laws, request.choose, request.rule))
         path = verdict.path
         block = [*(draft.tokens[node] for node in path), verdict.next_token]

@@ -137,7 +137,7 @@ class Rule(Enum):
     """How drafted tokens are accepted. All three keep the target's law exactly."""
 
     TOKEN = "token"  # accept token by token with min(1, p/q)
-    BLOCK = "block"  # accept the longest prefix that the joint law allows
+    BLOCK = "block"  # accept the longest prefix that the joint law allows; on a tree from the leaves to the root
     MATCH = "match"  # draw from p and go on while the draw equals the draft
 
 

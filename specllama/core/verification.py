@@ -6,7 +6,7 @@ tokens were drawn from q. A draft without laws is a point mass: right for every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specllama.base.errors import DraftLawError
 from specllama.core.distribution import Distribution
@@ -38,86 +38,91 @@ def _law_of(draft: Draft, node: int) -> Distribution:
     return Distribution.point(draft.tokens[node]) if draft.probs is None else draft.probs[node]
 
 
-def _ratio(p: Distribution, q: Distribution, token: int) -> float:
-    """p/q at a drafted token. Raises DraftLawError if the token cannot have been drawn from q."""
-    q.require_normalised()
-    if not q.prob(token) > 0.0:
-        raise DraftLawError(
-            f"drafted token {token} has probability 0 under q",
-            hint="q must be the law after every filter of the draft's own sampler",
-        )
-    return p.prob(token) / q.prob(token)
+def _family(draft: Draft, node: int) -> Iterator[tuple[int, int, Distribution]]:
+    """(child, its token, the law of its draw) of a node's children in the order they were drawn.
 
-
-def _choose_by_token(draft: Draft, siblings: list[int], p: Distribution, choose: Chooser) -> tuple[int | None, int]:
-    """(accepted sibling, -), or (None, correction) if all are rejected.
-
-    Each sibling is accepted with min(1, p/q); a rejection leaves the residual of p for the next, and takes the token
-    out of q, because siblings are drawn without replacement. Sources: Leviathan et al., arXiv 2211.17192, algorithm 1;
-    for siblings Jeon et al., arXiv 2402.14160.
+    Siblings are drawn without replacement: the law of a draw is q without the tokens of the siblings before it.
+    Raises DraftLawError if a token cannot have been drawn from it.
     """
-    for i, node in enumerate(siblings):
-        q = _law_of(draft, node)
-        for earlier in siblings[:i]:
-            q = q.without(draft.tokens[earlier])
-        if choose.flip(min(1.0, _ratio(p, q, draft.tokens[node]))):
-            return node, -1
+    taken: list[int] = []
+    for child in children_of(draft, node):
+        token, q = draft.tokens[child], _law_of(draft, child)
+        q.require_normalised()
+        if taken:
+            q = q.without(*taken)
+        if token in taken or not q.prob(token) > 0.0:
+            among = " without the tokens of its earlier siblings" if taken else ""
+            raise DraftLawError(
+                f"drafted token {token} has probability 0 under q{among}",
+                hint="q must be the law after every filter of the draft's own sampler",
+            )
+        taken.append(token)
+        yield child, token, q
+
+
+def _choose_by_token(draft: Draft, node: int, p: Distribution, choose: Chooser) -> tuple[int | None, int]:
+    """(accepted child, -), or (None, correction) if all are rejected.
+
+    Each sibling is accepted with min(1, p/q); a rejection leaves the residual of p for the next. Sources: Leviathan et
+    al., arXiv 2211.17192, algorithm 1; for siblings Jeon et al., arXiv 2402.14160.
+    """
+    for child, token, q in _family(draft, node):
+        if choose.flip(min(1.0, p.prob(token) / q.prob(token))):
+            return child, -1
         p = p.residual(q)
     return None, choose.pick(p)
 
 
-def _choose_by_match(draft: Draft, siblings: list[int], p: Distribution, choose: Chooser) -> tuple[int | None, int]:
-    """(sibling equal to a draw from p, -), or (None, the draw)."""
+def _choose_by_match(draft: Draft, node: int, p: Distribution, choose: Chooser) -> tuple[int | None, int]:
+    """(child equal to a draw from p, -), or (None, the draw)."""
     drawn = choose.pick(p)
-    for node in siblings:
-        if draft.tokens[node] == drawn:
-            return node, -1
+    for child in children_of(draft, node):
+        if draft.tokens[child] == drawn:
+            return child, -1
     return None, drawn
 
 
-def _verify_block(draft: Draft, p: Sequence[Distribution], choose: Chooser) -> Verdict:
-    """Accept the longest prefix that the joint law allows. Source: Sun et al., arXiv 2403.10444, algorithm 2."""
-    n = len(draft.tokens)
-    weights = [1.0]  # w_i: the share of the target's mass that the first i tokens cover
-    while len(weights) <= n and weights[-1] > 0.0:
-        i = len(weights) - 1
-        weights.append(min(1.0, weights[-1] * _ratio(p[i], _law_of(draft, i), draft.tokens[i])))
-    for n_accepted in range(len(weights) - 1, 0, -1):  # the longest prefix that passes
-        weight = weights[n_accepted]
-        if n_accepted == n or weight == 0.0:
-            pass_prob = weight
-        else:
-            spare = float(p[n_accepted].excess(_law_of(draft, n_accepted), weight)[1].sum())
-            pass_prob = spare / (spare + 1.0 - weight) if spare + 1.0 - weight > 0.0 else 1.0
-        if choose.flip(pass_prob):
-            break
-    else:
-        n_accepted = 0
-    path = tuple(range(n_accepted))
-    if n_accepted == n:
-        return Verdict(path, choose.pick(p[n]))
-    return Verdict(path, choose.pick(p[n_accepted].residual(_law_of(draft, n_accepted), weights[n_accepted])))
+def _verify_block(
+    draft: Draft, p: Sequence[Distribution], choose: Chooser, path: tuple[int, ...] = (), weight: float = 1.0
+) -> Verdict | None:
+    """The verdict at or below the last node of `path`; None if it and all below it are rejected.
+
+    `weight`: the chance that they are not. A child has the share of it that covers the child's token. A rejected child
+    leaves the weighted residual of p, and the weight given that rejection, to its next sibling and at last to the node
+    itself. Sources: Sun et al., arXiv 2403.10444, algorithm 2; for trees Weng et al., arXiv 2505.12398.
+    """
+    node = path[-1] if path else -1
+    law: Distribution | None = None
+    for child, token, q in _family(draft, node) if weight > 0.0 else ():
+        law = law or p[node + 1]
+        share = min(1.0, weight * law.prob(token) / q.prob(token))
+        if verdict := _verify_block(draft, p, choose, (*path, child), share):
+            return verdict
+        spare, law = law.spare(q, weight)
+        rejected = spare + (1.0 - weight)
+        weight = spare / rejected if rejected > 0.0 else 1.0
+    if path and not choose.flip(weight):
+        return None
+    return Verdict(path, choose.pick(law or p[node + 1]))
 
 
 def verify(draft: Draft, p: Sequence[Distribution], choose: Chooser, rule: Rule = Rule.TOKEN) -> Verdict:
     """Accepted nodes and the token after them; together they follow p exactly.
 
     p: n+1 laws. p[0] follows the pending token, p[i+1] follows draft node i; rows behind a rejection are not read.
-    Raises DraftLawError if a token cannot have been drawn from its q, ValueError if draft and p do not fit together or
-    the draft of a BLOCK is a tree.
+    Raises DraftLawError if a token cannot have been drawn from its q, ValueError if draft and p do not fit together.
     """
     _require_sound(draft, p)
     if rule is Rule.BLOCK:
-        if draft.parents is not None and draft.parents != tuple(range(-1, len(draft.tokens) - 1)):
-            raise ValueError("block verification needs a chain, found a tree")
-        return _verify_block(draft, p, choose)
+        verdict = _verify_block(draft, p, choose)
+        assert verdict is not None, "the root has weight 1"
+        return verdict
     decide = _choose_by_match if rule is Rule.MATCH else _choose_by_token
     path: list[int] = []
     node = -1
-    while siblings := children_of(draft, node):
-        accepted, correction = decide(draft, siblings, p[node + 1], choose)
+    while True:
+        accepted, next_token = decide(draft, node, p[node + 1], choose)
         if accepted is None:
-            return Verdict(tuple(path), correction)
+            return Verdict(tuple(path), next_token)
         node = accepted
         path.append(node)
-    return Verdict(tuple(path), choose.pick(p[node + 1]))

@@ -7,8 +7,19 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TypeAlias
 
-from specllama.audit.faults import FAULTS
-from specllama.audit.rules import RULES, Probs, TokenVerifier
+from specllama.audit.faults import (
+    FAULTS,
+    ForgetsRemoval,
+    KeepsTarget,
+    LosesTheBranch,
+    NormalisesTwice,
+    ResidualOfTheRoot,
+    RowOfTheSibling,
+    UnclippedWeight,
+    UnweightedResidual,
+    WeightStays,
+)
+from specllama.audit.rules import RULES
 from specllama.base.errors import SpecllamaError
 from specllama.core.types import Chooser, Draft, Rule
 from specllama.core.verification import verify
@@ -79,16 +90,6 @@ def one_token(verifier: Verifier, script: Script | None = None) -> Case:
     return loop_case(verifier, p=always(P), script=script or drawn_chain(always(Q), 1), n_tokens=1)
 
 
-class KeepsSiblingInDraftLaw(TokenVerifier):
-    def next_sibling_law(self, q: Probs, rejected: int) -> Probs:
-        return q
-
-
-class KeepsTargetForSiblings(TokenVerifier):
-    def next_sibling_target(self, before: Probs, residual: Probs) -> Probs:
-        return before
-
-
 def drops_low_q(tokens: History, limit: int, choose: Chooser) -> Draft:
     """Draws, then drops the token because its q is below .3: the length is decided after the draw."""
     draft = drawn_chain(always(Q), 1)(tokens, limit, choose)
@@ -108,7 +109,8 @@ def with_laws(script: Script, law: Sequence[float]) -> Script:
 SOFT = (0.6, 0.3, 0.1)  # a soft law beside an argmax draft
 TOP_TWO = (0.0, 0.25 / 0.85, 0.6 / 0.85)  # Q after top-k = 2
 IMPOSSIBLE: Laws = always((0.6, 0.4, 0.0))  # a target that never says token 2
-SIBLINGS = {"script": drawn_trees(always(Q), 2), "p": always(P), "n_tokens": 1}
+# p after the rejection of token 2 has two tokens and is not below q, whichever mistake is made with q.
+SIBLINGS = {"script": drawn_trees(always((0.2, 0.28, 0.52)), 2), "p": always(P), "n_tokens": 1}
 
 
 PAIR = random_pair(81)
@@ -139,8 +141,20 @@ SEEDED = [
         loop_case(verify, p=IMPOSSIBLE, script=drawn_chain(always(Q), 1), n_tokens=1),
         loop_case(verify, p=IMPOSSIBLE, script=drawn_chain(always(Q), 1), n_tokens=1, closed=True),
     ),
-    loop_fault("a rejected sibling leaves q", KeepsSiblingInDraftLaw(), **SIBLINGS),
-    loop_fault("a rejected sibling leaves the residual to the next", KeepsTargetForSiblings(), **SIBLINGS),
+    loop_fault("a rejected sibling leaves q", ForgetsRemoval(), **SIBLINGS),
+    loop_fault("a rejected sibling leaves q once", NormalisesTwice(), **SIBLINGS),
+    loop_fault("a rejected sibling leaves the residual to the next", KeepsTarget(), **SIBLINGS),
+    *(
+        loop_fault(f"on a tree: {name}", wrong, Rule.BLOCK, script=drawn_trees(random_laws(3, 74), 2, 1), n_tokens=2)
+        for name, wrong in (
+            ("the row of the sibling", RowOfTheSibling()),
+            ("the residual of the root", ResidualOfTheRoot()),
+            ("the weight stays", WeightStays()),
+            ("weights above 1", UnclippedWeight()),
+            ("the residual is not weighted", UnweightedResidual()),
+            ("a leaf takes its branch with it", LosesTheBranch()),
+        )
+    ),
     SeededFault(
         "lengths are decided before the draw",
         one_token(verify),
