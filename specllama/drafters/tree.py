@@ -68,14 +68,10 @@ class _Drawing:
     choose: Chooser
 
 
-def _without(law: Distribution, tokens: Sequence[int]) -> Distribution | None:
-    """The law given that the draw is none of `tokens`; None if no other token has mass."""
-    for token in tokens:
-        rest = law.without(token)
-        if rest is law:
-            return None
-        law = rest
-    return law
+def _likeliest(law: Distribution) -> int:
+    """Its token of the largest mass, the lowest id of equals."""
+    ids, probs = law.items()
+    return int(ids[probs.argmax()])
 
 
 class TreeDrafter(ModelReader):
@@ -183,26 +179,30 @@ class TreeDrafter(ModelReader):
         q = self._law(row, [*how.window, *path], how.params)
         if q is None:
             return
-        taken = [tree.tokens[child] for child in tree.children[parent + 1]]
-        left = _without(q, taken)
+        siblings = [tree.tokens[child] for child in tree.children[parent + 1]]
+        left, n_out = q, 0
         # How much of the whole law at temperature 1 is in q, which holds only the likeliest tokens.
         share = peak_share(row) / q.peak() if how.greedy and self._asks_confidence else 1.0
-        while left is not None and len(tree.tokens) < how.n_most:
-            confidence, mass = left.peak(), sum(map(q.prob, taken))
-            if share * mass < 1.0:
-                confidence = min(confidence * share * (1.0 - mass) / (1.0 - share * mass), 1.0)
+        while len(tree.tokens) < how.n_most:
+            for token in siblings[n_out:]:
+                rest = left.without(token)
+                if rest is left:
+                    return  # no other token has mass
+                left = rest
+            n_out = len(siblings)
+            confidence = left.peak()
+            if share < 1.0:
+                out = sum(map(q.prob, siblings))
+                confidence *= share * (1.0 - out) / (1.0 - share * out)
             go_on = self.policy.go_on_tree(parent, confidence)
             self._decisions.append(Decision(len(path), confidence, go_on))
-            ids, probs = left.items()
-            likeliest = int(ids[probs.argmax()])
             if not go_on:
-                if not taken:
-                    self._undrawn[tuple(path)] = (confidence, Distribution.point(likeliest) if how.greedy else q)
+                if not siblings:
+                    self._undrawn[tuple(path)] = (confidence, Distribution.point(_likeliest(q)) if how.greedy else q)
                 return
-            token = likeliest if how.greedy else how.choose.pick(left)
+            token = _likeliest(left) if how.greedy else how.choose.pick(left)
             tree.add(token, parent, None if how.greedy else q)
-            taken.append(token)
-            left = _without(q, taken)
+            siblings.append(token)
 
     def observe(self, seen: Observation) -> None:
         self.policy.observe(seen)

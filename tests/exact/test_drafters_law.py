@@ -20,8 +20,9 @@ from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import DraftLength
 from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import FORBIDDEN, PREFILL_AT_ONCE, ModelDrafter
-from specllama.drafters.shape import FixedShape
+from specllama.drafters.shape import FixedShape, TreePolicy
 from specllama.drafters.tree import TreeDrafter
+from specllama.drafters.tree_controller import TreeController
 from tests.enumeration import law_of
 from tests.exact.harness import GREEDY, PLAIN, Pair, Rig, assert_same_law, params_of, random_pair
 from tests.exact.reference import Answer, History
@@ -124,11 +125,15 @@ def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = Fals
 
 
 def tree_rig(pair: Pair, policy: DraftPolicy | None) -> Rig:
-    """A model and lookups in one tree. Where the policy is none for trees, the tree is a fixed one."""
+    """A model and lookups in one tree: a fixed one, or what `policy` or its kin for trees decides."""
     assert pair.draft is not None
     target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
     draft = FakeModel(pair.draft, pair.n_draft_vocab or pair.n_vocab, pair.n_draft_ctx, pair.end_tokens)
-    shape = policy if isinstance(policy, Moody) else FixedShape((-1, -1, 0, 1))
+    shape: TreePolicy = FixedShape((-1, -1, 0, 1))
+    if isinstance(policy, Moody):
+        shape = policy
+    elif isinstance(policy, Controller):
+        shape = TreeController(policy.costs)
     lookup = LookupDrafter(n_max=pair.n_max)
     drafter = TreeDrafter(draft, shape, lookup=lookup, n_leaves=32, vocab_size=pair.n_vocab)
     return Rig(target, draft, drafter, rule=Rule.TOKEN if pair.rule is Rule.BLOCK else pair.rule)
