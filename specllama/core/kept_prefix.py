@@ -99,12 +99,15 @@ class KeptPrefix:
         finally:
             self._settle()
 
-    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
-        """`model.grow` after an `eval` of one token, recorded. Siblings must differ.  (len(tokens), V)"""
+    def grow(self, tokens: Sequence[int], parents: Sequence[int], known: Narrow | None = None) -> FloatArray:
+        """`model.grow` after an `eval` of one token, recorded; `known.grow_known` if `known` is given.
+
+        Siblings must differ.  (len(tokens), V)
+        """
         assert self._growing is not None, "a tree for a model that reads only chains"
         self._tree.extend(zip(tokens, parents, strict=True))
         try:
-            return self._growing.grow(tokens, parents)
+            return self._growing.grow(tokens, parents) if known is None else known.grow_known(tokens, parents)
         finally:
             self._settle()
 

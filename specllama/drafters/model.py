@@ -131,9 +131,11 @@ class ModelReader:
 
     def _eval(self, tokens: Sequence[int]) -> FloatArray:
         """Logits after each of `tokens`, over the ids in both vocabularies.  (len(tokens), n)"""
-        n_columns = self.n_vocab if self._ids is None else self._ids.size
-        rows: FloatArray = self._kv.eval(tokens, self._narrow)[:, :n_columns]
-        return rows
+        return self._in_both(self._kv.eval(tokens, self._narrow))
+
+    def _in_both(self, rows: FloatArray) -> FloatArray:
+        columns: FloatArray = rows[:, : self.n_vocab if self._ids is None else self._ids.size]
+        return columns
 
     def _law(self, row: FloatArray, history: Sequence[int], params: SamplingParams) -> Distribution | None:
         """q of a row; None if the row gives no distribution: the answer can go on without a draft.  row: (n,)"""

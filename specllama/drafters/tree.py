@@ -167,11 +167,11 @@ class TreeDrafter(ModelReader):
         if len(nodes) == 1 and not self._n_grown:  # so far a chain, which needs no tree in the KV
             self._at = {nodes[0]: -1}
             return self._eval(tokens)
-        rows = self._kv.grow(tokens, [self._at[tree.parents[node]] for node in nodes])
+        rows = self._kv.grow(tokens, [self._at[tree.parents[node]] for node in nodes], self._narrow)
         for node in nodes:
             self._at[node] = self._n_grown
             self._n_grown += 1
-        return rows[:, : self.n_vocab] if self._ids is None else rows[:, self._ids]
+        return self._in_both(rows)
 
     def _draw_children(self, tree: _Tree, parent: int, row: FloatArray, how: _Drawing) -> None:
         """Draw children of `parent` until the policy, the law or the number of nodes ends it.  row: (n,)"""

@@ -124,11 +124,15 @@ def translated_rig(pair: Pair, policy: DraftPolicy | None, *, chain: bool = Fals
     return Rig(target, draft, REGISTRY["chain" if chain else "draft-tli"].make(draft, settings), rule=pair.rule)
 
 
-def tree_rig(pair: Pair, policy: DraftPolicy | None) -> Rig:
+def tree_rig(pair: Pair, policy: DraftPolicy | None, *, tli: bool = False) -> Rig:
     """A model and lookups in one tree: a fixed one, or what `policy` or its kin for trees decides."""
     assert pair.draft is not None
     target = FakeModel(pair.target, pair.n_vocab, end_tokens=pair.end_tokens)
-    draft = FakeModel(pair.draft, pair.n_draft_vocab or pair.n_vocab, pair.n_draft_ctx, pair.end_tokens)
+    draft: FakeModel | WatchedDraft
+    if tli:
+        draft = WatchedDraft(pair.n_vocab, n_ctx=pair.n_draft_ctx, end_tokens=pair.end_tokens, max_leaves=32)
+    else:
+        draft = FakeModel(pair.draft, pair.n_draft_vocab or pair.n_vocab, pair.n_draft_ctx, pair.end_tokens)
     shape: TreePolicy = FixedShape((-1, -1, 0, 1))
     if isinstance(policy, Moody):
         shape = policy
@@ -145,6 +149,7 @@ DRAFTERS: dict[str, Callable[[Pair, DraftPolicy | None], Rig]] = {
     "chain": lambda pair, policy: model_rig(pair, policy, chain=True),
     "draft-tli": translated_rig,
     "tree": tree_rig,
+    "tree-tli": lambda pair, policy: tree_rig(pair, policy, tli=True),
     "chain-tli": lambda pair, policy: translated_rig(pair, policy, chain=True, first=FIRST),
 }
 

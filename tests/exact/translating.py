@@ -55,11 +55,13 @@ class WatchedDraft(TranslatedModel):
         end_tokens: frozenset[int] = frozenset(),
         first: History = (),
         max_block: int = 32,
+        max_leaves: int = 1,
         hook: Hook = lambda n_call, name: None,
     ) -> None:
         to_target = id_map(n_vocab)
         ends = frozenset(token for token, ours in enumerate(to_target.tolist()) if ours in end_tokens)
-        self.fake = FakeModel(draft_table(seed), N_DRAFT_VOCAB, n_ctx, ends, Caps(max_block=max_block), hook)
+        caps = Caps(max_block=max_block, tree=max_leaves > 1, max_leaves=max_leaves)
+        self.fake = FakeModel(draft_table(seed), N_DRAFT_VOCAB, n_ctx, ends, caps, hook)
         super().__init__(self.fake, to_target, FixedSpelling(SPELLINGS, first), vocab_size=n_vocab)
 
     @property
