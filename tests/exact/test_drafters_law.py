@@ -140,7 +140,7 @@ def tree_rig(pair: Pair, policy: DraftPolicy | None, *, tli: bool = False) -> Ri
         shape = TreeController(policy.costs)
     lookup = LookupDrafter(n_max=pair.n_max)
     drafter = TreeDrafter(draft, shape, lookup=lookup, n_leaves=32, vocab_size=pair.n_vocab)
-    return Rig(target, draft, drafter, rule=Rule.TOKEN if pair.rule is Rule.BLOCK else pair.rule)
+    return Rig(target, draft, drafter, rule=pair.rule)
 
 
 DRAFTERS: dict[str, Callable[[Pair, DraftPolicy | None], Rig]] = {

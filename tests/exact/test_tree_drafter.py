@@ -108,12 +108,12 @@ def step_distance(
     return max(found_distance.error, found_distance.tv)
 
 
-CASES = [*product(SOURCES, SHAPES, [Rule.TOKEN, Rule.MATCH], SAMPLERS)]
+CASES = [*product(SOURCES, SHAPES, Rule, SAMPLERS)]
 
 
 @pytest.mark.parametrize(
     ("source", "shape", "rule", "sampler"),
-    [slow(*case) if case[0] == "sampled" and case[3] == "penalties" else case for case in CASES],
+    [slow(*case) if case[0] == "sampled" and case[3] in ("plain", "penalties") else case for case in CASES],
 )
 def test_a_step_follows_the_targets_law(source: str, shape: str, rule: Rule, sampler: str) -> None:
     """A law of a sibling, of a row or of a penalty that belongs to another node, from any source in any shape."""
