@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -223,6 +223,10 @@ class OneNumberForAll:
 class BrokenModel(Passing):
     """Keeps the beginning of a chain with its own `truncate`, which the faults below may break."""
 
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.caps = replace(model.caps, tree=False, max_leaves=1)
+
     def keep(self, length: int, path: Sequence[int]) -> None:
         self.truncate(length + len(path))
 
@@ -267,6 +271,27 @@ class Miscounting(Engine):
         super().__init__(KeepsOneMore(target), drafter, rule=rule)
 
 
+class KeepsTheSibling(Passing):
+    """Keeps another branch where the accepted one has a sibling."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self._parents: list[int] = []
+
+    def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
+        self._parents = list(range(-1, len(tokens) - 2) if parents is None else parents)
+        return super().eval(tokens, parents)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        self._parents += parents
+        return super().grow(tokens, parents)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        *above, last = path or (-1,)
+        family = [node for node, parent in enumerate(self._parents) if last >= 0 and parent == self._parents[last]]
+        super().keep(length, (*above, next((node for node in family if node != last), last)) if path else path)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A broken part, and the section of the audit that must catch it. The exactness tests use the same faults."""
@@ -277,6 +302,7 @@ class Fault:
     strategy: str = "draft-simple"  # `lookup` without a draft model
     rule: Rule = Rule.TOKEN
     needs_draft: bool = False  # lookups are rare point masses, which do not always show the fault
+    needs_tree: bool = False  # the target must evaluate trees
     verifier: TokenVerifier | None = None  # the broken verifier of `parts`
 
 
@@ -322,4 +348,5 @@ FAULTS = (
     Fault("a rejected token stays in the target's KV", "kv", Parts(target=Leftover)),
     Fault("a rejected token stays in the draft's KV", "kv", Parts(draft=Leftover), needs_draft=True),
     Fault("the engine keeps one token too many", "kv", Parts(engine=Miscounting)),
+    Fault("trees: another branch stays in the target's KV", "kv", Parts(target=KeepsTheSibling), needs_tree=True),
 )

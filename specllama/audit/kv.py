@@ -20,10 +20,12 @@ from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.events import Event, Finished, StepEvent, TokenEvent
 from specllama.core.types import LanguageModel, Observation
+from specllama.core.verification import children_of
 from specllama.drafters.length import AUDIT_KV
 
 MOST_BINS = 20
 N_PROBED = 3  # tokens whose logits are compared
+MOST_NODES = 8  # of a random tree
 
 
 @dataclass(slots=True)
@@ -43,9 +45,10 @@ class Along:
         assert seen.laws is not None
         draft, path = seen.draft, seen.verdict.path
         block = (*(draft.tokens[node] for node in path), seen.verdict.next_token)
-        for row, token in enumerate(block):
-            known = draft.probs is not None and draft.parents is None and row < len(draft.tokens)
-            self._place(seen.laws[row], draft.probs[row] if known and draft.probs else None, token)
+        for node, token in zip((-1, *path), block, strict=True):
+            child = next(iter(children_of(draft, node)), None) if draft.probs is not None else None
+            q = None if child is None or draft.probs is None else draft.probs[child]
+            self._place(seen.laws[node + 1], q, token)
             if token in self.end_tokens:
                 break  # later tokens are not emitted
 
@@ -163,17 +166,63 @@ def _run(
     return n_done, tuple(said[:-1])
 
 
+def _random_parents(random: np.random.Generator, n: int, max_leaves: int) -> tuple[int, ...]:
+    """The parents of `n` nodes with at most `max_leaves` leaves: long paths and broad families."""
+    parents: list[int] = []
+    for node in range(n):
+        leaves = sorted({-1, *range(node)}.difference(parents))
+        free = leaves if len(leaves) >= max_leaves else list(range(-1, node))
+        parents.append(int(random.choice(free[-3:] if random.random() < 0.5 else free)))
+    return tuple(parents)
+
+
+def check_trees(name: str, model: Recorded, prompt: AuditPrompt, n_steps: int, random: np.random.Generator) -> KvRow:
+    """The row of a model that keeps a random path of a random tree in every step; some nodes are grown."""
+    model.empty()
+    model.feed(prompt.tokens)
+    said, n_room = list(prompt.tokens), model.room_after(())
+    usable = [token for token in set(prompt.tokens) if n_room - model.room_after((token,)) == 1]  # of one cell
+    for _ in range(n_steps):
+        n = int(random.integers(1, MOST_NODES + 1))
+        if not usable or model.room_after(()) < n + 1:
+            break
+        parents = _random_parents(random, n, model.caps.max_leaves)
+        tokens = [int(token) for token in random.choice(usable, n + 1)]
+        n_first = int(random.integers(0, min(n, model.caps.max_block - 1) + 1))
+        model.eval(tokens[: n_first + 1], parents[:n_first])
+        for node in range(n_first, n):
+            model.grow(tokens[node + 1 : node + 2], parents[node : node + 1])
+        path: list[int] = []
+        node = int(random.integers(-1, n))
+        while node >= 0:
+            path.insert(0, node)
+            node = parents[node]
+        model.keep(len(said) + 1, path)
+        said += [tokens[0], *(tokens[node + 1] for node in path)]
+    return check_kv("random trees", name, model, n_steps, prompt.tokens[-N_PROBED:], said)
+
+
 def check(subject: AuditSubject, effort: AuditEffort, along: Along) -> Iterator[list[KvRow]]:
-    """The rows of both models, run by run; the combinations take turns. `along` collects the draws."""
+    """The rows of both models, run by run; the combinations take turns. `along` collects the draws.
+
+    The first rows are those of random trees, of the models that evaluate trees.
+    """
     target = Recorded(subject.parts.target(subject.target))
     draft = None if subject.draft is None else Recorded(subject.parts.draft(subject.draft))
+    models = [("target", target)] if draft is None else [("target", target), ("draft", draft)]
+    found = [
+        check_trees(*each, subject.prompts[0], effort.n_steps, np.random.default_rng(subject.seed))
+        for each in models
+        if each[1].caps.tree
+    ]
     combinations = subject.combinations
     for i in range(effort.n_runs):
         subject.require_going()
         combination, prompt = combinations[i % len(combinations)], subject.prompts[i % len(subject.prompts)]
         n_steps, said = _run(subject, combination, prompt, (target, draft), along=along, seed=i, n_steps=effort.n_steps)
         after = prompt.tokens[-N_PROBED:]
-        rows = [check_kv(combination.strategy, "target", target, n_steps, after, said)]
+        found.append(check_kv(combination.strategy, "target", target, n_steps, after, said))
         if draft is not None and draft.length:
-            rows.append(check_kv(combination.strategy, "draft", draft, n_steps, after, said))
-        yield rows
+            found.append(check_kv(combination.strategy, "draft", draft, n_steps, after, said))
+        yield found
+        found = []

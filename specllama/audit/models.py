@@ -9,7 +9,13 @@ from typing import Literal
 import numpy as np
 
 from specllama.core.arrays import FloatArray
-from specllama.core.types import LanguageModel, Spelling, common_prefix, room_after
+from specllama.core.types import Growing, LanguageModel, Spelling, common_prefix, room_after
+
+
+def growing(model: LanguageModel) -> Growing:
+    """A model with `caps.tree`."""
+    assert isinstance(model, Growing), "a tree for a model without caps.tree"
+    return model
 
 
 class Passing:
@@ -37,6 +43,9 @@ class Passing:
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
         return self.model.eval(tokens, parents)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        return growing(self.model).grow(tokens, parents)
 
     def truncate(self, length: int) -> None:
         self.model.truncate(length)
@@ -158,11 +167,12 @@ class Heard(Passing):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A call that changed a KV cache: appended tokens at `at`, or cut off everything from `at` on."""
+    """A call that changed a KV cache; the KV had the length `at` before it, or has it after a cut."""
 
-    kind: Literal["feed", "eval", "cut"]
+    kind: Literal["feed", "eval", "grow", "cut", "keep"]
     at: int
     tokens: tuple[int, ...] = ()
+    nodes: tuple[int, ...] | None = None  # the parents (None = a chain), or the kept path
 
 
 class Recorded(Passing):
@@ -182,33 +192,37 @@ class Recorded(Passing):
         self.model.feed(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        self.ops.append(Op("eval", self.length, tuple(tokens)))
+        self.ops.append(Op("eval", self.length, tuple(tokens), None if parents is None else tuple(parents)))
         return self.model.eval(tokens, parents)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        self.ops.append(Op("grow", self.length, tuple(tokens), tuple(parents)))
+        return super().grow(tokens, parents)
 
     def truncate(self, length: int) -> None:
         self.ops.append(Op("cut", length))
         self.model.truncate(length)
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        self.ops.append(Op("cut", length + len(path)))
+        self.ops.append(Op("keep", length, nodes=tuple(path)))
         self.model.keep(length, path)
 
 
 def _owners(ops: Sequence[Op]) -> list[tuple[int, int]]:
     """(op, index) of the token at each position of the final KV cache."""
-    owners: list[tuple[int, int]] = []
+    held: list[tuple[int, int]] = []
     for i, op in enumerate(ops):
-        del owners[op.at :]
-        owners.extend((i, j) for j in range(len(op.tokens)))
-    return owners
+        if op.kind == "keep":
+            held[op.at :] = [held[op.at + node] for node in op.nodes or ()]
+        else:
+            del held[op.at :]
+            held.extend((i, j) for j in range(len(op.tokens)))
+    return held
 
 
-def _kept(ops: Sequence[Op]) -> list[list[bool]]:
-    """For every token of every op: is it in the final KV cache?"""
-    kept = [[False] * len(op.tokens) for op in ops]
-    for i, j in _owners(ops):
-        kept[i][j] = True
-    return kept
+def _places(ops: Sequence[Op]) -> dict[tuple[int, int], int]:
+    """The position in the final KV cache of every token, as (op, index), that is still there."""
+    return {owner: position for position, owner in enumerate(_owners(ops))}
 
 
 def held(ops: Sequence[Op]) -> tuple[int, ...]:
@@ -217,8 +231,8 @@ def held(ops: Sequence[Op]) -> tuple[int, ...]:
 
 
 def n_dropped(ops: Sequence[Op]) -> int:
-    """Number of tokens that were read and cut off."""
-    return sum(not here for each in _kept(ops) for here in each)
+    """Number of tokens that were read and are no longer there."""
+    return sum(len(op.tokens) for op in ops) - len(_owners(ops))
 
 
 Change = Callable[[int, int], int]  # (position, token) -> token
@@ -234,28 +248,37 @@ def again(
 ) -> FloatArray | None:
     """Clears `model` and repeats the calls, without a draft; returns the row at position `want`.
 
-    `stale` replaces the tokens that were cut off, in blocks of the same width: a correct rollback leaves no trace of
-    them. Without `stale` they are not read. `kept` may change the other tokens.
+    `stale` replaces the tokens that were dropped, in blocks and trees of the same shape: a correct rollback leaves no
+    trace of them. Without `stale` they are not read, and what is kept of a tree is read as a chain. `kept` may change
+    the other tokens.
     """
     model.truncate(0)
-    found = None
-    for op, here in zip(ops, _kept(ops), strict=True):
-        if op.kind == "cut":
-            if stale is not None:
-                model.truncate(op.at)
-            continue
-        tokens = [
-            kept(op.at + j, token) if stays else stale(op.at + j, token) if stale is not None else -1
-            for j, (token, stays) in enumerate(zip(op.tokens, here, strict=True))
-        ]
-        if stale is None:
-            tokens = tokens[: sum(here)]
+    found, places = None, _places(ops)
+    for i, op in enumerate(ops):
+        if op.kind == "cut" and stale is not None:
+            model.truncate(op.at)
+        elif op.kind == "keep" and stale is not None:
+            model.keep(op.at, op.nodes or ())
+        tokens: list[int] = []
+        wanted = None
+        for j, token in enumerate(op.tokens):
+            position = places.get((i, j))
+            if position is not None:
+                wanted = len(tokens) if position == want else wanted
+                tokens.append(kept(position, token))
+            elif stale is not None:
+                tokens.append(stale(op.at + j, token))
         if not tokens:
             continue
         if op.kind == "feed":
             model.feed(tokens)
             continue
-        rows = model.eval(tokens)
-        if want is not None and op.at <= want < op.at + len(tokens) and here[want - op.at]:
-            found = np.array(rows[want - op.at])
+        if stale is None:
+            rows = model.eval(tokens)
+        elif op.kind == "grow":
+            rows = growing(model).grow(tokens, op.nodes or ())
+        else:
+            rows = model.eval(tokens, op.nodes)
+        if wanted is not None:
+            found = np.array(rows[wanted])
     return found

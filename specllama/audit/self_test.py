@@ -30,10 +30,11 @@ PARAMS = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
 
 
 def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
-    """The faults that this pair can show; fewer without a draft model."""
+    """The faults that this pair can show; fewer without a draft model, or with a target for chains."""
+    shown = [fault for fault in FAULTS if subject.target.caps.tree or not fault.needs_tree]
     if subject.draft is not None:
-        return FAULTS
-    return tuple(replace(fault, strategy="lookup") for fault in FAULTS if not fault.needs_draft)
+        return tuple(shown)
+    return tuple(replace(fault, strategy="lookup") for fault in shown if not fault.needs_draft)
 
 
 class _FaultBench:

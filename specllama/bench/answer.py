@@ -18,9 +18,8 @@ from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.gain import Cost, unmeasured
 from specllama.core.kept_prefix import KeptPrefix
-from specllama.core.noise import SeedMode
-from specllama.core.sampling import SamplingParams
-from specllama.core.types import Cancel, Drafter, Rule
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.types import Cancel, Chooser, Drafter, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.prompts.filler import notes
 from specllama.prompts.load import BenchPrompt
@@ -129,9 +128,9 @@ class Answerer:
         engine = Engine(loaded.target, drafter, rule=Rule(arm.verify_rule), cost=cost)
         try:
             if question.before:
-                primed = SeedMode(arm.seed_mode).chooser(seed)
+                primed = RandomChooser(seed)
                 deque(engine.generate(question.before, params, primed, max_tokens=N_PRIMED, cancel=self._cancel), 0)
-            choose = SeedMode(arm.seed_mode).chooser(seed)
+            choose: Chooser = RandomChooser(seed)
             if self._job.synthetic is not None and not arm.plain:
                 choose = SyntheticChooser(choose, self._job.synthetic, seed)
             events, n_said, reported = list[Event](), 0, self._clock()

@@ -175,7 +175,7 @@ def test_what_could_not_be_measured_is_reported() -> None:
 
 def test_an_interrupted_audit_reports_what_was_done() -> None:
     """Prevents: no result after Ctrl-C, or a part that is taken for the whole."""
-    for n_seen, parts in ((3, ["greedy"]), (13, ["greedy", "laws"])):
+    for n_seen, parts in ((3, ["greedy"]), (10, ["greedy", "laws"])):
         what = subject()
         items = []
         for item in audit.run(what, TINY, {}):
@@ -213,8 +213,7 @@ def test_a_near_tie_is_reported_and_is_no_bug() -> None:
     runs = tuple(audit_greedy.compare(jittery, TINY))
     parted = [run.difference for run in runs if run.difference]
     assert parted
-    assert all(each.near_tie and each.moved > 0.0 for each in parted)
-    assert all(run.difference.gap < 0.01 for run in runs if run.difference and not run.same_seed)
+    assert all(each.near_tie and each.gap < 0.01 and each.moved > 0.0 for each in parted)
     assert all(each.reread <= 0.0 for each in parted), "the same blocks say the same without a draft"
     assert AuditReport(about={}, greedy=runs).passed
 
@@ -343,7 +342,7 @@ def test_a_miscounted_kv_is_neither_a_near_tie_nor_a_sound_kv() -> None:
     assert parted
     assert not any(each.near_tie for each in parted)
     along = Along(broken.target.end_tokens, np.random.default_rng(0))
-    rows = [row for rows in audit_kv.check(broken, TINY, along) for row in rows]
+    rows = [row for rows in audit_kv.check(broken, TINY, along) for row in rows if row.strategy != "random trees"]
     assert all(row.n_foreign > 0 == row.difference and not row.sound for row in rows if row.model == "target")
     assert all(row.n_foreign == 0 and row.sound for row in rows if row.model == "draft")
 
@@ -357,8 +356,10 @@ def test_a_draft_that_spells_is_audited_up_to_its_own_last_cell() -> None:
         assert isinstance(report, AuditReport)
         assert report.passed, report.bugs
     assert report.laws[0].n_drafted_in
-    assert [row.model for row in report.kv] == ["target", "draft"]
-    assert report.kv[1].wrong > report.kv[1].difference == 0.0
+    of_trees, *rows = report.kv
+    assert (of_trees.model, of_trees.strategy) == ("target", "random trees")
+    assert [row.model for row in rows] == ["target", "draft"]
+    assert rows[1].wrong > rows[1].difference == 0.0
 
 
 def test_what_only_one_of_two_rows_masks_is_a_difference_that_json_can_hold() -> None:

@@ -114,6 +114,7 @@ SIBLINGS = {"script": drawn_trees(always((0.2, 0.28, 0.52)), 2), "p": always(P),
 
 
 PAIR = random_pair(81)
+TREES = replace(PAIR, tree=(-1, -1, 0))
 
 
 @cache
@@ -183,8 +184,8 @@ SEEDED = [
     # The rest of the audit's catalogue in the whole engine, but for draws that depend on each other, which enumeration
     # takes to be independent.
     *(
-        SeededFault(fault.name, engine_case(PAIR), engine_case(replace(PAIR, parts=fault.parts)))
-        for fault in FAULTS
+        SeededFault(fault.name, engine_case(pair), engine_case(replace(pair, parts=fault.parts)))
+        for fault, pair in ((fault, TREES if fault.needs_tree else PAIR) for fault in FAULTS)
         if fault.verifier is None and fault.section != "draws"
     ),
 ]
