@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from specllama.core.distribution import Distribution
     from specllama.core.engine import Engine
     from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
+    from specllama.core.noise import SharedNoise
     from specllama.core.sampling import RandomChooser, SamplingParams
     from specllama.core.stats import SpecStats
     from specllama.core.types import (
@@ -60,7 +61,7 @@ __version__ = "0.1.0"
 
 # Searched in this order: what needs no numpy first, `api`, which imports the others, last.
 _ROOMS = (
-    "base.errors", "core.types", "core.distribution", "core.verification", "core.sampling", "core.stats",
+    "base.errors", "core.types", "core.distribution", "core.verification", "core.sampling", "core.noise", "core.stats",
     "core.events", "core.engine", "chat.conversation", "pairs.ask", "api",
 )  # fmt: skip
 
@@ -71,8 +72,8 @@ __all__ = [
     "Drafter", "Engine", "Event", "Finished", "GatedRepository", "Hardware", "Interrupted", "LanguageModel",
     "MemoryShort", "Message", "ModelBusy", "ModelFileError", "Notice", "NumericsError", "Observation", "Pair",
     "PairError", "PromptError", "PromptProgress", "RandomChooser", "RollbackRefused", "Rule", "SamplingParams",
-    "SourceUnavailable", "SpecStats", "SpecllamaError", "StepEvent", "Stopper", "TemplateError", "TokenEvent",
-    "UnsupportedModel", "UsageError", "Verdict", "load", "verify",
+    "SharedNoise", "SourceUnavailable", "SpecStats", "SpecllamaError", "StepEvent", "Stopper", "TemplateError",
+    "TokenEvent", "UnsupportedModel", "UsageError", "Verdict", "load", "verify",
 ]
 # fmt: on
 

@@ -22,7 +22,8 @@ from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, Reason, TokenEvent
 from specllama.core.kept_prefix import KeptPrefix
 from specllama.core.no_drafter import NoDrafter
-from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.core.noise import SeedMode
+from specllama.core.sampling import SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter, DraftPolicy, Rule
 from specllama.drafters.length import DraftLength
@@ -62,6 +63,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     system: str  # system prompt
     raw: bool  # True = no chat template: the model continues the text of the prompt
     seed: int  # of the random draws; -1 = a new one
+    seed_mode: SeedMode | str  # "same": one seed gives one text with any drafts; "draws" does not
     max_tokens: int  # -1 = until the answer ends or the context is full
     stop: str | Sequence[str]  # texts that end the answer and are not part of it
     drafts: bool  # False = plain decoding
@@ -289,11 +291,13 @@ class Pair:
         system: str = "",
         raw: bool = False,
         seed: int = -1,
+        seed_mode: SeedMode | str = SeedMode.DRAWS,
         max_tokens: int = -1,
         stop: str | Sequence[str] = (),
         drafts: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> Events:
+        mode = _mode(seed_mode)
         params, stops, piece = SamplingParams(**sampling), _stops(stop), self._models.target.vocab.piece
         require_known(params.logit_bias, self._models.target.vocab_size)
         drafter = self._drafter(params) if drafts else NoDrafter()
@@ -301,19 +305,20 @@ class Pair:
         events = engine.generate(
             self._tokens(prompt, system, raw),
             params,
-            RandomChooser(_seed(seed)),
+            mode.chooser(_seed(seed)),
             max_tokens=_max_tokens(max_tokens),
             stopper=StopWatch(stops, piece) if stops else None,
             cancel=self._cancel,
         )
         policy = self._policies[params.greedy] if drafts else None
-        return self._followed(events, policy, greedy=params.greedy, seeded=seeded)
+        return self._followed(events, policy, greedy=params.greedy, seeded=seeded and mode is SeedMode.DRAWS)
 
     def chat(
         self,
         system: str = "",
         *,
         seed: int = -1,
+        seed_mode: SeedMode | str = SeedMode.DRAWS,
         max_tokens: int = -1,
         stop: str | Sequence[str] = (),
         think: bool | None = None,
@@ -331,6 +336,7 @@ class Pair:
             drafting=self._setup.settings(self._drafting, greedy=params.greedy),
             rule=self._drafting.rule,
             seed=SETTINGS["seed"].check("seed", seed),
+            seed_mode=_mode(seed_mode),
             n_predict=_max_tokens(max_tokens),
             stops=_stops(stop),
             think=think,
@@ -468,7 +474,7 @@ class Chat:
         events = self._session.ask(_typed("text", text, str, "text"), self._pair._cancel)
         settings = self._session.settings
         self._session.cost = self._pair._setup.cost
-        seeded, greedy = settings.seed >= 0, settings.params.greedy
+        seeded, greedy = settings.seeded, settings.params.greedy
         answer = self._pair._followed(events, settings.drafting.policy, greedy=greedy, seeded=seeded)
         self._answers.add(answer)
         return answer
@@ -506,6 +512,10 @@ def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
 def _max_tokens(n: int) -> int:
     value: int = SETTINGS["predict"].check("max_tokens", n)
     return value
+
+
+def _mode(mode: SeedMode | str) -> SeedMode:
+    return mode if isinstance(mode, SeedMode) else SeedMode(SETTINGS["seed-mode"].check("seed_mode", mode))
 
 
 def _seed(seed: int) -> int:

@@ -1,8 +1,8 @@
-"""Compares greedy answers with and without drafts; a control without a draft tells near-ties from bugs.
+"""Compares greedy answers, and answers of one seed, with and without drafts; a control tells near-ties from bugs.
 
 On some builds llama.cpp computes slightly different logits for one row than for several. The control reads the same
-text token by token and in blocks. If this moves the gap of the two logits by at least half of it, the difference is a
-near-tie of the build; anything else is a bug.
+text token by token and in blocks. If this moves the gap of the two scores by at least half of it, the difference is a
+near-tie of the build; anything else is a bug. The scores of a greedy answer are the logits; see `reference.scores`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import numpy as np
 
 from specllama.audit.models import Op, Recorded, again, held
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination
-from specllama.audit.reference import adjusted
+from specllama.audit.reference import scores
 from specllama.audit.report import GreedyRun, TextDifference
 from specllama.base.errors import Interrupted
 from specllama.core.arrays import FloatArray
 from specllama.core.engine import Engine
 from specllama.core.events import Finished, TokenEvent
 from specllama.core.no_drafter import NoDrafter
+from specllama.core.noise import SharedNoise
 from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, LanguageModel
@@ -30,7 +31,7 @@ WIDTHS = range(2, 10)  # of the control's blocks
 
 @dataclass(frozen=True, slots=True)
 class GreedyAnswer:
-    """A greedy answer; `ended`: with an end token, which is not in `tokens`."""
+    """An answer without chance; `ended`: with an end token, which is not in `tokens`."""
 
     tokens: tuple[int, ...]
     ended: bool
@@ -38,11 +39,16 @@ class GreedyAnswer:
 
 
 def answer(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, n_tokens: int, cancel: Cancel | None = None
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    n_tokens: int,
+    cancel: Cancel | None = None,
+    noise: SharedNoise | None = None,
 ) -> GreedyAnswer:
-    """A greedy answer of at most `n_tokens`. Raises Interrupted."""
+    """An answer of at most `n_tokens`, greedy or with `noise`. Raises Interrupted."""
     tokens: list[int] = []
-    for event in engine.generate(prompt, params, RandomChooser(0), max_tokens=n_tokens, cancel=cancel):
+    for event in engine.generate(prompt, params, noise or RandomChooser(0), max_tokens=n_tokens, cancel=cancel):
         if isinstance(event, TokenEvent):
             tokens.append(event.token)
         elif isinstance(event, Finished):
@@ -54,13 +60,13 @@ def answer(
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Logits of the target after a text, read token by token and in blocks of several widths.  each (V,)"""
+    """Logits or scores after a text, read token by token and in blocks of several widths.  each (V,)"""
 
     alone: FloatArray
     blocks: tuple[FloatArray, ...]
 
     def gap(self, a: int, b: int) -> float:
-        """Difference of two logits, read token by token."""
+        """Difference of two tokens, read token by token."""
         return float(self.alone[a]) - float(self.alone[b])
 
     def moved(self, a: int, b: int) -> float:
@@ -98,11 +104,13 @@ def first_difference(plain: GreedyAnswer, ours: GreedyAnswer) -> int | None:
 
 
 class GreedyComparison:
-    """Greedy answers to one prompt, compared with plain decoding."""
+    """Answers to one prompt, greedy or with the noise of one seed, compared with plain decoding."""
 
-    def __init__(self, subject: AuditSubject, prompt: AuditPrompt, n_tokens: int) -> None:
-        self.subject, self.prompt, self.n_tokens = subject, prompt, n_tokens
-        self.params = replace(subject.params, temperature=0.0)
+    def __init__(
+        self, subject: AuditSubject, prompt: AuditPrompt, n_tokens: int, noise: SharedNoise | None = None
+    ) -> None:
+        self.subject, self.prompt, self.n_tokens, self.noise = subject, prompt, n_tokens, noise
+        self.params = subject.params if noise else replace(subject.params, temperature=0.0)
         self.target = Recorded(subject.parts.target(subject.target))
         self.engine = subject.parts.engine(self.target)
         self._controls: dict[int, Control] = {}
@@ -113,7 +121,7 @@ class GreedyComparison:
         self.plain = self._answer(n_tokens)
 
     def _answer(self, n_tokens: int) -> GreedyAnswer:
-        return answer(self.engine, self.prompt.tokens, self.params, n_tokens, self.subject.cancel)
+        return answer(self.engine, self.prompt.tokens, self.params, n_tokens, self.subject.cancel, self.noise)
 
     def run(self, combination: Combination, n_max: int) -> GreedyRun:
         """Compares an answer with drafts of up to `n_max` tokens."""
@@ -122,8 +130,11 @@ class GreedyComparison:
         drafter = self.subject.drafter(combination.strategy, draft, n_max)
         self.engine.drafter, self.engine.rule = drafter, combination.rule
         self.target.ops[:] = self._reading
+        failure = ""
         try:
             ours = self._answer(self.n_tokens)
+        except ValueError as error:  # a law that the noise of the seed did not settle
+            ours, failure = self.plain, str(error)
         finally:
             drafter.close()
             self.engine.drafter = NoDrafter()
@@ -136,6 +147,8 @@ class GreedyComparison:
             n_tokens=len(ours.tokens),
             n_drafted=ours.stats.n_drafted,
             n_accepted=ours.stats.n_accepted,
+            same_seed=self.noise is not None,
+            failure=failure,
             difference=None if at is None else self._difference(ours, at),
         )
 
@@ -169,8 +182,8 @@ class GreedyComparison:
         if at not in self._controls:
             found = control(target, prompt, said)
             self._controls[at] = Control(
-                adjusted(found.alone, line, self.params),
-                tuple(adjusted(row, line, self.params) for row in found.blocks),
+                scores(found.alone, line, self.params, self.noise),
+                tuple(scores(row, line, self.params, self.noise) for row in found.blocks),
             )
         here = self._controls[at]
         reread = self._reread(ops, line)
@@ -178,7 +191,7 @@ class GreedyComparison:
         again(target, self._reading, stale=lambda _, token: token)
         a, b = (_token_at(each, at, here.alone, self.target.end_tokens) for each in (self.plain, ours))
         top = np.partition(here.alone, len(here.alone) - 2)[-2:]
-        row = here.alone if reread is None else adjusted(reread, line, self.params)
+        row = here.alone if reread is None else scores(reread, line, self.params, self.noise)
         return TextDifference(
             at=at,
             plain=a,
@@ -200,11 +213,13 @@ def _token_at(said: GreedyAnswer, at: int, row: FloatArray, end_tokens: frozense
 
 
 def compare(subject: AuditSubject, effort: AuditEffort) -> Iterator[GreedyRun]:
-    """Every prompt with every K up to the longest; strategies and rules take turns."""
+    """Every prompt with every K up to the longest, and once with the seed's noise; strategies and rules take turns."""
     turn = 0
     for prompt in subject.prompts[: effort.n_prompts]:
-        comparison = GreedyComparison(subject, prompt, effort.n_tokens)
-        for n_max in range(1, subject.drafting.length.longest + 1):
-            subject.require_going()
-            yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)
-            turn += 1
+        longest = subject.drafting.length.longest
+        for noise, lengths in ((None, range(1, longest + 1)), (SharedNoise(subject.seed), (longest,))):
+            comparison = GreedyComparison(subject, prompt, effort.n_tokens, noise)
+            for n_max in lengths:
+                subject.require_going()
+                yield comparison.run(subject.combinations[turn % len(subject.combinations)], n_max)
+                turn += 1

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from specllama.core.arrays import FloatArray
+from specllama.core.noise import SharedNoise
 from specllama.core.sampling import GREEDY_BELOW, SamplingParams
+
+FILTERED = -1e3  # score of a token that a filter removed: below any other
 
 
 def adjusted(logits: FloatArray, history: Sequence[int], params: SamplingParams) -> FloatArray:
@@ -48,3 +51,19 @@ def target_law(logits: FloatArray, history: Sequence[int], params: SamplingParam
     weights = np.exp((row[ids] - row[ids[0]]) / params.temperature)
     probs = weights / weights.sum()
     return {int(token): float(prob) for token, prob in zip(ids, probs, strict=True) if prob > 0.0}
+
+
+def scores(
+    logits: FloatArray, history: Sequence[int], params: SamplingParams, noise: SharedNoise | None = None
+) -> FloatArray:
+    """What decides about the token after `history`: the largest score is said.  (V,)
+
+    Of a greedy answer the adjusted logits; with `noise` the logarithms of p with Gumbel noise added.
+    """
+    if noise is None:
+        return adjusted(logits, history, params)
+    law = target_law(logits, history, params)
+    ids = np.array(list(law))
+    found = np.full(len(logits), FILTERED)
+    found[ids] = np.log(list(law.values())) - np.log(noise.arrivals(ids, len(history)))
+    return found

@@ -25,15 +25,18 @@ NEAR_TIE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TextDifference:
-    """The first difference of a greedy answer from plain decoding, and the logits of the control without a draft."""
+    """The first difference of an answer from plain decoding, and the scores of the control without a draft.
+
+    A score is a logit, or with `same_seed` a logarithm of p with the noise of the seed.
+    """
 
     at: int  # position in the answer
     plain: int  # token
     ours: int
     plain_text: str
     our_text: str
-    gap: float  # of the two logits, read token by token
-    top_gap: float  # of the two largest logits there
+    gap: float  # of the two scores, read token by token
+    top_gap: float  # of the two largest scores there
     moved: float  # largest change of that gap when the same text is read in blocks
     reread: float  # the gap in the blocks of our answer, read again without a draft
 
@@ -45,7 +48,7 @@ class TextDifference:
 
 @dataclass(frozen=True, slots=True)
 class GreedyRun:
-    """One greedy answer with drafts, compared with plain decoding."""
+    """One answer with drafts, greedy or with the noise of one seed, compared with plain decoding."""
 
     prompt: str
     strategy: str
@@ -55,6 +58,12 @@ class GreedyRun:
     n_drafted: int
     n_accepted: int
     difference: TextDifference | None
+    same_seed: bool = False  # at the temperature of the audit, `--seed-mode same`
+    failure: str = ""  # the error that was raised instead
+
+    @property
+    def kind(self) -> str:
+        return "same seed" if self.same_seed else "greedy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +180,13 @@ class AuditReport:
     def bugs(self) -> list[str]:
         """Every error that was found, as a sentence."""
         found = [
-            f"greedy: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max} differs from plain decoding at token "
-            f"{run.difference.at}: the two logits are {run.difference.gap:.3g} apart, and blocks move them by only "
-            f"{run.difference.moved:.3g}"
+            f"{run.kind}: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max} differs from plain decoding at "
+            f"token {run.difference.at}: the two scores are {run.difference.gap:.3g} apart, and blocks move them by "
+            f"only {run.difference.moved:.3g}"
             for run in self.greedy
             if run.difference and not run.difference.near_tie
         ]
+        found += [f"{run.kind}: {run.prompt}, {run.strategy}: {run.failure}" for run in self.greedy if run.failure]
         for law in self.laws:
             if not law.sound:
                 reason = law.failure or f"the distribution differs from the target's, TV {law.distance.tv:.3g}"

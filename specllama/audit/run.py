@@ -85,7 +85,7 @@ def run(
     """
     faults = audit_self_test.faults_for(subject) if self_test else ()
     sections = {
-        "greedy answers": min(effort.n_prompts, len(subject.prompts)) * subject.drafting.length.longest,
+        "greedy answers": min(effort.n_prompts, len(subject.prompts)) * (subject.drafting.length.longest + 1),
         "exact laws and draws": effort.n_contexts,
         "KV cache": effort.n_runs,
         **({"self-test": len(faults)} if faults else {}),

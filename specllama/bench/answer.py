@@ -18,8 +18,9 @@ from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.gain import Cost, unmeasured
 from specllama.core.kept_prefix import KeptPrefix
-from specllama.core.sampling import RandomChooser, SamplingParams
-from specllama.core.types import Cancel, Chooser, Drafter, Rule
+from specllama.core.noise import SeedMode
+from specllama.core.sampling import SamplingParams
+from specllama.core.types import Cancel, Drafter, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.prompts.filler import notes
 from specllama.prompts.load import BenchPrompt
@@ -128,9 +129,9 @@ class Answerer:
         engine = Engine(loaded.target, drafter, rule=Rule(arm.verify_rule), cost=cost)
         try:
             if question.before:
-                primed = RandomChooser(seed)
+                primed = SeedMode(arm.seed_mode).chooser(seed)
                 deque(engine.generate(question.before, params, primed, max_tokens=N_PRIMED, cancel=self._cancel), 0)
-            choose: Chooser = RandomChooser(seed)
+            choose = SeedMode(arm.seed_mode).chooser(seed)
             if self._job.synthetic is not None and not arm.plain:
                 choose = SyntheticChooser(choose, self._job.synthetic, seed)
             events, n_said, reported = list[Event](), 0, self._clock()

@@ -47,6 +47,7 @@ class Wishes:
     auto_strategy: str = ""  # strategy of `auto`; empty: no profile, so no `auto`
     auto_draft: int = 0  # index of the profile's draft
     rules: tuple[str, ...] = ("block",)
+    seed_modes: tuple[str, ...] = ("draws",)
     temperatures: tuple[float, ...] = (0.0,)
     depths: tuple[int, ...] = (0,)
     n_prompt: tuple[int, ...] = (0,)
@@ -64,9 +65,11 @@ def differences(load: Load, loads: Sequence[Load]) -> list[str]:
     return [f"{word}={getattr(load, name)}" for word, name in words if len({getattr(one, name) for one in loads}) > 1]
 
 
-def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, str]]:
-    """(strategy, draft, length, rule) of every speculative setting."""
-    for rule, length in product(wishes.rules, (each for each in wishes.lengths if each.longest)):
+def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, str, str]]:
+    """(strategy, draft, length, rule, seed mode) of every speculative setting."""
+    # With the noise of `same` all rules are one.
+    ways = [(rule, mode) for mode in wishes.seed_modes for rule in (wishes.rules if mode == "draws" else ("match",))]
+    for (rule, mode), length in product(ways, (each for each in wishes.lengths if each.longest)):
         strategies: Sequence[str] = wishes.strategies
         if length.is_auto:
             strategies = (wishes.auto_strategy,) if wishes.auto_strategy else ()
@@ -75,27 +78,36 @@ def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, st
             swept = range(len(wishes.drafts[: wishes.n_swept]))
             known: Sequence[int] = (wishes.auto_draft,) if length.is_auto else swept
             for draft in known if REGISTRY[strategy].needs_model else (None,):
-                yield strategy, draft, length, rule
+                yield strategy, draft, length, rule, mode
 
 
 def arms(wishes: Wishes) -> tuple[Arm, ...]:
     """Every setting under every load, plain decoding first in each; the names contain what differs."""
     found: list[Arm] = []
     settings = [each for each in dict.fromkeys(_settings(wishes)) if each[0] != "none"]
-    strategies = {strategy for strategy, _, length, _ in settings if not length.is_auto}
+    strategies = {strategy for strategy, _, length, *_ in settings if not length.is_auto}
     for index, load in enumerate(wishes.loads):
         where = differences(load, wishes.loads)
         found.append(Arm(name=" ".join(["plain", *where]), load=index))
-        for strategy, draft, length, rule in settings:
+        for strategy, draft, length, rule, mode in settings:
             words = ["auto" if length.is_auto else f"K={length}"]
             if not length.is_auto and (len(strategies) > 1 or strategy != "draft-simple"):
                 words.append(strategy)
             if draft is not None and not length.is_auto and len(wishes.drafts[: wishes.n_swept]) > 1:
                 words.append(wishes.drafts[draft])
-            words += [rule] if len(wishes.rules) > 1 else []
-            n_max = None if length.is_auto else length.longest
-            name = " ".join([*words, *where])
-            found.append(Arm(name=name, load=index, draft=draft, spec_type=strategy, n_max=n_max, verify_rule=rule))
+            words += [rule] if len(wishes.rules) > 1 and mode == "draws" else []
+            words += [f"seed-mode={mode}"] if len(wishes.seed_modes) > 1 and mode != "draws" else []
+            found.append(
+                Arm(
+                    name=" ".join([*words, *where]),
+                    load=index,
+                    draft=draft,
+                    spec_type=strategy,
+                    n_max=None if length.is_auto else length.longest,
+                    verify_rule=rule,
+                    seed_mode=mode,
+                )
+            )
     return tuple(found)
 
 

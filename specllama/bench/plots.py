@@ -209,7 +209,8 @@ def _families(report: BenchReport, rows: Sequence[BenchRow]) -> list[list[BenchR
 
     def family(row: BenchRow) -> tuple[object, ...]:
         arm = report.plan.arms[row.arm]
-        return (arm.length.is_auto, arm.load, arm.spec_type, arm.verify_rule, -1 if arm.draft is None else arm.draft)
+        draft = -1 if arm.draft is None else arm.draft
+        return (arm.length.is_auto, arm.load, arm.spec_type, arm.verify_rule, arm.seed_mode, draft)
 
     return [list(each) for _, each in groupby(sorted(rows, key=family), key=family)]
 
@@ -225,6 +226,7 @@ def _family_names(report: BenchReport, families: Sequence[Sequence[BenchRow]]) -
             f"{AUTO}: {arm.spec_type}" if arm.length.is_auto else arm.spec_type,
             report.plan.drafts[arm.draft] if several_drafts and arm.draft is not None else "",
             f"{arm.verify_rule} rule" if several_rules else "",
+            f"seed mode {arm.seed_mode}" if arm.seed_mode != "draws" else "",
             loads[arm.load],
         ]
         names.append(", ".join(filter(None, parts)))

@@ -53,6 +53,7 @@ class Arm:
     spec_type: str = "none"  # a strategy of drafters.REGISTRY
     n_max: int | None = 0  # longest draft; None = auto: the controller of a profile decides at every step
     verify_rule: str = "block"
+    seed_mode: str = "draws"
 
     @property
     def length(self) -> DraftLength:

@@ -22,7 +22,6 @@ from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, Notice, PromptProgress, Reason, TokenEvent
 from specllama.core.gain import Cost, unmeasured
 from specllama.core.no_drafter import NoDrafter
-from specllama.core.sampling import RandomChooser
 from specllama.core.stats import SpecStats
 from specllama.core.types import Cancel, Drafter, LanguageModel, common_prefix
 from specllama.drafters import REGISTRY
@@ -268,7 +267,7 @@ class ChatSession:
         events = self._engine.generate(
             tokens,
             settings.params,
-            RandomChooser(seed),
+            settings.seed_mode.chooser(seed),
             max_tokens=settings.n_predict,
             stopper=StopWatch(settings.stops, piece) if settings.stops else None,
             cancel=cancel,

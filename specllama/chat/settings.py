@@ -13,6 +13,7 @@ from typing import Any
 
 from specllama.base.errors import UsageError
 from specllama.base.ranges import AUTO, Check, either, real, sound, whole, word
+from specllama.core.noise import SeedMode
 from specllama.core.sampling import RANGES, SamplingParams
 from specllama.core.types import Rule
 from specllama.drafters import ALIASES, REGISTRY, DraftSettings
@@ -32,9 +33,15 @@ class Settings:
     drafting: DraftSettings = field(default_factory=DraftSettings)
     rule: Rule = Rule.TOKEN
     seed: int = -1  # of the next answer, one more for each later one; -1 = a random one for each
+    seed_mode: SeedMode = SeedMode.DRAWS
     n_predict: int = -1  # most tokens of an answer; -1 = no limit
     stops: tuple[str, ...] = ()
     think: bool | None = None  # the template's switch; None = its default
+
+    @property
+    def seeded(self) -> bool:
+        """The seed is fixed, and the text depends on the drafts as well."""
+        return self.seed >= 0 and self.seed_mode is SeedMode.DRAWS
 
     @property
     def drafter(self) -> str:
@@ -175,6 +182,7 @@ def require_known(biases: Iterable[int], n_vocab: int) -> None:
 
 
 RULES = tuple(rule.value for rule in Rule)
+SEED_MODES = tuple(mode.value for mode in SeedMode)
 
 # Options have the same names, ranges and texts, see `cli.args.options`.
 SETTINGS: dict[str, Setting] = {
@@ -188,6 +196,13 @@ SETTINGS: dict[str, Setting] = {
     "repeat-last-n": _sampling("repeat_last_n", "how many tokens back penalties look; -1 is all, 0 is off"),
     "logit-bias": _field("params.logit_bias", "add V to the logit of token ID; -inf forbids it", _biases),
     "seed": _field("seed", "seed of the random numbers; -1 takes a random one", whole(-1, MAX_SEED)),
+    "seed-mode": Setting(
+        "same: a seed gives one text with any drafts or none",
+        word(*SEED_MODES),
+        lambda settings: settings.seed_mode.value,
+        lambda settings, value: replace(settings, seed_mode=SeedMode(value)),
+        SEED_MODES,
+    ),
     "predict": _field("n_predict", "most tokens to generate; -1 is no limit", whole(1, special=-1)),
     "stop": _field("stops", r"end the answer before this text; may have escapes such as \n", _stops),
     "spec-type": _field("strategy", "the drafting strategy", strategy, tuple(REGISTRY)),

@@ -41,7 +41,7 @@ from specllama.cli.screen.worker import Worker, interruptible
 from specllama.cli.tuned import hint_at_tuning, measured, say_profile, strategy_text
 from specllama.core.engine import Engine
 from specllama.core.events import Event, Finished, PromptProgress, Reason
-from specllama.core.sampling import RandomChooser
+from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel, Stopper
 from specllama.files.catalog import load_catalog
 from specllama.pairs import setup as pair_setup
@@ -171,6 +171,8 @@ def _answer(
     tokens, starts_thinking = prompt.tokens, prompt.text.rstrip().endswith(THINK)
     params, stops, cancel = sampling.params, tuple(sampling.stop or ()), Cancel()
     seed = secrets.randbits(32) if sampling.seed < 0 else sampling.seed
+    seed_mode = SeedMode(sampling.seed_mode)
+    seeded = sampling.seed >= 0 and seed_mode is SeedMode.DRAWS
     with ExitStack() as stack:
         restore = stack.enter_context(silent_keyboard(out.out))
         stack.enter_context(interruptible(cancel, restore))
@@ -184,6 +186,7 @@ def _answer(
             drafting=draft_settings,
             rule=drafting.rule,
             seed=seed,
+            seed_mode=seed_mode,
             n_predict=sampling.predict,
             stops=stops,
         )
@@ -197,7 +200,7 @@ def _answer(
         events = Engine(models.target, drafter, rule=drafting.rule, cost=setup.cost).generate(
             tokens,
             params,
-            RandomChooser(seed),
+            seed_mode.chooser(seed),
             max_tokens=sampling.predict,
             stopper=stopper,
             cancel=cancel,
@@ -214,7 +217,7 @@ def _answer(
         else:
             kind = RecordView if out.format == "json" else AnswerView
             view = kind(out, answer, figures, live=live)
-        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=sampling.seed >= 0)
+        lesson = Lesson(setup, draft_settings.policy, greedy=params.greedy, seeded=seeded)
         finished = _show(events, view, [record.take, lesson.take, view.take], cancel)
         setup = lesson.learned()
         if out.format == "json":
@@ -233,7 +236,7 @@ def _answer(
         if log is not None:
             logs.keep({**log, **record.header, **record.outcome(finished, answer)}, out)
         # An answer with a fixed seed can be repeated: costs that are complete stay as they are.
-        if finished.reason != "cancelled" and not (setup.looks and sampling.seed >= 0):
+        if finished.reason != "cancelled" and not (setup.looks and seeded):
             for _ in FirstUse(setup, models):  # completes a profile that was made while this answer waited
                 pass
         return finished.reason

@@ -162,7 +162,7 @@ class Engine:
         drafted, n_context = perf_counter(), self.target.length
         rows = self.target.eval((tokens[-1], *draft.tokens), draft.parents)
         evaluated = perf_counter()
-        laws = self._row_laws(rows, tokens, draft, request.params, self.target.end_tokens)
+        laws = self._row_laws(rows, tokens, draft, request.params, self.target.end_tokens, request.choose)
         verdict = laws.settled(self._verify(draft, laws, request.choose, request.rule))
         path = verdict.path
         block = [*(draft.tokens[node] for node in path), verdict.next_token]

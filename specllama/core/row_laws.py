@@ -8,7 +8,8 @@ from specllama.base.errors import NumericsError
 from specllama.core import sampling
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
-from specllama.core.types import Draft, Verdict
+from specllama.core.noise import settled_by
+from specllama.core.types import Chooser, Draft, Verdict
 
 
 class RowLaws(Sequence[Distribution]):
@@ -27,7 +28,11 @@ class RowLaws(Sequence[Distribution]):
         draft: Draft,
         params: sampling.SamplingParams,
         end_tokens: Collection[int] = (),
+        choose: Chooser | None = None,
     ) -> None:
+        """`choose`: what will draw from the laws; `SharedNoise` settles each of them first."""
+        self._n_text = len(tokens)
+        self._settled = settled_by(choose)
         self._nothing = rows.shape[1]  # an id that no token has
         self._end_tokens = end_tokens
         self._rows = rows
@@ -55,13 +60,14 @@ class RowLaws(Sequence[Distribution]):
     def _law(self, row: int) -> Distribution:
         if row > 0 and (token := self._draft.tokens[row - 1]) in self._end_tokens:
             return Distribution.point(token)
-        history = self._recent + self._path(row - 1) if self._params.penalised else ()
+        path = self._path(row - 1) if self._params.penalised or self._settled else ()
         try:
-            return sampling.law(self._rows[row], history, self._params)
+            found = sampling.law(self._rows[row], [*self._recent, *path], self._params)
         except NumericsError:
             if row == 0:
                 raise
             return Distribution.point(self._nothing)
+        return found if self._settled is None else self._settled(found, self._n_text + len(path))
 
     def settled(self, verdict: Verdict) -> Verdict:
         """`verdict` without a row that gives no distribution. If the answer goes on, the next step begins with it."""

@@ -35,7 +35,7 @@ class ChainDrafter:
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens: looked up, drawn, or looked up and then drawn."""
         guesses = list(self.lookup.offer(tokens, min(limit, self.model.n_max)))
-        plan = self.model.plan(tokens, limit, params, [guess.confidence for guess in guesses])
+        plan = self.model.plan(tokens, limit, params, choose, [guess.confidence for guess in guesses])
         given = [guess.token for guess in guesses[: plan.n_given]]
         drawn, laws = self.model.draw(tokens, given, plan, params, choose)
         points = (Distribution.point(token) for token in given)

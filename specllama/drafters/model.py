@@ -11,6 +11,7 @@ from specllama.base.errors import AllForbidden, NumericsError, UsageError
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.kept_prefix import KeptPrefix
+from specllama.core.noise import settled_by
 from specllama.core.sampling import SamplingParams, law, peak_share
 from specllama.core.types import (
     Chooser,
@@ -89,6 +90,7 @@ class ModelReader:
         self._said: list[float] = []  # p of the last committed tokens of this answer
         # By the drafted path to it: confidence and law of a token that was not drawn.
         self._undrawn: dict[tuple[int, ...], tuple[float, Distribution]] = {}
+        self._settled: Callable[[Distribution, int], Distribution] | None = None  # see `noise.settled_by`
         self._fresh = False  # no proposal yet for this answer
         self._barred = False  # a bias forbids every token of the draft in this answer
         self._decisions: list[Decision] = []
@@ -148,6 +150,10 @@ class ModelReader:
             self._say(BROKEN)
         return None
 
+    def _drawn_from(self, q: Distribution, position: int) -> Distribution:
+        """What a token at this position of the text is drawn from: q, or with shared noise the point it settles on."""
+        return q if self._settled is None else self._settled(q, position)
+
     def _own(self, params: SamplingParams) -> SamplingParams:
         """The sampler settings of the draft."""
         if self.temperature is None or self.temperature == params.temperature:
@@ -156,7 +162,8 @@ class ModelReader:
             self._as_own = (params, replace(params, temperature=self.temperature))
         return self._as_own[1]
 
-    def _start_step(self) -> None:
+    def _start_step(self, choose: Chooser) -> None:
+        self._settled = settled_by(choose)
         self._decisions.clear()
         self._notice = ""
 
@@ -199,7 +206,7 @@ class ModelReader:
             q = self._law(row, params.window(tokens, len(tokens) + i), params)
             if q is None:
                 return
-            acceptance = min(1.0, q.prob(tokens[i]) / self._said[i])
+            acceptance = min(1.0, self._drawn_from(q, len(tokens) + i).prob(tokens[i]) / self._said[i])
             learn(confidence_of(row, q, greedy=params.greedy), acceptance)
 
     def _follow(self, seen: Observation, learn: Learn | None) -> None:
@@ -259,13 +266,15 @@ class ModelDrafter(ModelReader):
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """A chain of at most min(limit, n_max) tokens with the law of each draw (None = greedy)."""
-        plan = self.plan(tokens, limit, params)
+        plan = self.plan(tokens, limit, params, choose)
         drawn, laws = self.draw(tokens, (), plan, params, choose)
         return Draft(tuple(drawn), tuple(laws) or None)
 
-    def plan(self, tokens: Sequence[int], limit: int, params: SamplingParams, offer: Sequence[float] = ()) -> DraftPlan:
+    def plan(
+        self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser, offer: Sequence[float] = ()
+    ) -> DraftPlan:
         """Begin a step: what to draft after `tokens`. May probe the model. `offer`: see `Planner.plan`."""
-        self._start_step()
+        self._start_step(choose)
         limit = min(limit, self.n_max)
         lag = self._lag(tokens) if limit > 0 else None
         if self._planner is None:
@@ -308,8 +317,10 @@ class ModelDrafter(ModelReader):
             if q is None:
                 break
             confidence = confidence_of(row, q, greedy=params.greedy and self._asks_confidence)
-            if not self._may_draw(len(given) + len(drawn), confidence):
-                path = (*given, *drawn)
+            path = (*given, *drawn)
+            go_on = self._may_draw(len(path), confidence)
+            q = self._drawn_from(q, len(tokens) + len(path))
+            if not go_on:
                 self._undrawn[path] = (confidence, q)
                 break
             last = token = choose.pick(q)

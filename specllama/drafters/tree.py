@@ -65,6 +65,7 @@ class _Drawing:
     greedy: bool
     n_most: int  # nodes of the tree
     window: Sequence[int]  # what penalties see of the text
+    n_text: int  # tokens of the text
     choose: Chooser
 
 
@@ -117,7 +118,7 @@ class TreeDrafter(ModelReader):
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most `limit` nodes, depth first, with the law of each draw (None = all chosen without chance)."""
-        self._start_step()
+        self._start_step(choose)
         if self._why_chains:
             self._say(self._why_chains)
             self._why_chains = ""  # once, not in every answer
@@ -145,7 +146,7 @@ class TreeDrafter(ModelReader):
         greedy, window = params.greedy, params.window(tokens)
         if greedy:
             params = replace(params, temperature=1.0, top_k=n_most, top_p=1.0, min_p=0.0)
-        how = _Drawing(params, greedy, n_most, window, choose)
+        how = _Drawing(params, greedy, n_most, window, len(tokens), choose)
         self._at, self._n_grown = {}, 0
         level: Sequence[int] = (-1,)
         while level and len(tree.tokens) < n_most:
@@ -196,12 +197,13 @@ class TreeDrafter(ModelReader):
                 confidence *= share * (1.0 - out) / (1.0 - share * out)
             go_on = self.policy.go_on_tree(parent, confidence)
             self._decisions.append(Decision(len(path), confidence, go_on))
+            one = Distribution.point(_likeliest(left)) if how.greedy else self._drawn_from(left, how.n_text + len(path))
             if not go_on:
                 if not siblings:
-                    self._undrawn[tuple(path)] = (confidence, Distribution.point(_likeliest(q)) if how.greedy else q)
+                    self._undrawn[tuple(path)] = (confidence, one)
                 return
-            token = _likeliest(left) if how.greedy else how.choose.pick(left)
-            tree.add(token, parent, None if how.greedy else q)
+            token = how.choose.pick(one)
+            tree.add(token, parent, None if how.greedy or self._settled else q)
             siblings.append(token)
 
     def observe(self, seen: Observation) -> None:

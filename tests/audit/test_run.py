@@ -175,7 +175,7 @@ def test_what_could_not_be_measured_is_reported() -> None:
 
 def test_an_interrupted_audit_reports_what_was_done() -> None:
     """Prevents: no result after Ctrl-C, or a part that is taken for the whole."""
-    for n_seen, parts in ((3, ["greedy"]), (10, ["greedy", "laws"])):
+    for n_seen, parts in ((3, ["greedy"]), (13, ["greedy", "laws"])):
         what = subject()
         items = []
         for item in audit.run(what, TINY, {}):
@@ -213,7 +213,8 @@ def test_a_near_tie_is_reported_and_is_no_bug() -> None:
     runs = tuple(audit_greedy.compare(jittery, TINY))
     parted = [run.difference for run in runs if run.difference]
     assert parted
-    assert all(each.near_tie and each.gap < 0.01 and each.moved > 0.0 for each in parted)
+    assert all(each.near_tie and each.moved > 0.0 for each in parted)
+    assert all(run.difference.gap < 0.01 for run in runs if run.difference and not run.same_seed)
     assert all(each.reread <= 0.0 for each in parted), "the same blocks say the same without a draft"
     assert AuditReport(about={}, greedy=runs).passed
 

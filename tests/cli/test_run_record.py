@@ -75,6 +75,17 @@ def test_the_rule_reaches_the_engine(specllama: Run, pair: Pair) -> None:
     assert len({record_of(specllama(*args, "--verify-rule", rule.value))["text"] for rule in Rule}) == 3
 
 
+def test_one_seed_gives_one_text_with_any_drafts(specllama: Run, pair: Pair) -> None:
+    """Prevents: `--seed-mode same` without effect on target or draft."""
+    args = ["run", *pair.options, "--raw", "abc", "-n", "40", "--seed", "4", "--seed-mode", "same", *ENDLESS, "--json"]
+    ways = (("--spec-type", "none"), ("--draft-max", "3"), ("--draft-max", "8", "--verify-rule", "match"))
+    records = [record_of(specllama(*args, *way)) for way in ways]
+    assert len({record["text"] for record in records}) == 1
+    assert records[1]["acceptance"]["accepted"] > 0
+    assert records[0]["settings"]["seed_mode"] == "same"
+    assert records[0]["text"] != record_of(specllama(*args, "--spec-type", "none", "--seed", "5"))["text"]
+
+
 def test_jsonl_is_enough_to_replay_the_run(specllama: Run, pair: Pair) -> None:
     """Prevents: an event log from which the answer cannot be rebuilt, or that contradicts itself."""
     args = ["run", *pair.options, "--raw", "abc", "-n", "30", "--seed", "9", *ENDLESS]

@@ -331,7 +331,9 @@ def test_a_probe_ends_at_a_row_without_a_law() -> None:
 def test_without_a_planner_an_offer_is_taken_from_a_fair_chance_on(confidence: float, n_given: int) -> None:
     """An unlikely guess before a model that would have been right."""
     drafter = chain_of(None).model
-    assert drafter.plan(TOKENS, 4, SAMPLED, [confidence, 1.0, 0.1]) == DraftPlan(2 * n_given, 4 - 2 * n_given)
+    assert drafter.plan(TOKENS, 4, SAMPLED, RandomChooser(0), [confidence, 1.0, 0.1]) == DraftPlan(
+        2 * n_given, 4 - 2 * n_given
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

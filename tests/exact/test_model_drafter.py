@@ -229,7 +229,7 @@ def test_a_full_draft_context_is_explained() -> None:
     assert "4" in small.report().notice
     assert small.propose(TOKENS, 2, PLAIN, RandomChooser(0)) == Draft()
     assert small.report().notice == "", "once"
-    assert small.plan(TOKENS, 2, PLAIN) == DraftPlan()
+    assert small.plan(TOKENS, 2, PLAIN, RandomChooser(0)) == DraftPlan()
 
 
 @pytest.mark.parametrize("begun", [True, False])

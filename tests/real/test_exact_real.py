@@ -10,15 +10,32 @@ Anything else is a bug.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from specllama import Chooser, Draft, Engine, Observation, RandomChooser, Rule, SamplingParams, StepEvent, TokenEvent
+from specllama import (
+    Chooser,
+    Draft,
+    Engine,
+    Observation,
+    RandomChooser,
+    Rule,
+    SamplingParams,
+    SharedNoise,
+    StepEvent,
+    TokenEvent,
+)
+from specllama.audit.chi_square import of_law
 from specllama.audit.greedy import Control, control
+from specllama.audit.reference import target_law
 from specllama.audit.report import NEAR_TIE
 from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
+from specllama.core.no_drafter import NoDrafter
+from specllama.drafters import REGISTRY, DraftSettings
+from specllama.drafters.length import DraftLength
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import LlamaModel, own_kernels
 from tests.real.conftest import DRAFT, SMALL, TARGET, WINDOWED
@@ -118,6 +135,47 @@ def test_a_model_accepts_itself(open_model: OpenModel, name: str) -> None:
                 gap, moved = near_tie(target, prompt, before, said[-1], event.drafted[event.accepted])
                 pytest.fail(f"step {event.step} rejected its own token; gap {gap:.4f}, blocks move {moved:.4f}")
     assert len(steps) >= 50
+
+
+SEEDS = range(20)
+SAMPLED = SamplingParams(temperature=1.0, top_k=40, top_p=0.95, repeat_penalty=1.1)
+
+
+def seeded(engine: Engine, prompt: Sequence[int], seed: int, n_tokens: int) -> list[int]:
+    """The tokens of an answer with the noise of a seed."""
+    events = engine.generate(prompt, SAMPLED, SharedNoise(seed), max_tokens=n_tokens)
+    return [event.token for event in events if isinstance(event, TokenEvent)]
+
+
+def test_one_seed_gives_one_text_with_any_drafts(open_model: OpenModel) -> None:
+    """Prevents: `--seed-mode same` that depends on the drafter, its temperature or its length, or repeats a text."""
+    target, twin = open_model(SMALL), open_model(SMALL, n_ctx=4095)
+    prompt = chat(target, PROMPTS[7])
+    engine = Engine(target, rule=Rule.BLOCK)
+    texts: list[list[int]] = []
+    for seed in SEEDS:
+        engine.drafter = NoDrafter()
+        plain = seeded(engine, prompt, seed, 16)
+        texts.append(plain)
+        for strategy in ("lookup", "draft-simple", "chain", "tree"):
+            settings = DraftSettings(length=DraftLength(1 + seed % 6), temperature=1.5, n_leaves=target.caps.max_leaves)
+            engine.drafter = REGISTRY[strategy].make(twin, settings)
+            ours = seeded(engine, prompt, seed, 16)
+            assert ours == plain or own_kernels() is None, (strategy, seed)
+    assert len(set(map(tuple, texts))) > len(SEEDS) // 2
+
+
+def test_tokens_of_many_seeds_follow_the_targets_law(open_model: OpenModel) -> None:
+    """Prevents: noise that is right on average over positions and biased at one."""
+    target, twin = open_model(SMALL), open_model(SMALL, n_ctx=4095)
+    prompt = chat(target, PROMPTS[7])
+    target.truncate(0)
+    target.feed(prompt[:-1])
+    p = target_law(target.eval(prompt[-1:])[0], prompt, SAMPLED)
+    engine = Engine(target, ModelDrafter(twin, n_max=1, temperature=1.5), rule=Rule.BLOCK)
+    said = Counter(seeded(engine, prompt, seed, 2)[0] for seed in range(400))
+    test = of_law(said, p)
+    assert not test.surprising, test
 
 
 def no_end(model: LlamaModel) -> dict[int, float]:

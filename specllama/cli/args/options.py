@@ -92,6 +92,7 @@ FREQUENCY_PENALTY = _setting("frequency-penalty", "--frequency-penalty X")
 REPEAT_LAST_N = _setting("repeat-last-n", "--repeat-last-n N")
 LOGIT_BIAS = Option("--logit-bias ID=V", f"A{SETTINGS['logit-bias'].help[1:]}; repeatable.", logit_bias)
 SEED = _setting("seed", "-s --seed N")
+SEED_MODE = _setting("seed-mode", "--seed-mode MODE", "; draws: faster, but other drafts draw another text.")
 PREDICT = _setting("predict", "-n --predict N", also="--max-tokens --n-predict")
 STOP = Option("--stop TEXT", f"E{SETTINGS['stop'].help[1:]}; repeatable.", stop_string, also="-r --reverse-prompt")
 
@@ -255,6 +256,7 @@ class SamplingOptions(LawOptions):
     """How an answer is sampled, and where it ends."""
 
     seed: Annotated[int, SEED] = -1
+    seed_mode: Annotated[str, SEED_MODE] = "draws"
     predict: Annotated[int, PREDICT] = -1
     stop: Annotated[list[str] | None, STOP] = None
 

@@ -85,11 +85,13 @@ def _about(report: AuditReport) -> Iterator[str]:
 
 
 def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
-    same = sum(run.difference is None for run in runs)
+    same = sum(run.difference is None and not run.failure for run in runs)
     n_prompts, n_drafted = len({run.prompt for run in runs}), sum(run.n_drafted for run in runs)
-    yield from ("## Greedy: the same text with and without drafts", "")
+    n_seeded = sum(run.same_seed for run in runs)
+    seeded = f", {n_seeded} of them with --seed-mode same" if n_seeded else ""
+    yield from ("## Greedy, and one seed: the same text with and without drafts", "")
     yield from _prose(
-        f"{same} of {counted(len(runs), 'answer')} ({counted(n_prompts, 'prompt')}, "
+        f"{same} of {counted(len(runs), 'answer')}{seeded} ({counted(n_prompts, 'prompt')}, "
         f"K = {min(run.n_max for run in runs)} to {max(run.n_max for run in runs)}) equal the plain ones token by "
         f"token; {sum(run.n_accepted for run in runs)} of {counted(n_drafted, 'drafted token')} were accepted."
     )
@@ -98,15 +100,16 @@ def _greedy(runs: Sequence[GreedyRun]) -> Iterator[str]:
         return
     yield from _prose(
         "Where two texts differ, the control reads the text without a draft, token by token and in blocks. If blocks "
-        "change the difference of the two logits by half of their gap or more, it is a near-tie of this build; "
+        "change the difference of the two scores by half of their gap or more, it is a near-tie of this build; "
         "anything else is a bug. The last figure is the gap in the blocks of the answer, read again without a draft. "
         "A negative gap means they pick the other token."
     )
     for run, found in parted:
         yield from _item(
-            f"{'near-tie' if found.near_tie else 'BUG'}: {run.prompt}, {run.strategy}, {run.rule}, K = {run.n_max}, "
-            f"token {found.at}: {found.plain_text!r} plain, {found.our_text!r} with drafts; gap {found.gap:.4f}, of "
-            f"the top two {found.top_gap:.4f}; blocks change it by {found.moved:.4f}; same blocks {found.reread:.4f}"
+            f"{'near-tie' if found.near_tie else 'BUG'}: {run.kind}, {run.prompt}, {run.strategy}, {run.rule}, "
+            f"K = {run.n_max}, token {found.at}: {found.plain_text!r} plain, {found.our_text!r} with drafts; "
+            f"gap {found.gap:.4f}, of the top two {found.top_gap:.4f}; blocks change it by {found.moved:.4f}; "
+            f"same blocks {found.reread:.4f}"
         )
     yield ""
 

@@ -267,6 +267,8 @@ def wishes_of(subject: BenchSubject, drafting: BenchDrafting, sampling: BenchSam
         # Only the token rule decides on every token separately.
         if set(rules) - {"block", "token"}:
             raise UsageError("--synthetic needs the token rule", hint="omit --verify-rule")
+        if "same" in sampling.seed_mode:
+            raise UsageError("--synthetic draws at random", hint="omit --seed-mode")
         rules = ("token",)
     return Wishes(
         loads=loads_of(hardware),
@@ -277,6 +279,7 @@ def wishes_of(subject: BenchSubject, drafting: BenchDrafting, sampling: BenchSam
         auto_strategy=subject.auto_strategy,
         auto_draft=max(len(subject.drafts) - 1, 0) if len(subject.drafts) > subject.n_swept else 0,
         rules=rules,
+        seed_modes=sampling.seed_mode,
         temperatures=sampling.temp,
         depths=runs.depth,
         n_prompt=runs.prompt_length,

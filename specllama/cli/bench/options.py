@@ -76,6 +76,7 @@ class BenchSampling(SamplingOptions):
     seed: Annotated[
         int, replace(shared.SEED, help="Seed; every prompt and repetition derives its own.", check=whole(0))
     ] = 0
+    seed_mode: Annotated[Any, shared.SEED_MODE.many("What a seed fixes: draws, or one text (same).")] = "draws"
     predict: Annotated[
         Any,
         replace(shared.PREDICT, also=shared.PREDICT.also + " --n-gen").many(

@@ -280,6 +280,7 @@ def _csv_record(report: BenchReport, row: BenchRow) -> dict[str, object]:
         "spec_type": arm.spec_type,
         "n_max": arm.length.to_json(),
         "verify_rule": arm.verify_rule,
+        "seed_mode": arm.seed_mode,
         "draft": report.plan.drafts[arm.draft] if arm.draft is not None else "",
         **asdict(report.plan.loads[arm.load]),
         **asdict(condition),

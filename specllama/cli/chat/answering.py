@@ -292,7 +292,7 @@ class ChatState:
         record = Record(self.header())
         self._tell_profile()
         settings = session.settings
-        greedy, seeded = settings.params.greedy, settings.seed >= 0
+        greedy, seeded = settings.params.greedy, settings.seeded
         lesson = Lesson(self.opened.setup, settings.drafting.policy, greedy=greedy, seeded=seeded)
         finished: Finished | None = None
         keyboard = self.keyboard

@@ -44,6 +44,7 @@ from specllama.cli.screen.ending import is_hung_up
 from specllama.cli.screen.keyboard import Keyboard, held_keyboard
 from specllama.cli.screen.output import Output, open_output
 from specllama.cli.tuned import hint_at_tuning, say_profile
+from specllama.core.noise import SeedMode
 from specllama.core.types import Cancel
 from specllama.drafters import DraftSettings
 from specllama.files import hub
@@ -161,6 +162,7 @@ def _settings(sampling: SamplingOptions, drafting: Drafting) -> Settings:
         drafting=DraftSettings(p_min=drafting.p_min, temperature=drafting.temperature),
         rule=drafting.rule,
         seed=sampling.seed,
+        seed_mode=SeedMode(sampling.seed_mode),
         n_predict=sampling.predict,
         stops=tuple(sampling.stop or ()),
     )
