@@ -20,7 +20,10 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.stats import SpecStats
 from specllama.core.types import Chooser, LanguageModel, Rule
 from specllama.derive import make as derive
+from specllama.drafters.lookup import LookupDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.shape import FixedShape
+from specllama.drafters.tree import TreeDrafter
 from specllama.llama import LlamaModel
 from specllama.pairs.derived import Recipe
 from specllama.pairs.draft_in_target_ids import in_target_ids, read_vocab_map
@@ -36,6 +39,8 @@ pytestmark = pytest.mark.slow
 LETTERS = tiny.letters(7)  # a, b, c, d and three special tokens, the last two of which end an answer
 N_LETTERS = 57  # of the models with more to say
 PROMPT = (0, 2, 1, 3, 0)
+TREES = {"max_leaves": 8}  # as a model is loaded for them
+SHAPES = [(-1, -1), (-1, -1, 0, 0), (-1, -1, 1, 0, 2), (-1, -1, 0, 0, 1, 2, 3, 3)]
 FILTERED = SamplingParams(
     temperature=0.9, top_k=4, top_p=0.97, min_p=0.03, repeat_penalty=1.3, presence_penalty=0.2, repeat_last_n=3
 )
@@ -55,6 +60,18 @@ class Tiny:
         self.draft.truncate(0)
         drafter = ModelDrafter(self.draft, n_max=n_max, vocab_size=self.target.vocab_size)
         return Engine(self.target, drafter if n_max else None, rule=rule)
+
+    def tree_engine(self, parents: Sequence[int], rule: Rule = Rule.BLOCK, *, lookup: bool = True) -> Engine:
+        """The same with trees of this shape, and looked-up tokens beside the model's."""
+        self.target.truncate(0)
+        self.draft.truncate(0)
+        caps = self.target.caps
+        assert caps.tree
+        assert self.draft.caps.tree
+        shape, n_vocab = FixedShape(parents), self.target.vocab_size
+        offers = LookupDrafter(n_max=4) if lookup else None
+        drafter = TreeDrafter(self.draft, shape, lookup=offers, n_leaves=caps.max_leaves, vocab_size=n_vocab)
+        return Engine(self.target, drafter, rule=rule)
 
     def plain_law(self, params: SamplingParams, n_max: int, prompt: History = PROMPT) -> dict[Answer, float]:
         """The law of plain decoding's answer, by enumeration through the target."""
@@ -93,7 +110,7 @@ def unending(engine: Engine) -> SamplingParams:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     """A target and a draft that agree about four times in five, over few enough tokens to enumerate."""
     target, draft = tiny.write_pair(tmp_path_factory.mktemp("pair"), vocabulary=LETTERS)
-    with tiny.load(target) as loaded_target, tiny.load(draft) as loaded_draft:
+    with tiny.load(target, **TREES) as loaded_target, tiny.load(draft, **TREES) as loaded_draft:
         yield Tiny(loaded_target, loaded_draft)
 
 
@@ -103,7 +120,7 @@ def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     target, draft = tiny.write_pair(
         tmp_path_factory.mktemp("talkers"), vocabulary=tiny.letters(N_LETTERS + 3), noise=0.15
     )
-    with tiny.load(target) as loaded_target, tiny.load(draft) as loaded_draft:
+    with tiny.load(target, **TREES) as loaded_target, tiny.load(draft, **TREES) as loaded_draft:
         yield Tiny(loaded_target, loaded_draft)
 
 
@@ -111,7 +128,7 @@ def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     """The same file loaded twice."""
     path = tiny.write_model(tmp_path_factory.mktemp("twins") / "model.gguf", vocabulary=LETTERS, seed=5)
-    with tiny.load(path, n_ctx=512) as target, tiny.load(path, n_ctx=512) as draft:
+    with tiny.load(path, n_ctx=512, **TREES) as target, tiny.load(path, n_ctx=512, **TREES) as draft:
         yield Tiny(target, draft)
 
 
@@ -165,6 +182,40 @@ def test_greedy_answers_are_those_of_plain_decoding(talkers: Tiny, n_max: int) -
         assert found == tokens
         n_rejected += stats.n_rejected
     assert n_rejected > 5, "a pair that always agrees shows nothing"
+
+
+@pytest.mark.parametrize(("rule", "n_tokens"), [(Rule.TOKEN, 4), (Rule.BLOCK, 4), (Rule.MATCH, 3)])
+def test_the_enumerated_law_of_trees_is_that_of_the_target(pair: Tiny, rule: Rule, n_tokens: int) -> None:
+    """The same for rows of branches, a KV after any path, and a draft that grows its own tree."""
+
+    def run(choose: Chooser) -> Answer:
+        return answer(pair.tree_engine((-1, -1, 0), rule), NARROW, choose, n_tokens)
+
+    found, expected = law_of(run), pair.plain_law(NARROW, n_tokens)
+    assert found.keys() == expected.keys()
+    assert tv(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_answers_with_trees_are_those_of_plain_decoding(talkers: Tiny, shape: Sequence[int]) -> None:
+    """A losing branch in either KV, after many steps with paths of every kind."""
+    rng = np.random.default_rng(len(shape))
+    prompts = [tuple(rng.integers(0, N_LETTERS, size=int(rng.integers(1, 40))).tolist()) for _ in range(6)]
+    plain = talkers.engine(0)
+    expected = [stats_of(plain, prompt, 60)[0] for prompt in prompts]
+    engine, paths = talkers.tree_engine(shape), set[tuple[int, ...] | None]()
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        events = list(engine.generate(prompt, unending(engine), RandomChooser(0), max_tokens=60))
+        assert tuple(event.token for event in events if isinstance(event, TokenEvent)) == tokens
+        paths |= {event.path for event in events if isinstance(event, StepEvent)}
+    assert any(path and path != tuple(range(len(path))) for path in paths), "a path that is not the first"
+
+
+def test_a_model_that_drafts_trees_for_itself_is_accepted_throughout(twins: Tiny) -> None:
+    """A hole or a leftover cell after a tree changes the draft's logits and shows as a rejection."""
+    _, stats = stats_of(twins.tree_engine((-1, -1, 0, 0, 2), lookup=False), PROMPT, 120)
+    assert (stats.n_rejected, stats.n_accepted) == (0, stats.n_emitted - stats.n_steps)
+    assert stats.n_steps == 31, "three of five nodes a step; at the end no more nodes than tokens that are left"
 
 
 @pytest.mark.parametrize("n_max", [1, 4])
