@@ -139,9 +139,12 @@ class LookupDrafter:
             n_leaves += rank > 0
             guess, after = family[rank]
             yield guess
-            wait(reach * (1.0 - guess.confidence), depth, rank + 1, family)
-            wait(reach * guess.confidence, depth + 1, 0, self._family(after, n_guesses, max_leaves, at_end=False))
+            if max_leaves > 1:
+                wait(reach * (1.0 - guess.confidence), depth, rank + 1, family)
             n_guesses += 1
+            if n_guesses < limit:
+                below = self._family(after, n_guesses - 1, max_leaves, at_end=False)
+                wait(reach * guess.confidence, depth + 1, 0, below)
 
     def _family(self, match: Match, parent: int, width: int, *, at_end: bool) -> list[tuple[LookupGuess, Match]]:
         """The guesses of what follows `match`, the most frequent first, with the matches that they lead to.

@@ -66,7 +66,8 @@ def test_a_lookup_is_expected_to_cost_nothing_but_its_checking() -> None:
     predicted, bound = expected(lookup, stats, COSTS)
     assert predicted == pytest.approx(16 / (3 * 1.4 + 1.0))
     assert bound == pytest.approx(predicted)
-    assert expected(replace(lookup, spec_type="chain"), stats, COSTS) == (None, None)
+    for mixed in ("chain", "tree"):
+        assert expected(replace(lookup, spec_type=mixed), stats, COSTS) == (None, None)
 
 
 def test_weights_are_read_once_a_step_by_the_target_and_once_a_token_by_the_draft() -> None:

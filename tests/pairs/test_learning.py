@@ -76,6 +76,18 @@ def test_the_passes_of_an_answer_are_taken_apart() -> None:
     assert passes.draft_s == [(pytest.approx(0.3), 3, False), (pytest.approx(0.3), 4, True)]
 
 
+def test_the_passes_of_a_tree_teach_the_target_and_not_the_draft() -> None:
+    """Prevents: a draft that seems cheap because a level of a tree, with a question for every node, is one pass."""
+    passes = Passes()
+    for number in range(4):
+        grown = tuple(Decision(depth, 0.9, True) for depth in (0, 0, 1, 1, 1))
+        passes.take(replace(step(number, 5, 2, 1.0, 0.4), parents=(-1, 0, 0, -1, 3), path=(0, 1), decisions=grown))
+    assert dict(passes.eval_s) == {6: [1.0] * 3}
+    assert passes.draft_s == []
+    passes.take(step(4, 3, 0, 1.0, 0.4))
+    assert passes.draft_s == [], "the chain after a tree reads what the draft did not"
+
+
 def test_a_machine_as_measured_teaches_nothing_new() -> None:
     """Prevents: a profile, and with it the text of a seed, that changes after every answer."""
     profile, rng = replace(PROFILE, source="thorough"), random.Random(1)
