@@ -367,19 +367,23 @@ def word_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def derived_pair(files: tuple[Path, Path], recipe: Recipe, folder: Path) -> Iterator[tuple[Tiny, Path]]:
     """The target with a draft derived by `recipe`, and the draft's file."""
     path = derive.build(files[1], recipe, folder, lambda _what, _share: None)
-    with tiny.load(files[0]) as target, tiny.load(path) as draft:
+    with tiny.load(files[0], **TREES) as target, tiny.load(path, **TREES) as draft:
         yield Tiny(target, in_target_ids(target, draft)), path
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-@pytest.mark.parametrize("n_max", [1, 3])
+@pytest.mark.parametrize(("n_max", "shape"), [(1, ()), (3, ()), (3, (-1, -1, 0))])
 def test_the_enumerated_law_with_a_derived_draft_is_the_targets(
-    word_files: tuple[Path, Path], tmp_path: Path, recipe: Recipe, n_max: int
+    word_files: tuple[Path, Path], tmp_path: Path, recipe: Recipe, n_max: int, shape: Sequence[int]
 ) -> None:
     """Wrongly mapped ids, tokens without a row, a spelling out of place: then q is not the law that was drawn from."""
     with derived_pair(word_files, recipe, tmp_path) as (models, path):
-        found = law_of(lambda choose: answer(models.engine(n_max, Rule.TOKEN), NARROW, choose, 2, WORDS_PROMPT))
-        expected = models.plain_law(NARROW, 2, WORDS_PROMPT)
+
+        def run(choose: Chooser) -> Answer:
+            engine = models.tree_engine(shape, Rule.TOKEN) if shape else models.engine(n_max, Rule.TOKEN)
+            return answer(engine, NARROW, choose, 2, WORDS_PROMPT)
+
+        found, expected = law_of(run), models.plain_law(NARROW, 2, WORDS_PROMPT)
     assert found.keys() == expected.keys()
     assert tv(found, expected) < 1e-5
     if recipe.n_vocab:
@@ -389,12 +393,14 @@ def test_the_enumerated_law_with_a_derived_draft_is_the_targets(
         assert said - set(kept.tolist()), "the test needs answers with tokens that the draft lacks"
 
 
+@pytest.mark.parametrize("shape", [(), (-1, -1, 0, 0, 1)])
 def test_greedy_answers_with_a_cut_draft_are_those_of_plain_decoding(
-    word_files: tuple[Path, Path], tmp_path: Path
+    word_files: tuple[Path, Path], tmp_path: Path, shape: Sequence[int]
 ) -> None:
     """A draft that loses its place after tokens that it has to spell."""
     with derived_pair(word_files, Recipe(n_vocab=512), tmp_path) as (models, _):
         expected, _ = stats_of(models.engine(0), WORDS_PROMPT, 60)
-        found, stats = stats_of(models.engine(3, Rule.TOKEN), WORDS_PROMPT, 60)
+        engine = models.tree_engine(shape, Rule.TOKEN) if shape else models.engine(3, Rule.TOKEN)
+        found, stats = stats_of(engine, WORDS_PROMPT, 60)
     assert found == expected
     assert stats.n_drafted > stats.n_accepted

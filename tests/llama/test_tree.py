@@ -11,8 +11,13 @@ import pytest
 from specllama import llama
 from specllama.base.errors import BackendError, ContextFull, Interrupted, MemoryShort, UnsupportedModel, UsageError
 from specllama.core.arrays import FloatArray
+from specllama.core.engine import Engine
+from specllama.core.events import StepEvent, TokenEvent
+from specllama.core.sampling import RandomChooser, SamplingParams
+from specllama.drafters.shape import FixedShape
 from specllama.drafters.token_map import NO_TOKEN
 from specllama.drafters.translated import TranslatedModel
+from specllama.drafters.tree import TreeDrafter
 from specllama.llama import LlamaModel
 from specllama.llama import model as llama_model
 from tests import tiny
@@ -201,6 +206,32 @@ def test_rows_of_a_tree_do_not_depend_on_the_threads(folder: Path) -> None:
     assert np.array_equal(found[0], found[2])
     assert np.array_equal(found[1], found[3])
     assert np.array_equal(found[0], found[1][:7])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHES)
+def test_a_greedy_answer_drafted_with_trees_is_the_answer_without(tmp_path: Path, arch: str) -> None:
+    """Prevents: text that depends on the branches beside it, in the whole engine: verify, keep, draft, grow."""
+    window = {"sliding_window": 64} if arch == "gemma3" else {}
+    sizes = {"vocabulary": tiny.letters(N_VOCAB), "n_embd": 64, "n_head": 4, "n_head_kv": 2, "n_ctx": 1024}
+    files = [tmp_path / "t.gguf", tmp_path / "d.gguf"]
+    for path, made in zip(files, tiny.write_pair(tmp_path, arch=arch, noise=0.2, **sizes, **window), strict=True):
+        llama.requantize(made, path, "q4_0")
+    with opened(files[0]) as target, opened(files[1]) as draft:
+        if not target.plan.kernels:
+            pytest.skip("no kernels on this machine")
+        bias = dict.fromkeys(target.end_tokens, -np.inf)
+        params = SamplingParams(temperature=0.0, repeat_penalty=1.3, repeat_last_n=8, logit_bias=bias)
+        shape = FixedShape((-1, -1, -1, 0, 0, 1, 3))
+        drafter = TreeDrafter(draft, shape, n_leaves=MAX_LEAVES, vocab_size=N_VOCAB)
+        texts, paths = [], []
+        for engine in (Engine(target, drafter), Engine(target)):
+            events = list(engine.generate(text_of(30), params, RandomChooser(0), max_tokens=80))
+            texts.append([event.token for event in events if isinstance(event, TokenEvent)])
+            paths += [event.path for event in events if isinstance(event, StepEvent) and event.path]
+        assert texts[0] == texts[1]
+        assert any(path != tuple(range(len(path))) for path in paths)
+        assert any(len(path) > 1 for path in paths)
 
 
 @pytest.fixture
