@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from specllama.base.text import counted
 from specllama.bench.report import Arm, BenchPlan, Condition, Load, PlannedPrompt
-from specllama.drafters import REGISTRY
+from specllama.drafters import REGISTRY, TREE
 from specllama.drafters.length import DraftLength
 from specllama.prompts.load import BenchPrompt
 
@@ -72,7 +72,8 @@ def _settings(wishes: Wishes) -> Iterable[tuple[str, int | None, DraftLength, st
     for (rule, mode), length in product(ways, (each for each in wishes.lengths if each.longest)):
         strategies: Sequence[str] = wishes.strategies
         if length.is_auto:
-            strategies = (wishes.auto_strategy,) if wishes.auto_strategy else ()
+            own = wishes.auto_strategy
+            strategies = (own, *(TREE,) * (TREE in wishes.strategies)) if own else ()
         for strategy in strategies:
             # The controller's profile was measured with one draft.
             swept = range(len(wishes.drafts[: wishes.n_swept]))
@@ -91,7 +92,8 @@ def arms(wishes: Wishes) -> tuple[Arm, ...]:
         found.append(Arm(name=" ".join(["plain", *where]), load=index))
         for strategy, draft, length, rule, mode in settings:
             words = ["auto" if length.is_auto else f"K={length}"]
-            if not length.is_auto and (len(strategies) > 1 or strategy != "draft-simple"):
+            named = strategy == TREE if length.is_auto else len(strategies) > 1 or strategy != "draft-simple"
+            if named:
                 words.append(strategy)
             if draft is not None and not length.is_auto and len(wishes.drafts[: wishes.n_swept]) > 1:
                 words.append(wishes.drafts[draft])

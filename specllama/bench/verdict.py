@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specllama.base.text import counted
 from specllama.bench.report import ALL, Arm, BenchReport, Condition, Interval, Pick
+from specllama.drafters import TREE
 
 CLEAR = 1.02  # a smaller gain is not noticeable
 
@@ -89,6 +90,8 @@ def _advice(report: BenchReport) -> str:
         clear = bool(drafts) and all(speedup.sure and speedup.value < 1.0 for speedup in drafts)
         return " Use --spec-type none." if clear else ""
     sure = all(pick.confirmed and pick.confirmed.sure and pick.confirmed.value > CLEAR for pick in report.picks)
+    if sure and arm.spec_type == TREE:
+        return f" Use --tree {arm.length}."
     if not sure or arm.length.is_auto:
         return ""
     length = f"--spec-draft-n-max {arm.length}"

@@ -12,6 +12,7 @@ from specllama.cli.args.options import DraftOptions, HardwareOptions, ModelOptio
 from specllama.cli.screen.output import Output
 from specllama.cli.screen.status import StatusLine, watching
 from specllama.core.types import Rule
+from specllama.drafters import TREE
 from specllama.pairs.ask import Ask, Drafting, Hardware, Names
 from specllama.pairs.setup import Listener
 
@@ -20,9 +21,10 @@ _SOON_S = 0.3  # work that is done by then is not mentioned
 
 def ask_of(models: ModelOptions, drafting: DraftOptions, hardware: HardwareOptions) -> Ask:
     """What the option groups ask for."""
+    tree = drafting.tree
     wanted = Drafting(
-        spec_type=drafting.spec_type,
-        length=drafting.spec_draft_n_max,
+        spec_type=drafting.spec_type if tree is None else TREE,
+        length=drafting.spec_draft_n_max if tree is None else tree,
         p_min=drafting.spec_draft_p_min,
         temperature=drafting.draft_temp,
         rule=Rule(drafting.verify_rule),

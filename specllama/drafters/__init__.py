@@ -13,6 +13,7 @@ from specllama.drafters.lookup import LOOKUP_P_MIN, LookupDrafter
 from specllama.drafters.model import FIRST_TOKEN_FIRST, ModelDrafter
 from specllama.drafters.shape import FixedShape, TreePolicy, best_shape
 from specllama.drafters.tree import TreeDrafter
+from specllama.drafters.tree_controller import TreeController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class DraftSettings:
     # If the draft model has at least so many tokens to read, the first step of an answer has no draft.
     n_at_once: int = FIRST_TOKEN_FIRST
     n_leaves: int = 1  # most leaves of a tree that the target evaluates; 1 = chains
-    tree: TreePolicy | None = None  # decides which tree; None = always the one that `length` nodes are best spent on
+    # Decides which tree; None = the policy, if it is a TreeController, else the best tree of so many nodes as `length`.
+    tree: TreePolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ def _make_chain_drafter(model: LanguageModel | None, settings: DraftSettings) ->
 
 def _make_tree_drafter(model: LanguageModel | None, settings: DraftSettings) -> TreeDrafter:
     assert model is not None, "a drafter that needs a draft model was made without one"
+    policy = settings.policy if isinstance(settings.policy, TreeController) else None
     return TreeDrafter(
         model,
-        settings.tree or FixedShape(best_shape(settings.length.longest)),
+        settings.tree or policy or FixedShape(best_shape(settings.length.longest)),
         lookup=_make_lookup_drafter(None, settings),
         n_leaves=settings.n_leaves,
         temperature=settings.temperature,
@@ -79,6 +82,7 @@ def _make_tree_drafter(model: LanguageModel | None, settings: DraftSettings) -> 
     )
 
 
+TREE = "tree"
 SIMPLE = "draft-simple"  # its draft speaks the target's token ids
 TRANSLATED = "draft-tli"  # its draft has a tokenizer of its own
 
@@ -86,7 +90,7 @@ REGISTRY: dict[str, Strategy] = {
     SIMPLE: Strategy(True, "a smaller model drafts by sampling", _make_model_drafter),
     "lookup": Strategy(False, "copies what followed the same words earlier in the text", _make_lookup_drafter),
     "chain": Strategy(True, "lookup where it matches, the smaller model elsewhere", _make_chain_drafter),
-    "tree": Strategy(True, "a smaller model and lookups draft several continuations at once", _make_tree_drafter),
+    TREE: Strategy(True, "a smaller model and lookups draft several continuations at once", _make_tree_drafter),
     TRANSLATED: Strategy(True, "a smaller model of another tokenizer drafts the tokens both have", _make_tli_drafter),
     "none": Strategy(False, "plain decoding", lambda _model, _settings: NoDrafter()),
 }

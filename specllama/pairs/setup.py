@@ -17,10 +17,11 @@ from specllama.base.text import counted
 from specllama.chat import template
 from specllama.core.gain import Cost, unmeasured
 from specllama.core.types import Cancel, Drafter, DraftPolicy
-from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
+from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, TREE, DraftSettings
 from specllama.drafters.calibration import Calibration
 from specllama.drafters.controller import PROBE_TOKENS, UNMEASURED, Controller, CostProfile, rows_of
 from specllama.drafters.length import NO_DRAFTS, TUNED, DraftLength
+from specllama.drafters.tree_controller import TreeController
 from specllama.files import hub, hub_cache
 from specllama.files.catalog import load_catalog
 from specllama.files.inventory import known_checksum_of
@@ -37,6 +38,7 @@ from specllama.pairs.naming import Wanted, named
 from specllama.pairs.profile import LOOKUP_ALONE, Profile, ProfileKey
 
 N_CTX = 4096  # unless an option or the pair says otherwise
+LEAVES = 16  # most of a tree: each is a sequence in llama.cpp's cache
 FREE_SHARE = 0.9  # of the free memory: what a context of 0 may take
 
 
@@ -103,6 +105,8 @@ def choose(ask: Ask, listener: Listener) -> Choice:
     asked = drafting.length
     longest = (asked.is_auto and defaults.n_max) or asked.longest
     strategy = _strategy(drafting.spec_type, has_draft=draft is not None) if longest else "none"
+    if strategy == TREE and drafting.p_min:
+        raise UsageError("a tree has no p-min, expected 0", hint="leave --spec-draft-p-min out, or draft chains")
     # An explicit p-min, or no drafts at all, switches auto off.
     is_auto = asked.is_auto and not drafting.p_min and (any_strategy or strategy != "none")
     longest = TUNED if is_auto else longest
@@ -126,6 +130,8 @@ def _strategy(spec_type: str, *, has_draft: bool) -> str:
         return SIMPLE if has_draft else "none"
     names = spec_type.split(",")
     require_draft(names, has_draft=has_draft)
+    if TREE in names:  # it has lookups and the model
+        return TREE
     drafting = [name for name in names if name != "none"]
     with_model = [name for name in drafting if REGISTRY[name].needs_model]
     return "chain" if with_model and "lookup" in drafting else next(iter(drafting), "none")
@@ -238,14 +244,18 @@ class Setup:
             return key
         return replace(key, draft=self.draft.path, draft_options=self.draft_options(self.target_options.n_ctx))
 
-    def policy(self, *, greedy: bool) -> DraftPolicy | None:
-        """The controller of the draft length for one answer or chat; None for a fixed length."""
+    def policy(self, *, greedy: bool, strategy: str = "") -> DraftPolicy | None:
+        """The controller of the draft length for one answer or chat; None for a fixed length.
+
+        `strategy`: another one than that of the setup.
+        """
         if not self.length.is_auto:
             return None
         profile = self.profile
         calibration = Calibration(None if profile is None else profile.prior(greedy=greedy))
         costs = self.assumed_costs if profile is None else profile.costs
-        return Controller(costs, n_max=self.length.longest, calibration=calibration)
+        kind = TreeController if (strategy or self.strategy) == TREE else Controller
+        return kind(costs, n_max=self.length.longest, calibration=calibration)
 
     @property
     def assumed_costs(self) -> CostProfile:
@@ -287,7 +297,8 @@ class Setup:
             n_gpu_layers=asked.n_gpu_layers_draft,
             type_k=asked.type_k_draft,
             type_v=asked.type_v_draft,
-            max_block=PROBE_TOKENS if self.length.is_auto else 1,  # a probe reads many rows at once
+            # A probe reads many rows at once, a tree those of a level.
+            max_block=max(PROBE_TOKENS if self.length.is_auto else 1, self.target_options.max_leaves),
         )
 
     @property
@@ -338,6 +349,7 @@ def prepare(choice: Choice, listener: Listener) -> Setup:
         use_extra_bufts=build.use_extra_bufts,
         kernels=_kernels(hardware, listener),
         max_block=(choice.length.longest if choice.strategy != "none" or choice.length.is_auto else 0) + 1,
+        max_leaves=LEAVES if choice.strategy == TREE else 1,
     )
     setup = Setup(
         target, draft, options, hardware, choice.strategy, choice.length, model_strategy=choice.model_strategy
@@ -545,4 +557,6 @@ def load_models(setup: Setup, listener: Listener, cancel: Cancel) -> Models:
             listener.detail(f"{role}: {model.path} ({model.description}, {counted(model.n_ctx, 'token')} of context)")
             for warning in model.warnings:
                 listener.warn(warning)
+            if model.no_tree:
+                listener.note(f"note: the {role} evaluates no trees, so the drafts are chains: {model.no_tree}")
     return models

@@ -20,6 +20,8 @@ from specllama.cli.command import LONG_SHORT, SILENT
 EXCLUSIVE = (
     (("named", "pair", "model", "hf_repo"), "each names a target"),
     (("named", "pair", "model_draft", "hf_repo_draft"), "each names a draft"),
+    (("tree", "spec_type"), "--tree is --spec-type tree"),
+    (("tree", "spec_draft_n_max"), "each is the size of a draft"),
     (("json", "jsonl"), "stdout holds one object, or one event a line"),
     (("scan", "hub"), "each names a place to search"),
     (("load", "resume"), "each names a conversation"),
@@ -125,7 +127,7 @@ def _settle(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     """
     settled = dict(values)
     for names, reason in EXCLUSIVE:
-        given = [name for name in names if settled.get(name) not in (None, False)]
+        given = [name for name in names if settled.get(name) not in (None, False, names[0])]  # such as spec_type=tree
         sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in given}
         nearest = next((source for source in _SOURCES if source in sources.values()), "")
         chosen = [name for name in given if sources[name] == nearest] or given

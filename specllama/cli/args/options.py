@@ -68,6 +68,11 @@ DRAFT_N_MAX = Option(
     SETTINGS["spec-draft-n-max"].check,
     also="--draft-max --draft --draft-n --num-draft-tokens",
 )
+TREE = Option(
+    "--tree NODES",
+    "Draft trees of so many nodes, or auto: where they pay. The same as --spec-type tree and its --spec-draft-n-max.",
+    DRAFT_N_MAX.check,
+)
 DRAFT_P_MIN = _setting("spec-draft-p-min", "--spec-draft-p-min P", also="--draft-p-min")
 DRAFT_TEMP = Option(
     "--draft-temp T",
@@ -210,6 +215,7 @@ class DraftOptions:
 
     spec_type: Annotated[str, SPEC_TYPE] = "auto"
     spec_draft_n_max: Annotated[DraftLength, DRAFT_N_MAX] = AUTO_LENGTH
+    tree: Annotated[DraftLength | None, TREE] = None
     spec_draft_p_min: Annotated[float, DRAFT_P_MIN] = 0.0
     draft_temp: Annotated[float | None, DRAFT_TEMP] = None
     verify_rule: Annotated[str, VERIFY_RULE] = "block"

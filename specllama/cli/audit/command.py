@@ -35,7 +35,7 @@ from specllama.cli.screen.render import clock
 from specllama.cli.screen.status import StatusLine, watching
 from specllama.cli.screen.worker import Worker, interruptible
 from specllama.core.types import Cancel, Rule
-from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, DraftSettings
+from specllama.drafters import REGISTRY, SIMPLE, TRANSLATED, TREE, DraftSettings
 from specllama.drafters.length import AUDIT, DraftLength
 from specllama.files.inventory import checksum_of
 from specllama.llama.load_plan import physical_cores
@@ -125,7 +125,8 @@ def audit(
     setup = _as_run(setup, out, keep_draft=bool(models.model_draft or models.hf_repo_draft))
     # Long enough for greedy answers and for the control.
     block = max(setup.target_options.max_block, drafting.spec_draft_n_max + 1, AUDIT + 1)
-    setup = replace(setup, target_options=replace(setup.target_options, max_block=block))
+    leaves = pair_setup.LEAVES if setup.draft is not None and (names is None or TREE in names) else 1
+    setup = replace(setup, target_options=replace(setup.target_options, max_block=block, max_leaves=leaves))
     require_known(sampling.params.logit_bias, setup.target.header.n_vocab)
     pair_setup.require_fit(setup, listener)
     setup = _with_sums(setup, out)
@@ -175,11 +176,13 @@ def _as_run(setup: Setup, out: Output, *, keep_draft: bool) -> Setup:
     return tuned
 
 
-def _strategies(names: tuple[str, ...] | None, *, has_draft: bool, model_strategy: str) -> tuple[str, ...]:
+def _strategies(
+    names: tuple[str, ...] | None, *, has_draft: bool, has_trees: bool, model_strategy: str
+) -> tuple[str, ...]:
     if names is not None:
         return names
-    other = SIMPLE if model_strategy == TRANSLATED else TRANSLATED
-    usual = (name for name in REGISTRY if name not in ("none", "tree", other))  # trees only if they are named
+    left_out = {"none", SIMPLE if model_strategy == TRANSLATED else TRANSLATED, TREE * (not has_trees)}
+    usual = (name for name in REGISTRY if name not in left_out)
     return tuple(name for name in usual if has_draft or not REGISTRY[name].needs_model)
 
 
@@ -217,7 +220,12 @@ def _audit(
             draft=draft,
             prompts=[AuditPrompt(name, tuple(tokens)) for name, tokens in prompts.items()],
             params=sampling.params,
-            strategies=_strategies(names, has_draft=draft is not None, model_strategy=setup.model_strategy),
+            strategies=_strategies(
+                names,
+                has_draft=draft is not None,
+                has_trees=target.caps.tree,
+                model_strategy=setup.model_strategy,
+            ),
             rules=tuple(Rule(name) for name in drafting.verify_rule),
             drafting=DraftSettings(
                 length=DraftLength(drafting.spec_draft_n_max),

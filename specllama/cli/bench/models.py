@@ -23,7 +23,7 @@ from specllama.cli.screen.output import Output
 from specllama.cli.screen.worker import interruptible
 from specllama.cli.tuned import measured, tune_command
 from specllama.core.types import Cancel, LanguageModel
-from specllama.drafters import REGISTRY, TRANSLATED
+from specllama.drafters import REGISTRY, TRANSLATED, TREE
 from specllama.drafters.controller import PROBE_TOKENS
 from specllama.drafters.length import AUTO_LENGTH, TUNED, DraftLength
 from specllama.files.inventory import checksum_of
@@ -149,7 +149,8 @@ def prepare(
         without_auto = _without_auto(tuned, one)
         if without_auto:
             output.note(f"note: {without_auto}")
-    options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK))
+    leaves = pair_setup.LEAVES if TREE in strategies else 1
+    options = replace(tuned.target_options, max_block=max(longest + 1, _LEAST_BLOCK), max_leaves=leaves)
     files = [first.draft, *(pair_setup.bring(each, listener, offline=models.offline) for each in more)]
     n_swept = len(files) if first.draft is not None else 0
     if tuned.draft is not None and tuned.draft.path != (first.draft and first.draft.path):
@@ -250,7 +251,7 @@ class Opener:
             tokens=lambda text: conversation.tokens([Message("user", text)]),
             count=lambda text: len(target.vocab.tokenize(text, special=False)),
             piece=target.vocab.piece,
-            policy=lambda _arm, params: setup.policy(greedy=params.greedy),
+            policy=lambda arm, params: setup.policy(greedy=params.greedy, strategy=arm.spec_type),
             target_facts=describe_model(setup.target, target),
             draft_facts=tuple(map(describe_model, self.subject.drafts, files)),
             n_target_bytes=target.n_bytes,

@@ -63,6 +63,7 @@ class BenchDrafting(DraftOptions):
             "Strategies; auto is draft-simple, or lookup without a draft model.", strategy_or_auto
         ),
     ] = "auto"
+    tree: ClassVar[None] = None  # type: ignore[misc]  # --spec-type draft-simple,tree compares both
     verify_rule: Annotated[Any, shared.VERIFY_RULE.many("Rules to accept drafted tokens: token, block, match.")] = (
         "block"
     )

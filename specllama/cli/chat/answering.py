@@ -35,7 +35,7 @@ from specllama.cli.screen.worker import Worker
 from specllama.cli.tuned import measure, say_measured
 from specllama.core.events import Event, Finished
 from specllama.core.types import Cancel
-from specllama.drafters import REGISTRY
+from specllama.drafters import REGISTRY, TREE
 from specllama.drafters.length import AUTO_LENGTH, CHAT, UNTUNED, DraftLength
 from specllama.pairs import setup as pair_setup
 from specllama.pairs.ask import Ask, Names
@@ -96,14 +96,15 @@ def steered(settings: Settings, opened: Opened, before: Settings | None = None) 
         return settings
     greedy, draft_temp = settings.params.greedy, settings.drafting.temperature
     drafting = replace(settings.drafting, length=DraftLength.auto(opened.setup.length.longest))
+    key = (greedy, draft_temp, settings.strategy == TREE)
     if (
         before is not None
         and before.drafting.length.is_auto
-        and (greedy, draft_temp) == (before.params.greedy, before.drafting.temperature)
+        and key == (before.params.greedy, before.drafting.temperature, before.strategy == TREE)
     ):
         policy = before.drafting.policy
     else:
-        policy = opened.setup.policy(greedy=greedy)
+        policy = opened.setup.policy(greedy=greedy, strategy=settings.strategy)
     return replace(settings, drafting=replace(drafting, policy=policy))
 
 
@@ -362,18 +363,30 @@ class ChatState:
 
     def change_setting(self, name: str, value: str) -> None:
         """Change a setting from the next answer on. Raises UsageError, and as `open_models` if that is needed."""
+        wanted = changed(self.session.settings, name, value)
+        self.open_for(wanted.strategy)
         before, opened = self.session.settings, self.opened
         settings = changed(before, name, value)
         length, was = settings.drafting.length, before.drafting.length
         if length.is_auto and not was.is_auto:
             self._decide_by_profile()
             return
-        if was.is_auto and not length.is_auto and opened.setup.measures:  # the number is for the draft model
+        measures = opened.setup.measures and settings.strategy != TREE
+        if was.is_auto and not length.is_auto and measures:  # the number is for the draft model
             settings = replace(settings, strategy=opened.setup.model_strategy)
         self.session.settings = steered(settings, opened, before)
         if not length.is_auto and length != was:
             drafting = replace(opened.ask.drafting, length=length)
             self.opened = replace(opened, ask=replace(opened.ask, drafting=drafting))  # also for the next pair
+
+    def open_for(self, strategy: str) -> None:
+        """Load the models for trees, if `strategy` drafts them and they are not. Raises as `open_models`."""
+        opened = self.opened
+        if strategy != TREE or opened.setup.target_options.max_leaves > 1:
+            return
+        ask = replace(opened.ask, drafting=replace(opened.ask.drafting, spec_type=TREE, p_min=0.0))
+        choose(ask, Said(self.output))  # a pair without a draft fails before the models are freed
+        self._reopen(ask)
 
     def _decide_by_profile(self) -> None:
         """Set the draft length to auto.

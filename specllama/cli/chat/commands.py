@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
@@ -34,6 +34,8 @@ from specllama.cli.screen.markdown import AnswerText
 from specllama.cli.screen.render import palette_of
 from specllama.cli.screen.visible import Raw, in_one_line, wrapped
 from specllama.cli.tuned import length_text
+from specllama.drafters import TREE
+from specllama.drafters.length import DraftLength
 from specllama.files.catalog import load_catalog
 
 SHOWN = ("info", "parameters", "system", "template", "stats")
@@ -300,7 +302,10 @@ def go_on(chat: ChatState, taken: Taken) -> list[str]:
 
 def _restore(chat: ChatState, saved: Saved) -> list[str]:
     """Take over turns, system prompt and, as far as these models support them, settings; returns what to say."""
-    own, settings = chat.session.settings, saved.settings
+    settings = saved.settings
+    with suppress(UsageError):  # of a pair without a draft; `restore` says it
+        chat.open_for(settings.strategy)
+    own = chat.session.settings
     if settings.drafting.length.is_auto and not own.drafting.length.is_auto:
         # The policy belongs to the loaded models, not to the conversation.
         settings = replace(settings, drafting=replace(settings.drafting, length=own.drafting.length))
@@ -363,6 +368,7 @@ def _remember(chat: ChatState, wanted: bool) -> None:
 
 # What `/set` takes besides SETTINGS.
 OWN_WORDS = {
+    TREE: "draft trees of so many nodes, or auto: where they pay",
     "system": "the system prompt",
     "history": "keep messages and conversations",
     "nohistory": "keep no messages and conversations",
@@ -371,7 +377,7 @@ OWN_WORDS = {
 
 
 def _set_parameter(chat: ChatState, name: str, value: str) -> None:
-    name = find(name, OWN_WORDS)
+    name = "spec-type" if name == TREE else find(name, OWN_WORDS)
     if not value:
         chat.say(wrapped(f"{name} is {_value(chat, name)}: {SETTINGS[name].help}", chat.output.out.width))
         return
@@ -389,6 +395,7 @@ def _set_parameter(chat: ChatState, name: str, value: str) -> None:
     "Change a setting; /set alone lists them.",
     '/set parameter temp 0.5; /set system "Be brief."; /set spec on,off; /set spec-type lookup; '
     "/set verify-rule block; /set spec-draft-n-max 8, or auto (by the measured costs); "
+    "/set tree 8, or auto; "
     "/set colors marks,full,off (the origin of tokens); /set strip brief,full (live figures); "
     "/set fold on,off (hide thinking); /set think on,off; "
     "/set nohistory.",
@@ -410,6 +417,10 @@ def _set(chat: ChatState, rest: str) -> None:
             return
         setattr(chat.look, name, LOOKS[name].check(name, value))
         chat.note(f"{name} is {value}; for all chats: specllama config {name} {value}")
+    elif name == TREE and value:
+        DraftLength.check(TREE, value)
+        _set_parameter(chat, "spec-type", TREE)
+        _set_parameter(chat, LENGTH, value)
     elif name in ("history", "nohistory"):
         _remember(chat, name == "history")
     else:

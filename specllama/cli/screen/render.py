@@ -17,6 +17,7 @@ from specllama.cli.screen.visible import Raw, in_one_line
 from specllama.core.events import Event, Notice, PromptProgress, StepEvent, TokenEvent
 from specllama.core.gain import Gain
 from specllama.core.stats import SpecStats
+from specllama.drafters import TREE
 
 # Each origin has its own colour and, without colour, its own mix of bold and underline. Red and magenta are readable on
 # white and on black, cyan on black only: the default leaves drafted text, the bulk of an answer, as it is.
@@ -45,6 +46,7 @@ class Palette:
     bar: str  # one cell of a bar, empty to full
     edge: str  # marks the end of a full bar
     rule: str  # one cell of a line
+    nodes: str  # a drafted token, and an accepted one
 
     def paint(self, style: str, text: str) -> Raw:
         on, off = self.codes[style]
@@ -70,7 +72,9 @@ def palette_of(stream: Stream, colors: str = "off") -> Palette:
     styles = {**STYLES, **{origin: origin_style(origin, colors) for origin in ORIGINS}}
     codes = {name: codes_of(style, stream) for name, style in styles.items()}
     smooth = " ▏▎▍▌▋▊▉█"
-    return Palette(codes, smooth, "▏", "─") if stream.encodes(smooth + "─") else Palette(codes, " #", "|", "-")
+    if stream.encodes(smooth + "─○●"):
+        return Palette(codes, smooth, "▏", "─", "○●")
+    return Palette(codes, " #", "|", "-", "o*")
 
 
 def bar(share: float, width: int, cells: str) -> str:
@@ -114,7 +118,7 @@ class Figures:
     notice: str = ""
     look: AnswerLook = field(default_factory=AnswerLook)
     n_cached: int | None = None  # prompt tokens that the KV cache held already; None hides it
-    k: int = 0  # drafted tokens of the last step
+    last: StepEvent | None = None
     _gain: Gain | None = None
     _n_gained: int = 0  # passes of `_gain`
     _recent: deque[tuple[int, float]] = field(default_factory=deque)  # tokens and seconds of the last steps
@@ -134,7 +138,7 @@ class Figures:
             self.notice = event.text
 
     def _take_step(self, event: StepEvent) -> None:
-        self.k = len(event.drafted)
+        self.last = event
         self.stats.take(event, drafts=self.drafts)
         self._recent.append((self._n_pending, event.step_s))
         self._n_pending = 0
@@ -184,14 +188,33 @@ def _first(figures: Figures) -> Iterator[Item]:
         yield (("value", _accepted(stats)),)
 
 
-def _rest(figures: Figures) -> Iterator[Item]:
+def _rest(figures: Figures, palette: Palette) -> Iterator[Item]:
     """More of the same."""
     stats = figures.stats
     yield (("value", rate(figures.tok_s_now, "t/s")), ("label", " now"))
     if stats.n_drafted:
         yield (("label", f"{stats.n_accepted} of {stats.n_drafted} accepted"),)
         yield (("value", _length(stats)),)
-        yield (("label", "k "), ("value", str(figures.k)))
+        step = figures.last
+        assert step is not None, "a step has drafted"
+        if step.drafter == TREE:
+            yield (("label", "tree "), ("value", tree(step, palette.nodes)))
+        else:
+            yield (("label", "k "), ("value", str(len(step.drafted))))
+
+
+def tree(step: StepEvent, nodes: str) -> str:
+    """The drafted tokens level by level, one mark each; the accepted path is filled. "●○○ ○● ●": three levels."""
+    parents: Sequence[int] = range(-1, len(step.drafted) - 1)
+    path: Sequence[int] = range(step.accepted)
+    if step.parents is not None and step.path is not None:
+        parents, path = step.parents, step.path
+    levels, depths = list[str](), list[int]()
+    for node, parent in enumerate(parents):
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        levels += [""] * (depths[-1] == len(levels))
+        levels[depths[-1]] += nodes[node in path]
+    return " ".join(levels) or "-"
 
 
 def _legend(figures: Figures) -> Iterator[Item]:
@@ -263,7 +286,7 @@ def strip(figures: Figures, width: int, palette: Palette) -> list[Raw]:
     if figures.look.strip == "brief":
         groups: list[Iterable[Item]] = [(*_first(figures), *_legend(figures))]
     else:
-        groups = [(*_first(figures), *_rest(figures)), _positions(figures, width, palette)]
+        groups = [(*_first(figures), *_rest(figures, palette)), _positions(figures, width, palette)]
         groups += [(*_times(figures), *_context(figures, palette)), _legend(figures)]
     if figures.notice:
         groups.append([(("label", figures.notice),)])
