@@ -91,9 +91,8 @@ def arms(wishes: Wishes) -> tuple[Arm, ...]:
         where = differences(load, wishes.loads)
         found.append(Arm(name=" ".join(["plain", *where]), load=index))
         for strategy, draft, length, rule, mode in settings:
-            words = ["auto" if length.is_auto else f"K={length}"]
-            named = strategy == TREE if length.is_auto else len(strategies) > 1 or strategy != "draft-simple"
-            if named:
+            words = [f"tree {length}" if strategy == TREE else "auto" if length.is_auto else f"K={length}"]
+            if not length.is_auto and strategy != TREE and (len(strategies) > 1 or strategy != "draft-simple"):
                 words.append(strategy)
             if draft is not None and not length.is_auto and len(wishes.drafts[: wishes.n_swept]) > 1:
                 words.append(wishes.drafts[draft])

@@ -70,7 +70,7 @@ DRAFT_N_MAX = Option(
 )
 TREE = Option(
     "--tree NODES",
-    "Draft trees of so many nodes, or auto: where they pay. The same as --spec-type tree and its --spec-draft-n-max.",
+    "Draft trees of so many nodes, or auto: where they pay. Short for --spec-type tree with that length.",
     DRAFT_N_MAX.check,
 )
 DRAFT_P_MIN = _setting("spec-draft-p-min", "--spec-draft-p-min P", also="--draft-p-min")
