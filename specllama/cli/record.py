@@ -82,6 +82,8 @@ def acceptance(stats: SpecStats) -> dict[str, object]:
         "spec_steps": stats.n_spec_steps,
         "drafted": stats.n_drafted,
         "accepted": stats.n_accepted,
+        "looked_up": stats.n_looked_up,
+        "looked_up_accepted": stats.n_looked_up_accepted,
         "rejections": stats.n_rejected,
         "emitted": stats.n_emitted,
         "emitted_from_draft": stats.n_from_draft,

@@ -55,9 +55,8 @@ class Engine:
                 "this model cannot remove tokens from its memory (every rejected draft needs it)",
                 hint="choose a target without recurrent layers",
             )
-        self.target = target
+        self.target, self.rule, self.cost = target, rule, cost
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
-        self.rule, self.cost = rule, cost
         self._prefix = KeptPrefix.of(target)
         kv_owners(target, *models_of(self.drafter))
 
@@ -194,6 +193,7 @@ class Engine:
             cost=request.cost(len(rows), n_context),
             parents=shown.parents,
             path=None if shown.parents is None else tuple(nodes.index(node) for node in path[:n_seen]),
+            looked_up=sum(node < report.n_looked_up for node in nodes),
         )
         stats.take(event, drafts=drafter.name != NoDrafter.name)
         origin: Origin = "correction" if event.rejected else "bonus" if draft.tokens else "target"

@@ -61,6 +61,7 @@ class StepEvent(_Event):
     cost: float | None  # of so many rows in T(1), by the profile; None without a profile
     parents: tuple[int, ...] | None = None  # of a tree: the parent of each drafted node, as in `Draft`; None = a chain
     path: tuple[int, ...] | None = None  # of a tree: the accepted nodes; None = the first `accepted` of a chain
+    looked_up: int = 0  # the first so many of `drafted` are copied from the text
 
     @property
     def rejected(self) -> bool:
@@ -68,6 +69,13 @@ class StepEvent(_Event):
         if self.parents is None:
             return self.accepted < len(self.drafted)
         return (self.path[-1] if self.path else -1) in self.parents
+
+    @property
+    def accepted_looked_up(self) -> int:
+        """How many of the looked-up tokens were accepted."""
+        if self.path is None:
+            return min(self.accepted, self.looked_up)
+        return sum(node < self.looked_up for node in self.path)
 
     @property
     def levels(self) -> list[int]:

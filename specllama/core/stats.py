@@ -55,6 +55,8 @@ class SpecStats:
     n_spec_steps: int = 0  # verify passes with at least one drafted token
     n_drafted: int = 0  # drafted tokens submitted to a verify pass: of a tree, all its nodes
     n_accepted: int = 0
+    n_looked_up: int = 0  # drafted tokens that were copied from the text
+    n_looked_up_accepted: int = 0
     n_rejected: int = 0  # verify passes that ended in a rejection: of a tree, of every token drafted for one place
     accepted_at: list[int] = field(default_factory=list)  # per position (of a tree, depth): accepted tokens
     drafted_at: list[int] = field(default_factory=list)  # per position (of a tree, depth): drafted tokens
@@ -106,6 +108,8 @@ class SpecStats:
         `drafts`: False in plain decoding, which has no gain.
         """
         self.record(len(event.drafted), event.accepted, event.rejected, event.levels)
+        self.n_looked_up += event.looked_up
+        self.n_looked_up_accepted += event.accepted_looked_up
         self.loop_s += event.loop_s
         whole_s = event.draft_s + event.eval_s + event.sample_s + event.kv_s
         if self.n_steps == 1:

@@ -131,6 +131,7 @@ class DraftReport:
 
     decisions: tuple[Decision, ...] = ()
     notice: str = ""  # one sentence for the user, e.g. the draft's context is full; reported once
+    n_looked_up: int = 0  # the first so many tokens of the draft are copied from the text
 
 
 class Rule(Enum):

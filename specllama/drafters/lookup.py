@@ -88,6 +88,7 @@ class LookupDrafter:
         self._n_prompt = 0  # of the present answer; the tokens behind it come from the target
         self._record = _Record()
         self._decisions: list[Decision] = []
+        self._n_drafted = 0  # in the last step
 
     def begin(self, tokens: Sequence[int], features: FloatArray | None = None) -> None:
         """Keep the index if `tokens` extend the indexed text, else start anew: removed text must not count."""
@@ -168,12 +169,17 @@ class LookupDrafter:
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
         """At most min(limit, n_max) tokens, as point masses."""
         self._decisions.clear()
+        drafted = self._drafted(tokens, limit)
+        self._n_drafted = len(drafted)
+        return Draft(tuple(drafted))
+
+    def _drafted(self, tokens: Sequence[int], limit: int) -> list[int]:
         limit = min(limit, self.n_max)
         if self._planner is not None:
             guesses = list(self.offer(tokens, limit))
             plan = self._planner.plan(limit, offer=[guess.confidence for guess in guesses], depth=len(tokens))
             self._decisions.append(Decision(0, 0.0, plan.n_given > 0, plan))
-            return Draft(tuple(guess.token for guess in guesses[: plan.n_given]))
+            return [guess.token for guess in guesses[: plan.n_given]]
         drafted: list[int] = []
         for depth, guess in enumerate(self.offer(tokens, limit)):
             go_on = self.policy.go_on(depth, guess.confidence)
@@ -181,10 +187,10 @@ class LookupDrafter:
             if not go_on:
                 break
             drafted.append(guess.token)
-        return Draft(tuple(drafted))
+        return drafted
 
     def report(self) -> DraftReport:
-        return DraftReport(tuple(self._decisions))
+        return DraftReport(tuple(self._decisions), n_looked_up=self._n_drafted)
 
     def observe(self, seen: Observation) -> None:
         self.policy.observe(seen)  # the index follows with the next proposal

@@ -134,6 +134,7 @@ class TreeDrafter(ModelReader):
         tree = _Tree()
         for guess in guesses[: plan.n_given]:
             tree.add(guess.token, guess.parent, None)
+        self.n_looked_up = len(tree.tokens)
         if plan.n_drawn > 0:
             self._grow(tree, tokens, plan.n_given + plan.n_drawn, self._own(params), choose)
         return tree.draft() if tree.tokens else Draft()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specllama import llama
+from specllama.core.events import StepEvent
+from specllama.core.stats import SpecStats
 from specllama.core.types import Rule
 from tests.cli.conftest import ENDLESS, Pair, Run, events_of, record_of
 
@@ -124,3 +128,33 @@ def test_rich_markup_in_an_answer_is_text(specllama: Run, byte_pair: Pair, monke
     for extra in ([], ["--color", "always"]):
         out = specllama("run", *byte_pair.options, "hi", "-n", "1", *extra).out
         assert said in out
+
+
+@pytest.mark.parametrize(
+    ("strategy", "has_both"), [("draft-simple", False), ("lookup", False), ("chain", True), ("tree", True)]
+)
+def test_drafts_are_counted_by_their_source(specllama: Run, pair: Pair, strategy: str, has_both: bool) -> None:
+    """Prevents: a chain of which one cannot say whether lookups or the model are worth their time."""
+    args = ["run", *pair.options, "--raw", "abcabcabcabc", "-n", "60", "--temp", "0", *ENDLESS, "--jsonl"]
+    events = events_of(specllama(*args, "--spec-type", strategy, "--spec-draft-n-max", "5"))
+    steps = [event for event in events if event["event"] == "step"]
+    counts = events[-1]["acceptance"]
+    assert sum(step["looked_up"] for step in steps) == counts["looked_up"]
+    assert all(step["looked_up"] <= len(step["drafted"]) for step in steps)
+    if has_both:
+        assert 0 < counts["looked_up"] < counts["drafted"]
+    else:
+        assert counts["looked_up"] == (counts["drafted"] if strategy == "lookup" else 0)
+
+
+def test_accepted_drafts_are_counted_by_their_source() -> None:
+    """Prevents: an accepted token of the model counted for the lookups before it, or beside it in a tree."""
+    stats = SpecStats()
+    times = {"draft_s": 0.0, "eval_s": 0.1, "sample_s": 0.0, "kv_s": 0.0, "step_s": 0.1, "loop_s": 0.0}
+    chain = StepEvent(1, (1, 2, 3, 4, 5), 4, "chain", (), **times, n_rows=6, cost=None, looked_up=3)
+    for step in (chain, replace(chain, accepted=1), replace(chain, looked_up=0)):
+        stats.take(step)
+    assert (stats.n_looked_up, stats.n_looked_up_accepted) == (6, 4)
+    for path in ((0, 1), (3, 4), ()):  # nodes 0 to 2 were looked up
+        stats.take(replace(chain, parents=(-1, 0, 0, -1, 3), path=path, accepted=len(path)))
+    assert (stats.n_looked_up, stats.n_looked_up_accepted) == (15, 6)

@@ -67,6 +67,18 @@ def _gain(last: SpecStats, session: SpecStats) -> str:
     return f"speed: {', '.join(known)}" if known else ""
 
 
+def _sources(stats: SpecStats) -> str:
+    """What each source of drafts gave, where there are two."""
+    n_model = stats.n_drafted - stats.n_looked_up
+    if not stats.n_looked_up or not n_model:
+        return ""
+    n_accepted = stats.n_accepted - stats.n_looked_up_accepted
+    return (
+        f"accepted in the session: {stats.n_looked_up_accepted}/{stats.n_looked_up} looked up, "
+        f"{n_accepted}/{n_model} of the draft model"
+    )
+
+
 def _reuse(session: ChatSession) -> str:
     reuse = session.reuse
     if reuse is None:
@@ -90,6 +102,7 @@ def stats_lines(session: ChatSession, width: int, palette: Palette) -> Iterator[
     sentences = [
         _gain(last, whole),
         strategy_text(session.settings.drafter),
+        _sources(whole),
         _reuse(session),
         _kv("target", session.target_kv),
     ]
