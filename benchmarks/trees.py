@@ -2,6 +2,7 @@
 
     python benchmarks/trees.py record FILE.jsonl --answers ANSWERS.jsonl [--minutes 4]    # repeat it to continue
     python benchmarks/trees.py report FILE.jsonl
+    python benchmarks/trees.py run RUN.jsonl [--minutes 9]; python benchmarks/trees.py show RUN.jsonl
 
 `record` takes the answers of a recording by `replay.py`. At every token the draft's law is compared with the target's:
 which sibling would be accepted. Siblings are the likeliest tokens at temperature 0, else drawn without replacement,
@@ -10,50 +11,49 @@ several times. The answers at temperature 1 are also judged at temperature 0.7.
 `report` replays the answers. A step walks down the drafted tree as long as the next token of the answer is the child of
 the recorded rank. Off the answer's path the draft's laws are not known; there a node has the confidences of its depth.
 Lookups do not draft here.
+
+`run` lets the default pair answer plainly, with chains and with trees, in turn; `show` prints its table.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from statistics import geometric_mean
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bars_arms import SOURCES, published_draft
-from replay import AMX_READS, ELSEWHERE, FLAT, FLAT_READS, OURS_READS, ZEN4_READS, as_answer, read
-from replay import _costs as costs_of
-from replaying import Machine
+from bars_arms import RULE, SAMPLER, SOURCES, prepared, prompts_of, published_draft
+from replay import as_answer, read, say
 from rows import append, mend, rows_of
-from tree_replay import LONGEST, MAX_LEAVES, AsChain, Spent, Trace, play, total, trace_of
+from tree_replay import MAX_LEAVES
+from tree_report import ARMS, N_RANKS, report, show
 
-from specllama import llama
+from specllama import Engine, Finished, SamplingParams, StepEvent, TokenEvent, llama
+from specllama.chat.conversation import Conversation, Message
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import RandomChooser, law
-from specllama.drafters.controller import PROBE_TOKENS, Controller, CostProfile, Points
-from specllama.drafters.shape import FixedShape, Grounds, Shape, TreePolicy, best_shapes
-from specllama.drafters.shape import by_rank as ranked
-from specllama.drafters.tree_controller import MOST_WIDE, TreeController
+from specllama.core.types import Cancel
+from specllama.drafters import DraftSettings
+from specllama.drafters.calibration import Calibration
+from specllama.drafters.controller import PROBE_TOKENS, Controller
+from specllama.drafters.length import TUNED, DraftLength
+from specllama.drafters.shape import FixedShape, TreePolicy, best_shape
+from specllama.drafters.tree_controller import TreeController
+from specllama.pairs.setup import Listener, Models, Setup, load_models
 from specllama.tuning import traces
+from specllama.tuning.first_use import FirstUse
 from specllama.tuning.traces import TracedAnswer
 
-TEMPERATURES = (0.0, 0.7, 1.0)
-N_RANKS = 4
-N_ROUNDS = 3  # draws of what is accepted, above temperature 0
 N_DRAWS = 4  # of the siblings at every token, above temperature 0
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def likeliest(row: FloatArray, p: Distribution) -> list[tuple[float, float]]:
@@ -130,169 +130,90 @@ def record(args: argparse.Namespace) -> None:
             say(f"{row['prompt']} at {row['temperature']:g}")
 
 
-AVX2: Points = ((1, 1.0), (2, 1.07), (3, 1.28), (4, 1.49), (6, 2.28), (8, 2.77), (12, 4.55), (16, 4.82))
-ZEN3: Points = ((1, 1.0), (4, 2.86), (8, 7.09))
-OURS_7B: Points = ((1, 1.0), (2, 1.10), (4, 1.31), (8, 1.62), (16, 2.80))
-OURS_14B: Points = ((1, 1.0), (2, 1.12), (4, 1.27), (8, 1.61), (16, 2.66))
-AMX_7B: Points = ((1, 1.0), (2, 1.67), (4, 1.84), (8, 2.14), (16, 2.70))
-MACHINES = (
-    *ELSEWHERE,
-    Machine("specllama's kernels, AVX2, published draft (c = 0.39)", costs_of(AVX2, OURS_READS, 0.39)),
-    Machine("Zen 3, draft in Q4_0 (c = 0.32)", costs_of(ZEN3, ZEN4_READS, 0.32)),
-    Machine("specllama's kernels, 7B, draft in Q4_0 (c = 0.07)", costs_of(OURS_7B, OURS_READS, 0.07)),
-    Machine("specllama's kernels, 14B, published draft (c = 0.04)", costs_of(OURS_14B, OURS_READS, 0.04)),
-    Machine("AMX, 7B, draft in Q4_0 (c = 0.05)", costs_of(AMX_7B, AMX_READS, 0.05)),
-    Machine("flat T as on a GPU (c = 0.1)", costs_of(FLAT, FLAT_READS, 0.1)),
-)
-BUDGETS = (4, 8, 16)
-Cases: TypeAlias = Mapping[tuple[float, str], Sequence[Trace]]
+def policies(setup: Setup, arm: str, *, greedy: bool) -> tuple[str, DraftSettings]:
+    """(strategy, settings) of an arm; auto decides from the profile, except for a tree of fixed size."""
+    assert setup.profile is not None, "FirstUse has measured one"
+    prior = setup.profile.prior(greedy=greedy)
+    if arm == "tree":
+        tree: TreePolicy = TreeController(setup.profile.costs, calibration=Calibration(prior))
+        return "tree", DraftSettings(tree=tree)
+    if arm == "tree of 16":
+        return "tree", DraftSettings(tree=FixedShape(best_shape(16)))
+    policy = Controller(setup.profile.costs, calibration=Calibration(prior))
+    return ("chain" if arm == "chain" else "none"), DraftSettings(length=DraftLength(TUNED), policy=policy)
 
 
-def chain(n: int) -> list[int]:
-    """The parents of a chain."""
-    return list(range(-1, n - 1))
+def answered(
+    setup: Setup, models: Models, arm: str, prompt: Sequence[int], params: SamplingParams, n: int
+) -> dict[str, Any]:
+    """One answer of `n` tokens without an end; the draft reads the prompt anew."""
+    assert models.draft is not None
+    models.draft.truncate(0)
+    params = replace(params, logit_bias=dict.fromkeys(models.target.end_tokens, -math.inf))
+    drafter = models.drafter(*policies(setup, arm, greedy=params.greedy))
+    engine = Engine(models.target, drafter, rule=RULE)
+    *events, last = engine.generate(prompt, params, RandomChooser(1), max_tokens=n)
+    assert isinstance(last, Finished)
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    return {
+        "n_tokens": last.stats.n_emitted - last.stats.n_first,
+        "decode_s": last.stats.decode_s,
+        "n_steps": len(steps),
+        "n_nodes": sum(len(step.drafted) for step in steps),
+        "n_branched": sum(step.parents is not None for step in steps),
+        "step_s": sum(step.step_s for step in steps[1:]),
+        "loop_s": sum(step.loop_s for step in steps[1:]),
+        "tokens": [event.token for event in events if isinstance(event, TokenEvent)],
+    }
 
 
-def mean_chances(kept: Sequence[Trace]) -> tuple[float, ...]:
-    """Acceptance of each rank, given that those before it are rejected, over all tokens."""
-    found = []
-    for rank in range(N_RANKS):
-        judged = [
-            right == rank
-            for each in kept
-            for right, siblings in zip(each.right, each.confidence, strict=True)
-            if rank < len(siblings) and (right is None or right >= rank)
-        ]
-        found.append(sum(judged) / max(len(judged), 1))
-    return tuple(found)
+def run(args: argparse.Namespace) -> None:
+    """Real answers of the default pair, arm by arm; the order of the arms turns."""
+    until = time.monotonic() + 60 * args.minutes
+    llama.set_log(None)
+    setup = prepared()
+    setup = replace(setup, target_options=replace(setup.target_options, max_leaves=MAX_LEAVES))
+    mend(args.file)
+    known = {(row["run"]["prompt"], row["run"]["temperature"], row["run"]["round"], row["run"]["arm"])
+             for row in rows_of(args.file)}  # fmt: skip
+    with load_models(setup, Listener(), Cancel()) as models:
+        setup = FirstUse(setup, models).finish()
+        talk = Conversation(models.target.vocab, setup.target.template)
+        plan = [(round_, i, group, temperature) for round_ in range(args.rounds) for i in range(args.prompts)
+                for group in SOURCES for temperature in (0.0, 1.0)]  # fmt: skip
+        for turn, (round_, i, group, temperature) in enumerate(plan):
+            prompt = prompts_of(group)[i]
+            tokens = talk.tokens([Message("user", prompt.turns[0])])
+            for k in range(len(ARMS)):
+                arm = ARMS[(turn + k) % len(ARMS)]
+                if (prompt.id, temperature, round_, arm) in known:
+                    continue
+                if time.monotonic() > until:
+                    say("time ran out: the same command continues")
+                    return
+                found = answered(setup, models, arm, tokens, replace(SAMPLER, temperature=temperature), args.tokens)
+                append(args.file, "run", {"group": group, "prompt": prompt.id, "temperature": temperature,
+                                          "round": round_, "arm": arm, **found})  # fmt: skip
+                say(f"{prompt.id} at {temperature:g}, {arm}: {found['n_tokens'] / found['decode_s']:.1f} t/s")
 
 
-def shapes_for(chances: Sequence[float], costs: CostProfile, depth: int = 0) -> list[Shape]:
-    rows = tuple(costs.verify_cost(n, depth) for n in range(1, min(costs.verify[-1][0], LONGEST + 1) + 1))
-    levels = (0.0, *(costs.draft_cost(n) for n in range(1, MOST_WIDE + 1)))
-    return best_shapes(Grounds(ranked(chances), rows, levels, MAX_LEAVES))
-
-
-FREE = CostProfile(verify=((1, 1.0), (LONGEST + 1, 1.0)), draft=((1, 0.0), (2, 0.0)))
-
-
-def budget_table(by_case: Cases) -> Iterator[str]:
-    yield ("\n**Tokens a pass of the target**: chain, tree of as many nodes (the shape of most expected tokens by the "
-           "mean acceptance at this temperature), tree / chain")  # fmt: skip
-    yield "| temperature | class | " + " | ".join(f"{n} nodes" for n in BUDGETS) + " |"
-    yield "|---|---|" + "---|" * len(BUDGETS)
-    for temperature in TEMPERATURES:
-        every = [each for (at, _), kept in by_case.items() if at == temperature for each in kept]
-        if not every:
-            continue
-        shapes = shapes_for(mean_chances(every), FREE)
-        for (at, group), kept in by_case.items():
-            if at != temperature:
-                continue
-            cells = []
-            for n in BUDGETS:
-                a, b = (total([play(FixedShape(parents), each, FREE) for each in kept]).per_pass
-                        for parents in (chain(n), shapes[n].parents))  # fmt: skip
-                cells.append(f"{a:.2f}, {b:.2f}, {b / a:.2f}")
-            yield f"| {at:g} | {group} | " + " | ".join(cells) + " |"
-
-
-def spent(make: Callable[[], TreePolicy], kept: Sequence[Trace], costs: CostProfile) -> Spent:
-    """All answers, each with a fresh policy."""
-    return total([play(make(), each, costs) for each in kept])
-
-
-def best_fixed(shapes: Sequence[Sequence[int]], kept: Sequence[Trace], costs: CostProfile) -> str:
-    """Nodes and rate of the best of some fixed shapes in hindsight."""
-    rates = {len(parents): spent(partial(FixedShape, parents), kept, costs).rate for parents in shapes}
-    best = max(rates, key=lambda n: rates[n])
-    return f"{best}: {rates[best]:.2f}"
-
-
-def wall_table(by_case: Cases, here: Machine) -> Iterator[str]:
-    yield f"\n**{here.name}**: tokens per T(1); plain decoding is 1"
-    yield "| temperature | class | best K | best tree | chain, auto | tree, auto | tree / chain | nodes | branched |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    costs = here.costs
-    for temperature in TEMPERATURES:
-        cases = {group: kept for (at, group), kept in by_case.items() if at == temperature}
-        if not cases:
-            continue
-        shapes = shapes_for(mean_chances([each for kept in cases.values() for each in kept]), costs)
-        trees = [shapes[n].parents for n in (2, 3, 4, 5, 6, 8, 10, 12, 16) if n < len(shapes)]
-        ratios = []
-        for group, kept in cases.items():
-            auto = spent(lambda: AsChain(Controller(costs)), kept, costs)
-            tree = spent(lambda: TreeController(costs), kept, costs)
-            ratios.append(tree.rate / auto.rate)
-            yield (
-                f"| {temperature:g} | {group} | {best_fixed([chain(n) for n in range(1, 9)], kept, costs)} "
-                f"| {best_fixed(trees, kept, costs)} | {auto.rate:.2f} | {tree.rate:.2f} | {ratios[-1]:.3f} "
-                f"| {tree.n_nodes / tree.n_steps:.1f} | {tree.n_branched / tree.n_steps:.2f} |"
-            )
-        yield f"| {temperature:g} | all | | | | | **{geometric_mean(ratios):.3f}** | | |"
-
-
-def drawn_shape(parents: Sequence[int]) -> str:
-    """Nodes of each level, e.g. 3-2-1, and the leaves."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return "-".join(str(depths.count(depth)) for depth in range(max(depths, default=-1) + 1)) or "none"
-
-
-def shape_table(by_case: Cases) -> Iterator[str]:
-    yield "\n**The chosen shape**: nodes of each level (rate), and the best chain's length (rate)"
-    chances = {temperature: mean_chances([each for (at, _), kept in by_case.items() if at == temperature
-                                          for each in kept]) for temperature in TEMPERATURES}  # fmt: skip
-    for temperature, each in chances.items():
-        yield f"acceptance by rank at {temperature:g}: " + ", ".join(f"{chance:.2f}" for chance in each)
-    yield "| costs of | " + " | ".join(f"temperature {each:g}" for each in chances) + " |"
-    yield "|---|" + "---|" * len(chances)
-    for here in MACHINES:
-        cells = []
-        for each in chances.values():
-            best = max(shapes_for(each, here.costs), key=lambda shape: shape.rate)
-            line = max(shapes_for(each[:1], here.costs), key=lambda shape: shape.rate)
-            cells.append(f"{drawn_shape(best.parents)} ({best.rate:.2f}); {len(line.parents)} ({line.rate:.2f})")
-        yield f"| {here.name} | " + " | ".join(cells) + " |"
-
-
-def report(args: argparse.Namespace) -> None:
-    rows = [row["judged"] for row in rows_of(args.file)]
-    by_case: dict[tuple[float, str], list[Trace]] = {}
-    for temperature in TEMPERATURES:
-        for group in SOURCES:
-            rounds = range(1 if temperature == 0.0 else N_ROUNDS)
-            kept = [
-                trace_of(row, round_, args.siblings)
-                for row in rows
-                if (row["temperature"], row["group"]) == (temperature, group)
-                for round_ in rounds
-            ]
-            if kept:
-                by_case[temperature, group] = kept
-    for line in budget_table(by_case):
-        print(line, flush=True)
-    for line in shape_table(by_case):
-        print(line, flush=True)
-    for here in MACHINES:
-        if args.only in here.name:
-            for line in wall_table(by_case, here):
-                print(line, flush=True)
+ACTIONS = {"record": record, "report": report, "run": run, "show": show}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("record", "report"))
+    parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer of `run`")
+    parser.add_argument("--prompts", type=int, default=2, choices=range(1, 9), help="of each class, in `run`")
+    parser.add_argument("--rounds", type=int, default=1, help="of `run`")
     parser.add_argument("--answers", type=Path, help="recorded by replay.py")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no answer after this time")
     parser.add_argument("--draft", type=Path, help="another draft than the pair's")
     parser.add_argument("--siblings", choices=("draws", "top"), default="draws", help="above temperature 0")
     parser.add_argument("--only", default="", help="report only machines whose name contains this")
     args = parser.parse_args()
-    (record if args.action == "record" else report)(args)
+    ACTIONS[args.action](args)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,210 @@
+"""The tables of `trees.py`: what its recordings and its runs say."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from statistics import geometric_mean
+from typing import Any, TypeAlias
+
+from bars_arms import SOURCES
+from replay import AMX_READS, ELSEWHERE, FLAT, FLAT_READS, OURS_READS, ZEN4_READS
+from replay import _costs as costs_of
+from replaying import Machine
+from rows import rows_of
+from tree_replay import LONGEST, MAX_LEAVES, AsChain, Spent, Trace, play, total, trace_of
+
+from specllama.drafters.controller import Controller, CostProfile, Points
+from specllama.drafters.shape import FixedShape, Grounds, Shape, TreePolicy, best_shapes, by_rank
+from specllama.drafters.tree_controller import MOST_WIDE, TreeController
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+N_RANKS = 4
+N_ROUNDS = 3  # draws of what is accepted, above temperature 0
+ARMS = ("plain", "chain", "tree", "tree of 16")
+
+AVX2: Points = ((1, 1.0), (2, 1.07), (3, 1.28), (4, 1.49), (6, 2.28), (8, 2.77), (12, 4.55), (16, 4.82))
+ZEN3: Points = ((1, 1.0), (4, 2.86), (8, 7.09))
+OURS_7B: Points = ((1, 1.0), (2, 1.10), (4, 1.31), (8, 1.62), (16, 2.80))
+OURS_14B: Points = ((1, 1.0), (2, 1.12), (4, 1.27), (8, 1.61), (16, 2.66))
+AMX_7B: Points = ((1, 1.0), (2, 1.67), (4, 1.84), (8, 2.14), (16, 2.70))
+MACHINES = (
+    *ELSEWHERE,
+    Machine("specllama's kernels, AVX2, published draft (c = 0.39)", costs_of(AVX2, OURS_READS, 0.39)),
+    Machine("Zen 3, draft in Q4_0 (c = 0.32)", costs_of(ZEN3, ZEN4_READS, 0.32)),
+    Machine("specllama's kernels, 7B, draft in Q4_0 (c = 0.07)", costs_of(OURS_7B, OURS_READS, 0.07)),
+    Machine("specllama's kernels, 14B, published draft (c = 0.04)", costs_of(OURS_14B, OURS_READS, 0.04)),
+    Machine("AMX, 7B, draft in Q4_0 (c = 0.05)", costs_of(AMX_7B, AMX_READS, 0.05)),
+    Machine("flat T as on a GPU (c = 0.1)", costs_of(FLAT, FLAT_READS, 0.1)),
+)
+BUDGETS = (4, 8, 16)
+Cases: TypeAlias = Mapping[tuple[float, str], Sequence[Trace]]
+
+
+def chain(n: int) -> list[int]:
+    """The parents of a chain."""
+    return list(range(-1, n - 1))
+
+
+def mean_chances(kept: Sequence[Trace]) -> tuple[float, ...]:
+    """Acceptance of each rank, given that those before it are rejected, over all tokens."""
+    found = []
+    for rank in range(N_RANKS):
+        judged = [
+            right == rank
+            for each in kept
+            for right, siblings in zip(each.right, each.confidence, strict=True)
+            if rank < len(siblings) and (right is None or right >= rank)
+        ]
+        found.append(sum(judged) / max(len(judged), 1))
+    return tuple(found)
+
+
+def shapes_for(chances: Sequence[float], costs: CostProfile, depth: int = 0) -> list[Shape]:
+    rows = tuple(costs.verify_cost(n, depth) for n in range(1, min(costs.verify[-1][0], LONGEST + 1) + 1))
+    levels = (0.0, *(costs.draft_cost(n) for n in range(1, MOST_WIDE + 1)))
+    return best_shapes(Grounds(by_rank(chances), rows, levels, MAX_LEAVES))
+
+
+FREE = CostProfile(verify=((1, 1.0), (LONGEST + 1, 1.0)), draft=((1, 0.0), (2, 0.0)))
+
+
+def budget_table(by_case: Cases) -> Iterator[str]:
+    yield ("\n**Tokens a pass of the target**: chain, tree of as many nodes (the shape of most expected tokens by the "
+           "mean acceptance at this temperature), tree / chain")  # fmt: skip
+    yield "| temperature | class | " + " | ".join(f"{n} nodes" for n in BUDGETS) + " |"
+    yield "|---|---|" + "---|" * len(BUDGETS)
+    for temperature in TEMPERATURES:
+        every = [each for (at, _), kept in by_case.items() if at == temperature for each in kept]
+        if not every:
+            continue
+        shapes = shapes_for(mean_chances(every), FREE)
+        for (at, group), kept in by_case.items():
+            if at != temperature:
+                continue
+            cells = []
+            for n in BUDGETS:
+                a, b = (total([play(FixedShape(parents), each, FREE) for each in kept]).per_pass
+                        for parents in (chain(n), shapes[n].parents))  # fmt: skip
+                cells.append(f"{a:.2f}, {b:.2f}, {b / a:.2f}")
+            yield f"| {at:g} | {group} | " + " | ".join(cells) + " |"
+
+
+def spent(make: Callable[[], TreePolicy], kept: Sequence[Trace], costs: CostProfile) -> Spent:
+    """All answers, each with a fresh policy."""
+    return total([play(make(), each, costs) for each in kept])
+
+
+def best_fixed(shapes: Sequence[Sequence[int]], kept: Sequence[Trace], costs: CostProfile) -> str:
+    """Nodes and rate of the best of some fixed shapes in hindsight."""
+    rates = {len(parents): spent(partial(FixedShape, parents), kept, costs).rate for parents in shapes}
+    best = max(rates, key=lambda n: rates[n])
+    return f"{best}: {rates[best]:.2f}"
+
+
+def wall_table(by_case: Cases, here: Machine) -> Iterator[str]:
+    yield f"\n**{here.name}**: tokens per T(1); plain decoding is 1"
+    yield "| temperature | class | best K | best tree | chain, auto | tree, auto | tree / chain | nodes | branched |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    costs = here.costs
+    for temperature in TEMPERATURES:
+        cases = {group: kept for (at, group), kept in by_case.items() if at == temperature}
+        if not cases:
+            continue
+        shapes = shapes_for(mean_chances([each for kept in cases.values() for each in kept]), costs)
+        trees = [shapes[n].parents for n in (2, 3, 4, 5, 6, 8, 10, 12, 16) if n < len(shapes)]
+        ratios = []
+        for group, kept in cases.items():
+            auto = spent(lambda: AsChain(Controller(costs)), kept, costs)
+            tree = spent(lambda: TreeController(costs), kept, costs)
+            ratios.append(tree.rate / auto.rate)
+            yield (
+                f"| {temperature:g} | {group} | {best_fixed([chain(n) for n in range(1, 9)], kept, costs)} "
+                f"| {best_fixed(trees, kept, costs)} | {auto.rate:.2f} | {tree.rate:.2f} | {ratios[-1]:.3f} "
+                f"| {tree.n_nodes / tree.n_steps:.1f} | {tree.n_branched / tree.n_steps:.2f} |"
+            )
+        yield f"| {temperature:g} | all | | | | | **{geometric_mean(ratios):.3f}** | | |"
+
+
+def drawn_shape(parents: Sequence[int]) -> str:
+    """Nodes of each level, e.g. 3-2-1, and the leaves."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return "-".join(str(depths.count(depth)) for depth in range(max(depths, default=-1) + 1)) or "none"
+
+
+def shape_table(by_case: Cases) -> Iterator[str]:
+    yield "\n**The chosen shape**: nodes of each level (rate), and the best chain's length (rate)"
+    chances = {temperature: mean_chances([each for (at, _), kept in by_case.items() if at == temperature
+                                          for each in kept]) for temperature in TEMPERATURES}  # fmt: skip
+    for temperature, each in chances.items():
+        yield f"acceptance by rank at {temperature:g}: " + ", ".join(f"{chance:.2f}" for chance in each)
+    yield "| costs of | " + " | ".join(f"temperature {each:g}" for each in chances) + " |"
+    yield "|---|" + "---|" * len(chances)
+    for here in MACHINES:
+        cells = []
+        for each in chances.values():
+            best = max(shapes_for(each, here.costs), key=lambda shape: shape.rate)
+            line = max(shapes_for(each[:1], here.costs), key=lambda shape: shape.rate)
+            cells.append(f"{drawn_shape(best.parents)} ({best.rate:.2f}); {len(line.parents)} ({line.rate:.2f})")
+        yield f"| {here.name} | " + " | ".join(cells) + " |"
+
+
+def report(args: argparse.Namespace) -> None:
+    rows = [row["judged"] for row in rows_of(args.file)]
+    by_case: dict[tuple[float, str], list[Trace]] = {}
+    for temperature in TEMPERATURES:
+        for group in SOURCES:
+            rounds = range(1 if temperature == 0.0 else N_ROUNDS)
+            kept = [
+                trace_of(row, round_, args.siblings)
+                for row in rows
+                if (row["temperature"], row["group"]) == (temperature, group)
+                for round_ in rounds
+            ]
+            if kept:
+                by_case[temperature, group] = kept
+    for line in budget_table(by_case):
+        print(line, flush=True)
+    for line in shape_table(by_case):
+        print(line, flush=True)
+    for here in MACHINES:
+        if args.only in here.name:
+            for line in wall_table(by_case, here):
+                print(line, flush=True)
+
+
+def show(args: argparse.Namespace) -> None:
+    """The table of `run`: ratios of tokens a second, answer by answer."""
+    rows = [row["run"] for row in rows_of(args.file)]
+    by_arm: dict[tuple[str, float], dict[tuple[str, int], dict[str, Any]]] = {}
+    for row in rows:
+        by_arm.setdefault((row["arm"], row["temperature"]), {})[row["prompt"], row["round"]] = row
+    print("| temperature | class | answers | arm | over plain (range) | over the chain (range) | t/s | nodes a step "
+          "| branched | outside the models | same text |\n|---|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    for temperature in (0.0, 1.0):
+        for group in (*SOURCES, "all"):
+            for arm in ARMS:
+                mine = {key: row for key, row in by_arm.get((arm, temperature), {}).items()
+                        if group in ("all", row["group"])}  # fmt: skip
+                against = []
+                for name in ("plain", "chain"):
+                    other = by_arm.get((name, temperature), {})
+                    against.append([speed(row) / speed(other[key]) for key, row in mine.items() if key in other])
+                if not all(against):
+                    continue
+                same = [row["tokens"] == by_arm["plain", temperature][key]["tokens"] for key, row in mine.items()]
+                ratios = [f"{geometric_mean(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in against]
+                n_steps = sum(row["n_steps"] for row in mine.values())
+                parts = [sum(row[name] for row in mine.values()) for name in ("n_nodes", "n_branched")]
+                loop = sum(row["loop_s"] for row in mine.values()) / sum(row["step_s"] for row in mine.values())
+                rate = sum(row["n_tokens"] for row in mine.values()) / sum(row["decode_s"] for row in mine.values())
+                print(f"| {temperature:g} | {group} | {len(mine)} | {arm} | {ratios[0]} | {ratios[1]} | {rate:.1f} "
+                      f"| {parts[0] / n_steps:.1f} | {parts[1] / n_steps:.2f} | {loop:.1%} "
+                      f"| {sum(same) if temperature == 0 else ''} |")  # fmt: skip
+
+
+def speed(row: Mapping[str, Any]) -> float:
+    return float(row["n_tokens"]) / float(row["decode_s"])
