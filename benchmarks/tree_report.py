@@ -71,24 +71,20 @@ FREE = CostProfile(verify=((1, 1.0), (LONGEST + 1, 1.0)), draft=((1, 0.0), (2, 0
 
 
 def budget_table(by_case: Cases) -> Iterator[str]:
-    yield ("\n**Tokens a pass of the target**: chain, tree of as many nodes (the shape of most expected tokens by the "
-           "mean acceptance at this temperature), tree / chain")  # fmt: skip
+    yield (
+        "\n**Tokens a pass of the target**: chain, tree of as many nodes (the shape for the acceptance of the class), "
+        "tree / chain"
+    )
     yield "| temperature | class | " + " | ".join(f"{n} nodes" for n in BUDGETS) + " |"
     yield "|---|---|" + "---|" * len(BUDGETS)
-    for temperature in TEMPERATURES:
-        every = [each for (at, _), kept in by_case.items() if at == temperature for each in kept]
-        if not every:
-            continue
-        shapes = shapes_for(mean_chances(every), FREE)
-        for (at, group), kept in by_case.items():
-            if at != temperature:
-                continue
-            cells = []
-            for n in BUDGETS:
-                a, b = (total([play(FixedShape(parents), each, FREE) for each in kept]).per_pass
-                        for parents in (chain(n), shapes[n].parents))  # fmt: skip
-                cells.append(f"{a:.2f}, {b:.2f}, {b / a:.2f}")
-            yield f"| {at:g} | {group} | " + " | ".join(cells) + " |"
+    for (temperature, group), kept in by_case.items():
+        shapes, cells = shapes_for(mean_chances(kept), FREE), []
+        for n in BUDGETS:
+            line, tree = (
+                spent(partial(FixedShape, each), kept, FREE).per_pass for each in (chain(n), shapes[n].parents)
+            )
+            cells.append(f"{line:.2f}, {tree:.2f}, {tree / line:.2f}")
+        yield f"| {temperature:g} | {group} | " + " | ".join(cells) + " |"
 
 
 def spent(make: Callable[[], TreePolicy], kept: Sequence[Trace], costs: CostProfile) -> Spent:

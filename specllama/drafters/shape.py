@@ -14,7 +14,7 @@ from specllama.core.types import DraftPlan, Observation
 
 OFFER_TAKEN_FROM = 0.7  # a fixed shape takes offered nodes of at least this chance: that of a fair draft model
 # Acceptance of the children of a node in the order of their ranks, given that those before are rejected.
-TYPICAL = (0.8, 0.45, 0.35, 0.3)
+TYPICAL = (0.8, 0.36, 0.24, 0.14)
 LEAST_REACH = 0.02  # a path that is reached less often is not made longer
 
 
@@ -93,6 +93,13 @@ class Shape:
     n_expected: float = 1.0  # tokens of a step, the one after the draft included
     draft: float = 0.0  # cost of drafting and of computing nodes again, in T(1)
     rate: float = 1.0  # tokens per T(1)
+
+    @property
+    def n_levels(self) -> int:
+        levels = [0]  # [node + 1]
+        for parent in self.parents:
+            levels.append(levels[parent + 1] + 1)
+        return max(levels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from specllama.drafters.controller import Controller, CostProfile
 from specllama.drafters.length import TUNED
 from specllama.drafters.shape import Grounds, GrownTree, Shape, best_shapes, by_rank
 
-# Acceptance of the second, third and fourth child of a node, given that those before it are rejected.
-SIBLINGS = (Prior(0.45, 0.25, 0.3), Prior(0.35, 0.2, 0.2), Prior(0.3, 0.2, 0.1))
+# Acceptance of the second, third and fourth child of a node, given that those before it are rejected: as recorded from
+# the default pair (benchmarks/README.md).
+SIBLINGS = (Prior(0.36, 0.03, 0.6), Prior(0.24, 0.05, 0.4), Prior(0.14, 0.1, 0.1))
 MOST_WIDE = 4  # nodes of a level that the draft evaluates, in the search for the best shape
 MOVED = 0.02  # a shape is searched anew when an acceptance has moved so far
 
@@ -28,6 +29,7 @@ class _TreeStep:
     left: list[float] = field(default_factory=lambda: [1.0])  # chance that it is, and that none of its children is
     confidence: list[float | None] = field(default_factory=lambda: [None])  # None = looked up
     first: list[bool] = field(default_factory=lambda: [True])  # on the path of first children
+    level: list[int] = field(default_factory=lambda: [0])
     n_expanded: int = 0  # in the level in progress
 
     def add(self, parent: int, chance: float, confidence: float | None) -> None:
@@ -35,6 +37,7 @@ class _TreeStep:
         reach = self.left[parent + 1] * chance
         self.left[parent + 1] -= reach
         self.first.append(self.first[parent + 1] and not self.tree.children[parent + 1])
+        self.level.append(self.level[parent + 1] + 1)
         self.tree.add(parent)
         self.reach.append(reach)
         self.left.append(reach)
@@ -54,6 +57,7 @@ class TreeController(Controller):
         self._siblings = [Calibration(prior) for prior in SIBLINGS]
         self._tree: _TreeStep | None = None
         self._shapes: list[Shape] = []  # best_shapes of `_shaped_by`
+        self._n_levels = 0  # of the best of them
         self._shaped_by: tuple[float, ...] = ()
         super().__init__(costs, n_max=n_max, calibration=calibration)
 
@@ -122,6 +126,7 @@ class TreeController(Controller):
         ):
             levels = (0.0, *(self.costs.draft_cost(n) for n in range(1, MOST_WIDE + 1)))
             self._shapes = best_shapes(Grounds(by_rank(typical[:-1]), tuple(self._verify), levels, max_leaves))
+            self._n_levels = max(self._shapes, key=lambda shape: shape.rate).n_levels
             self._shaped_by = typical
         return self._shapes
 
@@ -154,10 +159,15 @@ class TreeController(Controller):
 
         cost: of the law of the child; n: nodes before it.
         """
-        rate, limit = step.plan.rate, step.tree.limit
-        first = step.first[parent + 1] and not step.tree.children[parent + 1]
-        again = 0.0 if first or n < 2 else (self._verify[n] - self._verify[1]) / (n - 1) + self._reread
+        rate, limit, is_sibling = step.plan.rate, step.tree.limit, bool(step.tree.children[parent + 1])
+        again = 0.0
+        if n > 1 and (is_sibling or not step.first[parent + 1]):  # if it is accepted, it is computed again
+            again = (self._verify[n] - self._verify[1]) / (n - 1) + self._reread
         reach = step.left[parent + 1] * chance * max(1.0 - rate * again, 0.0)
+        if is_sibling:  # it also makes the rows of later levels more expensive
+            full = min(n + max(self._n_levels - step.level[parent + 1] - 1, 0), limit - 1)
+            if reach <= rate * (self._verify[full + 1] - self._verify[full]):
+                return False
         gain, typical, more = 0.0, self.calibration.typical, self._level_cost(step)
         for m in range(n + 1, limit + 1):
             gain += reach

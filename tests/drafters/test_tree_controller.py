@@ -46,7 +46,7 @@ def seen(parents: Sequence[int], path: Sequence[int]) -> Observation:
 def test_confidence_decides_between_width_and_depth() -> None:
     """A tree that is the same whether the draft is sure or not."""
     sure = grown(controller(RISING, typical=0.9), (0.99, 0.9))
-    doubtful = grown(controller(RISING), (0.35, 0.5, 0.3))
+    doubtful = grown(controller(RISING), (0.35, 0.9, 0.3))
     assert sure == list(range(-1, len(sure) - 1)), "nothing is left for a sibling"
     assert doubtful.count(-1) > 1
     assert len(sure) > max(doubtful) + 1, "a doubtful path ends earlier"
@@ -96,7 +96,7 @@ def test_offered_nodes_are_taken_while_they_pay() -> None:
 def test_each_rank_learns_from_the_nodes_that_were_judged() -> None:
     """Siblings after the accepted one, and nodes below a rejected one, counted as rejected."""
     policy = controller()
-    parents = grown(policy, (0.35, 0.5, 0.3))
+    parents = grown(policy, (0.35, 0.9, 0.9))
     assert parents[:3] == [-1, -1, -1]
     at = [node for node, parent in enumerate(parents) if parent == 1]
     assert len(at) > 1
@@ -111,13 +111,13 @@ def test_each_rank_learns_from_the_nodes_that_were_judged() -> None:
 def test_siblings_that_are_never_right_are_drawn_no_more() -> None:
     """A tree of fixed shape for a pair whose draft is right the first time or never."""
     policy = controller(RISING)
-    assert grown(policy, (0.35, 0.5)).count(-1) == 2
+    assert grown(policy, (0.35, 0.9)).count(-1) == 2
     for _ in range(60):
-        parents = grown(policy, (0.35, 0.5))
+        parents = grown(policy, (0.35, 0.9))
         policy.observe(seen(parents, ()))
-        parents = grown(policy, (0.35, 0.5))
+        parents = grown(policy, (0.35, 0.9))
         policy.observe(seen(parents, (0,)))
-    assert grown(policy, (0.35, 0.5)).count(-1) == 1
+    assert grown(policy, (0.35, 0.9)).count(-1) == 1
 
 
 def test_a_draft_that_was_cut_teaches_nothing() -> None:
@@ -132,7 +132,7 @@ def test_the_same_answers_give_the_same_trees() -> None:
     """A decision from the clock: the same seed would give other texts."""
     one, other = controller(), controller()
     for step in range(30):
-        confidences = (0.3 + 0.02 * step, 0.5)
+        confidences = (0.3 + 0.02 * step, 0.9)
         parents = grown(one, confidences)
         assert grown(other, confidences) == parents
         path = (0,) if parents and step % 3 else ()
@@ -148,3 +148,9 @@ def test_the_first_probe_of_a_model_that_must_catch_up_comes_soon() -> None:
         policy.observe(seen((), ()))
         plan = policy.plan_tree(16, 8, lag=3000)
     assert plan.probe == PROBE_TOKENS
+
+
+def test_a_sibling_pays_for_the_row_it_adds_to_the_levels_to_come() -> None:
+    """Where four rows cost less than three, a sibling took the cheap row and left the dear one to the next level."""
+    jumpy: Points = ((1, 1.0), (2, 1.6), (3, 2.0), (4, 1.5), (5, 1.83), (6, 2.19), (16, 3.4))
+    assert grown(controller(jumpy, c=0.21), (0.7, 0.5))[:3] == [-1, 0, 1]
