@@ -125,14 +125,6 @@ class ForgetsRemoval(TokenVerifier):
         return q
 
 
-class NormalisesTwice(TokenVerifier):
-    """Divides q twice by what the earlier siblings leave of it."""
-
-    def law_after(self, q: Probs, sibling: int) -> Probs:
-        left = 1.0 - q.get(sibling, 0.0)
-        return {token: prob / left for token, prob in super().law_after(q, sibling).items()} if left > 0.0 else q
-
-
 class KeepsTarget(TokenVerifier):
     """Judges a sibling by p itself, not by what the rejected ones leave of it."""
 
@@ -177,15 +169,15 @@ def engine_with(verifier: TokenVerifier) -> type[Engine]:
 class BrokenDrafter(Watching):
     """A drafter whose drafts are changed by `change`."""
 
-    def __init__(self, drafter: Drafter, change: Callable[[Draft], Draft]) -> None:
+    def __init__(self, drafter: Drafter, change: Callable[[Draft, Chooser], Draft]) -> None:
         super().__init__(drafter, lambda seen: None)
         self._change = change
 
     def propose(self, tokens: Sequence[int], limit: int, params: SamplingParams, choose: Chooser) -> Draft:
-        return self._change(super().propose(tokens, limit, params, choose))
+        return self._change(super().propose(tokens, limit, params, choose), choose)
 
 
-def drops_unlikely(draft: Draft) -> Draft:
+def drops_unlikely(draft: Draft, choose: Chooser) -> Draft:
     """Cuts the draft before the first token that is not the most likely of q: its length depends on the draw."""
     if draft.probs is None:
         return draft
@@ -193,7 +185,7 @@ def drops_unlikely(draft: Draft) -> Draft:
     return Draft(draft.tokens[:n], draft.probs[:n] or None)
 
 
-def claims_another_law(draft: Draft) -> Draft:
+def claims_another_law(draft: Draft, choose: Chooser) -> Draft:
     """Reports a flat law instead of the one that the token was drawn from."""
     if draft.probs is None:
         return draft
@@ -202,6 +194,26 @@ def claims_another_law(draft: Draft) -> Draft:
         ids = q.support()
         flat.append(Distribution.on(ids, np.full(len(ids), 1.0 / len(ids))))
     return Draft(draft.tokens, tuple(flat))
+
+
+def draws_with_replacement(draft: Draft, choose: Chooser) -> Draft:
+    """Draws the last leaf among its siblings again, as if they were not there."""
+    if draft.probs is None or draft.parents is None:
+        return draft
+    leaf = max(node for node in range(len(draft.tokens)) if node not in draft.parents)
+    return replace(draft, tokens=(*draft.tokens[:leaf], choose.pick(draft.probs[leaf]), *draft.tokens[leaf + 1 :]))
+
+
+def normalises_twice(draft: Draft, choose: Chooser) -> Draft:
+    """Divides the law of a sibling twice by what its earlier siblings leave of it."""
+    if draft.probs is None or draft.parents is None:
+        return draft
+    laws = []
+    for node, (q, parent) in enumerate(zip(draft.probs, draft.parents, strict=True)):
+        taken = [draft.tokens[i] for i in range(node) if draft.parents[i] == parent]
+        ids, probs = q.without(*taken).items()
+        laws.append(Distribution.on(ids, probs / (1.0 - math.fsum(map(q.prob, taken)))))
+    return replace(draft, probs=tuple(laws))
 
 
 class OneNumberForAll:
@@ -302,7 +314,7 @@ class Fault:
     strategy: str = "draft-simple"  # `lookup` without a draft model
     rule: Rule = Rule.TOKEN
     needs_draft: bool = False  # lookups are rare point masses, which do not always show the fault
-    needs_tree: bool = False  # the target must evaluate trees
+    needs_tree: bool = False  # the target, and the draft if it is needed, must evaluate trees
     verifier: TokenVerifier | None = None  # the broken verifier of `parts`
 
 
@@ -313,11 +325,15 @@ def _rule(
     return Fault(name, section, parts, rule=rule, needs_draft=needs_draft, verifier=verifier)
 
 
+def _tree(fault: Fault) -> Fault:
+    return replace(fault, name=f"tree: {fault.name}", strategy="tree", needs_draft=True, needs_tree=True)
+
+
 def _block(name: str, verifier: TokenVerifier) -> Fault:
     return _rule(name, verifier, rule=Rule.BLOCK, needs_draft=True)
 
 
-def _drafts(name: str, change: Callable[[Draft], Draft]) -> Fault:
+def _drafts(name: str, change: Callable[[Draft, Chooser], Draft]) -> Fault:
     return Fault(name, "law", Parts(drafter=lambda drafter: BrokenDrafter(drafter, change)), needs_draft=True)
 
 
@@ -339,14 +355,21 @@ FAULTS = (
     _block("block: the residual is not weighted", UnweightedResidual()),
     _block("block: a rejected leaf takes its branch with it", LosesTheBranch()),
     _block("block: the weight stays after a rejection", WeightStays()),
+    _block("block: a rejection reduces the p of the first row", ResidualOfTheRoot()),
+    _tree(_rule("a rejected sibling stays in q", ForgetsRemoval())),
+    _tree(_rule("a rejected sibling leaves p as it is", KeepsTarget())),
+    _tree(_block("the row of a node is its sibling's", RowOfTheSibling())),
     _rule("match: draws again after a mismatch", MatchRedraws(), rule=Rule.MATCH),
     _drafts("a drawn token is dropped because it is unlikely", drops_unlikely),
     _drafts("q is not the law that was drawn from", claims_another_law),
+    _tree(_drafts("siblings are drawn with replacement", draws_with_replacement)),
+    _tree(_drafts("q of a sibling is normalised twice", normalises_twice)),
+    Fault("penalties do not see the tokens of the draft", "law", Parts(engine=PenaltiesWithoutPath), needs_draft=True),
     Fault("one random number drafts and verifies a token", "draws", Parts(choose=OneNumberForAll), needs_draft=True),
     _rule("greedy: every drafted token is accepted", AcceptsEverything(), section="greedy"),
     Fault("greedy: row i is taken for row i+1", "greedy", Parts(target=ShiftedRows), needs_draft=True),
     Fault("a rejected token stays in the target's KV", "kv", Parts(target=Leftover)),
     Fault("a rejected token stays in the draft's KV", "kv", Parts(draft=Leftover), needs_draft=True),
     Fault("the engine keeps one token too many", "kv", Parts(engine=Miscounting)),
-    Fault("trees: another branch stays in the target's KV", "kv", Parts(target=KeepsTheSibling), needs_tree=True),
+    Fault("tree: another branch stays in the target's KV", "kv", Parts(target=KeepsTheSibling), needs_tree=True),
 )

@@ -58,12 +58,14 @@ class Remembered(Passing):
     """A model that computes the logits after a text once: they are a function of the text alone.
 
     An enumeration can then read a text thousands of times, and its result is exact although the last bits of
-    llama.cpp's logits depend on the block size. `forget` frees the rows.
+    llama.cpp's logits depend on the block size. The wrapped model reads the paths of a tree as chains. `forget` frees
+    the rows.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
-        self._tokens: list[int] = []
+        self._tokens: list[int] = []  # by cell; after the pending token, nodes of a tree
+        self._lines: list[tuple[int, ...]] = []  # the text through the pending token of the last eval, and each node
         self._held: list[int] = []  # tokens in the KV of the wrapped model
         self._rows: dict[tuple[int, ...], FloatArray] = {}
 
@@ -84,17 +86,31 @@ class Remembered(Passing):
         self._tokens.extend(tokens)
 
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        text = (*self._tokens, *tokens)
-        rows = np.stack(self._after(text, len(self._tokens)))
-        rows.setflags(write=False)
+        self._lines = [(*self._tokens, tokens[0])]
+        self._tokens.append(tokens[0])
+        return self._add(tokens[1:], range(-1, len(tokens) - 2) if parents is None else parents, with_pending=True)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        return self._add(tokens, parents)
+
+    def _add(self, tokens: Sequence[int], parents: Sequence[int], *, with_pending: bool = False) -> FloatArray:
+        """Appends nodes and returns their rows."""
+        n_known = 0 if with_pending else len(self._lines)
+        for token, parent in zip(tokens, parents, strict=True):
+            self._lines.append((*self._lines[parent + 1], token))
         self._tokens.extend(tokens)
+        new = self._lines[n_known:]
+        for line in sorted(new, key=len, reverse=True):  # a path in one pass
+            self._after(line, len(self._lines[0]) - 1)
+        rows = np.stack([self._rows[line] for line in new])
+        rows.setflags(write=False)
         return rows
 
     def truncate(self, length: int) -> None:
         del self._tokens[length:]
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        del self._tokens[length + len(path) :]
+        self._tokens[length:] = [self._tokens[length + node] for node in path]
 
     def row(self, text: Sequence[int]) -> FloatArray:
         """The logits after `text`.  (V,)"""
@@ -137,14 +153,27 @@ class Undecided(Passing):
     too good.
     """
 
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self._at: list[int] = []  # positions of the last eval's pending token and of the nodes after it
+
     def eval(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> FloatArray:
-        start = self.length
-        rows = np.array(self.model.eval(tokens, parents))
-        for i, token in enumerate(tokens):
-            if (start + i + token) % 3:
-                best = np.argpartition(rows[i], -3)[-3:]
-                first, second, third = best[np.argsort(-rows[i, best], kind="stable")]
-                rows[i, [first, second, third]] = rows[i, [second, third, first]]
+        self._at = [self.length]
+        rows = super().eval(tokens, parents)
+        return self._changed(rows, tokens, range(-1, len(tokens) - 2) if parents is None else parents)
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        return self._changed(super().grow(tokens, parents), tokens, parents)
+
+    def _changed(self, rows: FloatArray, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+        for parent in parents:
+            self._at.append(self._at[parent + 1] + 1)
+        rows = np.array(rows)
+        for row, token, at in zip(rows, tokens, self._at[-len(tokens) :], strict=True):
+            if (at + token) % 3:
+                best = np.argpartition(row, -3)[-3:]
+                first, second, third = best[np.argsort(-row[best], kind="stable")]
+                row[[first, second, third]] = row[[second, third, first]]
         return rows
 
 

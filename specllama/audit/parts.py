@@ -14,6 +14,7 @@ from specllama.core.sampling import RandomChooser, SamplingParams
 from specllama.core.types import Cancel, Chooser, Draft, Drafter, LanguageModel, Observation, Rule
 from specllama.drafters import REGISTRY, DraftSettings
 from specllama.drafters.length import DraftLength
+from specllama.drafters.shape import FixedShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,14 @@ class AuditSubject:
         ]
 
     def drafter(self, strategy: str, draft: LanguageModel | None, n_max: int) -> Drafter:
-        # It drafts in the first step, which elsewhere has no draft: the law of that step is enumerated.
+        # It drafts in the first step, which elsewhere has no draft: the law of that step is enumerated. Two children a
+        # node: the best tree of few nodes is a chain.
         settings = replace(
             self.drafting,
             length=DraftLength(n_max),
             vocab_size=self.target.vocab_size,
             n_leaves=self.target.caps.max_leaves,
+            tree=FixedShape([(node - 2) // 2 for node in range(n_max)]),
             n_at_once=sys.maxsize,
         )
         return self.parts.drafter(REGISTRY[strategy].make(draft, settings))

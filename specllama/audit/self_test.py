@@ -25,16 +25,18 @@ from specllama.drafters import DraftSettings
 MOST = AuditEffort(
     n_prompts=4, n_tokens=8, n_contexts=12, most_branches=600, n_enumerated=2, n_draws=1500, n_runs=4, n_steps=6
 )
-# Three tokens in a law: with few branches every context can have drafts of two tokens.
-PARAMS = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
+# Three tokens in a law: with few branches every context can have drafts of two tokens. The penalty counts tokens, so
+# that those of a draft matter also if the text has them already.
+PARAMS = SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, frequency_penalty=0.5)
 
 
 def faults_for(subject: AuditSubject) -> tuple[Fault, ...]:
-    """The faults that this pair can show; fewer without a draft model, or with a target for chains."""
-    shown = [fault for fault in FAULTS if subject.target.caps.tree or not fault.needs_tree]
-    if subject.draft is not None:
-        return tuple(shown)
-    return tuple(replace(fault, strategy="lookup") for fault in shown if not fault.needs_draft)
+    """The faults that this pair can show; fewer without a draft model, or with models for chains."""
+    target, draft = subject.target, subject.draft
+    shown = [fault for fault in FAULTS if target.caps.tree or not fault.needs_tree]
+    if draft is None:
+        return tuple(replace(fault, strategy="lookup") for fault in shown if not fault.needs_draft)
+    return tuple(fault for fault in shown if draft.caps.tree or not (fault.needs_tree and fault.needs_draft))
 
 
 class _FaultBench:

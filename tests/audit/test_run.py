@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -16,16 +17,17 @@ from specllama.audit import self_test as audit_self_test
 from specllama.audit.faults import FAULTS, Fault, Miscounting
 from specllama.audit.kv import Along
 from specllama.audit.law import END, Distance, distance
-from specllama.audit.models import Recorded, Remembered, again, n_dropped
+from specllama.audit.models import Recorded, Remembered, Undecided, again, n_dropped
 from specllama.audit.parts import AuditEffort, AuditPrompt, AuditSubject, Combination, Parts
 from specllama.audit.reference import target_law
 from specllama.audit.report import KV_BOUND, LAW_BOUND, AuditReport, LawRow
 from specllama.audit.sampling import AuditedContext
+from specllama.base.errors import DraftLawError
 from specllama.cli.audit.view import markdown
 from specllama.core.arrays import FloatArray
 from specllama.core.distribution import Distribution
 from specllama.core.sampling import SamplingParams, law
-from specllama.core.types import Draft, Observation, Rule, Verdict, room_after
+from specllama.core.types import Caps, Draft, Observation, Rule, Verdict, room_after
 from specllama.drafters import DraftSettings
 from specllama.drafters.length import DraftLength
 from tests.exact.harness import agreeing
@@ -50,7 +52,7 @@ def subject(table: Table | None = None, **changes: object) -> AuditSubject:
         draft=FakeModel(agreeing(table, N_VOCAB, 7), N_VOCAB, 600, ends),
         prompts=PROMPTS,
         params=SamplingParams(temperature=1.0, top_k=3, min_p=0.02),
-        strategies=("draft-simple", "lookup", "chain"),
+        strategies=("draft-simple", "lookup", "chain", "tree"),
         rules=tuple(Rule),
         drafting=DraftSettings(length=DraftLength(4)),
         seed=3,
@@ -81,7 +83,7 @@ def test_a_correct_program_passes(healthy: AuditReport) -> None:
     assert healthy.passed, healthy.bugs
     assert not healthy.partial
     assert {(row.strategy, row.rule) for row in healthy.laws} == {
-        (strategy, rule.value) for strategy in ("draft-simple", "lookup", "chain") for rule in Rule
+        (strategy, rule.value) for strategy in ("draft-simple", "lookup", "chain", "tree") for rule in Rule
     }
     assert all(row.n_contexts == 2 and row.n_open == 2 for row in healthy.laws)
     assert all(row.n_drafted_in >= 1 and row.longest >= 2 for row in healthy.laws)
@@ -119,7 +121,9 @@ def test_the_settings_and_the_pair_hide_no_fault(monkeypatch: pytest.MonkeyPatch
 def test_a_broken_program_does_not_pass(fault: Fault) -> None:
     """Prevents: faults that the self-test catches and the audit itself does not."""
     broken = subject(parts=fault.parts, strategies=(fault.strategy,), rules=(fault.rule,))
-    assert not report_of(broken, replace(LEAST, n_draws=500 if fault.section == "draws" else 1)).passed
+    effort = replace(LEAST, n_draws=500 if fault.section == "draws" else 1, n_contexts=6 if fault.needs_tree else 2)
+    with suppress(DraftLawError):  # a draft that the engine refuses is no answer
+        assert not report_of(broken, effort).passed
 
 
 def test_a_fault_without_a_comparison_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +283,44 @@ def test_a_remembered_model_reads_every_text_once() -> None:
     assert np.array_equal(model.row((0, 5, 1)), table((0, 5, 1)))
     model.forget()
     assert np.array_equal(model.row((0, 1, 2)), table((0, 1, 2)))
+
+
+def test_a_remembered_model_has_the_rows_of_every_path_of_a_tree() -> None:
+    """Prevents: a row of another branch, or a text that goes on from a node that was not kept."""
+    table = RandomTable(N_VOCAB, 3)
+    inner = FakeModel(table, N_VOCAB)
+    model = Remembered(inner)
+    model.feed((0,))
+    rows = [*model.eval((1, 2, 3), (-1, -1)), *model.grow((4, 5), (1, 0)), *model.grow((2,), (2,))]
+    texts = [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 3, 4), (0, 1, 2, 5), (0, 1, 3, 4, 2)]
+    assert np.array_equal(rows, [table(text) for text in texts])
+    assert model.length == 7
+    model.keep(2, (1, 2))
+    assert np.array_equal(model.eval((0, 5)), [table((0, 1, 3, 4, 0)), table((0, 1, 3, 4, 0, 5))])
+    assert np.array_equal(model.grow((1,), (-1,))[0], table((0, 1, 3, 4, 0, 1)))
+    model.truncate(4)
+    assert np.array_equal(model.eval((1,))[0], table((0, 1, 3, 4, 1)))
+
+
+def test_an_undecided_draft_changes_a_row_by_its_text() -> None:
+    """Prevents: the rows of a tree changed otherwise than those of the same path as a chain."""
+    table = RandomTable(N_VOCAB, 5)
+    tree, chain = (Undecided(FakeModel(table, N_VOCAB)) for _ in range(2))
+    rows = [*tree.eval((0, 1, 2), (-1, -1)), *tree.grow((3, 4), (1, 2))]
+    assert np.array_equal([rows[0], rows[2], rows[3], rows[4]], chain.eval((0, 2, 3, 4)))
+
+
+def test_faults_of_trees_are_left_out_where_a_model_evaluates_none() -> None:
+    """Prevents: a fault that is not caught because the pair drafts chains."""
+    both, target, none = (
+        {fault.name for fault in audit_self_test.faults_for(what) if fault.needs_tree}
+        for what in (
+            subject(),
+            subject(draft=FakeModel(RandomTable(N_VOCAB, 7), N_VOCAB, caps=Caps())),
+            subject(target=FakeModel(RandomTable(N_VOCAB, 1), N_VOCAB, caps=Caps())),
+        )
+    )
+    assert both > target > none == set()
 
 
 def test_a_recorded_kv_is_made_again_without_what_was_dropped() -> None:

@@ -7,24 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TypeAlias
 
-from specllama.audit.faults import (
-    FAULTS,
-    ForgetsRemoval,
-    KeepsTarget,
-    LosesTheBranch,
-    NormalisesTwice,
-    ResidualOfTheRoot,
-    RowOfTheSibling,
-    UnclippedWeight,
-    UnweightedResidual,
-    WeightStays,
-)
-from specllama.audit.rules import RULES
+from specllama.audit.faults import FAULTS, Fault
+from specllama.audit.rules import RULES, Probs, TokenVerifier
 from specllama.base.errors import SpecllamaError
 from specllama.core.types import Chooser, Draft, Rule
 from specllama.core.verification import verify
 from tests.enumeration import tv
-from tests.exact.harness import PLAIN, Pair, random_pair
+from tests.exact.harness import REPEAT, Pair, random_pair
 from tests.exact.loop import P, Q, Verifier, drawn_trees, emitted_law, plain_law
 from tests.fakes import History, Laws, Script, always, dense, drawn_chain, points, random_laws
 
@@ -90,6 +79,14 @@ def one_token(verifier: Verifier, script: Script | None = None) -> Case:
     return loop_case(verifier, p=always(P), script=script or drawn_chain(always(Q), 1), n_tokens=1)
 
 
+class NormalisesTwice(TokenVerifier):
+    """Divides q twice by what the earlier siblings leave of it."""
+
+    def law_after(self, q: Probs, sibling: int) -> Probs:
+        left = 1.0 - q.get(sibling, 0.0)
+        return {token: prob / left for token, prob in super().law_after(q, sibling).items()} if left > 0.0 else q
+
+
 def drops_low_q(tokens: History, limit: int, choose: Chooser) -> Draft:
     """Draws, then drops the token because its q is below .3: the length is decided after the draw."""
     draft = drawn_chain(always(Q), 1)(tokens, limit, choose)
@@ -110,7 +107,8 @@ SOFT = (0.6, 0.3, 0.1)  # a soft law beside an argmax draft
 TOP_TWO = (0.0, 0.25 / 0.85, 0.6 / 0.85)  # Q after top-k = 2
 IMPOSSIBLE: Laws = always((0.6, 0.4, 0.0))  # a target that never says token 2
 # p after the rejection of token 2 has two tokens and is not below q, whichever mistake is made with q.
-SIBLINGS = {"script": drawn_trees(always((0.2, 0.28, 0.52)), 2), "p": always(P), "n_tokens": 1}
+SIBLINGS = {"script": drawn_trees(always((0.2, 0.28, 0.52)), 2), "p": always(P), "n_tokens": 2}
+BRANCHES = {"script": drawn_trees(random_laws(3, 74), 2, 1), "n_tokens": 2}
 
 
 PAIR = random_pair(81)
@@ -120,7 +118,7 @@ TREES = replace(PAIR, tree=(-1, -1, 0))
 @cache
 def engine_case(pair: Pair) -> Case:
     """The law of the whole answer, of the engine and of the reference."""
-    return Case(lambda: pair.engine_law(PLAIN, 3), lambda: pair.plain_law(PLAIN, 3))
+    return Case(lambda: pair.engine_law(REPEAT, 3), lambda: pair.plain_law(REPEAT, 3))
 
 
 def loop_fault(name: str, wrong: Verifier, rule: Rule = Rule.TOKEN, **case: object) -> SeededFault:
@@ -128,34 +126,33 @@ def loop_fault(name: str, wrong: Verifier, rule: Rule = Rule.TOKEN, **case: obje
     return SeededFault(name, loop_case(RULES[rule], **case), loop_case(wrong, **case))  # type: ignore[arg-type]
 
 
+def by_rule(fault: Fault) -> bool:
+    """Is it a fault of a verification alone?"""
+    return fault.verifier is not None and fault.section == "law"
+
+
+def drafts_for(fault: Fault) -> dict[str, object]:
+    """The drafts that show it."""
+    if fault.needs_tree:
+        return SIBLINGS if fault.rule is Rule.TOKEN else BRANCHES
+    return {"n_tokens": 2 if fault.rule is Rule.MATCH else 3}  # matching draws at every row, so its branches multiply
+
+
 SEEDED = [
     # The catalogue of the audit: each rule of verification.
+    *(loop_fault(fault.name, fault.verifier, fault.rule, **drafts_for(fault)) for fault in FAULTS if by_rule(fault)),
     *(
-        # Matching draws at every row, so its branches multiply.
-        loop_fault(fault.name, fault.verifier, fault.rule, n_tokens=2 if fault.rule is Rule.MATCH else 3)
+        loop_fault(f"on a tree, {fault.name}", fault.verifier, fault.rule, **BRANCHES)
         for fault in FAULTS
-        if fault.verifier is not None and fault.section == "law"
+        if by_rule(fault) and fault.rule is Rule.BLOCK and not fault.needs_tree
     ),
-    # What an audit cannot see: it draws chains, never at the edge of a probability, from a draft that knows its law.
+    # What an audit cannot see: it draws never at the edge of a probability, and from a draft that knows its law.
     SeededFault(
         "accept with u < p/q, never <=",
         loop_case(verify, p=IMPOSSIBLE, script=drawn_chain(always(Q), 1), n_tokens=1),
         loop_case(verify, p=IMPOSSIBLE, script=drawn_chain(always(Q), 1), n_tokens=1, closed=True),
     ),
-    loop_fault("a rejected sibling leaves q", ForgetsRemoval(), **SIBLINGS),
-    loop_fault("a rejected sibling leaves q once", NormalisesTwice(), **SIBLINGS),
-    loop_fault("a rejected sibling leaves the residual to the next", KeepsTarget(), **SIBLINGS),
-    *(
-        loop_fault(f"on a tree: {name}", wrong, Rule.BLOCK, script=drawn_trees(random_laws(3, 74), 2, 1), n_tokens=2)
-        for name, wrong in (
-            ("the row of the sibling", RowOfTheSibling()),
-            ("the residual of the root", ResidualOfTheRoot()),
-            ("the weight stays", WeightStays()),
-            ("weights above 1", UnclippedWeight()),
-            ("the residual is not weighted", UnweightedResidual()),
-            ("a leaf takes its branch with it", LosesTheBranch()),
-        )
-    ),
+    loop_fault("q of a sibling is normalised once", NormalisesTwice(), **SIBLINGS),
     SeededFault(
         "lengths are decided before the draw",
         one_token(verify),
