@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,11 +101,15 @@ def watch() -> Watch:
 def file_size_limit(n_bytes: int) -> Iterator[None]:
     """No file can grow beyond `n_bytes`, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.MonkeyPatch.context() as patch:
+        # Python keeps byte code that was cut, and every later import of it fails.
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def make_wheel(folder: Path, n: int, data: bytes, source: WheelSource = SOURCE) -> Path:

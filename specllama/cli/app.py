@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -50,6 +51,7 @@ COMMANDS = {
 CONFIGURED = ("run", "chat")  # other commands measure, with options that a report must name
 
 
+@cache  # typer takes tens of milliseconds for a command's options, and the message of a wrong use needs them again
 def _load(name: str) -> Any:
     """Import the command `name`."""
     entry = COMMANDS[name]

@@ -28,6 +28,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, specllama: Run) -> Callable[[BaseEx
 
         monkeypatch.setitem(app.COMMANDS, "fail", app.LazyCommand(__name__, "fail", ""))
         monkeypatch.setattr(sys.modules[__name__], "fail", fail, raising=False)
+        app._load.cache_clear()  # of an earlier error
         return specllama("fail")
 
     return run

@@ -28,7 +28,7 @@ from specllama.drafters.length import AUTO_LENGTH, DraftLength
 Groups = dict[str, object]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def parse() -> Callable[..., Groups]:
     """The option groups that a command line makes."""
     seen: Groups = {}
@@ -46,10 +46,11 @@ def parse() -> Callable[..., Groups]:
 
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command(cls=CommandWithHelp)(command)
+    made = get_command(app)
 
     def run(*args: str) -> Groups:
         seen.clear()
-        get_command(app).main(list(args), prog_name="specllama", standalone_mode=False)
+        made.main(list(args), prog_name="specllama", standalone_mode=False)
         return dict(seen)
 
     return run
